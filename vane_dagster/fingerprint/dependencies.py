@@ -55,7 +55,7 @@ class DependencyWalk:
         self._whole: set[str] = set()
         self._packages: set[str] = set()  # packages whose modules all count
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
-        self._given: set[str] = set()  # what names of libraries stand for that are used as objects
+        self._given: set[str] = set()  # what imported names stand for that are used as objects
         self._computed_imports: list[tuple[Module, CodeIdentityError]] | None = None
         self._own_units: set[int] = set()
 
@@ -99,6 +99,8 @@ class DependencyWalk:
         while self._waiting:
             module, name, is_object = self._waiting.popleft()
             units = self.finder.source(str(module.path)).binding(name)
+            if is_object:
+                self._given.update(path for unit in units for path in unit.imported)
             is_object = is_object or len(units) != 1 or not units[0].is_import
             if self._seen.get((module.name, name)) in (True, is_object):
                 continue
@@ -219,7 +221,7 @@ class DependencyWalk:
         names |= {(each, EVERY) for each in walk._whole}
         # Statements that only change a name count by themselves.
         made = [each for each in walk.units if each is unit or each.bound]
-        uses = walk._given.union(*(each.uses for each in made))
+        uses = walk._given.union(unit.imported, *(each.uses for each in made))
         return Reach(
             frozenset(names),
             frozenset(use for use in uses if not self.finder.is_own(use)),
@@ -258,8 +260,6 @@ class DependencyWalk:
             self._computed_imports.append((module, error))
         for ref in scan.imports:
             targets = list(self.finder.targets(module, ref))
-            if is_object and all(target.module is None for target in targets):
-                self._given.add(f"{ref.module}.{ref.name or ''}".rstrip("."))
             for target in targets:
                 self._target(module, target, ref, is_object)
             if ref.guarded:  # an error in what it runs decides what else runs
@@ -332,6 +332,7 @@ class DependencyWalk:
         unit = self.finder.source(module.path).whole
         self._facts[f"module {module.label}"] = unit.digest
         self._walked[id(unit)] = (module, unit)
+        self._given |= unit.imported
         self._follow(module, unit.scan)
 
     def _follow_import(self, name: str) -> None:

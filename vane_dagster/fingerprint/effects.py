@@ -166,7 +166,6 @@ class Effects:
         self._finder, self._is_used, self._find_reach = finder, is_used, reach
         self.lists_subclasses = False
         self._declared: dict[Name, bool] = {}
-        self._reached: dict[tuple[int, ...], Reach] = finder.reached
 
     def counting(self, module: Module, unit: SymbolSource) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""
@@ -202,10 +201,11 @@ class Effects:
     ) -> Reach:
         """Return what is named by acts of a statement, or by the statement itself."""
         key = (id(unit), nodes is None, *(id(act.node) for act in acts))
-        if key not in self._reached:
+        reached: dict[tuple[int, ...], Reach] = self._finder.reached
+        if key not in reached:
             executed = [act.executed for act in acts] if nodes is None else nodes
-            self._reached[key] = self._find_reach(module, executed)
-        return self._reached[key]
+            reached[key] = self._find_reach(module, executed)
+        return reached[key]
 
     def _acting(
         self, module: Module, unit: SymbolSource, acts: Sequence[Act]
@@ -258,8 +258,8 @@ class Effects:
 
 
 def _assigned(unit: SymbolSource) -> Sequence[ast.expr | None]:
-    """Return the expressions that an assignment assigns; None of another statement."""
+    """Return the expressions that an assignment assigns, but constants; else None."""
     node = unit.nodes[-1]
     value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
     elements: Sequence[ast.expr | None] = getattr(value, "elts", [value])
-    return elements or [None]
+    return [each for each in elements if not isinstance(each, ast.Constant)] or [None]

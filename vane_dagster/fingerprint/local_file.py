@@ -125,11 +125,6 @@ class FileContent:
     record: bytes = field(repr=False)
     blobs: tuple[Blob, ...] = field(repr=False)
 
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(blob.size for blob in self.blobs)
-
 
 @known_keywords("vd.local_file")
 def local_file(path: str | os.PathLike[str]) -> Any:

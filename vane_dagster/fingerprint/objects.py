@@ -34,8 +34,7 @@ _WRAPPERS: Mapping[Any, tuple[str, ...]] = {
     functools.partialmethod: ("func", "args", "keywords"),
     functools.cached_property: ("func",),
 }
-_NAMEDTUPLE = vars(collections.namedtuple("_", "x"))
-_NAMEDTUPLE_DETAILS = _NAMEDTUPLE.keys() - {"_fields", "_field_defaults"}
+_TUPLE_DETAILS = vars(collections.namedtuple("_", "x")).keys() - {"_fields", "_field_defaults"}
 # The modules of classes that `make_dataclass` and `create_model` create for other modules.
 _MAKERS = ("types", "pydantic.main", "pydantic.root_model")
 _FIELD_DETAILS = (
@@ -280,7 +279,7 @@ def _members(cls: type, body: Set[str]) -> Iterator[tuple[str, Any]]:
     if "__slots__" in body and "__slots__" in members:
         yield "__slots__", members["__slots__"]
     if issubclass(cls, tuple) and "_fields" in members:
-        skipped |= _NAMEDTUPLE_DETAILS | set(members["_fields"])
+        skipped |= _TUPLE_DETAILS | set(members["_fields"])
     docstring = members.get("__doc__")
     if "__doc__" in body and isinstance(docstring, str) and not dataclasses.is_dataclass(cls):
         yield "__doc__", docstring

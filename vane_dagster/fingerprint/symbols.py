@@ -60,13 +60,21 @@ class SymbolSource:
         return tuple(acts(self.nodes[-1]))
 
     @cached_property
+    def imported(self) -> frozenset[str]:
+        """The paths that the statements import."""
+        refs = self.scan.imports
+        return frozenset(
+            f"{'.' * ref.level}{ref.module}.{ref.name or ''}".rstrip(".") for ref in refs
+        )
+
+    @cached_property
     def uses(self) -> frozenset[str]:
         """The paths that the statements name; the modules alone whose attributes they set."""
         nodes = [node for each in self.nodes for node in ast.walk(each)]
         changed = (node for node in nodes if isinstance(node, ast.Attribute))
         stored = [node for node in changed if not isinstance(node.ctx, ast.Load)]
         found = (path for node in stored for path in paths(node) if isinstance(path, Imported))
-        return self.scan.paths.union(path.partition(".")[0] for path in found)
+        return self.scan.paths.union(path.partition(".")[0] or path for path in found)
 
     @property
     def texts(self) -> frozenset[str]:

@@ -71,7 +71,7 @@ def test_a_relative_path_is_that_of_the_declaration(weights, monkeypatch):
     file = vd.local_file("model.pt")
     monkeypatch.chdir("/")
     assert file.path == str(weights)
-    assert file.content().size == 7
+    assert file.content().blobs[0].size == 7
 
 
 def mapped(batch, nested):
