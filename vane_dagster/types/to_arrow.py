@@ -27,7 +27,6 @@ from vane_dagster.types.tensors import (
     nested,
     row_shape,
     stacked,
-    storage_type,
     with_null_rows,
 )
 
@@ -165,7 +164,7 @@ def _from_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
             return _from_arrays(rows, kind)
         rows = [row.tolist() if isinstance(row, np.ma.MaskedArray) else row for row in rows]
     if is_tensor(kind):
-        return _tensors_from_lists(rows, kind)
+        return _inferred(rows, kind.value_type) if first is not None else pa.nulls(len(rows), kind)
     if records:
         return _nested_rows(rows, kind, closed)
     return _inferred(rows, kind)
@@ -262,8 +261,9 @@ def _exact(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
 
     It cuts fractions off for integers, drops time zones, and reads numbers as times, for example.
     """
-    if is_list(kind) and is_list(found):
-        value = kind.value_field.with_type(_exact(kind.value_type, found.value_type))
+    if is_list(found):
+        inner = kind.value_field if is_list(kind) else pa.field("item", kind)  # or a tensor's
+        value = inner.with_type(_exact(inner.type, found.value_type))
         return pa.list_(value, kind.list_size if pa.types.is_fixed_size_list(kind) else -1)
     exact = (
         pa.types.is_null(found)
@@ -271,11 +271,11 @@ def _exact(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
         or (pa.types.is_binary(found) and pa.types.is_fixed_size_binary(kind))
     )
     if pa.types.is_decimal128(found):  # with as many digits as the first values have
-        return pa.decimal128(_MAX_DIGITS, found.scale)
+        return pa.decimal128(MAX_DIGITS, found.scale)
     return kind if exact else found
 
 
-_MAX_DIGITS = 38
+MAX_DIGITS = 38
 
 
 def _checked_times(rows: Iterable[Any], found: pa.DataType) -> pa.DataType:
@@ -316,18 +316,6 @@ def _from_arrays(rows: list[Any], kind: pa.DataType) -> pa.Array:
         shapes = list(dict.fromkeys(row.shape for row in rows if row is not None))
         raise ValueError(f"rows have the shapes {names(shapes)}; expected one shape")
     return _inferred([None if row is None else row.tolist() for row in rows], kind)
-
-
-def _tensors_from_lists(rows: list[Any], kind: pa.DataType) -> pa.Array:
-    """Convert nested lists to tensors, or flat lists, which are Arrow's values of a tensor."""
-    row, depth = next((row for row in rows if row is not None), ()), 0
-    while isinstance(row, (list, tuple, np.ndarray)):
-        depth += 1
-        row = row[0] if len(row) else None
-    lists = kind.value_type
-    for size in reversed(kind.shape):
-        lists = pa.list_(lists, size)
-    return _inferred(rows, storage_type(kind) if depth == 1 else lists)
 
 
 def _nested_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:

@@ -14,13 +14,11 @@ from vane_dagster.types.kinds import mapped
 from vane_dagster.types.records import fields_of, has_fields
 from vane_dagster.types.schema import merged_types, plain_type, schema_record
 from vane_dagster.types.tensors import is_element, stacked, tensor
-from vane_dagster.types.to_arrow import as_column
+from vane_dagster.types.to_arrow import MAX_DIGITS, as_column
 from vane_dagster.worker.kept_values import kept
 from vane_dagster.worker.protocol import CallUdf, Work
 from vane_dagster.worker.results import result_columns
 from vane_dagster.worker.row_results import RowResults
-
-_MAX_DIGITS = 38
 
 
 def result_types(result: Any, op: CallUdf, work: Work) -> pa.Schema:
@@ -120,4 +118,4 @@ def _array_type(values: Any) -> pa.DataType:
 
 def _with_room(kind: pa.DataType) -> pa.DataType:
     """Return a type with decimals of all digits: Arrow infers as many as the first values have."""
-    return pa.decimal128(_MAX_DIGITS, kind.scale) if pa.types.is_decimal128(kind) else kind
+    return pa.decimal128(MAX_DIGITS, kind.scale) if pa.types.is_decimal128(kind) else kind

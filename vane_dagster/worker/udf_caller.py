@@ -205,10 +205,10 @@ class _TableCalls:
                         # It must not be blamed for a server that the call before it has ended.
                         await self._beside(self._await_servers, time.monotonic())
                         began = time.monotonic()
-                        answer = await self._called_in_turn(step.batch, single)
+                        answer = await self._called(step.batch, single)
                 else:
                     began = time.monotonic()
-                    answer = await self._called_in_turn(step.batch, room)
+                    answer = await self._called(step.batch, room)
         except StopIteration as stop:
             return cast(BatchOutcome, stop.value)
         return None
@@ -238,29 +238,27 @@ class _TableCalls:
             raise UnhealthyModelError(ConnectionError(SERVER_MOVED), rows=False)
         return not was_ready
 
-    async def _called_in_turn(self, batch: pa.Table, room: Room) -> Answer:
-        if self.op.contract.by_row:  # each row takes room of its own
-            return await self._called(batch, room)
-        async with room:
-            return None if self.revoked() else await self._called(batch, room)
-
     async def _called(self, batch: pa.Table, room: Room) -> Answer:
         """Call the user's code with a batch; return its rows, or the error that it raised."""
-        self.calls += 1
-        calls = self._answered(batch, room)
-        answer: Answer
-        if self.op.contract.by_row:
-            answer = await calls
-        elif self.op.is_async:
-            answer = await within(self.op.policy.timeout_s, calls)
-        else:
-            with deadline(self.op.policy.timeout_s):
+        by_row = self.op.contract.by_row  # each row takes room of its own
+        async with contextlib.nullcontext() if by_row else room:
+            if self.revoked():
+                return None
+            self.calls += 1
+            calls = self._answered(batch, room)
+            answer: Answer
+            if by_row:
                 answer = await calls
-        if isinstance(answer, UnhealthyModelError):
-            raise answer
-        if not isinstance(answer, pa.Table) and answer is not None:
-            await self._beside(self.caller.health.check, False, True)
-        return answer
+            elif self.op.is_async:
+                answer = await within(self.op.policy.timeout_s, calls)
+            else:
+                with deadline(self.op.policy.timeout_s):
+                    answer = await calls
+            if isinstance(answer, UnhealthyModelError):
+                raise answer
+            if not isinstance(answer, pa.Table) and answer is not None:
+                await self._beside(self.caller.health.check, False, True)
+            return answer
 
     async def _answered(self, batch: pa.Table, room: Room) -> Answer:
         """Return the rows of a call, or its error, including its own cancellation."""

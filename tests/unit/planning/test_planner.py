@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from support.arguments import grouped
 from support.data import write_source
 from support.plans import docs, double, keys, missing, plan, settle, source, triple
 from vane_dagster.engine.executor import _ship_files, edited
@@ -271,21 +270,19 @@ def test_stages_with_other_numbers_of_calls_in_flight_share_workers():
     assert len(found) == 1
 
 
-def test_a_synchronous_method_shares_the_workers_of_an_async_one():
-    def pools(**now: Any) -> list[Any]:
+def test_synchronous_and_async_methods_have_workers_of_their_own():
+    def pools() -> list[Any]:
         pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
         schema = {"n": "BIGINT"}
         stages = [
-            pipeline.map_batches("now", Later().now, schema=schema, **grouped(now)),
+            pipeline.map_batches("now", Later().now, schema=schema),
             pipeline.map_batches("later", Later, schema=schema),
             pipeline.map_batches("other", Now, schema=schema),
         ]
-        assert [stage.spec.slots for stage in stages] == [2, 2, 1]
+        assert [stage.spec.slots for stage in stages] == [1, 2, 1]
         return [pool_identity(pipeline, stage.spec) for stage in stages]
 
     now, later, _ = pools()
-    assert now == later
-    now, later, _ = pools(env_vars=["HOME"])
     assert now != later
 
 

@@ -253,7 +253,7 @@ WRONG = {
     "text": (np.full((2, 2, 3), "a"), "found string as elements. Return array.astype("),
     "bools": (np.ones((2, 2, 3), bool), "found bool as elements. Return array.astype("),
     "a null inside": ([[[1, 2, 3], None]] * 2, "a list inside a row is null"),
-    "short lists": ([[[1, 2], [3, 4]]] * 2, "found list of list"),
+    "short lists": ([[[1, 2], [3, 4]]] * 2, "with values that do not fit"),
     "other depth": (pa.array([[[[1.0]]]] * 2), "lists have 3 dimensions, not 2"),
     "other tensors": (pa.nulls(2, vd.tensor("float32", (3, 2))), "shape (3, 2), not (2, 3)"),
     "strings": (["a", "b"], "found list of str"),
