@@ -31,10 +31,3 @@ def remove_damaged(state: RunState, partition: int, fault: Fault) -> int | None:
                 state.emit(Noticed(text))
                 return fragment
     return None
-
-
-def fail_damaged(state: RunState) -> None:
-    """Fail the partitions with removed parts."""
-    for (index, _), error in state.damaged.items():
-        for stage in state.unfinished(index):
-            state.fail(index, stage, error)

@@ -12,7 +12,6 @@ from vane_dagster.compute.api import IO_WORKERS, Backend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims, NoClaims
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.engine.damaged_parts import fail_damaged
 from vane_dagster.engine.preflight import Checked, PreflightFinding, check_all, refuse
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
@@ -71,7 +70,7 @@ def execute(
             state.begin()
             if checked is not None and backend is not None:
                 _compute(backend, state, needed, checked, pools, cancelled, priority)
-                fail_damaged(state)
+                state.fail_damaged()
         finally:
             state.close()
     finally:

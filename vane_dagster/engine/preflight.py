@@ -161,24 +161,20 @@ def packed(
 
 def misplaced(
     pipeline: Pipeline, stages: Sequence[str], capacity: Capacity
-) -> list[PreflightFinding]:
+) -> Iterator[PreflightFinding]:
     """Find the stages that need a Ray cluster in a run without one."""
-    findings = []
     for stage in stages if not capacity.is_cluster else ():
         spec = pipeline[stage].spec
         if not spec.runs_udf or spec.workers.execution_backend is None or spec.on_driver:
             continue
         declared = spec.workers.execution_backend
-        findings.append(
-            PreflightFinding(
-                f"stage '{pipeline.name}/{stage}'",
-                f"declares execution_backend={declared!r}, but the compute resource of this run is "
-                "LocalCompute, which has no Ray cluster",
-                f'Write execution_backend="{declared.replace("ray", "subprocess")}", or leave it '
-                "out to compute where the resource says; or give the run a RayCompute",
-            )
+        yield PreflightFinding(
+            f"stage '{pipeline.name}/{stage}'",
+            f"declares execution_backend={declared!r}, but the compute resource of this run is "
+            "LocalCompute, which has no Ray cluster",
+            f'Write execution_backend="{declared.replace("ray", "subprocess")}", or leave it '
+            "out to compute where the resource says; or give the run a RayCompute",
         )
-    return findings
 
 
 def other_variables(
@@ -209,13 +205,12 @@ def missing_keys(
     stages: Sequence[str],
     capacity: Capacity,
     variables: Variables | None,
-) -> list[PreflightFinding]:
+) -> Iterator[PreflightFinding]:
     """Find the stages whose provider lacks its key in each worker that they may get.
 
     Nodes may differ: nothing is known of a cluster with several, or whose autoscaler may add some.
     """
     known = variables if len(capacity.nodes) == 1 and not capacity.adds_nodes else None
-    findings = []
     for stage in stages:
         spec = pipeline[stage].spec
         variable = spec.key_variable if spec.runs_udf else None
@@ -227,38 +222,25 @@ def missing_keys(
             is_sent = reaches and variable in spec.workers._env_vars
             reaches = is_sent or known is None or known.holds(variable)
         if not reaches:
-            findings.append(
-                PreflightFinding(
-                    f"stage '{pipeline.name}/{stage}'",
-                    f"{spec.udf.name} needs a key in the environment variable {variable!r}, which "
-                    "its workers do not have",
-                    fix,
-                )
+            yield PreflightFinding(
+                f"stage '{pipeline.name}/{stage}'",
+                f"{spec.udf.name} needs a key in the environment variable {variable!r}, which "
+                "its workers do not have",
+                fix,
             )
-    return findings
 
 
 def too_large(
-    pipeline: Pipeline,
-    stages: Sequence[str],
-    capacity: Capacity,
-) -> list[PreflightFinding]:
-    """Find the workers that do not fit where they belong even alone, with their stages."""
-    asked: dict[tuple[str, tuple[int, int], tuple[tuple[str, float], ...], bool], list[str]] = {}
-    for stage in stages:
-        spec = pipeline[stage].spec
-        if spec.runs_udf:
-            bundle = tuple(sorted(spec.bundle.items()))
-            needs = (spec.udf.name, spec.concurrency or (1, 1), bundle, spec.on_driver)
-            asked.setdefault(needs, []).append(stage)
-    findings = []
-    for (udf, workers, bundle, on_driver), who in asked.items():
-        place = capacity.of(on_driver)
-        if message := unsatisfiable(place, udf, workers, dict(bundle)):
-            where = f"stage{'s' * (len(who) > 1)} {names(f'{pipeline.name}/{s}' for s in who)}"
+    pipeline: Pipeline, stages: Sequence[str], capacity: Capacity
+) -> Iterator[PreflightFinding]:
+    """Find the stages whose workers do not fit where they belong even alone."""
+    for spec in (pipeline[stage].spec for stage in stages):
+        if not spec.runs_udf:
+            continue
+        place, needs = capacity.of(spec.on_driver), (spec.udf.name, spec.concurrency or (1, 1))
+        if message := unsatisfiable(place, *needs, spec.bundle):
             fix = _BESIDE_CLUSTER if place is not capacity else ""
-            findings.append(PreflightFinding(where, message, fix))
-    return findings
+            yield PreflightFinding(f"stage '{pipeline.name}/{spec.name}'", message, fix)
 
 
 def _written(plan: RunPlan, stages: Sequence[str], store: Store) -> list[tuple[str, Location]]:

@@ -177,15 +177,17 @@ class RunState:
         self._commit_complete(index + 1)  # which may have waited for this
         return lost
 
-    def unfinished(self, index: int) -> list[str]:
-        """The stages of a partition that are neither committed, queued for commit, nor failed."""
-        return [
-            stage
-            for stage, stage_plan in self.plan.partitions[index].stages.items()
-            if not stage_plan.done
-            and (index, stage) not in self._queued
-            and (index, stage) not in self.failed
-        ]
+    def fail_damaged(self) -> None:
+        """Fail the partitions with removed parts."""
+        for (index, _), error in self.damaged.items():
+            for stage in self.plan.partitions[index].stages:
+                if not self._is_settled(index, stage):
+                    self.fail(index, stage, error)
+
+    def _is_settled(self, index: int, stage: str) -> bool:
+        """Whether a stage of a partition is committed, queued for commit, or failed."""
+        done, place = self.plan.partitions[index].stages[stage].done, (index, stage)
+        return done is not None or place in self._queued or place in self.failed
 
     def max_faults(self, index: int, stage: str) -> int:
         """Rows of a stage's partition that may fail before the run gives it up.
@@ -215,8 +217,8 @@ class RunState:
         if index >= len(self.plan.partitions):
             return
         partition = self.plan.partitions[index]
-        for stage, stage_plan in partition.stages.items():
-            if stage_plan.done or (index, stage) in self._queued or (index, stage) in self.failed:
+        for stage in partition.stages:
+            if self._is_settled(index, stage):
                 continue
             above = [u for u in self.pipeline[stage].spec.upstream if u in partition.stages]
             ready = all(partition.stages[u].done or (index, u) in self._queued for u in above)
@@ -235,9 +237,7 @@ class RunState:
         """Whether a check compares a partition with the previous one, not committed yet."""
         if index == 0 or not any(c.compares for c in self.pipeline._checks_of(stage)):
             return False
-        former = (index - 1, stage)
-        done = self.plan.partitions[index - 1].stages[stage].done
-        return not (done or former in self._queued or former in self.failed)
+        return not self._is_settled(index - 1, stage)
 
     def _commit(self, index: int, partition: PartitionPlan, stage: str, above: list[str]) -> Commit:
         spec = self.pipeline[stage].spec

@@ -198,7 +198,7 @@ def test_a_stage_for_ray_is_refused_without_a_cluster():
         'this run is LocalCompute, which has no Ray cluster. Write execution_backend="subprocess_'
         'actor", or leave it out to compute where the resource says; or give the run a RayCompute'
     )
-    assert misplaced(docs, list(names.values()), CLUSTER) == []
+    assert list(misplaced(docs, list(names.values()), CLUSTER)) == []
 
 
 def test_what_a_stage_reserves_is_compared_with_its_place():
@@ -215,4 +215,4 @@ def test_what_a_stage_reserves_is_compared_with_its_place():
         "GPUs that this machine gives to the Ray cluster do not count"
     )
     assert there.startswith("stage 'docs/license_there': Model: 1 worker of 1 license was")
-    assert too_large(docs, stages[3:], MACHINE) == []
+    assert list(too_large(docs, stages[3:], MACHINE)) == []
