@@ -207,7 +207,7 @@ def events_grouped(instance: dg.DagsterInstance) -> Iterator[None]:
     connect = getattr(storage, "_connect", None)
     # The in-memory storage is left as it is: one writer locks it for all other connections.
     is_sql = isinstance(storage, SqlEventLogStorage) and storage.is_persistent
-    if connect is None or not is_sql:
+    if connect is None or not is_sql or "_connect" in vars(storage):  # or within a group
         with signals_deferred():
             yield
         return
