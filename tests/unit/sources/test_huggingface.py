@@ -29,8 +29,12 @@ from vane_dagster.storage.stored_tables import ArrowRows, places_of, tables  # n
 # The library gives pyarrow an argument that is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
 COUNT = 3_000
-STREAM = datasets.IterableDataset.from_generator(lambda: iter([{"id": 1}]))
 RULE = FragmentRule(500)
+
+
+def stream() -> Any:
+    """Made in a test, as it imports torch."""
+    return datasets.IterableDataset.from_generator(lambda: iter([{"id": 1}]))
 
 
 @pytest.fixture(autouse=True)
@@ -287,7 +291,7 @@ def test_arrays_and_labels_are_read_as_stored(store):
 
 @pytest.mark.parametrize("id", ["id", vd.row_id()])
 def test_a_pipeline_is_part_of_the_identity_of_a_stream_in_memory(id, tmp_path):
-    memory, folder = vd.huggingface(STREAM, version="1"), str(tmp_path)
+    memory, folder = vd.huggingface(stream(), version="1"), str(tmp_path)
     on_disk = vd.huggingface(folder, streaming=True, version="1")
 
     def of(name: str, source: Any) -> Any:
@@ -344,14 +348,15 @@ def test_streams_in_memory(store):
         ("x", {"streaming": True, "partition_column": "day"}, "has no partition_column"),
         ("x", {"version": "1"}, "version is for streaming=True"),
         ("x", {"streaming": True}, "Give version="),
-        (STREAM, {}, "Give version="),
-        (STREAM, {"version": "1", "revision": "x"}, "Leave them out"),
-        (datasets.Dataset.from_dict({"id": [1]}), {"name": "x"}, "Leave them out"),
+        (stream, {}, "Give version="),
+        (stream, {"version": "1", "revision": "x"}, "Leave them out"),
+        (lambda: datasets.Dataset.from_dict({"id": [1]}), {"name": "x"}, "Leave them out"),
     ],
 )
 def test_wrong_declarations(given, options, message):
+    path = given() if callable(given) else given
     with pytest.raises(vd.DefinitionError, match=message):
-        vd.huggingface(given, **options)
+        vd.huggingface(path, **options)
 
 
 def test_a_missing_library_is_named(monkeypatch):

@@ -77,6 +77,7 @@ def test_children_are_accepted_if_and_only_if_their_parents_were_given(given, pa
         counts[parent] = counts.get(parent, 0) + 1
 
 
+@settings(max_examples=40)
 @given(
     some=st.lists(st.integers(0, 9), max_size=9),
     others=st.lists(st.integers(0, 9), unique=True, max_size=9),
