@@ -150,8 +150,9 @@ def test_a_call_that_hangs_is_ended_and_its_row_quarantined(fn, kind, tmp_path, 
     assert "took longer than timeout_s=1.5" in message
 
 
-@pytest.mark.parametrize("kind", ["sleep", "search"])
-@pytest.mark.parametrize("fn", [blocking, stubborn])
+@pytest.mark.parametrize(
+    ("fn", "kind"), [(blocking, "sleep"), (blocking, "search"), (stubborn, "sleep")]
+)
 def test_a_coroutine_that_blocks_is_ended(fn, kind, tmp_path, local, materialize):
     docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=1.5, max_concurrency=4)
 

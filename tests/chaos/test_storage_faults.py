@@ -30,7 +30,6 @@ from moto.server import ThreadedMotoServer
 
 import vane_dagster as vd
 from support.damage import (
-    blank,
     cut,
     flip,
     parts,
@@ -380,21 +379,6 @@ def harming(staging: Path) -> Callable[..., Any]:
 
 
 # Damaged source files
-
-
-@pytest.mark.parametrize("harm", [cut, blank])
-def test_a_source_file_without_its_footer(harm, tmp_path, source, local, materialize):
-    materialize(make(tmp_path), local)
-    before, whole = manifests(tmp_path), source.read_bytes()
-    harm(source)
-    message = failure(materialize(make(tmp_path), local, raises=False))
-    assert "a.parquet'" in message
-    assert "cannot be read as Parquet" in message
-    assert "write it again, or take it out of the source" in message
-    assert manifests(tmp_path) == before
-    source.write_bytes(whole)
-    materialize(make(tmp_path), local)
-    assert rows_of(tmp_path, "negate", "z") == NEGATED
 
 
 def test_a_source_file_with_a_damaged_page(tmp_path, local, materialize):

@@ -25,6 +25,7 @@ from support.data import read_stage
 from support.llm_server import KEY, Server, serving
 from support.results import Run
 from support.snippets import PAGES, Snippet, counted, loaded, pipelines, refused, snippets, stage_of
+from support.warm_workers import workers_that_imported
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 
 ALL = [snippet for page in PAGES for snippet in snippets(page)]
@@ -281,7 +282,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A language model, and the files that the pages read in the current folder."""
     folder = tmp_path_factory.mktemp("data")
     write_data(folder)
-    with serving() as (server, url), pytest.MonkeyPatch.context() as patch:
+    libraries = ("sentence_transformers", "transformers.models.bert.modeling_bert")
+    with (
+        serving() as (server, url),
+        pytest.MonkeyPatch.context() as patch,
+        workers_that_imported(*libraries),
+    ):
         patch.chdir(folder)
         patch.setenv("OPENAI_BASE_URL", url)
         patch.setenv("OPENAI_API_KEY", KEY)

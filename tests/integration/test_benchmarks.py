@@ -29,7 +29,7 @@ def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path) -> None:
 
 def test_a_contender_that_cannot_run_fails_the_run_and_not_the_others(tmp_path: Path) -> None:
     nowhere = ("--daft-python", str(tmp_path / "nowhere"))
-    done = measures_the_bare_loop(tmp_path, "c", *nowhere, skip=())
+    done = measures_the_bare_loop(tmp_path, "c", *nowhere, repeats=1, skip=())
     assert done.returncode == 1
     assert "| Daft | failed: Daft: the interpreter" in done.stdout
 

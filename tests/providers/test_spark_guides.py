@@ -45,12 +45,11 @@ def section(heading: str) -> Snippet:
     return next(each for each in snippets("spark") if each.heading == heading)
 
 
-@pytest.mark.parametrize("url", ["host_to_grpc_url", "host_to_http_url"])
 @pytest.mark.usefixtures("client")
 def test_a_tensor_by_triton(
-    url: str, pytriton: str, data: Path, local: vd.LocalCompute, materialize: Run
+    pytriton: str, data: Path, local: vd.LocalCompute, materialize: Run
 ) -> None:
-    replaced = {"/opt/triton/bin/python": pytriton, "triton.host_to_grpc_url": f"triton.{url}"}
+    replaced = {"/opt/triton/bin/python": pytriton}
     with loaded(section("Triton on the executors"), data, replaced) as module:
         (pipeline,) = pipelines(module)
         assert materialize(pipeline, local).success

@@ -1,8 +1,7 @@
 """Runs over a server of a pipeline whose processes are killed at random times.
 
-``python -m support.server_kills --kills 100 --seed 1`` prints a table of what was killed and what
-came of it. A round is a run of two stages, an asynchronous `prompt` and a synchronous `map`, over a
-server of its own; it is run again if its driver was killed.
+A round is a run of two stages, an asynchronous `prompt` and a synchronous `map`, over a server of
+its own; it is run again if its driver was killed.
 """
 
 from __future__ import annotations
@@ -336,44 +335,10 @@ def _ended() -> subprocess.Popen[bytes]:
     return ended
 
 
-def _print(rounds: list[Round]) -> None:
-    killed = Counter(kind for one in rounds for kind in one.killed)
-    print(f"{len(rounds)} rounds, {sum(killed.values())} kills:", dict(killed))
-    for name in ("lost", "twice", "wrong", "quarantined", "repeated", "left", "ports", "runs"):
-        print(f"  {name}: {sum(getattr(one, name) for one in rounds)}")
-    times = sorted(one.seconds for one in rounds)
-    print(f"  seconds of a round: median {times[len(times) // 2]:.1f}, longest {times[-1]:.1f}")
-    for one in rounds:
-        for failure in one.failures:
-            print(f"  a run failed after {one.killed}: {failure}")
-
-
-def main() -> None:
-    """Run the campaign, or one run of it."""
-    made = argparse.ArgumentParser()
-    made.add_argument("--run", type=Path)
-    made.add_argument("--replicas", type=int, default=1)
-    made.add_argument("--compute", default="ray")
-    made.add_argument("--kills", type=int, default=100)
-    made.add_argument("--each", type=int, default=5, help="kills of a round")
-    made.add_argument("--seed", type=int, default=1)
-    made.add_argument("--kinds", nargs="*", default=KINDS)
-    given = made.parse_args()
-    if given.run:
-        run(given.run, given.replicas, given.compute)
-    os.environ["VANE_DAGSTER_HOME"] = tempfile.mkdtemp(prefix="vkh-", dir="/tmp")
-    chance, rounds = random.Random(given.seed), []
-    try:
-        while sum(len(one.killed) for one in rounds) < given.kills:
-            rounds.append(campaign_round(chance, given.each, given.compute, tuple(given.kinds)))
-            one = rounds[-1]
-            print(one, flush=True)
-        _print(rounds)
-    finally:
-        subprocess.run(
-            [sys.executable, "-m", "vane_dagster.cli.main", "cluster", "stop"], check=False
-        )
-
-
 if __name__ == "__main__":
-    main()
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--run", type=Path)
+    arguments.add_argument("--replicas", type=int)
+    arguments.add_argument("--compute")
+    given = arguments.parse_args()
+    run(given.run, given.replicas, given.compute)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,7 @@ def module_names(root: Path) -> dict[str, Path]:
     return found
 
 
-def imports(tree: ast.AST, known: dict[str, Path], hints: bool = True) -> Iterator[str]:
+def imports(tree: ast.AST, known: Container[str], hints: bool = True) -> Iterator[str]:
     """The package's modules that a file imports anywhere, in functions too.
 
     Args:
@@ -74,12 +74,16 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def graph() -> dict[str, set[str]]:
+def trees() -> dict[str, ast.AST]:
+    """The syntax trees of the package's files."""
+    return {name: syntax_tree(file.read_text()) for name, file in module_names(ROOT).items()}
+
+
+@pytest.fixture(scope="module")
+def graph(trees: dict[str, ast.AST]) -> dict[str, set[str]]:
     """The modules that each module imports when it is imported or when its functions run."""
-    known = module_names(ROOT)
     return {
-        name: set(imports(syntax_tree(file.read_text()), known, hints=False)) - {"", name}
-        for name, file in known.items()
+        name: set(imports(tree, trees, hints=False)) - {"", name} for name, tree in trees.items()
     }
 
 
@@ -88,17 +92,16 @@ def test_each_module_belongs_to_a_layer():
     assert top - {"", "__main__"} == set(ORDER)
 
 
-def test_imports_go_one_way():
-    known = module_names(ROOT)
+def test_imports_go_one_way(trees):
     wrong = set()
-    for name, file in known.items():
+    for name, tree in trees.items():
         own = name.partition(".")[0]
         if own not in ORDER:
             continue
-        for imported in imports(syntax_tree(file.read_text()), known):
+        for imported in imports(tree, trees):
             above = imported.partition(".")[0]
             if above and ORDER.index(above) > ORDER.index(own):
-                wrong.add(f"{file.relative_to(ROOT)} imports {imported}")
+                wrong.add(f"{name} imports {imported}")
     assert wrong == set()
 
 

@@ -557,13 +557,8 @@ def test_the_first_run_of_a_machine_has_stages_in_subprocesses(tmp_path: Path) -
     program.write_text(textwrap.dedent(FIRST_RUN))
     local = LocalHead(num_cpus=2, home=home)
     try:
-        done = subprocess.run(
-            [sys.executable, str(program), str(tmp_path)],
-            env=driver_environment(home),
-            capture_output=True,
-            text=True,
-            timeout=180,
-        )
+        program_of_user = [str(program), str(tmp_path)]
+        done = forked.run(program_of_user, driver_environment(home), tmp_path, timeout=180)
         assert done.stdout == "[1, 2]\n", done.stderr[-3000:]
         assert local.find() is not None
     finally:

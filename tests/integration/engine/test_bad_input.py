@@ -174,21 +174,6 @@ def test_a_folder_whose_name_is_a_pattern(pattern, tmp_path, refused):
     assert len(escaped.list_files([None], "here")[None]) == 1
 
 
-@pytest.mark.usefixtures("committed")
-def test_a_file_with_broken_pages(tmp_path, refused):
-    """Its footer is whole, so that it is found only when it is read."""
-    table = pa.table({"id": range(4, 1004), "n": range(1000), "text": ["x" * 20] * 1000})
-    file = write_source(tmp_path / "src", table, "b.parquet", compression="zstd")
-    data = bytearray(file.read_bytes())
-    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
-    file.write_bytes(data)
-    result = refused(
-        make(tmp_path), "stage 'docs/clean', fragment 1 (rows 0 to 1000", "cannot be read",
-        constructed=None,
-    )  # fmt: skip
-    assert "b.parquet" in result
-
-
 def test_columns_that_the_reader_cannot_tell_apart(tmp_path, refused):
     write_source(tmp_path / "src", {"id": [1], "n": [1], "N": [2]})
     words = ["'n' and 'N'", "ignores case"]

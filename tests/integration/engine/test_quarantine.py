@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 
 import dagster as dg
@@ -80,10 +79,6 @@ def by_row(batch: pa.Table, folder: str, bad=BAD) -> pa.Table:
 async def by_row_later(batch: pa.Table, folder: str, bad=BAD) -> pa.Table:
     await asyncio.sleep(0)
     return by_row(batch, folder, bad)
-
-
-def misplaced(batch: pa.Table) -> pa.Table:
-    raise vd.RowErrors({len(batch): ValueError("no")})
 
 
 @pytest.mark.parametrize("fn", [double, later])
@@ -290,16 +285,6 @@ def test_raise_names_the_batch_and_keeps_what_is_finished(tmp_path, local, mater
     assert read_stage(tmp_path / "store", "docs", "double").num_rows == ROWS - 1
 
 
-def test_too_many_faults_end_the_partition_early(tmp_path, local, materialize):
-    bad = tuple(range(0, ROWS, 2))
-    docs = pipeline(tmp_path, fn_kwargs={"bad": bad}, batch_size=10, max_error_rate=0.05)
-    message = failure(materialize(docs, local, raises=False))
-    assert "max_error_rate" in message
-    assert "ValueError" in message
-    opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
-    assert opened.in_force("docs", "double", None) is None
-
-
 def test_other_partitions_go_on(tmp_path, local):
     for key, first in (("a", 0), ("b", 1000)):
         ids = pa.array(range(first, first + 40), pa.int64())
@@ -405,11 +390,3 @@ def test_a_row_that_a_call_says_has_failed_fails_the_partition(tmp_path, local, 
 
     assert "in a batch of 1 rows, ids " in message
     assert "ValueError: cannot double" in message
-
-
-def test_places_that_are_not_in_the_batch(tmp_path, local, materialize):
-    docs = pipeline(tmp_path, fn=misplaced, on_error="raise", batch_size=20)
-
-    message = failure(materialize(docs, local, raises=False))
-
-    assert re.search(r"RowErrors names the places (\d+) in a batch of \1 rows", message), message

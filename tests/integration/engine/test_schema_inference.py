@@ -182,12 +182,6 @@ def test_small_fragments_are_read_until_there_are_enough_rows(tmp_path, local, m
     assert len(parts) == 40  # of previews nothing is left
 
 
-def test_a_preview_reads_small_fragments_too(tmp_path):
-    made = small_files(tmp_path)
-    made.map("labels", label, schema="infer")
-    assert made["labels"].preview(12)["id"].to_pylist() == list(range(12))
-
-
 def test_without_rows_there_is_no_schema(tmp_path, local, materialize):
     result = materialize(docs(tmp_path, where="n > 100"), local, raises=False)
     assert "'docs/labels': its schema cannot be inferred, because there is no input row" in failure(
@@ -293,17 +287,6 @@ def test_a_preview_leaves_an_empty_store_empty(tmp_path):
     store = vd.FragmentStore(root=str(tmp_path / "store"))
     assert docs(tmp_path)["letters"].preview(4, store=store).num_rows == 4
     assert files(tmp_path) == []  # nor has it decided how files are cut into fragments
-
-
-def test_a_preview_of_a_join_matches_rows_beyond_the_first_ones(tmp_path, local, materialize):
-    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
-    late = made.project("late", {"n": "n"}, where="n >= 50")
-    letters = made.flat_map("letters", lambda text: list(text), id="letter_id", schema="VARCHAR")
-    joined = made.join("joined", late, letters, how="left", children="list")
-    materialize(made, local, select=["late", "letters"])
-    table = joined.preview(3, store=vd.FragmentStore(root=str(tmp_path / "store")))
-    assert table["id"].to_pylist() == [50, 51, 52]
-    assert [len(row) for row in table["letters"].to_pylist()] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(

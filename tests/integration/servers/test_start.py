@@ -63,11 +63,6 @@ def test_an_address_of_ip_version_6():
         assert answer(endpoint, "a") == "echo: a"
 
 
-def test_the_default_address_is_that_of_the_loopback():
-    with running(launch()) as server:
-        assert server.status().endpoint.url.startswith("http://127.0.0.1:")
-
-
 def test_requests_need_the_key_which_is_on_no_command_line():
     with running(launch()) as server:
         endpoint = server.status().endpoint

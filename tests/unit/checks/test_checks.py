@@ -256,7 +256,7 @@ def pieces(kind: pa.DataType, rows: list[Any], cuts: list[int]) -> pa.ChunkedArr
     return pa.chunked_array([array.slice(len(rows) + a, b - a) for a, b in spans], kind)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(COLUMNS, st.lists(st.integers(0, 20), max_size=3))
 def test_measures_are_those_of_a_loop_over_rows(column: Any, cuts: list[int]):
     kind, rows = column

@@ -68,7 +68,7 @@ def test_an_added_file_changes_groups_between_its_neighbouring_cuts_only(files, 
 
 
 def test_groups_reach_the_target_on_average():
-    files = [sized(f"file:///{n}", 1, 1) for n in range(20_000)]
+    files = [sized(f"file:///{n}", 1, 1) for n in range(5_000)]
     groups = grouped(files)
     assert 0.4 * ROWS < len(files) / len(groups) <= ROWS
 

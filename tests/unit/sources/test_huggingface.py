@@ -29,8 +29,12 @@ from vane_dagster.storage.stored_tables import ArrowRows, places_of, tables  # n
 # The library gives pyarrow an argument that is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
 COUNT = 3_000
-STREAM = datasets.IterableDataset.from_generator(lambda: iter([{"id": 1}]))
 RULE = FragmentRule(500)
+
+
+def stream() -> Any:
+    """Made in a test, as it imports torch."""
+    return datasets.IterableDataset.from_generator(lambda: iter([{"id": 1}]))
 
 
 @pytest.fixture(autouse=True)
@@ -316,14 +320,23 @@ def test_a_stream_in_memory_becomes_a_dataset(tmp_path, store):
         (5, {}, "path is a builtins.int; expected a datasets.Dataset"),
         ("x", {"streaming": True, "partition_column": "day"}, "without a partition_column"),
         ("x", {"streaming": True}, "Give version="),
-        (STREAM, {}, "Make one of an IterableDataset"),
-        (datasets.Dataset.from_dict({"id": [1]}), {"name": "x"}, "is loaded already. Leave"),
-        (datasets.Dataset.from_dict({"id": [1]}), {"streaming": True}, "is loaded already. Leave"),
+        (stream, {}, "Make one of an IterableDataset"),
+        (
+            lambda: datasets.Dataset.from_dict({"id": [1]}),
+            {"name": "x"},
+            "is loaded already. Leave",
+        ),
+        (
+            lambda: datasets.Dataset.from_dict({"id": [1]}),
+            {"streaming": True},
+            "is loaded already. Leave",
+        ),
     ],
 )
 def test_wrong_declarations(given, options, message):
+    path = given() if callable(given) else given
     with pytest.raises(vd.DefinitionError, match=message):
-        vd.huggingface(given, **options)
+        vd.huggingface(path, **options)
 
 
 def test_a_missing_library_is_named(monkeypatch):

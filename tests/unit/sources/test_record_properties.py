@@ -39,7 +39,7 @@ def written(name: str, data: bytes) -> Path:
     return folder
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 99), TEXTS, TEXTS), min_size=1, max_size=12),
     newlines=st.sampled_from([["\n"], ["\r\n"], ["\r\n", "\n"], ["\n", "\n", "\r\n"]]),
@@ -69,7 +69,7 @@ def test_csv_that_was_written_is_read_back(rows, newlines, quoting, is_ended, ha
         assert found == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     body=st.lists(st.sampled_from([*'ab1,,"\n\n\r é', '""', '"x"', "\r\n"]), max_size=30).map(
         "".join
@@ -96,7 +96,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     rows=st.lists(
         st.fixed_dictionaries({"n": st.integers(0, 99)}, optional={"s": TEXTS, "v": _VALUES}),
@@ -123,7 +123,7 @@ def test_json_lines_are_read_back(rows, between, is_ended, has_bom, rule):
         assert shown == value
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lines=st.lists(st.text(st.sampled_from('ab \u2028é"\x0b'), max_size=9), max_size=12),
     newline=st.sampled_from(["\n", "\r\n"]),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vane_dagster.errors import DamagedPartError
@@ -169,6 +169,7 @@ TABLES = st.lists(TEXTS, max_size=8).map(
 KINDS = st.sampled_from([(False, False), (True, False), (False, True)])
 
 
+@settings(max_examples=40)
 @given(before=TABLES, now=TABLES, kind=KINDS)
 def test_known_rows_have_the_outcome_that_they_would_be_computed_with(
     tmp_path_factory, before, now, kind

@@ -362,21 +362,6 @@ def test_an_id_of_another_batch_is_not_taken():
     refused(fn, {"x": "BIGINT"}, "1 ids that it was not given: 1", batch_size=1)
 
 
-@given(st.lists(st.integers(0, 5)), st.sampled_from(["one_to_one", "filter"]))
-def test_the_ids_that_come_out_are_those_that_went_in(ids, cardinality):
-    expected = {1, 2, 3}
-    good = len(ids) == len(set(ids)) and set(ids) <= expected
-    good = good and (cardinality == "filter" or set(ids) == expected)
-
-    def fn(batch):
-        return {"id": pa.array(ids, pa.int64()), "x": pa.array(ids, pa.int64())}
-
-    if good:
-        assert call(fn, {"x": "BIGINT"}, cardinality=cardinality)["x"].to_pylist() == ids
-    else:
-        refused(fn, {"x": "BIGINT"}, cardinality=cardinality)
-
-
 # Ways to answer
 
 
@@ -803,7 +788,7 @@ def tables(draw: Any) -> list[pa.Table]:
     return made
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(tables(), st.sampled_from(["inner", "left"]))
 def test_joins_are_those_of_pandas(inputs, how):
     fields = {field.name: field for table in inputs for field in table.schema}
