@@ -92,11 +92,12 @@ def test_each_built_in_provider_has_a_frozen_name():
     ]  # fmt: skip
 
 
-def test_our_own_classes_count_by_their_public_names():
+def test_our_own_classes_count_by_their_names_so_that_they_may_move(monkeypatch):
     kinds = [vd.RowErrors, vd.checks.NullRate, Answer]
     before = value_digest(kinds)
-    with moved(*kinds):
-        assert value_digest(kinds) == before
+    for kind in kinds:
+        monkeypatch.setattr(kind, "__module__", "vane_dagster.elsewhere")
+    assert value_digest(kinds) == before
     assert len({value_digest(kind) for kind in kinds}) == 3
 
 
