@@ -54,8 +54,10 @@ def counts(clock: Clock, events: list) -> tuple[WaveProgress, dict]:
 
 
 def fragment(partition: int, tally: Tally | None = None) -> SimpleNamespace:
-    spec = SimpleNamespace(name="a", upstream=("source",), sums={})
-    task_state = SimpleNamespace(spec=spec, done=False, tally=tally or Tally(), pieces={})
+    spec = SimpleNamespace(name="a", upstream=("source",), usage=None)
+    task_state = SimpleNamespace(
+        spec=spec, given_rows=100, done=False, tally=tally or Tally(), pieces={}
+    )
     return SimpleNamespace(
         partition=partition, index=0,
         task_states={"a": task_state},
