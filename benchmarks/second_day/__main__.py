@@ -14,7 +14,7 @@ import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -275,7 +275,7 @@ def _count(folder: Path) -> int:
     return len(list(folder.iterdir()))
 
 
-def _embed(quick: bool):  # type: ignore[no-untyped-def]
+def _embed(quick: bool) -> Callable[[list[str]], np.ndarray]:
     """Return the function that computes the vectors of a run from nothing, batch by batch."""
     with tempfile.TemporaryDirectory() as marks:
         model = (Trivial if quick else MiniLM)(marks)

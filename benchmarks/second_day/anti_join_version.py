@@ -19,7 +19,7 @@ EXIT_AT_ONCE = anti_join.EXIT_AT_ONCE
 
 def run(job: Job) -> Result:
     """Anti-join with the outputs."""
-    import embedder  # type: ignore[import-not-found,unused-ignore]
+    import embedder  # type: ignore[import-not-found,unused-ignore]  # in the day's folder
 
     return anti_join.run(job, compute, version=version(Path(embedder.__file__)))
 

@@ -63,7 +63,7 @@ def model(compute: Callable[[Any, Any], Any] | None = None, **options: Any) -> A
         compute: Computes a batch; by default its method.
         **options: Options of `daft.cls`.
     """
-    from embedder import Embed  # type: ignore[import-not-found,unused-ignore]
+    from embedder import Embed  # type: ignore[import-not-found,unused-ignore]  # in the day's folder
 
     @daft.cls(**options)
     class Model:

@@ -17,7 +17,7 @@ __all__ = ["run", "serve"]
 
 def run(job: Job) -> Result:
     """Compute the rows whose keys have no checkpoint; a block with an error is left out."""
-    from embedder import Embed  # type: ignore[import-not-found,unused-ignore]
+    from embedder import Embed  # type: ignore[import-not-found,unused-ignore]  # in the day's folder
 
     (step,) = job.steps
     start = time.perf_counter()

@@ -28,7 +28,7 @@ STORE = "store"
 def run(job: Job) -> Result:
     """Materialize all partitions; a poisoned row is quarantined, and fails no run."""
     own_home(job)
-    from embedder import Embed  # type: ignore[import-not-found,unused-ignore]
+    from embedder import Embed  # type: ignore[import-not-found,unused-ignore]  # in the day's folder
 
     (step,) = job.steps
     start = time.perf_counter()

@@ -17,7 +17,7 @@ import pytest
 import vane_dagster as vd
 from support.coming_from_data import write_data
 from support.data import read_stage
-from support.pytriton_programs import pytriton, pytriton_client  # noqa: F401
+from support.pytriton_programs import pytriton, pytriton_client  # noqa: F401  # fixtures
 from support.results import Run, failure
 from support.snippets import Snippet, loaded, pipelines, snippets
 from support.tiny_answers import greedy

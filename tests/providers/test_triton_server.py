@@ -15,7 +15,7 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.paths import REPOSITORY
-from support.pytriton_programs import pytriton, pytriton_client, tritonserver  # noqa: F401
+from support.pytriton_programs import pytriton, pytriton_client, tritonserver  # noqa: F401  # fixtures
 from support.results import Run, failure
 from support.snippets import imported
 from support.vllm_stages import until

@@ -15,7 +15,7 @@ from support.attacks import (
 def test_sockets_of_vllm_are_in_a_private_folder(
     shared_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network_utils = pytest.importorskip("vllm.utils.network_utils")
+    network_utils = pytest.importorskip("vllm.utils.network_utils", reason="vllm is not installed")
     from vane_dagster.providers.vllm_engine import engine_folder
 
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", "")

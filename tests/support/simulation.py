@@ -47,7 +47,7 @@ class KilledError(BaseException):
     """The driver is gone: nothing catches it."""
 
 
-class Storage(MemoryFileSystem):  # type: ignore[misc]
+class Storage(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
     """A file system that loses requests or answers, and that ends with its driver.
 
     Class attributes, because fsspec keeps one instance for each process:

@@ -99,7 +99,7 @@ def test_the_context_of_an_exception_is_not_looked_at():
     assert user_traceback(contained(raised.value)).endswith("ValueError: second\n")
 
 
-@pytest.mark.skipif(Group is None, reason="exception groups")
+@pytest.mark.skipif(Group is None, reason="Python before 3.11 has no exception groups")
 def test_a_group_has_the_messages_of_its_inner_exceptions():
     inner = Group("inner", [ValueError(str(i)) for i in range(9)])
     message = str(contained(Group("outer", [KeyboardInterrupt("stop"), inner])))

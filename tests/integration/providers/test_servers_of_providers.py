@@ -21,14 +21,14 @@ from vane_dagster.servers.launch import Endpoint, own_node_id
     ("provider", "library"), [(OpenAIProvider, "openai"), (AnthropicProvider, "anthropic")]
 )
 def test_a_servers_key_is_a_bearer_token(provider, library):
-    pytest.importorskip(library)
+    pytest.importorskip(library, reason=f"{library} is not installed")
     made = provider("m", server=vd.VLLMServer("m").handle)
     client = made._client(Endpoint("http://127.0.0.1:1", api_key="key-of-server"))
     assert client.default_headers["Authorization"] == "Bearer key-of-server"
 
 
 def test_connections_are_limited_for_each_replica(monkeypatch):
-    pytest.importorskip("openai")
+    pytest.importorskip("openai", reason="openai is not installed")
     llm = vd.VLLMServer("m", replicas=vd.Workers(3, max_concurrency=2))
     near = [Endpoint(f"http://near:{n}", node_id=own_node_id()) for n in (1, 2)]
     monkeypatch.setattr(handle, "directory", known := Directory())

@@ -130,7 +130,7 @@ def test_only_cloudpickle_comes_from_the_workers_environment(tmp_path):
 
 def test_a_missing_package_is_named_with_the_environment(tmp_path):
     def serves(ports):
-        import pytriton_of_nobody  # noqa: F401
+        import pytriton_of_nobody  # noqa: F401  # its absence is tested
 
     ended = run(tmp_path, serves)
 

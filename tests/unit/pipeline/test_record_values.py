@@ -63,7 +63,7 @@ def test_no_batch_size_is_refused():
 def test_an_option_of_another_record_names_that_record():
     message = "unknown argument 'max_retries' of vd.Workers: write it in vd.Failures"
     with pytest.raises(vd.DefinitionError, match=re.escape(message)):
-        vd.Workers(max_retries=3)  # type: ignore[call-arg]
+        vd.Workers(max_retries=3)  # type: ignore[call-arg]  # the mistake
 
 
 def test_equal_records_have_one_hash():
@@ -91,4 +91,4 @@ def test_a_name_that_is_given_twice_is_described():
     with pytest.raises(
         vd.DefinitionError, match=r"stage 'docs/out': map_batches: multiple values .* 'name'"
     ):
-        docs.map_batches(len, name="out", schema={"x": "BIGINT"})  # type: ignore[call-arg]
+        docs.map_batches(len, name="out", schema={"x": "BIGINT"})  # type: ignore[call-arg]  # the mistake

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # the library reads it when it is imported
-datasets = pytest.importorskip("datasets")
+datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
 import vane_dagster as vd  # noqa: E402 - after the variable
 from vane_dagster.sources import FragmentRule, ReadContext, Source, SourceTable  # noqa: E402

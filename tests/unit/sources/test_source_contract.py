@@ -144,7 +144,7 @@ def in_memory(make: Callable[[pa.Table], Any], folder: Path) -> Kept:
         )
 
     empty = make(rows([0]).append_column("key", pa.array(["-"])))
-    bind = lambda source: source.bind(store)  # noqa: E731
+    bind = lambda source: source.bind(store)  # noqa: E731 - of one line, for this case alone
     return Kept(empty, write, ids, bind, True, restart)
 
 

@@ -111,7 +111,7 @@ def test_faults_travel_with_the_rows():
 class Unhashable(ConnectionError):
     """As a dataclass is, which defines `__eq__` alone."""
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as Python itself sets it
 
 
 def test_a_transient_error_need_not_be_hashable():

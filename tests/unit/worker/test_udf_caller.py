@@ -538,6 +538,10 @@ def _arrow(buffer: np.ndarray) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(buffer.reshape(-1)), 2)
 
 
+def _torch() -> Any:
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
 def _foreign(buffer: np.ndarray) -> pa.Array:
     flat = pa.Array.from_buffers(pa.float32(), 2, [None, pa.py_buffer(buffer)])
     return pa.FixedSizeListArray.from_arrays(flat, 2)
@@ -567,11 +571,11 @@ RETURNED = {
     "a view of one column": ("FLOAT", lambda b: {"x": b[:, 0]}),
     "one dimension": ("FLOAT", lambda b: {"x": b.reshape(-1)[:1]}),
     "an array of another type": ("DOUBLE[2]", lambda b: {"x": b}),
-    "a tensor": (VECTOR, lambda b: {"x": pytest.importorskip("torch").from_numpy(b)}),
+    "a tensor": (VECTOR, lambda b: {"x": _torch().from_numpy(b)}),
     "a list of views": (VECTOR, lambda b: {"x": list(b)}),
     "a list of tensors": (
         VECTOR,
-        lambda b: {"x": list(pytest.importorskip("torch").from_numpy(b))},
+        lambda b: {"x": list(_torch().from_numpy(b))},
     ),
     "an arrow array": (VECTOR, lambda b: {"x": _arrow(b)}),
     "a slice of an arrow array": (VECTOR, lambda b: {"x": _arrow(np.tile(b, (2, 1))).slice(1)}),
@@ -655,7 +659,7 @@ def test_the_rows_of_a_failed_call_are_copied_too():
 @pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
 def test_a_batch_that_is_written_into_is_whole_at_the_next_attempt(form):
     """Tensors over an array's memory can be written, though the array itself cannot."""
-    torch = pytest.importorskip("torch")
+    torch = _torch()
     given_ = pa.table({"id": [1, 2], "n": [1.0, 2.0]})
     arrays = []
 
