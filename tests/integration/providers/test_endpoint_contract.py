@@ -60,7 +60,7 @@ WRONG_KEYS = [
     ),
     (
         {"options": {"api_key_env": "UNSET_KEY"}, "env_vars": ["UNSET_KEY"]},
-        "needs a key in the environment variable 'UNSET_KEY', which is not set",
+        "needs a key in the environment variable 'UNSET_KEY', which its workers do not have",
     ),
 ]
 NO_BODY = [
