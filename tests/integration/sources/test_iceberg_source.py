@@ -308,26 +308,6 @@ def test_a_file_that_is_gone_when_it_is_read(tmp_path, catalog):
         source.for_workers().read(found.fragments[0], found.schema, ReadContext("here"))
 
 
-def test_rows_without_an_id(tmp_path, catalog, local, materialize):
-    """A row's number counts the rows of its file that are left."""
-    table = opened(catalog).create_table("db.docs", rows([]).schema)
-    table.append(rows(range(25)))
-    path = next(iter(table.scan().plan_files())).file.file_path
-    delete_positions(table, path, [2, 20])
-    docs = vd.Pipeline(
-        "docs", source=vd.iceberg(catalog, "db.docs"), id=vd.row_id(), fragment_rows=10
-    )
-    docs.project("clean", ["id", "n"])
-    materialize(docs, local)
-    read = read_stage(tmp_path / "store", "docs", "clean").sort_by("row_id")
-    left = [i for i in range(25) if i not in (2, 20)]
-    assert sorted(read["id"].to_pylist()) == left
-    ids = dict(zip(read["id"].to_pylist(), read["row_id"].to_pylist()))
-    assert ids[24] == f"{path}#22"
-    step = vd.trace(docs["clean"], ids[24], store=str(tmp_path / "store")).steps[0]
-    assert (step.url, step.row) == (path, 22)
-
-
 def test_workers_that_have_loaded_the_table_before(tmp_path, catalog, compute, materialize):
     """They load it again if its schema has changed, or if it was created anew."""
 

@@ -121,19 +121,6 @@ def test_its_errors_name_the_format(tmp_path, local, materialize):
         docs(JsonLines("/data/{day}"))
 
 
-def test_ids_that_are_filtered_out_need_not_be_unique(tmp_path, local, materialize):
-    """Where the worker filters in memory, as where a source filters itself."""
-    write(tmp_path / "src" / "a.jsonl", 0, 3)
-    write(tmp_path / "src" / "b.jsonl", 2, 2)
-    source = JsonLines(str(tmp_path / "src"))
-    pipeline = vd.Pipeline("docs", source=source, id="id")
-    pipeline.project("kept", ["text"], where="id <> 2")
-    materialize(pipeline, local)
-    assert read_stage(tmp_path / "store", "docs", "kept")["id"].to_pylist() == [0, 1, 3]
-    error = failure(materialize(docs(source).pipeline, local, raises=False))
-    assert "the source has 1 ids more than once" in error
-
-
 def test_a_source_of_the_user_with_a_computed_id(tmp_path, compute, materialize):
     """Its code reaches the workers inside of the source that computes the ids."""
     write(tmp_path / "src" / "a.jsonl", 0, 3)

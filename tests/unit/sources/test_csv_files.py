@@ -500,14 +500,6 @@ def test_a_file_that_is_replaced_after_it_was_listed_is_not_read(tmp_path):
         source.split(files, FragmentRule(10), "here")
 
 
-def test_a_file_that_is_replaced_after_its_conversion_is_read_as_it_was(tmp_path):
-    source = bound(vd.csv(write(tmp_path, a__csv=b"id\n1\n2\n")))
-    table = split(source)
-    write(tmp_path, a__csv=b"id\n3\n")
-    (fragment,) = table.fragments
-    assert source.read(fragment, table.schema, CONTEXT)["id"].to_pylist() == [1, 2]
-
-
 def test_options_that_change_rows_change_fragments(tmp_path):
     url = write(tmp_path, a__csv=b"a,b\n1,2\n")
     seen = set()

@@ -175,12 +175,6 @@ def test_units_are_sorted_and_have_versions(tmp_path):
     assert DeltaTable(str(table)).version() == 1
 
 
-def test_deletes_are_refused_without_deltalake(monkeypatch):
-    monkeypatch.setattr("vane_dagster.sources.delta.find_spec", lambda name: None)
-    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[delta\]"):
-        vd.delta("t")
-
-
 def test_filters_are_split_at_their_outer_ands():
     found = conjuncts("a = 1 AND (b = 2 AND (c = 3 OR d = 4)) AND NOT (e AND f)", "here")
     assert found == ("(a = 1)", "(b = 2)", "((c = 3) OR (d = 4))", "(NOT (e AND f))")

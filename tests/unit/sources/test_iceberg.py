@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 from types import SimpleNamespace
 
@@ -61,13 +60,3 @@ def test_a_catalog_in_every_form():
     assert given.place == "test.db.events"
     assert SECRET not in repr(given)
     assert pickle.loads(pickle.dumps(given.for_workers())).catalog == given.catalog
-
-
-def test_an_extra_that_is_not_installed(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "vane_dagster.storage.iceberg_catalog.find_spec",
-        lambda name: None if name == "pyiceberg" else find(name),
-    )
-    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[iceberg\]"):
-        vd.iceberg("prod", "db.events")

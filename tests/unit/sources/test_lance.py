@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import json
 import pickle
 import shutil
@@ -52,16 +51,6 @@ def test_partitions_are_in_the_url_or_the_filter(url, given, partitioned, words)
     with pytest.raises(vd.DefinitionError) as raised:
         vd.Pipeline("docs", source=vd.lance(url, **given), id="id", partitions_def=partitions)
     assert words in str(raised.value)
-
-
-def test_an_extra_that_is_not_installed(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "vane_dagster.storage.lance_table.find_spec",
-        lambda name: None if name == "lance" else find(name),
-    )
-    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[lance\]"):
-        vd.lance("/t")
 
 
 def test_secrets_are_in_options_alone():
