@@ -286,26 +286,19 @@ def test_tables_and_snapshots_that_are_missing_or_empty(tmp_path, catalog, local
     assert "has no snapshot 17; it has 'main', 'release'" in text
 
 
-def test_a_file_that_is_gone(tmp_path, catalog, local, materialize):
-    table = opened(catalog).create_table("db.docs", rows([]).schema)
-    table.append(rows(range(3)))
-    path = next(iter(table.scan().plan_files())).file.file_path
-    Path(path.removeprefix("file://")).unlink()
-    text = failure(materialize(docs(catalog), local, raises=False))
-    assert path in text
-    assert "If the file is gone, a cleanup after" in text
-
-
-def test_a_file_that_is_gone_when_it_is_read(tmp_path, catalog):
+def test_a_file_that_is_gone(tmp_path, catalog):
     table = opened(catalog).create_table("db.docs", rows([]).schema)
     table.append(rows(range(3)))
     source = vd.iceberg(catalog, "db.docs")
-    found = source.split(source.list_files([None], "here")[None], FragmentRule(10), "here")
+    files = source.list_files([None], "here")[None]
+    found = source.split(files, FragmentRule(10), "here")
     path = found.fragments[0].url
     Path(path.removeprefix("file://")).unlink()
     words = f"here: '{path}' cannot be read: .*If the file is gone, a cleanup after"
     with pytest.raises(vd.errors.SourceError, match=words):
         source.for_workers().read(found.fragments[0], found.schema, ReadContext("here"))
+    with pytest.raises(vd.errors.SourceError, match="If the file is gone, a cleanup after"):
+        source.split(files, FragmentRule(10), "here")
 
 
 def test_workers_that_have_loaded_the_table_before(tmp_path, catalog, compute, materialize):

@@ -330,8 +330,3 @@ def test_wrong_declarations(given, options, message):
     path = given() if callable(given) else given
     with pytest.raises(vd.DefinitionError, match=message):
         vd.huggingface(path, **options)
-
-
-def test_an_empty_dataset_is_refused():
-    with pytest.raises(vd.errors.SourceError, match="has no rows"):
-        listed(vd.huggingface(datasets.Dataset.from_dict({"id": []})))

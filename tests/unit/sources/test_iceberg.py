@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from types import SimpleNamespace
 
-import dagster as dg
 import pytest
 
 import vane_dagster as vd
@@ -29,22 +28,6 @@ SECRET = "a-secret-that-nobody-writes-down"
 def test_what_is_refused_where_it_is_declared(catalog, given, words):
     with pytest.raises(vd.DefinitionError, match=r"vd\.iceberg: ") as raised:
         vd.iceberg(catalog, **{"table": "db.events", **given})
-    assert words in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "partitioned", "words"),
-    [
-        ({}, True, "has no {partition_key}, so that every partition would have the same rows"),
-        ({"filter": "n > 3"}, True, "has no {partition_key}"),
-        ({"filter": "day = '{partition_key}'"}, False, "the pipeline has no partitions_def"),
-    ],
-)
-def test_partitions_are_in_the_filter(given, partitioned, words):
-    partitions = dg.StaticPartitionsDefinition(["a"]) if partitioned else None
-    source = vd.iceberg("prod", "db.events", **given)
-    with pytest.raises(vd.DefinitionError) as raised:
-        vd.Pipeline("docs", source=source, id="id", partitions_def=partitions)
     assert words in str(raised.value)
 
 
