@@ -90,10 +90,6 @@ class StoredTableSource(InStore):
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Write the rows of a partition into the store, in files with unique names."""
 
-    def bytes_of(self, partition: str | None) -> int:
-        """Return the size of a partition's rows in memory; 0 if it is not known."""
-        return 0
-
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
@@ -102,9 +98,7 @@ class StoredTableSource(InStore):
         def listed(partition: str | None) -> Listed:
             try:
                 identity = self.identity(partition)
-                if identity is None:
-                    return ()
-                return (FileRecord(table_url(identity), self.bytes_of(partition), identity),)
+                return (FileRecord(table_url(identity), 0, identity),) if identity else ()
             except VaneError as error:
                 return SourceError(f"{location}: {self.place}: {error}")
 
