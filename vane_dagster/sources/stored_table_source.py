@@ -76,9 +76,6 @@ class StoredTableSource(InStore):
                 f"pipeline a partitions_def, and the source {self.partitioned_by}"
             )
 
-    def describe(self) -> str:
-        return self.place[:1].upper() + self.place[1:]
-
     @abstractmethod
     def identity(self, partition: str | None) -> str | None:
         """Return what identifies the rows of a partition, as hex digits; None if it has no rows.

@@ -109,7 +109,7 @@ def test_a_source_in_a_module_of_the_user(tmp_path, compute, materialize):
 
     spec = pipeline.build_source().get_asset_spec()
     assert "jsonl" in spec.kinds
-    assert spec.description == f"jsonl files at {tmp_path}/src"
+    assert spec.description == f"jsonl: {tmp_path}/src"
 
 
 def test_its_errors_name_the_format(tmp_path, local, materialize):
