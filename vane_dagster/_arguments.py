@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._secrets import holds_secret
@@ -88,6 +89,12 @@ def number(where: str, name: str, value: Any, expected: str, fits: Callable[[flo
     if value is not None and not (is_number and fits(value)):
         raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
     return value
+
+
+def check_installed(where: str, module: str, extra: str) -> None:
+    """Check that the package of an extra is installed."""
+    if find_spec(module) is None:
+        raise DefinitionError(f"{where} needs the module {module!r}. Install vane-dagster[{extra}]")
 
 
 def check_name(where: str, value: Any) -> None:

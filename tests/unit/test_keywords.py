@@ -92,3 +92,26 @@ def test_an_unknown_column_is_reported_with_those_that_exist(wanted, columns, te
         require_columns("'docs'", wanted, columns, fix="Fix it")
     assert str(raised.value).endswith(text)
     require_columns("'docs'", columns, columns)
+
+
+@pytest.mark.parametrize(
+    ("extra", "declare"),
+    [
+        ("avro", lambda: vd.avro("/data")),
+        ("delta", lambda: vd.delta("/data")),
+        ("huggingface", lambda: vd.huggingface("name")),
+        ("iceberg", lambda: vd.iceberg("prod", "db.events")),
+        ("images", lambda: vd.images("/data")),
+        ("lance", lambda: vd.lance("/data")),
+        *((each, lambda each=each: written(each)) for each in ("delta", "lance")),
+    ],
+)
+def test_an_extra_that_is_not_installed(extra, declare, monkeypatch):
+    monkeypatch.setattr("vane_dagster._arguments.find_spec", lambda name: None)
+    with pytest.raises(vd.DefinitionError, match=rf"Install vane-dagster\[{extra}\]"):
+        declare()
+
+
+def written(format: str) -> None:
+    docs = vd.Pipeline("docs", source=vd.parquet("/data"), id="id")
+    docs.project("clean", ["n"]).write("out", "/out", format=format)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, ClassVar
 from uuid import UUID
 
 import pyarrow as pa
 
+from vane_dagster._arguments import check_installed
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import DefinitionError, described
+from vane_dagster.errors import described
 from vane_dagster.sources.ingested_files import IngestedSource
 from vane_dagster.sources.text_stream import TextStream
 from vane_dagster.types.schema import SchemaLike
@@ -85,8 +85,7 @@ def avro(
         DefinitionError: If an argument is wrong, or fastavro is not installed.
         SchemaError: If a type is unknown.
     """
-    if find_spec("fastavro") is None:
-        raise DefinitionError("vd.avro needs fastavro. Install 'vane-dagster[avro]'")
+    check_installed("vd.avro", "fastavro", "avro")
     return AvroSource.declared(
         url, schema, types, include_paths, asset, allow_empty, storage_options
     )

@@ -210,7 +210,7 @@ class Source(SourceReader):
 
     def describe(self) -> str:
         """Return a description of the source's Dagster asset."""
-        return f"{self.kind} at {self.place}"
+        return f"{self.kind}: {self.place}"
 
     @abstractmethod
     def url_for(self, partition_key: str | None) -> str:

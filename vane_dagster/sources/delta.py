@@ -6,14 +6,12 @@ import datetime
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from vane_dagster._arguments import PLACEHOLDER
+from vane_dagster._arguments import PLACEHOLDER, check_installed
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import DefinitionError
 from vane_dagster.sources.base import ReadContext
 from vane_dagster.sources.delta_table import DeltaTable
 from vane_dagster.sources.lake_source import (
@@ -101,8 +99,7 @@ def delta(
         DefinitionError: If an argument has another form, or deltalake is not installed.
     """
     where = "vd.delta"
-    if find_spec("deltalake") is None:
-        raise DefinitionError(f"{where} needs the package deltalake. Install vane-dagster[delta]")
+    check_installed(where, "deltalake", "delta")
     expected = "a version number, or a time as a datetime or ISO 8601 text"
     kinds = (int, str, datetime.datetime)
     place = folder_arguments(where, url, version, kinds, expected, storage_options)

@@ -72,9 +72,6 @@ class FileSource(Source):
         check_url(location, self.url)
         check_placeholders(location, self.url, partitions_def)
 
-    def describe(self) -> str:
-        return f"{self.label or self.kind} files at {self.url}"
-
     @property
     def place(self) -> str:
         return self.url

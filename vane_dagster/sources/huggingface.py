@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._arguments import check_installed
 from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import DefinitionError, SourceError, first_line, names
 from vane_dagster.fingerprint.hashing import digest
@@ -106,8 +106,8 @@ def huggingface(
     Raises:
         DefinitionError: If the library is missing, or the arguments do not fit.
     """
-    if importlib.util.find_spec("datasets") is None and not is_worker():
-        raise DefinitionError(f"{_LABEL}: Install vane-dagster[huggingface]")
+    if not is_worker():
+        check_installed(_LABEL, "datasets", "huggingface")
     given = os.fspath(path) if isinstance(path, os.PathLike) else path
     if is_loaded := not isinstance(given, str):
         kind = f"{type(given).__module__}.{type(given).__qualname__}"

@@ -35,7 +35,7 @@ from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 
 _REFRESH_SECONDS = 300.0
 """A catalog may lend credentials that expire: workers load the table again after this time."""
-_loaded: dict[str, tuple[float, Any]] = {}
+_loaded: dict[str, tuple[Any, Any]] = {}
 
 
 class DataFile(NamedTuple):
@@ -180,7 +180,8 @@ class IcebergSource(LakeSource):
         return self.catalog.table(self.table)
 
     def current(self, file: FileRecord) -> FileRecord:
-        if not self._opened(None).io.new_input(file.url).exists():
+        table = self.load(self.place)
+        if table is None or not table.io.new_input(file.url).exists():
             raise FileNotFoundError(file.url)
         return file
 
@@ -197,19 +198,16 @@ class IcebergSource(LakeSource):
 
         return with_retries(_failpoints.failing("read", span.url, read))
 
-    def _opened(self, detail: Detail | None) -> Any:
-        """Return the table, loaded again if it was changed or written anew since the last time."""
+    def _opened(self, detail: Detail) -> Any:
+        """Return the table, loaded once for a snapshot and schema."""
         properties = sorted(revealed(self.catalog.properties).items())
-        key, now = repr((self.catalog.name, properties, self.table)), time.monotonic()
-        loaded, found = _loaded.get(key, (-_REFRESH_SECONDS, None))
-        if now - loaded < _REFRESH_SECONDS and (
-            detail is None
-            or (detail["schema"] in found.schemas() and found.snapshot_by_id(detail["snapshot"]))
-        ):
-            return found
-        if (found := self.load(self.place)) is None:
-            raise FileNotFoundError(self.place)
-        _loaded[key] = (now, found)
+        key = repr((self.catalog.name, properties, self.table))
+        wanted = detail["snapshot"], detail["schema"], time.monotonic() // _REFRESH_SECONDS
+        loaded, found = _loaded.get(key, (None, None))
+        if loaded != wanted:
+            if (found := self.load(self.place)) is None:
+                raise FileNotFoundError(self.place)
+            _loaded[key] = (wanted, found)
         return found
 
 

@@ -6,13 +6,12 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from vane_dagster._arguments import one_of, positive
+from vane_dagster._arguments import check_installed, one_of, positive
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, first_line
 from vane_dagster.retries import with_retries
@@ -218,8 +217,7 @@ def images(
     Raises:
         DefinitionError: If an argument is invalid, or Pillow is missing.
     """
-    if find_spec("PIL") is None:
-        raise DefinitionError("vd.images needs the package Pillow. Install vane-dagster[images]")
+    check_installed("vd.images", "PIL", "images")
     whole = (
         isinstance(size, (tuple, list))
         and len(size) == 2

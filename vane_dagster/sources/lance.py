@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
+from vane_dagster._arguments import check_installed
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import SourceError
 from vane_dagster.retries import with_retries
@@ -30,7 +31,7 @@ from vane_dagster.sources.lake_source import (
 )
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.lance_table import open_table, require_lance
+from vane_dagster.storage.lance_table import open_table
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 
 _BLOBS = "all_binary"
@@ -184,7 +185,7 @@ def lance(
         DefinitionError: If an argument has another form, or pylance is not installed.
     """
     where = "vd.lance"
-    require_lance(where)
+    check_installed(where, "lance", "lance")
     expected = "the number of a version, or a tag"
     place = folder_arguments(where, url, version, (int, str), expected, storage_options)
     return LanceSource(**place, **lake_arguments(where, filter, columns, asset, allow_empty))

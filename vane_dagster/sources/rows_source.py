@@ -122,9 +122,6 @@ class RowsSource(StoredTableSource):
     def identity(self, partition: str | None) -> str | None:
         return _identity(self.rows.blocks(partition))
 
-    def bytes_of(self, partition: str | None) -> int:
-        return sum(block.bytes for block in self.rows.blocks(partition))
-
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         if self.allow_empty:
             return None

@@ -76,9 +76,6 @@ class StoredTableSource(InStore):
                 f"pipeline a partitions_def, and the source {self.partitioned_by}"
             )
 
-    def describe(self) -> str:
-        return self.place[:1].upper() + self.place[1:]
-
     @abstractmethod
     def identity(self, partition: str | None) -> str | None:
         """Return what identifies the rows of a partition, as hex digits; None if it has no rows.
@@ -90,10 +87,6 @@ class StoredTableSource(InStore):
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Write the rows of a partition into the store, in files with unique names."""
 
-    def bytes_of(self, partition: str | None) -> int:
-        """Return the size of a partition's rows in memory; 0 if it is not known."""
-        return 0
-
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
@@ -102,9 +95,7 @@ class StoredTableSource(InStore):
         def listed(partition: str | None) -> Listed:
             try:
                 identity = self.identity(partition)
-                if identity is None:
-                    return ()
-                return (FileRecord(table_url(identity), self.bytes_of(partition), identity),)
+                return (FileRecord(table_url(identity), 0, identity),) if identity else ()
             except VaneError as error:
                 return SourceError(f"{location}: {self.place}: {error}")
 

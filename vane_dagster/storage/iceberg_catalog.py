@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
+from vane_dagster._arguments import check_installed
 from vane_dagster._secrets import keep_options, revealed
 from vane_dagster.errors import DefinitionError, StoreError, VaneError, first_line
 
@@ -70,10 +70,7 @@ class IcebergCatalog:
 
 def parse_catalog(where: str, catalog: Any) -> IcebergCatalog:
     """Validate a declared catalog."""
-    if find_spec("pyiceberg") is None:
-        raise DefinitionError(
-            f"{where}: Iceberg tables need the package pyiceberg. Install vane-dagster[iceberg]"
-        )
+    check_installed(where, "pyiceberg", "iceberg")
     if isinstance(catalog, str) and catalog:
         return IcebergCatalog(catalog)
     name: Any

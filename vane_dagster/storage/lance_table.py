@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.errors import DefinitionError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.table_options import table_options
 from vane_dagster.types.tensors import is_tensor, storage_type
 
 _GONE = re.compile(r"was not found|not found:|does not exist", re.IGNORECASE)
-
-
-def require_lance(location: str) -> None:
-    """Check that the library is installed."""
-    if find_spec("lance") is None:
-        raise DefinitionError(f"{location} needs the package pylance. Install vane-dagster[lance]")
 
 
 def driver_url(location: Location) -> str:

@@ -160,17 +160,6 @@ def test_ids_that_are_null_or_repeated(tmp_path, local, materialize):
     assert read_stage(tmp_path / "store", "unique", "kept")["id"].to_pylist() == ["a|1"]
 
 
-def test_a_clash_with_a_column_is_refused(tmp_path, local, materialize):
-    write_source(tmp_path / "src", {"doc": ["a"], "page": [1], "id": [7], "text": ["x"]})
-    error = failure(materialize(docs(tmp_path / "src", DOC_PAGE), local, raises=False))
-    assert 'as id={"name": [...]}' in error
-    named = {"key": ["doc", "page"]}
-    materialize(docs(tmp_path / "src", named), local)
-    assert vd.load("docs/kept", store=str(tmp_path / "store"))["key"].to_pylist() == ["a|1"]
-    error = failure(materialize(docs(tmp_path / "src", ["doc", "leaf"]), local, raises=False))
-    assert "id: the source has no column 'leaf'; it has 'doc', 'page', 'id', 'text'" in error
-
-
 def test_a_stage_of_another_pipeline_by_several_columns(tmp_path, folder, local, materialize):
     first = docs(folder, DOC_PAGE)
     with pytest.raises(vd.DefinitionError, match=r"as id={.id_text.: \[.id., .word.\]}"):

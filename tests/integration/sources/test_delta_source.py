@@ -12,7 +12,6 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from deltalake import write_deltalake
 
@@ -309,20 +308,3 @@ def test_a_table_on_s3(tmp_path, local, materialize, s3):
     assert len(pipeline().source.list_files(["b"], "here")["b"]) == 2, "of 3 files"
     for path in (tmp_path / "store").rglob("*.json"):
         assert s3["endpoint_url"] not in json.dumps(json.loads(path.read_text()))
-
-
-def test_rows_that_are_identified_by_several_columns(tmp_path, local, materialize):
-    table = tmp_path / "t"
-    write_deltalake(table, rows(range(10), day=["a", "b"] * 5), partition_by=["day"])
-    path = next(a["path"] for a in log_actions(table, "add") if "day=b" in a["path"])
-    delete_positions(table, path, [0])
-    source = vd.delta(str(table), filter="n < 90")
-    pipeline = vd.Pipeline("docs", source=source, id={"key": ["day", "n"]})
-    pipeline.project("clean", {"n": "n"})
-    materialize(pipeline, local)
-    found = read_stage(tmp_path / "store", "docs", "clean")
-    assert sorted(found["n"].to_pylist()) == [0, 20, 30, 40, 50, 60, 70, 80]
-    id = found.filter(pc.equal(found["n"], 50))["key"][0].as_py()
-    step = vd.trace(pipeline["clean"], id, store=str(tmp_path / "store")).steps[0]
-    assert step.url.endswith(path)
-    assert step.row == 1  # of the rows that are left: 3, 5, 7

@@ -57,11 +57,3 @@ def test_a_run_reads_the_arrow_files(tmp_path, compute, materialize):
     # The first block and the last one, of 1,024 rows, are cut into four fragments each.
     assert after["fragments_computed"] == 8 < after["fragments"]
     assert read_stage(tmp_path / "store", "docs", "loud")["loud"][0].as_py() == "OTHER"
-
-
-def test_a_shuffled_dataset_is_copied(tmp_path, local, materialize):
-    dataset = datasets.load_from_disk(saved(tmp_path / "one")).shuffle(seed=1)
-    materialize(docs(dataset), local)
-    rows = read_stage(tmp_path / "store", "docs", "loud")
-    assert rows["id"].to_pylist() == [n for n in dataset["id"] if n != 17]
-    assert list((tmp_path / "store" / "~tables" / "made").iterdir())

@@ -286,46 +286,19 @@ def test_tables_and_snapshots_that_are_missing_or_empty(tmp_path, catalog, local
     assert "has no snapshot 17; it has 'main', 'release'" in text
 
 
-def test_a_file_that_is_gone(tmp_path, catalog, local, materialize):
-    table = opened(catalog).create_table("db.docs", rows([]).schema)
-    table.append(rows(range(3)))
-    path = next(iter(table.scan().plan_files())).file.file_path
-    Path(path.removeprefix("file://")).unlink()
-    text = failure(materialize(docs(catalog), local, raises=False))
-    assert path in text
-    assert "If the file is gone, a cleanup after" in text
-
-
-def test_a_file_that_is_gone_when_it_is_read(tmp_path, catalog):
+def test_a_file_that_is_gone(tmp_path, catalog):
     table = opened(catalog).create_table("db.docs", rows([]).schema)
     table.append(rows(range(3)))
     source = vd.iceberg(catalog, "db.docs")
-    found = source.split(source.list_files([None], "here")[None], FragmentRule(10), "here")
+    files = source.list_files([None], "here")[None]
+    found = source.split(files, FragmentRule(10), "here")
     path = found.fragments[0].url
     Path(path.removeprefix("file://")).unlink()
     words = f"here: '{path}' cannot be read: .*If the file is gone, a cleanup after"
     with pytest.raises(vd.errors.SourceError, match=words):
         source.for_workers().read(found.fragments[0], found.schema, ReadContext("here"))
-
-
-def test_rows_without_an_id(tmp_path, catalog, local, materialize):
-    """A row's number counts the rows of its file that are left."""
-    table = opened(catalog).create_table("db.docs", rows([]).schema)
-    table.append(rows(range(25)))
-    path = next(iter(table.scan().plan_files())).file.file_path
-    delete_positions(table, path, [2, 20])
-    docs = vd.Pipeline(
-        "docs", source=vd.iceberg(catalog, "db.docs"), id=vd.row_id(), fragment_rows=10
-    )
-    docs.project("clean", ["id", "n"])
-    materialize(docs, local)
-    read = read_stage(tmp_path / "store", "docs", "clean").sort_by("row_id")
-    left = [i for i in range(25) if i not in (2, 20)]
-    assert sorted(read["id"].to_pylist()) == left
-    ids = dict(zip(read["id"].to_pylist(), read["row_id"].to_pylist()))
-    assert ids[24] == f"{path}#22"
-    step = vd.trace(docs["clean"], ids[24], store=str(tmp_path / "store")).steps[0]
-    assert (step.url, step.row) == (path, 22)
+    with pytest.raises(vd.errors.SourceError, match="If the file is gone, a cleanup after"):
+        source.split(files, FragmentRule(10), "here")
 
 
 def test_workers_that_have_loaded_the_table_before(tmp_path, catalog, compute, materialize):

@@ -91,23 +91,6 @@ def test_only_files_whose_columns_differ_from_the_common_ones_are_computed_again
     assert [row["type"] for row in rows(tmp_path / "store", "direct")] == ["int32"] * 3
 
 
-def test_all_columns_and_files_that_have_nothing_in_common_are_named(tmp_path, local, materialize):
-    src = tmp_path / "src"
-    write_source(src, WIDE, "a.parquet")
-    write_source(src, {"id": ["x"], "n": [1.5], "extra": ["e"]}, "b.parquet")
-    write_source(src, {"id": [9], "n": ["1"], "extra": [1]}, "c.parquet")
-    result = materialize(docs(vd.parquet(str(src))), local, raises=False)
-    text = failure(result)
-    for word in (
-        "column 'n' is double in 'file://",
-        "b.parquet', but 'n' is int64 in",
-        "column 'id' is string in",
-        "column 'extra' is int64 in",
-        "a.parquet'",
-    ):
-        assert word in text
-
-
 def test_a_file_without_the_id_is_refused(tmp_path, local, materialize):
     write_source(tmp_path / "src", WIDE, "a.parquet")
     write_source(tmp_path / "src", {"n": [9]}, "b.parquet")

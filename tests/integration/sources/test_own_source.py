@@ -109,7 +109,7 @@ def test_a_source_in_a_module_of_the_user(tmp_path, compute, materialize):
 
     spec = pipeline.build_source().get_asset_spec()
     assert "jsonl" in spec.kinds
-    assert spec.description == f"jsonl files at {tmp_path}/src"
+    assert spec.description == f"jsonl: {tmp_path}/src"
 
 
 def test_its_errors_name_the_format(tmp_path, local, materialize):
@@ -119,31 +119,3 @@ def test_its_errors_name_the_format(tmp_path, local, materialize):
     assert "a folder that holds *.jsonl" in error
     with pytest.raises(vd.DefinitionError, match="unknown placeholder"):
         docs(JsonLines("/data/{day}"))
-
-
-def test_ids_that_are_filtered_out_need_not_be_unique(tmp_path, local, materialize):
-    """Where the worker filters in memory, as where a source filters itself."""
-    write(tmp_path / "src" / "a.jsonl", 0, 3)
-    write(tmp_path / "src" / "b.jsonl", 2, 2)
-    source = JsonLines(str(tmp_path / "src"))
-    pipeline = vd.Pipeline("docs", source=source, id="id")
-    pipeline.project("kept", ["text"], where="id <> 2")
-    materialize(pipeline, local)
-    assert read_stage(tmp_path / "store", "docs", "kept")["id"].to_pylist() == [0, 1, 3]
-    error = failure(materialize(docs(source).pipeline, local, raises=False))
-    assert "the source has 1 ids more than once" in error
-
-
-def test_a_source_of_the_user_with_a_computed_id(tmp_path, compute, materialize):
-    """Its code reaches the workers inside of the source that computes the ids."""
-    write(tmp_path / "src" / "a.jsonl", 0, 3)
-    source, store = JsonLines(str(tmp_path / "src")), str(tmp_path / "store")
-    for id, ids in (
-        ({"key": ["id", "text"]}, ["1|t1", "2|t2"]),
-        (vd.row_id("key"), [f"file://{tmp_path}/src/a.jsonl#{row}" for row in (1, 2)]),
-    ):
-        pipeline = vd.Pipeline("docs", source=source, id=id)
-        pipeline.project("kept", ["text"], where="id > 0")
-        assert metadata(materialize(pipeline, compute), "kept")["fragments_computed"] == 1
-        assert read_stage(tmp_path / "store", "docs", "kept")["key"].to_pylist() == ids
-        assert vd.trace(pipeline["kept"], ids[1], store=store).steps[0].row == 2

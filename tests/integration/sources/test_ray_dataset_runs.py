@@ -228,13 +228,3 @@ def test_subprocesses_alone_make_no_dataset(load, materialize, local):
     assert not ray.is_initialized()
     result = materialize(docs(load().make), local, raises=False)
     assert "compute=RayCompute(...)" in failure(result)
-
-
-def test_an_observation_makes_nothing(load, calls):
-    source = docs(load().make).build_source()
-    job = dg.define_asset_job("observe", [dg.AssetKey(["docs", "source"])])
-    found = dg.Definitions(assets=[source], jobs=[job]).resolve_job_def("observe")
-    result = found.execute_in_process()
-    assert result.success
-    assert len(result.get_asset_observation_events()) == 1
-    assert calls() == []

@@ -101,20 +101,6 @@ def test_a_value_that_does_not_fit_costs_its_row(tmp_path, local, materialize):
     assert "b.csv', row 1: column 'id' has a value that is no BIGINT" in message
 
 
-def test_a_file_with_values_of_another_type_fails_its_partition(tmp_path, local, materialize):
-    for day, unit in (("mon", ""), ("tue", "EUR ")):
-        (tmp_path / day).mkdir()
-        rows = [f"{n},{unit if n else ''}{n}.5" for n in range(20)]
-        (tmp_path / day / "a.csv").write_text("\n".join(["id,price", *rows]))
-    days = dg.StaticPartitionsDefinition(["mon", "tue"])
-    source = vd.csv(f"{tmp_path}/{{partition_key}}")
-    pipeline = vd.Pipeline("docs", source=source, id="id", partitions_def=days)
-    pipeline.project("kept", ["price"])
-    materialize(pipeline, local, partition="mon")
-    message = failure(materialize(pipeline, local, partition="tue", raises=False))
-    assert "19 of at most 20 rows of the partition failed, more than max_error_rate" in message
-
-
 def test_partitions_of_json_lines_on_s3(tmp_path, local, materialize, s3):
     fs = fsspec.filesystem("s3", **s3)
     for day, first in (("mon", 0), ("tue", 100)):

@@ -479,33 +479,12 @@ def test_workers_get_no_listing(tmp_path):
     assert len(pickle.dumps(source.for_workers())) == before
 
 
-def test_small_files_are_grouped_by_default(tmp_path):
-    for n in range(30):
-        (tmp_path / f"{n:02d}.csv").write_bytes(b"id\n%d\n" % n)
-    source = vd.csv(str(tmp_path))
-    before = split(source).fragments
-    assert len(before) < 10
-    assert sum(len(f.spans) for f in before) == 30
-    assert [row["id"] for row in rows(source)] == list(range(30))
-    (tmp_path / "07.csv").write_bytes(b"id\n70\n71\n")
-    after = split(source).fragments
-    assert len({f.identity for f in after} - {f.identity for f in before}) == 1
-
-
 def test_a_file_that_is_replaced_after_it_was_listed_is_not_read(tmp_path):
     source = bound(vd.csv(write(tmp_path, a__csv=b"id,s\n" + b"1,x\n" * 20)))
     files = source.required(source.list_files([None], "here")[None], None, "here")
     write(tmp_path, a__csv=b"id,s\n1,x\n")
     with pytest.raises(vd.errors.SourceError, match=r"a\.csv' was replaced while the run read it"):
         source.split(files, FragmentRule(10), "here")
-
-
-def test_a_file_that_is_replaced_after_its_conversion_is_read_as_it_was(tmp_path):
-    source = bound(vd.csv(write(tmp_path, a__csv=b"id\n1\n2\n")))
-    table = split(source)
-    write(tmp_path, a__csv=b"id\n3\n")
-    (fragment,) = table.fragments
-    assert source.read(fragment, table.schema, CONTEXT)["id"].to_pylist() == [1, 2]
 
 
 def test_options_that_change_rows_change_fragments(tmp_path):

@@ -46,8 +46,10 @@ def test_a_source_fits_the_partitions():
     vd.delta("t/{partition_key}").validate("here", days)
     vd.delta("t/{partition_key.day}", filter="p = '{partition_key.place}'").validate("here", two)
     vd.delta("t", filter="n > 1").validate("here", None)
+    vd.iceberg("prod", "db.t", filter="d = '{partition_key}'").validate("here", days)
     for source, partitions, words in (
         (vd.delta("t", filter="n > 1"), days, "every partition would have the same rows"),
+        (vd.iceberg("prod", "db.t"), days, "every partition would have the same rows"),
         (vd.delta("t/{partition_key}"), None, "has no partitions_def"),
         (vd.delta("t", filter="d = '{partition_key}'"), None, "has no partitions_def"),
         (vd.delta("t", filter="d = '{partition_key.hour}'"), two, "the dimension 'hour'"),
@@ -175,17 +177,7 @@ def test_units_are_sorted_and_have_versions(tmp_path):
     assert DeltaTable(str(table)).version() == 1
 
 
-def test_deletes_are_refused_without_deltalake(monkeypatch):
-    monkeypatch.setattr("vane_dagster.sources.delta.find_spec", lambda name: None)
-    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[delta\]"):
-        vd.delta("t")
-
-
 def test_filters_are_split_at_their_outer_ands():
     found = conjuncts("a = 1 AND (b = 2 AND (c = 3 OR d = 4)) AND NOT (e AND f)", "here")
     assert found == ("(a = 1)", "(b = 2)", "((c = 3) OR (d = 4))", "(NOT (e AND f))")
     assert conjuncts("a IS NULL", "here") == ("(a IS NULL)",)
-
-
-def test_the_url_may_be_a_path():
-    assert vd.delta(Path("lake/t")) == vd.delta("lake/t")

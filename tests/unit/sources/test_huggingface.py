@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 from collections.abc import Callable
@@ -95,12 +94,6 @@ def test_arrow_files_are_read_where_they_are(saved, store):
     assert listed(vd.huggingface(datasets.load_from_disk(str(saved)))) == listed(source)
     in_memory = split(vd.table(rows), store)
     assert [f.identity for f in in_memory.fragments] == [f.identity for f in table.fragments]
-
-
-def test_a_copy_does_not_need_the_files(saved, store):
-    source = vd.huggingface(saved, copy=True)
-    assert not any(are_in_place(split(source, store)))
-    assert read(source, store) == read(vd.huggingface(saved), store)
 
 
 def test_the_same_rows_in_other_files(saved, store, tmp_path):
@@ -337,17 +330,3 @@ def test_wrong_declarations(given, options, message):
     path = given() if callable(given) else given
     with pytest.raises(vd.DefinitionError, match=message):
         vd.huggingface(path, **options)
-
-
-def test_a_missing_library_is_named(monkeypatch):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "datasets" else found(name)
-    )
-    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[huggingface\]"):
-        vd.huggingface("x")
-
-
-def test_an_empty_dataset_is_refused():
-    with pytest.raises(vd.errors.SourceError, match="has no rows"):
-        listed(vd.huggingface(datasets.Dataset.from_dict({"id": []})))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 from types import SimpleNamespace
 
-import dagster as dg
 import pytest
 
 import vane_dagster as vd
@@ -33,22 +31,6 @@ def test_what_is_refused_where_it_is_declared(catalog, given, words):
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "partitioned", "words"),
-    [
-        ({}, True, "has no {partition_key}, so that every partition would have the same rows"),
-        ({"filter": "n > 3"}, True, "has no {partition_key}"),
-        ({"filter": "day = '{partition_key}'"}, False, "the pipeline has no partitions_def"),
-    ],
-)
-def test_partitions_are_in_the_filter(given, partitioned, words):
-    partitions = dg.StaticPartitionsDefinition(["a"]) if partitioned else None
-    source = vd.iceberg("prod", "db.events", **given)
-    with pytest.raises(vd.DefinitionError) as raised:
-        vd.Pipeline("docs", source=source, id="id", partitions_def=partitions)
-    assert words in str(raised.value)
-
-
 def test_a_catalog_in_every_form():
     named = vd.iceberg("prod", "db.events", filter="day = '{partition_key}' and n > 3")
     assert named.place == "prod.db.events"
@@ -61,13 +43,3 @@ def test_a_catalog_in_every_form():
     assert given.place == "test.db.events"
     assert SECRET not in repr(given)
     assert pickle.loads(pickle.dumps(given.for_workers())).catalog == given.catalog
-
-
-def test_an_extra_that_is_not_installed(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "vane_dagster.storage.iceberg_catalog.find_spec",
-        lambda name: None if name == "pyiceberg" else find(name),
-    )
-    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[iceberg\]"):
-        vd.iceberg("prod", "db.events")

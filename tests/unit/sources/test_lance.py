@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import json
 import pickle
 import shutil
-from pathlib import Path
 
-import dagster as dg
 import lance
 import pyarrow as pa
 import pytest
@@ -24,44 +21,13 @@ SECRET = "a-secret-that-nobody-writes-down"
     ("url", "given", "words"),
     [
         ("", {}, "url is ''; expected a path or a URL"),
-        ("gs://b/t", {}, "expected a local path, s3:// or s3a://"),
-        ("/t/{day}", {}, "has the unknown placeholder {day}"),
         ("/t", {"version": True}, "version is True; expected the number of a version, or a tag"),
-        ("/t", {"filter": " "}, "filter is ' '; expected a row filter as text"),
-        ("/t", {"columns": "id"}, "columns is 'id'; expected a list of names"),
     ],
 )
 def test_what_is_refused_where_it_is_declared(url, given, words):
     with pytest.raises(vd.DefinitionError, match=r"vd\.lance: ") as raised:
         vd.lance(url, **given)
     assert words in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "given", "partitioned", "words"),
-    [
-        ("/t", {}, True, "has no {partition_key}, so that every partition would have"),
-        ("/t", {"filter": "n > 3"}, True, "has no {partition_key}, so that every"),
-        ("/t", {"filter": "d = '{partition_key}'"}, False, "the pipeline has no partitions_def"),
-        ("/{partition_key}", {}, False, "the pipeline has no partitions_def"),
-        ("/{partition_key.x}", {}, True, "names the dimension 'x'"),
-    ],
-)
-def test_partitions_are_in_the_url_or_the_filter(url, given, partitioned, words):
-    partitions = dg.StaticPartitionsDefinition(["a"]) if partitioned else None
-    with pytest.raises(vd.DefinitionError) as raised:
-        vd.Pipeline("docs", source=vd.lance(url, **given), id="id", partitions_def=partitions)
-    assert words in str(raised.value)
-
-
-def test_an_extra_that_is_not_installed(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "vane_dagster.storage.lance_table.find_spec",
-        lambda name: None if name == "lance" else find(name),
-    )
-    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[lance\]"):
-        vd.lance("/t")
 
 
 def test_secrets_are_in_options_alone():
@@ -179,7 +145,3 @@ def test_a_shallow_clone_reads_the_files_of_its_origin(tmp_path):
     (fragment,) = source.split([file], FragmentRule(100), "here").fragments
     rows = source.read(fragment, pa.schema([("id", pa.int64())]), ReadContext("here"))
     assert rows["id"].to_pylist() == list(range(10))
-
-
-def test_the_url_may_be_a_path():
-    assert vd.lance(Path("lake/t")) == vd.lance("lake/t")

@@ -56,25 +56,6 @@ def test_globs_and_partitions_select_files(tmp_path):
     assert names == ["may/deep/y.wav", "may/x.wav"]
 
 
-def test_an_added_file_leaves_other_groups_alone(tmp_path):
-    names = [f"{n:04d}.bin" for n in range(300)]
-    write(tmp_path, names)
-
-    def groups() -> set[str]:
-        source = vd.files(str(tmp_path))
-        table = source.split(listed(source), RULE, "here")
-        assert all(fragment.stop <= RULE.rows for fragment in table.fragments)
-        assert sum(fragment.stop for fragment in table.fragments) >= 300
-        return {fragment.identity for fragment in table.fragments}
-
-    before = groups()
-    assert 3 <= len(before) <= 60, "10 bytes each, at most 1,000 in a fragment"
-    write(tmp_path, ["0150b.bin"])
-    assert len(before - groups()) <= 3
-    os.utime(tmp_path / "0003.bin", (0, 0))
-    assert len(before - groups()) <= 4
-
-
 def test_the_row_of_a_path_is_found_without_reading(tmp_path):
     source = vd.files(str(tmp_path / "gone"))
     write(tmp_path, ["x"])
@@ -117,7 +98,9 @@ def test_wrong_urls_are_refused(url):
 
 
 @pytest.mark.parametrize(
-    "source", [vd.files, vd.images, vd.parquet, vd.text, vd.csv, vd.json], ids=lambda s: s.__name__
+    "source",
+    [vd.files, vd.images, vd.parquet, vd.text, vd.csv, vd.json, vd.delta, vd.lance],
+    ids=lambda s: s.__name__,
 )
 def test_a_path_object_is_a_url(tmp_path, source):
     assert source(tmp_path / "{partition_key}") == source(f"{tmp_path}/{{partition_key}}")

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pyarrow as pa
 import pytest
 
@@ -68,12 +67,6 @@ def test_small_files_share_a_fragment_and_large_ones_are_cut(bound, rows, counts
     assert [row for part in found for row in part] == ALL
 
 
-def test_rows_are_made_once(bound):
-    for _ in range(2):
-        split(bound, 100)
-    assert bound.calls == [None]
-
-
 def test_code_that_fails_leaves_nothing_that_is_read(bound, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(Counted, "calls", None)
@@ -83,14 +76,6 @@ def test_code_that_fails_leaves_nothing_that_is_read(bound, monkeypatch):
             split(bound, 100)
     assert split(bound, 100) == [ALL]
     assert bound.calls == [None]
-
-
-def test_rows_that_were_deleted_are_made_again(bound):
-    split(bound, 100)
-    folder = bound.store_root.child("~tables", "made")
-    folder.delete([next(iter(folder.entries()))])
-    assert split(bound, 100) == [ALL]
-    assert len(bound.calls) == 2
 
 
 def test_rows_have_the_columns_and_types_of_the_table(bound):
@@ -195,15 +180,6 @@ def test_code_without_an_identity_is_an_error_of_the_listing():
 def test_wrong_declarations(fn, given, message):
     with pytest.raises(vd.DefinitionError, match=message):
         vd.ray_dataset(fn, **given)
-
-
-def test_partitions_of_function_and_pipeline_have_to_fit():
-    parts = dg.StaticPartitionsDefinition(["a"])
-    with pytest.raises(vd.DefinitionError, match="has partitions, unlike the pipeline"):
-        vd.Pipeline("docs", source=vd.ray_dataset(day), id="id")
-    with pytest.raises(vd.DefinitionError, match="a parameter partition_key of the function"):
-        vd.Pipeline("docs", source=vd.ray_dataset(make), id="id", partitions_def=parts)
-    vd.Pipeline("docs", source=vd.ray_dataset(day), id="id", partitions_def=parts)
 
 
 def test_types_are_known_in_a_run_alone():

@@ -213,11 +213,6 @@ def test_the_text_of_an_id_as_a_user_names_it():
         row.text(17)
 
 
-@pytest.mark.parametrize("rule", [DOC_PAGE, vd.row_id("n")])
-def test_a_rule_is_read_from_its_record(rule):
-    assert rule_of(rule.record, rule.name) == rule
-
-
 @pytest.mark.parametrize(
     ("id", "place"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 import vane_dagster as vd
 from support.data import write_source
 from vane_dagster.sources import FragmentRecord, FragmentRule, ReadContext, SourceTable
-from vane_dagster.sources.files import file_identity
 from vane_dagster.sources.schemas import common_columns, conform, wider_type
 
 HERE = ReadContext("here")
@@ -286,17 +284,3 @@ def test_a_wider_file_changes_the_fragments_of_narrower_files_alone(small_files,
     (tmp_path / "a.parquet").unlink()
     (only,) = split(tmp_path, "separate").fragments
     assert mixed[f"file://{wide}"] == only.identity
-
-
-def test_fragments_of_equal_files_keep_the_identity_of_former_releases(tmp_path):
-    write_source(tmp_path, {"id": [1, 2]}, "a.parquet")
-    write_source(tmp_path, {"id": [3, 4]}, "b.parquet")
-    table = split(tmp_path)
-    source = vd.parquet(str(tmp_path))
-    files = source.required(source.list_files([None], "here")[None], None, "here")
-    expected = [
-        hashlib.blake2b(f"{file_identity(file)}\n0\n2".encode(), digest_size=16).hexdigest()
-        for file in files
-    ]
-    assert [fragment.identity for fragment in table.fragments] == expected
-    assert [fragment.detail for fragment in table.fragments] == ["", ""]

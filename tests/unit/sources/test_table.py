@@ -121,26 +121,10 @@ def test_rows_that_change_between_the_listing_and_the_copy_are_refused(store):
         source.bind(store).split(files, RULE, "here")
 
 
-def test_equal_blocks_are_different_fragments(store):
-    rows = pa.table({"n": np.zeros(2_000, np.int64)})
-    fragments = split(vd.table(rows), store, rule=FragmentRule(500)).fragments
-    assert len(fragments) > 1
-    assert len({fragment.identity for fragment in fragments}) == len(fragments)
-
-
 def test_fragments_do_not_depend_on_the_store(tmp_path, store):
     other = Store(Location(str(tmp_path / "other")))
     first, second = (split(vd.table(ROWS), each).fragments for each in (store, other))
     assert [f.identity for f in first] == [f.identity for f in second]
-
-
-def test_a_row_is_found_in_its_fragment(store):
-    source = vd.table(pa.table({"id": range(5_000)}))
-    table = split(source, store, rule=FragmentRule(500))
-    spans = [span for fragment in table.fragments for span in fragment.spans]
-    found = source.bind(store).find(spans, pa.field("id", pa.int64()), 4_321)
-    assert found is not None
-    assert found[0].start <= found[1] == 4_321 < found[0].stop
 
 
 def test_partitions(store):

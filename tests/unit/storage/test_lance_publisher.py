@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -129,16 +128,6 @@ def test_other_formats_take_no_index():
         vd.DefinitionError, match="options has 'index'; format='parquet' takes none"
     ):
         docs("/somewhere", index={"column": "e"})
-
-
-def test_an_extra_that_is_not_installed(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "vane_dagster.storage.lance_table.find_spec",
-        lambda name: None if name == "lance" else find(name),
-    )
-    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[lance\]"):
-        docs("/somewhere", format="lance")
 
 
 def test_sub_vectors_divide_the_dimension(tmp_path):

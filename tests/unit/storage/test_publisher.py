@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import dagster as dg
 import pytest
 
@@ -74,17 +72,6 @@ def test_what_is_refused_where_it_is_declared(given, words):
     with pytest.raises(vd.DefinitionError, match="'docs/out'") as raised:
         clean.write("out", **grouped({"url": f"/t{placeholder}", **given}))
     assert words in str(raised.value)
-
-
-def test_an_extra_that_is_not_installed(monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "vane_dagster.storage.publish.delta.find_spec",
-        lambda name: None if name == "deltalake" else find(name),
-    )
-    with pytest.raises(vd.DefinitionError, match=r"Install vane-dagster\[delta\]"):
-        docs("/somewhere", format="delta")
-    assert docs("/somewhere")["out"]
 
 
 def test_a_catalog_is_in_the_definition_by_its_name():

@@ -329,21 +329,6 @@ def test_an_expression_over_a_type_that_sql_widens(tmp_path):
         assert found["ms"].to_pylist() == [1, None, 3]
 
 
-def test_files_whose_types_sql_sees_alike_are_read_together(tmp_path):
-    for name, unit in (("a", "ms"), ("b", "us")):
-        at = pa.array([1], pa.timestamp(unit))
-        write_source(tmp_path, pa.table({"id": [ord(name)], "at": at}), f"{name}.parquet")
-    source = vd.parquet(str(tmp_path))
-    files = list_files(source, None, "here")
-    schema = source.split(files, FragmentRule(10), "here").schema
-    assert schema.field("at").type == pa.timestamp("us")
-    found = []
-    for file in files:
-        rows = source_rows(file.url, 0, 1, schema, file, "id")
-        found += scan(rows, work(Gather(), rows, schema))["at"].cast(pa.int64()).to_pylist()
-    assert found == [1000, 1]
-
-
 @pytest.mark.parametrize("name", ["file_row_number", "FILE_ROW_NUMBER"])
 def test_a_column_that_has_the_name_of_duckdbs_row_number(name, tmp_path):
     table = pa.table({"id": [1, 2, 3], name: [7, 8, 9]})

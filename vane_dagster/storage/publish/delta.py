@@ -6,13 +6,13 @@ import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
-from vane_dagster.errors import DefinitionError, SchemaError, StoreError
+from vane_dagster._arguments import check_installed
+from vane_dagster.errors import SchemaError, StoreError
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.publish.compaction import CompactedFile
 from vane_dagster.storage.publish.delta_types import delta_type, shape
@@ -34,10 +34,7 @@ class DeltaPublisher(TablePublisher):
     def validate(
         cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
     ) -> Target:
-        if find_spec("deltalake") is None:
-            raise DefinitionError(
-                f"{where}: format='delta' needs the package deltalake. Install vane-dagster[delta]"
-            )
+        check_installed(f"{where}: format='delta'", "deltalake", "delta")
         return super().validate(declared, where, partitioned, columns)
 
     def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster import _failpoints
+from vane_dagster._arguments import check_installed
 from vane_dagster.errors import DefinitionError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import (
@@ -26,7 +27,6 @@ from vane_dagster.storage.lance_table import (
     driver_url,
     lance_type,
     open_table,
-    require_lance,
 )
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.publish.compaction import CompactionGroup, staged_rows
@@ -79,7 +79,7 @@ class LancePublisher(TablePublisher):
     def validate(
         cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
     ) -> Target:
-        require_lance(f"{where}: format='lance'")
+        check_installed(f"{where}: format='lance'", "lance", "lance")
         index = declared.options["index"]
         if index is not None:
             index = VectorIndex.parse(index, where).declared
