@@ -286,7 +286,7 @@ def test_compression(tmp_path, local, materialize):
 
 
 def test_files_have_about_the_wanted_size(tmp_path, local, materialize):
-    """Small fragments are written together, in their order, and large ones split."""
+    """Small fragments are written together, in their order."""
     noise = [os.urandom(100).hex() for _ in range(20_000)]
     write_source(tmp_path / "src", {"id": range(20_000), "n": range(20_000), "text": noise})
     wanted = 200_000
@@ -301,18 +301,6 @@ def test_files_have_about_the_wanted_size(tmp_path, local, materialize):
     for path in together:
         ids = pq.read_table(path)["id"].to_pylist()
         assert ids == list(range(ids[0], ids[0] + len(ids)))
-
-    whole = vd.Pipeline(
-        "whole", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=20_000
-    )
-    clean = whole.project("clean", ["n", "text"])
-    clean.write("out", f"{tmp_path}/split", target_file_bytes=wanted)
-    materialize(whole, local)
-    split = [path.stat().st_size for path in (tmp_path / "split").glob("*.parquet")]
-    assert len(split) > 8
-    assert max(split) < wanted * 1.5
-    ids = ds.dataset(tmp_path / "split").to_table()["id"]
-    assert sorted(ids.to_pylist()) == list(range(20_000))
 
 
 def test_row_groups_are_bounded(tmp_path, local, materialize, monkeypatch):

@@ -28,8 +28,8 @@ from vane_dagster.storage.lance_table import (
     open_table,
     require_lance,
 )
-from vane_dagster.storage.manifest import Manifest, PartInfo, Published
-from vane_dagster.storage.publish.compaction import CompactionGroup, staged_rows
+from vane_dagster.storage.manifest import Manifest, Published
+from vane_dagster.storage.publish.compaction import staged_rows
 from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
@@ -135,12 +135,9 @@ class LancePublisher(TablePublisher):
     def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
         return lance_type(kind)
 
-    def _compaction_groups(self, parts: Sequence[PartInfo]) -> list[CompactionGroup]:
-        return [replace(group, count=1) for group in super()._compaction_groups(parts)]
-
     def _place(self, table: Any, manifest: Manifest, files: Sequence[str]) -> Mapping[str, Any]:
-        named = {path: group for group, (path,) in self._named(manifest.parts, files)}
-        self._require_staged(part for group in named.values() for part in group.parts)
+        named = self._named(manifest.parts, files)
+        self._require_staged(part for group in named.values() for part in group)
         schema = pa.schema([field.remove_metadata() for field in table.schema])
 
         def write(path: str) -> Any:

@@ -6,7 +6,7 @@ import abc
 import hashlib
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING, Publisher, column_clash
-from vane_dagster.storage.publish.compaction import CompactedFile, CompactionGroup
+from vane_dagster.storage.publish.compaction import CompactedFile, Parts, plan_compaction
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.table_options import check_table_url
 
@@ -107,9 +107,9 @@ class TablePublisher(Publisher):
             table = self._opened()
             active = self._active(table) or {}
             taken = self._taken(table, active)
-        stems = [stem for _, named in self._groups(manifest.parts) for stem in named]
+        stems = self._groups(manifest.parts)
         kept = self._by_stem(active)
-        if not self.keeps_files and (kept.keys() != set(stems) or len(active) != len(stems)):
+        if not self.keeps_files and (kept.keys() != stems.keys() or len(active) != len(stems)):
             kept = {}
         for attempt in itertools.count():
             # A file that is in the table is never written again.
@@ -241,23 +241,14 @@ class TablePublisher(Publisher):
     def _published(self, files: Sequence[str], table: Any) -> Published:
         return Published(self.target.url, files, self.format, self._version(table))
 
-    def _groups(self, parts: Sequence[PartInfo]) -> list[tuple[CompactionGroup, list[str]]]:
-        """Return the parts of each file or of several files, with the stems of their names."""
-        rows = [part for part in parts if part.rows]
-        if self._declared.target_bytes is None:
-            return [(CompactionGroup((part,), 1), [part.stem]) for part in rows]
-        return [(group, group.stems) for group in self._compaction_groups(rows)]
+    def _groups(self, parts: Sequence[PartInfo]) -> dict[str, Parts]:
+        """Return the parts of each file by the stem of its name."""
+        return plan_compaction((p for p in parts if p.rows), self._declared.target_bytes)
 
-    def _named(
-        self, parts: Sequence[PartInfo], files: Collection[str]
-    ) -> list[tuple[CompactionGroup, list[str]]]:
-        """Return the parts that some planned files are made of, with the paths of the files."""
-        by_stem = self._by_stem(files)
-        found = [
-            (group, [by_stem[stem] for stem in stems if stem in by_stem])
-            for group, stems in self._groups(parts)
-        ]
-        return [(group, paths) for group, paths in found if paths]
+    def _named(self, parts: Sequence[PartInfo], files: Iterable[str]) -> dict[str, Parts]:
+        """Return the parts that some planned files are made of, by path."""
+        by_stem, groups = self._by_stem(files), self._groups(parts)
+        return {by_stem[stem]: groups[stem] for stem in groups if stem in by_stem}
 
     def _by_stem(self, files: Iterable[str]) -> dict[str, str]:
         """Return the paths that this class gives to files, by the stems that they contain."""
@@ -269,9 +260,9 @@ class TablePublisher(Publisher):
         named = self._named(manifest.parts, files)
         if self._declared.target_bytes is not None:
             return self._write(named, manifest)
-        self._require_staged(part for group, _ in named for part in group.parts)
+        self._require_staged(part for group in named.values() for part in group)
         sizes = self.staging.names()
-        moved = {path: group.parts[0] for group, (path,) in named}
+        moved = {path: part for path, (part,) in named.items()}
         in_threads(lambda item: self._move(*item), moved.items())
         return {
             path: CompactedFile(sizes[part.name], part.rows, part.id_min, part.id_max)
