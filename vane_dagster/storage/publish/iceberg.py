@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -102,27 +102,10 @@ class IcebergPublisher(TablePublisher):
     def _active(self, table: Any) -> dict[str, Any] | None:
         if table is None:
             return None
-        below = f"{self._base}/"
-        return {file.file_path.removeprefix(below): file for file in self._data_files(table)}
-
-    def _data_files(self, table: Any) -> Iterator[Any]:
-        """Yield the data files of the partition, from the manifests that may have some."""
-        from pyiceberg.expressions.visitors import inclusive_projection, manifest_evaluator
-        from pyiceberg.manifest import ManifestContent
-
-        if (snapshot := table.current_snapshot()) is None:
-            return
-        spec, schema = table.spec(), table.schema()
-        partition = inclusive_projection(schema, spec)(self._predicate)
-        may_have_some = manifest_evaluator(spec, schema, partition)
-        for manifest in snapshot.manifests(table.io):
-            is_data = manifest.content == ManifestContent.DATA
-            own = is_data and manifest.partition_spec_id == spec.spec_id
-            if not own or not may_have_some(manifest):
-                continue
-            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                if not self._column or entry.data_file.partition[0] == self._key:
-                    yield entry.data_file
+        spec, below = table.spec().spec_id, f"{self._base}/"
+        planned = table.scan(row_filter=self._predicate).plan_files()
+        own = (task.file for task in planned if task.file.spec_id == spec)
+        return {file.file_path.removeprefix(below): file for file in own}
 
     @property
     def _predicate(self) -> Any:

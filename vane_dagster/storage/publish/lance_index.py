@@ -100,9 +100,9 @@ class VectorIndex:
     def update(self, table: Any) -> None:
         """Bring the index up to date with a version of a table.
 
-        Few new rows become a segment beside the others; many, or the ninth segment, are merged with
-        them. The index is trained again when the table has four times the rows of the last
-        training, or if it was declared otherwise; it is then dropped if it cannot be trained.
+        New rows become a segment beside the others; the ninth segment is merged with them. The
+        index is trained again when the table has four times the rows of the last training, or if
+        it was declared otherwise; it is then dropped if it cannot be trained.
         """
         rows = table.count_rows()
         segments = [
@@ -120,15 +120,11 @@ class VectorIndex:
         if rows < self._min_rows:
             return
         indexed = {id for segment in segments for id in segment.fragment_ids}
-        new = [f for f in table.get_fragments() if f.fragment_id not in indexed]
-        if not new:
-            return
-        added = sum(fragment.metadata.num_rows for fragment in new)
-        merges_all = len(segments) >= _MAX_SEGMENTS or added * _GROWTH >= rows
-        table.optimize.optimize_indices(
-            index_names=[_index_name(self.column)],
-            num_indices_to_merge=len(segments) if merges_all else 0,
-        )
+        if any(f.fragment_id not in indexed for f in table.get_fragments()):
+            table.optimize.optimize_indices(
+                index_names=[_index_name(self.column)],
+                num_indices_to_merge=len(segments) if len(segments) >= _MAX_SEGMENTS else 0,
+            )
 
     def _train(self, table: Any) -> bool:
         """Make the index; False if there are too few vectors."""
