@@ -225,28 +225,6 @@ def test_partition_keys_of_any_characters_stand_in_the_table(tmp_path, local, ma
 # Replaced as a whole
 
 
-def test_a_partition_is_replaced_as_a_whole_and_files_of_others_stay(tmp_path, local, materialize):
-    keys = ["a", "b"]
-    for key, first in (("a", 0), ("b", 100)):
-        write_source(tmp_path / "src" / key, rows(range(first, first + 40)))
-        materialize(everywhere(tmp_path, keys=keys), local, partition=key)
-    aliens = [
-        next(path for path in (tmp_path / name).rglob("*.parquet")).parent / "x.csv"
-        for name in PLACES
-    ]
-    for alien in aliens:
-        alien.write_text("of somebody else")
-    assert in_places(tmp_path) == in_all([*range(40), *range(100, 140)])
-
-    shrunk = everywhere(tmp_path, keys=keys, where="id % 2 = 0")
-    materialize(shrunk, local, partition="a")
-
-    assert in_places(tmp_path) == in_all([*range(0, 40, 2), *range(100, 140)])
-    assert {alien.read_text() for alien in aliens} == {"of somebody else"}
-    assert not staged(tmp_path)
-    assert computed(materialize(shrunk, local, partition="a")) == {0}
-
-
 def test_a_partition_that_becomes_empty(tmp_path, local, materialize):
     write_source(tmp_path / "src", rows(range(20)))
     materialize(everywhere(tmp_path), local)
@@ -381,9 +359,6 @@ def test_checks_read_the_rows_before_they_are_published(tmp_path, local, materia
     assert in_places(tmp_path) == in_all(range(30))
 
 
-# Killed between the steps
-
-
 # Two writers
 
 
@@ -444,10 +419,6 @@ def test_a_table_with_other_columns_is_refused_before_anything_runs(tmp_path, lo
     assert "'docs/out': column 'n' is string here, but long in the Delta table" in text
     assert "Make the rows fit with a project, change the table" in text
     assert len(list((tmp_path / "store/docs/clean").rglob("*.json"))) == 1
-
-    narrow = docs(tmp_path, columns=["n"], format="delta")
-    text = failure(materialize(narrow, local, raises=False))
-    assert "column 'text' is no column here, but string in the Delta table" in text
     assert read(tmp_path, "delta") == list(range(20))
 
 
