@@ -16,15 +16,14 @@ from vane_dagster.storage.iceberg_catalog import IcebergCatalog, parse_catalog, 
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING
-from vane_dagster.storage.publish.column_types import held_type
+from vane_dagster.storage.publish.column_types import flat_type, held_type
 from vane_dagster.storage.publish.compaction import CompactedFile
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
 
 _WIDER = {
     pa.int8(): pa.int32(), pa.int16(): pa.int32(), pa.uint8(): pa.int32(), pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(), pa.float16(): pa.float32(), pa.large_string(): pa.string(),
-    pa.large_binary(): pa.binary(), pa.time32("s"): pa.time64("us"),
+    pa.uint32(): pa.int64(), pa.float16(): pa.float32(), pa.time32("s"): pa.time64("us"),
     pa.time32("ms"): pa.time64("us"),
 }  # fmt: skip
 _HELD = {
@@ -210,15 +209,7 @@ def iceberg_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _flat_type(kind: pa.DataType) -> pa.DataType | None:
-    if kind in _HELD or pa.types.is_fixed_size_binary(kind):
-        return kind
-    if pa.types.is_decimal128(kind) and kind.scale >= 0:
-        return kind
-    if kind in _WIDER:
-        return _WIDER[kind]
-    if pa.types.is_timestamp(kind) and kind.unit != "ns":
-        return pa.timestamp("us", "UTC" if kind.tz else None)
-    return None
+    return kind if pa.types.is_fixed_size_binary(kind) else flat_type(kind, _HELD, _WIDER)
 
 
 def _map_names(transaction: Any) -> None:

@@ -24,11 +24,11 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import (
     driver_options,
     driver_url,
-    lance_type,
     open_table,
     require_lance,
 )
 from vane_dagster.storage.manifest import Manifest, Published
+from vane_dagster.storage.publish.column_types import held_type
 from vane_dagster.storage.publish.compaction import staged_rows
 from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
 from vane_dagster.storage.publish.table import TablePublisher
@@ -251,6 +251,21 @@ class LancePublisher(TablePublisher):
         with self._storage_errors("indexed"):
             update_index(table, self._index)
         return super()._published(files, table)
+
+
+def lance_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type in which a Lance table holds a column without loss; None if there is none.
+
+    Vectors have a fixed size, as vector search expects.
+    """
+    return held_type(kind, _flat_type, keeps_size=True)
+
+
+def _flat_type(kind: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_decimal(kind):
+        return kind if kind.bit_width >= 128 else pa.decimal128(kind.precision, kind.scale)
+    is_unknown = pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind)
+    return None if is_unknown or pa.types.is_interval(kind) else kind
 
 
 def _shape(schema: pa.Schema) -> dict[str, str]:
