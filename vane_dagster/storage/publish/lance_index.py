@@ -19,7 +19,6 @@ TYPES = (
 )  # fmt: skip
 MIN_ROWS = 256
 """Fewer vectors cannot train an index, and are searched exactly without one."""
-_PARTITION_ROWS = 8_192
 _MAX_SEGMENTS = 8
 _GROWTH = 4
 _CONFIG = "vane_dagster.index."
@@ -33,7 +32,7 @@ class VectorIndex:
         column: The column of vectors.
         metric: The distance: "cosine", "l2" or "dot".
         type: Lance's type of the index.
-        num_partitions: Partitions of the index; None for one for every 8,192 rows.
+        num_partitions: Partitions of the index; None for Lance's own number.
         num_sub_vectors: Sub-vectors of product quantization; None for a number that divides the
             dimension.
     """
@@ -135,9 +134,8 @@ class VectorIndex:
         if self.type.endswith("PQ"):
             dimension = table.schema.field(self.column).type.list_size
             given["num_sub_vectors"] = self.num_sub_vectors or _sub_vectors(dimension)
-        is_graph = "HNSW" in self.type
-        if self.num_partitions or not is_graph:
-            given["num_partitions"] = self.num_partitions or max(1, rows // _PARTITION_ROWS)
+        if self.num_partitions:
+            given["num_partitions"] = self.num_partitions
         table.create_index(
             self.column,
             self.type,
