@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -245,3 +246,14 @@ def test_the_source_is_not_stale_after_a_run(store, local):
         ]
         used = event.tags["dagster/input_data_version/raw_docs"]
         assert used == raw_event.tags["dagster/data_version"]
+
+
+def test_on_s3(local, s3):
+    store = vd.FragmentStore(root=f"s3://lake/{uuid.uuid4().hex}", storage_options=s3)
+    raw = Rows(table(300)).asset(partitions_def=PARTS)
+    docs = over(raw, partitions_def=PARTS)
+    assets = [raw, docs.build_assets()]
+    assert run(assets, store, local, partition_key="Ö / b").success
+    assert more(store, "Ö / b") == [2.0 * n + 1 for n in range(300)]
+    again = run(assets, store, local, partition_key="Ö / b")
+    assert metadata(again, "more")["fragments_computed"] == 0

@@ -46,8 +46,7 @@ def publish(
     name = latest_name(store.manifests(*place).names())
     if name is None or name.unfinished:
         store.require_announced(*place)
-    sequence = name.sequence if name else 0
-    manifest = replace(manifest, published=publisher.planned(manifest, sequence))
+    manifest = replace(manifest, published=publisher.planned(manifest))
     store.announce(manifest)
     manifest = replace(manifest, published=publisher.publish(manifest))
     name = store.commit(manifest)
@@ -135,11 +134,8 @@ class Publisher(abc.ABC):
         """Check, before anything is computed, that the target accepts rows of a stored schema."""
 
     @abc.abstractmethod
-    def planned(self, manifest: Manifest, sequence: int) -> Published:
-        """Return the planned publication, to announce it.
-
-        `sequence` is the number of commits of the stage in the partition.
-        """
+    def planned(self, manifest: Manifest) -> Published:
+        """Return the planned publication, to announce it."""
 
     @abc.abstractmethod
     def publish(self, manifest: Manifest) -> Published:

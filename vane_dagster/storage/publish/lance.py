@@ -204,11 +204,6 @@ class LancePublisher(TablePublisher):
             found[name] = _Held(bool(self._column) and not is_own, fragment)
         return found
 
-    def _taken(self, table: Any, active: Mapping[str, Any]) -> set[str]:
-        fragments = table.get_fragments() if table is not None else ()
-        files = [file for fragment in fragments for file in fragment.metadata.files]
-        return {f"{_FOLDER}{file.path}" for file in files}
-
     @property
     def _is_ours(self) -> str:
         """The SQL filter for rows of the partition."""

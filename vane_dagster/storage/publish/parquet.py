@@ -46,7 +46,7 @@ class FolderPublisher(Publisher):
     def check(self, schema: pa.Schema, location: str) -> None:
         self._refuse_table()
 
-    def planned(self, manifest: Manifest, sequence: int) -> Published:
+    def planned(self, manifest: Manifest) -> Published:
         self._refuse_table()  # one may have been created since the plan was made
         return Published(self.target.url, [*self._files(manifest.parts)])
 

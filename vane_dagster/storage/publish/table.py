@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import abc
-import hashlib
-import itertools
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -102,28 +101,23 @@ class TablePublisher(Publisher):
             if table is not None:
                 self._fit(table, schema, location)
 
-    def planned(self, manifest: Manifest, sequence: int) -> Published:
+    def planned(self, manifest: Manifest) -> Published:
         with self._storage_errors("read"):
-            table = self._opened()
-            active = self._active(table) or {}
-            taken = self._taken(table, active)
+            active = self._active(self._opened()) or {}
         stems = self._groups(manifest.parts)
         kept = self._by_stem(active)
         if not self.keeps_files and (kept.keys() != stems.keys() or len(active) != len(stems)):
             kept = {}
-        for attempt in itertools.count():
-            # A file that is in the table is never written again.
-            seed = f"{manifest.content}-{sequence}-{attempt}"
-            unique = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
-            new = {s: f"{self._prefix()}{s}-{unique}{self.suffix}" for s in stems if s not in kept}
-            if taken.isdisjoint(new.values()):
-                break
-        return Published(self.target.url, [kept.get(s) or new[s] for s in stems], self.format)
+        # A name is never used again: former versions of the table may have it.
+        new = f"-{secrets.token_hex(8)}{self.suffix}"
+        files = [kept.get(stem) or f"{self._prefix()}{stem}{new}" for stem in stems]
+        return Published(self.target.url, files, self.format)
 
     def publish(self, manifest: Manifest) -> Published:
         assert manifest.published is not None
         location = f"stage '{manifest.pipeline}/{manifest.stage}'"
         files = manifest.published.files
+        stems = self._by_stem(files)
         made: dict[str, Any] = {}
         for _ in retries.transactions():
             with self._storage_errors("written"):
@@ -132,8 +126,9 @@ class TablePublisher(Publisher):
                     table = self._created(manifest.schema)
                 self._fit(table, manifest.schema, location)
                 active = self._active(table) or {}
-                if active.keys() == set(files):
-                    return self._published(files, table)
+                there = self._by_stem(active)
+                if len(active) == len(files) and there.keys() == stems.keys():
+                    return self._published([there[stem] for stem in stems], table)
                 kept = active if self.keeps_files else {}
                 missing = [file for file in files if file not in kept and file not in made]
                 made |= self._place(table, manifest, missing)
@@ -181,10 +176,6 @@ class TablePublisher(Publisher):
     @abc.abstractmethod
     def _active(self, table: Any) -> dict[str, Any] | None:
         """Return the table's files for the partition, by path; None if there is no table."""
-
-    def _taken(self, table: Any, active: Mapping[str, Any]) -> set[str]:
-        """Return the paths in the table that no new file of the partition may have."""
-        return set(active)
 
     @abc.abstractmethod
     def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
