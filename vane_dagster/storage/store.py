@@ -123,7 +123,7 @@ class Store:
     def _same(
         self, manifest: Manifest, former: ManifestName | None, names: Collection[str]
     ) -> tuple[Manifest, ManifestName] | None:
-        """Return the manifest in force if it is complete, not `former`, and has the same content."""
+        """Return the manifest in force if it is whole, not `former`, and has the same content."""
         name = latest_name(names)
         if name is None or name == former or name.unfinished:
             return None
