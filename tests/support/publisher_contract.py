@@ -12,6 +12,7 @@ from support.manifests import manifest, part
 from support.store_contract import commit, interrupted_after
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.publish.base import Publisher
+from vane_dagster.storage.publish.delta import DeltaPublisher
 from vane_dagster.storage.store import Store
 
 
@@ -190,6 +191,19 @@ def test_partitions_that_are_published_at_once_are_both_kept(published, step, mo
     assert raced
     assert published.ids == [3, 4]
     assert len(published.versions()) in (0, before + 2)
+
+
+def test_one_partition_that_is_published_twice_at_once_is_there_once(published, monkeypatch):
+    """Neither run sees rows of the other to replace: a plain append would leave both."""
+    made = published.manifest("p", {"a": [1]}, "1")
+    with monkeypatch.context() as patch:
+        raced = published.race(patch, "_replace", lambda: published.publish("p", {"b": [2]}, "2"))
+        outcome = published.commit("p", made)
+    assert raced
+    if isinstance(published.publisher("p"), DeltaPublisher):  # it commits both, and says so
+        assert "published the partition at the same time" in str(outcome)
+        published.publish("p", {"a": [1]})
+    assert published.ids == [1]
 
 
 def test_a_change_by_others_right_before_a_transaction_is_respected(published, monkeypatch):

@@ -71,16 +71,11 @@ class FileInfo:
     modified: float
 
 
-class _Resolved(threading.local):
-    """The file system and path of a location, in one thread.
+class _Opened(threading.local):
+    """In each thread, the file system and path of a location, by process and working folder."""
 
-    Attributes:
-        key: The process and the working folder in which they are valid; None before the first use.
-    """
-
-    key: tuple[int, str] | None = None
-    fs: fsspec.AbstractFileSystem
-    path: str
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, str], tuple[fsspec.AbstractFileSystem, str]] = {}
 
 
 @dataclass(frozen=True)
@@ -102,15 +97,10 @@ class Location:
         if found:
             object.__setattr__(self, "url", url)
             object.__setattr__(self, "storage_options", with_options(found, self.storage_options))
-        object.__setattr__(self, "_resolved", _Resolved())
+        object.__setattr__(self, "_resolved", _Opened())
 
-    def __getstate__(self) -> tuple[str, Mapping[str, Any]]:
-        return self.url, self.storage_options
-
-    def __setstate__(self, state: tuple[str, Mapping[str, Any]]) -> None:
-        for name, value in zip(("url", "storage_options"), state):
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "_resolved", _Resolved())
+    def __reduce__(self) -> tuple[type[Location], tuple[str, Mapping[str, Any]]]:
+        return Location, (self.url, self.storage_options)
 
     @property
     def fs(self) -> fsspec.AbstractFileSystem:
@@ -132,11 +122,10 @@ class Location:
         protocol = protocol_of(self.url)
         is_relative = protocol == "file" and not self.url.startswith(("/", "~", "file:///"))
         key = (os.getpid(), os.getcwd() if is_relative else "")
-        resolved: _Resolved = self.__dict__["_resolved"]
-        if resolved.key != key:
-            resolved.fs, resolved.path = self._opened(protocol)
-            resolved.key = key
-        return resolved.fs, resolved.path
+        resolved: _Opened = self.__dict__["_resolved"]
+        if key not in resolved.known:
+            resolved.known[key] = self._opened(protocol)
+        return resolved.known[key]
 
     def _opened(self, protocol: str) -> tuple[fsspec.AbstractFileSystem, str]:
         keep_options(self.storage_options)

@@ -111,18 +111,26 @@ class Store:
     ) -> tuple[Manifest, ManifestName]:
         """Put a manifest in force, unless another run has since committed the same content."""
         names = self._manifest_names(manifest)
-        if (other := _same(manifest, former, names)) is not None:
-            place = (manifest.pipeline, manifest.stage, manifest.partition)
-            return self.read(*place, other), other
-        return manifest, self._commit(manifest, names)
+        other = self._same(manifest, former, names)
+        return other or (manifest, self._commit(manifest, names))
 
     def committed_since(
         self, manifest: Manifest, former: ManifestName | None
     ) -> tuple[Manifest, ManifestName] | None:
         """Return the manifest in force if it has the same content and is not `former`."""
-        if (other := _same(manifest, former, self._manifest_names(manifest))) is None:
+        return self._same(manifest, former, self._manifest_names(manifest))
+
+    def _same(
+        self, manifest: Manifest, former: ManifestName | None, names: Collection[str]
+    ) -> tuple[Manifest, ManifestName] | None:
+        """Return the manifest in force if it is whole, not `former`, and has the same content."""
+        name = latest_name(names)
+        if name is None or name == former or name.unfinished:
             return None
-        return self.read(manifest.pipeline, manifest.stage, manifest.partition, other), other
+        same = (manifest.generation, manifest.plan, manifest.content)
+        if (name.generation, name.plan, name.content) != same:
+            return None
+        return self.read(manifest.pipeline, manifest.stage, manifest.partition, name), name
 
     def _manifest_names(self, manifest: Manifest) -> list[str]:
         return list(self.manifests(manifest.pipeline, manifest.stage, manifest.partition).names())
@@ -207,15 +215,6 @@ class Store:
         if keep and not folder.create(file, json.dumps(dict(default)).encode()):
             return self.setting(pipeline, name, default)  # another run was first
         return dict(default)
-
-
-def _same(manifest: Manifest, former: ManifestName | None, names: list[str]) -> ManifestName | None:
-    """Return the manifest in force if it is complete, not `former`, and has the same content."""
-    name = latest_name(names)
-    if name is None or name == former or name.unfinished:
-        return None
-    same = (manifest.generation, manifest.plan, manifest.content)
-    return name if (name.generation, name.plan, name.content) == same else None
 
 
 def latest_name(names: Collection[str]) -> ManifestName | None:

@@ -121,11 +121,7 @@ def search_source(
 
 def looked_at(manifest: Manifest) -> str:
     """Name the source files of a manifest in messages."""
-    return names(_urls(manifest), 3)
-
-
-def _urls(manifest: Manifest) -> dict[str, None]:
-    return dict.fromkeys(span.url for each in manifest.fragments for span in each.spans)
+    return names(dict.fromkeys(s.url for each in manifest.fragments for s in each.spans), 3)
 
 
 def _may_hold(manifest: Manifest, index: int, id: Any) -> bool:

@@ -78,7 +78,7 @@ def files(root: Path, stage: str) -> tuple[int, int]:
     return len(parts), len(list(folder.glob("manifests/*/*.json")))
 
 
-def test_former_versions_go_in_two_steps(made):
+def test_former_versions_go_in_two_steps(made, again, local):
     assert files(made, "clean") == (2, 2)
     assert counts(gc(made)) == {"docs/clean": (0, 0, 0, 0), "docs/long": (0, 0, 0, 0)}
 
@@ -90,21 +90,10 @@ def test_former_versions_go_in_two_steps(made):
     assert files(made, "clean") == (1, 1)
     assert files(made, "long") == (1, 1)
     assert read_stage(made / "store", "docs", "clean")["text"].to_pylist() == ["A", "BB", "CCC"]
-    assert counts(gc(made, 100)) == {"docs/clean": (0, 0, 0, 0), "docs/long": (0, 0, 0, 0)}
-    assert not (made / "store/docs/clean/condemned.json").exists()
-
-
-def test_dry_run_changes_nothing(made):
-    before = sorted((made / "store").rglob("*"))
-    assert counts(gc(made, 8, dry_run=True))["docs/clean"] == (1, 0, 1, 0)
-    assert sorted((made / "store").rglob("*")) == before
-
-
-def test_nothing_is_computed_again_after_a_collection(made, again, local):
-    gc(made, 8)
-    gc(made, 10)
     result = again(docs(made, "upper(text)"), local)
     assert metadata(result, "clean")["fragments_computed"] == 0
+    assert counts(gc(made, 100)) == {"docs/clean": (0, 0, 0, 0), "docs/long": (0, 0, 0, 0)}
+    assert not (made / "store/docs/clean/condemned.json").exists()
 
 
 def test_condemned_parts_are_not_built_on(made, again, local):

@@ -93,14 +93,6 @@ def test_a_published_table_is_read_as_a_source(tmp_path, local, materialize):
     assert step.url.endswith("src/b/a.parquet")
 
 
-def test_a_table_that_never_had_rows_has_its_columns(tmp_path, local, materialize):
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(published(tmp_path, where="id < 0"), local)
-    table = table_in(tmp_path).scan().to_arrow()
-    assert table.schema.names == ["id", "n", "text"]
-    assert table.num_rows == 0
-
-
 @pytest.mark.parametrize("target", [None, 10_000])
 def test_types(tmp_path, local, materialize, target):
     moment = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
@@ -136,17 +128,6 @@ def test_types(tmp_path, local, materialize, target):
     assert metadata(materialize(pipeline, local), "out")["fragments_computed"] == 0
 
 
-def test_a_type_that_iceberg_cannot_hold_is_refused_before_anything_runs(
-    tmp_path, local, materialize
-):
-    write_source(tmp_path / "src", {"id": [1], "big": pa.array([1], pa.uint64())})
-    result = materialize(published(tmp_path, columns=["big"]), local, raises=False)
-    assert "'docs/out': column 'big' is uint64, which an Iceberg table cannot hold" in (
-        failure(result)
-    )
-    assert not list((tmp_path / "store").rglob("*.parquet"))
-
-
 def test_a_table_of_other_partitions_is_refused(tmp_path, local, materialize):
     write_source(tmp_path / "src", rows(range(20)))
     materialize(published(tmp_path), local)
@@ -172,12 +153,6 @@ def test_a_table_of_others_with_the_columns_is_taken(tmp_path, local, materializ
         update.add_column("more", StringType())
     found = table_in(tmp_path).scan().to_arrow().sort_by("id")
     assert found["body"].to_pylist() == [f"text {i}" for i in range(20)]
-
-
-# Killed between the steps
-
-
-# Two writers
 
 
 # Elsewhere

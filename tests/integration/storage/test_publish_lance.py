@@ -21,7 +21,6 @@ from vane_dagster import retries
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import driver_options
 from vane_dagster.storage.publish import lance as lance_publisher
-from vane_dagster.storage.publish.lance import LancePublisher
 from vane_dagster.storage.publish.lance_index import VectorIndex
 
 DIMENSION = 16
@@ -206,59 +205,7 @@ def test_tensors_are_vectors(tmp_path, local, materialize):
     assert loaded["t"].to_pylist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-# Interrupted
-
-
-def test_a_commit_is_made_once_if_its_index_is_cut_off(tmp_path, local, materialize, monkeypatch):
-    def cut_off(*args: Any, **given: Any) -> None:
-        raise OSError("the machine went away")
-
-    write_source(tmp_path / "src", rows(range(40)))
-    materialize(published(tmp_path), local)
-    before = opened(tmp_path).version
-    changed = {"where": "id < 15", "index": INDEX}
-    with monkeypatch.context() as patch:
-        patch.setattr(VectorIndex, "update", cut_off)
-        for _ in range(2):
-            assert not materialize(published(tmp_path, **changed), local, raises=False).success
-    assert ids(tmp_path) == list(range(15))
-
-    result = materialize(published(tmp_path, **changed), local)
-
-    assert ids(tmp_path) == list(range(15))
-    assert opened(tmp_path).version == before + 1
-    assert metadata(result, "clean")["fragments_computed"] == 0
-    assert not staged(tmp_path)
-    assert not list((tmp_path / "store").rglob("publishing-*"))
-
-
 # Several writers
-
-
-def first_time(monkeypatch: Any, owner: Any, name: str, before: Any) -> None:
-    """Has something happen once, right before a method is called for the first time."""
-    real = getattr(owner, name)
-
-    def raced(*args: Any, **given: Any) -> Any:
-        monkeypatch.undo()
-        before()
-        return real(*args, **given)
-
-    monkeypatch.setattr(owner, name, raced)
-
-
-def test_one_partition_published_twice_at_once_is_in_the_table_once(
-    tmp_path, local, materialize, monkeypatch
-):
-    """Neither run sees rows of the other to replace: a plain append would leave both."""
-    write_source(tmp_path / "src", rows(range(20)))
-
-    def other() -> None:
-        materialize(published(tmp_path, where="id < 8"), local)
-
-    first_time(monkeypatch, LancePublisher, "_replace", other)
-    materialize(published(tmp_path, where="id < 5"), local)
-    assert ids(tmp_path) == list(range(5))
 
 
 def test_a_fragment_that_no_table_has_makes_commits_conflict(tmp_path):
@@ -350,9 +297,6 @@ def test_vectors_that_are_null_train_nothing(tmp_path):
     table = lance.write_dataset(table.set_column(2, "e", null), str(tmp_path / "t"))
     VectorIndex("e").update(table)
     assert not table.describe_indices()
-
-
-# Tables that do not fit
 
 
 # Elsewhere

@@ -575,32 +575,15 @@ def test_on_an_object_store(s3, tmp_path, local):
     assert "the file was changed since" in changed.notes[0]
 
 
-class CountedFile(io.RawIOBase):
+class CountedFile(io.FileIO):
     """A file that counts the bytes read of it."""
 
-    def __init__(self, file: Any, counts: Counter[str], path: str) -> None:
-        self._file, self._counts, self._path = file, counts, path
+    counts: Counter[str]
 
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._counts[self._path] += len(data)
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        self.counts[str(self.name)] += len(data)
         return data
-
-    def seek(self, place: int, whence: int = 0) -> int:
-        return self._file.seek(place, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 @pytest.fixture
@@ -610,9 +593,9 @@ def reads(monkeypatch) -> Counter[str]:
     opened = LocalFileSystem._open
 
     def counted(self: LocalFileSystem, path: str, mode: str = "rb", *args: Any, **kw: Any) -> Any:
-        file = opened(self, path, mode, *args, **kw)
-        return CountedFile(file, counts, path) if mode == "rb" else file
+        return CountedFile(path) if mode == "rb" else opened(self, path, mode, *args, **kw)
 
+    monkeypatch.setattr(CountedFile, "counts", counts, raising=False)
     monkeypatch.setattr(LocalFileSystem, "_open", counted)
     return counts
 

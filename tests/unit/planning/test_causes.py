@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.plans import docs, double, plan, settle, source, triple
+from support.plans import docs, plan, settle, source, triple
 from vane_dagster.planning.causes import describe
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
@@ -96,8 +96,3 @@ def test_causes_of_many_partitions_fit_in_a_line():
     many = Counter({f"option {n} changed": 1 for n in range(9)})
     assert describe(many, 1).endswith("option 4 changed and 4 more")
     assert describe(Counter({"removed files": 1}), 1) == "1 removed file"
-
-
-def test_code_is_compared_by_content_not_by_name(tmp_path, store):
-    assert double is not triple
-    assert "doubled" not in found(tmp_path, store, fn=double)

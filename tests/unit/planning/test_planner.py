@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 import traceback
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,23 +64,22 @@ def fragments(tmp_path: Path, rule: FragmentRule, rows: int, group: int) -> list
     return [(f.start, f.stop) for f in footers.fragments]
 
 
-def test_fragments_end_where_row_groups_do(tmp_path):
-    assert fragments(tmp_path, FragmentRule(25), 50, 10) == [(0, 20), (20, 40), (40, 50)]
-
-
-def test_a_big_row_group_is_cut_evenly(tmp_path):
-    cut = fragments(tmp_path, FragmentRule(30), 100, 100)
-    assert cut == [(0, 25), (25, 50), (50, 75), (75, 100)]
+@pytest.mark.parametrize(
+    ("rule", "rows", "group", "edges"),
+    [
+        (FragmentRule(25), 50, 10, [0, 20, 40, 50]),  # of row groups
+        (FragmentRule(30), 100, 100, [0, 25, 50, 75, 100]),  # a big row group is cut evenly
+        (FragmentRule(1000, bytes=1), 5, 5, [0, 1, 2, 3, 4, 5]),  # rows larger than the cap
+    ],
+)
+def test_where_fragments_end(rule, rows, group, edges, tmp_path):
+    assert fragments(tmp_path, rule, rows, group) == list(pairwise(edges))
 
 
 def test_bytes_cap_a_fragment(tmp_path):
     cut = fragments(tmp_path, FragmentRule(1000, bytes=400), 100, 100)
     assert len(cut) >= 4
     assert max(stop - start for start, stop in cut) <= 25, "16 bytes a row and more"
-
-
-def test_a_row_larger_than_the_cap_is_a_fragment(tmp_path):
-    assert len(fragments(tmp_path, FragmentRule(1000, bytes=1), 5, 5)) == 5
 
 
 @given(
@@ -454,21 +454,23 @@ def test_a_file_more_is_all_that_is_computed(tmp_path, store):
     assert set(keys(before)["out"]) < set(keys(after)["out"])
 
 
-def test_a_changed_file_is_all_that_is_computed(tmp_path, store):
-    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
-    settle(plan(docs(tmp_path), store), store)
+def rewritten(file: Path) -> None:
     table = {"id": ["x", "y", "z"], "n": [7, 8, 9], "text": ["x", "y", "z"]}
-    write_source(tmp_path / "src", table, "b.parquet")
-    assert missing(plan(docs(tmp_path), store)) == dict.fromkeys(ALL, 1)
+    write_source(file.parent, table, file.name)
 
 
-def test_a_change_that_keeps_size_and_footer_counts(tmp_path, store):
-    source(tmp_path, {"a.parquet": 3})
-    settle(plan(docs(tmp_path), store), store)
-    file = tmp_path / "src/a.parquet"
+def flipped(file: Path) -> None:
+    """Change a byte, and neither the size nor the footer."""
     data = bytearray(file.read_bytes())
     data[40] ^= 1
     file.write_bytes(data)
+
+
+@pytest.mark.parametrize("change", [rewritten, flipped])
+def test_a_changed_file_is_all_that_is_computed(change, tmp_path, store):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    change(tmp_path / "src/b.parquet")
     assert missing(plan(docs(tmp_path), store)) == dict.fromkeys(ALL, 1)
 
 

@@ -15,7 +15,7 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.published import docs
 from vane_dagster.planning.definition import stage_definition
-from vane_dagster.storage.lance_table import lance_type
+from vane_dagster.storage.publish.lance import lance_type
 from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
 from vane_dagster.storage.publish.registry import open_publisher
 
@@ -33,7 +33,7 @@ FOUND = {
     pa.list_(pa.list_(pa.float32(), 2), 3): pa.list_(pa.list_(pa.float32(), 2), 3),
     pa.list_(pa.string(), 2): pa.list_(pa.string()),
     pa.list_view(pa.int32()): pa.list_(pa.int32()),
-    pa.large_list(pa.int8()): pa.large_list(pa.int8()),
+    pa.large_list(pa.int8()): pa.list_(pa.int8()),
     pa.struct([("a", pa.string_view())]): pa.struct([("a", pa.string())]),
     pa.map_(pa.string(), pa.list_(pa.int32())): pa.map_(pa.string(), pa.list_(pa.int32())),
     pa.month_day_nano_interval(): None,

@@ -54,7 +54,7 @@ class JsonLines(Publisher):
     def check(self, schema: pa.Schema, location: str) -> None:
         pass
 
-    def planned(self, manifest: Manifest, sequence: int) -> Published:
+    def planned(self, manifest: Manifest) -> Published:
         return Published(self.target.url, [f"{p.name}.jsonl" for p in manifest.parts], "jsonl")
 
     def publish(self, manifest: Manifest) -> Published:

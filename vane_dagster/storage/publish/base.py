@@ -19,12 +19,7 @@ from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.filesystem import FileInfo, Location
 from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo, Published
-from vane_dagster.storage.publish.compaction import (
-    CompactedFile,
-    CompactionGroup,
-    plan_compaction,
-    write_compacted,
-)
+from vane_dagster.storage.publish.compaction import CompactedFile, Parts, write_compacted
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.store import Store, latest_name
 
@@ -51,8 +46,7 @@ def publish(
     name = latest_name(store.manifests(*place).names())
     if name is None or name.unfinished:
         store.require_announced(*place)
-    sequence = name.sequence if name else 0
-    manifest = replace(manifest, published=publisher.planned(manifest, sequence))
+    manifest = replace(manifest, published=publisher.planned(manifest))
     store.announce(manifest)
     manifest = replace(manifest, published=publisher.publish(manifest))
     name = store.commit(manifest)
@@ -140,11 +134,8 @@ class Publisher(abc.ABC):
         """Check, before anything is computed, that the target accepts rows of a stored schema."""
 
     @abc.abstractmethod
-    def planned(self, manifest: Manifest, sequence: int) -> Published:
-        """Return the planned publication, to announce it.
-
-        `sequence` is the number of commits of the stage in the partition.
-        """
+    def planned(self, manifest: Manifest) -> Published:
+        """Return the planned publication, to announce it."""
 
     @abc.abstractmethod
     def publish(self, manifest: Manifest) -> Published:
@@ -190,10 +181,6 @@ class Publisher(abc.ABC):
         staged = self.staging.names()
         self.staging.delete([part.name for part in parts if part.name in staged])
 
-    def _compaction_groups(self, parts: Sequence[PartInfo]) -> list[CompactionGroup]:
-        assert self._declared.target_bytes is not None
-        return plan_compaction(parts, self._declared.target_bytes)
-
     def _require_staged(self, parts: Iterable[PartInfo]) -> None:
         staged = self.staging.names()
         if lost := [part.name for part in parts if part.name not in staged]:
@@ -202,9 +189,9 @@ class Publisher(abc.ABC):
             )
 
     def _write(
-        self, wanted: Sequence[tuple[CompactionGroup, Sequence[str]]], manifest: Manifest
+        self, wanted: Mapping[str, Parts], manifest: Manifest
     ) -> Mapping[str, CompactedFile]:
-        self._require_staged(part for bundle, _ in wanted for part in bundle.parts)
+        self._require_staged(part for parts in wanted.values() for part in parts)
         return write_compacted(
             wanted, self.staging, self.target, manifest.schema, manifest.keys[0],
             self._declared.compression,

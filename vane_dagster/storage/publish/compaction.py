@@ -1,11 +1,11 @@
-"""Compaction: parts merged or split into files of a target size, a few rows in memory at a time."""
+"""Compaction: parts merged into files of a target size, a few rows in memory at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -25,29 +25,8 @@ _GROUP_ROWS = 1 << 20
 _BATCH_BYTES = 8 << 20
 
 
-@dataclass(frozen=True)
-class CompactionGroup:
-    """Consecutive parts, and the number of files with equally many rows to make of them."""
-
-    parts: tuple[PartInfo, ...]
-    count: int
-
-    @property
-    def rows(self) -> int:
-        """Rows of the parts."""
-        return sum(part.rows for part in self.parts)
-
-    @property
-    def stems(self) -> list[str]:
-        """The names of the files without a suffix; equal for the same parts and number of files."""
-        state = hashlib.blake2b(digest_size=16)
-        for part in self.parts:
-            state.update(f"{part.name}\n".encode())
-        return [f"{state.hexdigest()}-{i + 1}-of-{self.count}" for i in range(self.count)]
-
-    def bounds(self) -> list[int]:
-        """Return the number of rows up to the end of each file."""
-        return [self.rows * (i + 1) // self.count for i in range(self.count)]
+Parts = tuple[PartInfo, ...]
+"""Consecutive parts that one file is made of."""
 
 
 @dataclass(frozen=True)
@@ -60,77 +39,54 @@ class CompactedFile:
     id_max: Any
 
 
-def plan_compaction(parts: Iterable[PartInfo], target_bytes: int) -> list[CompactionGroup]:
-    """Group parts, in their order, for files of about `target_bytes`."""
-    found: list[CompactionGroup] = []
-    current: list[PartInfo] = []
+def plan_compaction(parts: Iterable[PartInfo], target_bytes: int | None) -> dict[str, Parts]:
+    """Group parts, in their order, for files of about `target_bytes`; None: a file for each.
+
+    Return the parts of each file by its name without a suffix, which is equal for the same parts.
+    """
+    if target_bytes is None:
+        return {part.stem: (part,) for part in parts}
+    groups: list[Parts] = []
     size = 0
     for part in parts:
         # One more part would exceed the target by more than the group falls short of it.
-        if current and size + part.bytes - target_bytes > target_bytes - size:
-            found.append(_bundle(current, size, target_bytes))
-            current, size = [], 0
-        current.append(part)
-        size += part.bytes
-    return [*found, _bundle(current, size, target_bytes)] if current else found
+        if groups and size + part.bytes - target_bytes <= target_bytes - size:
+            groups[-1] = (*groups[-1], part)
+            size += part.bytes
+        else:
+            groups.append((part,))
+            size = part.bytes
+    return {_stem(group): group for group in groups}
 
 
-def _bundle(parts: Sequence[PartInfo], size: int, target_bytes: int) -> CompactionGroup:
-    rows = sum(part.rows for part in parts)
-    return CompactionGroup(tuple(parts), max(1, min(rows, round(size / target_bytes))))
+def _stem(parts: Parts) -> str:
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        state.update(f"{part.name}\n".encode())
+    return f"{state.hexdigest()}-1-of-1"
 
 
 def write_compacted(
-    wanted: Iterable[tuple[CompactionGroup, Sequence[str]]],
+    wanted: Mapping[str, Parts],
     staging: Location,
     target: Location,
     schema: pa.Schema,
     id: str,
     compression: str,
 ) -> dict[str, CompactedFile]:
-    """Write the files of groups atomically, a few groups in parallel."""
+    """Write files atomically, a few in parallel; the names of the files are keys of `wanted`."""
 
-    def write(item: tuple[CompactionGroup, Sequence[str]]) -> list[CompactedFile]:
-        bundle, names = item
-        rows = _Rows(staged_rows(bundle, staging, schema))
-        made = []
-        start = 0
-        with contextlib.closing(rows):
-            for name, stop in zip(names, bundle.bounds()):
-                with _file(target, name) as path:
-                    found = _write(rows, stop - start, path, schema, id, compression)
-                made.append(found)
-                start = stop
-        return made
+    def write(name: str) -> CompactedFile:
+        with _file(target, name) as path:
+            return _write(staged_rows(wanted[name], staging, schema), path, schema, id, compression)
 
-    listed = list(wanted)
     with ThreadPoolExecutor(max_workers=_WRITERS) as threads:
-        done = list(threads.map(write, listed))
-    return {
-        name: made for (_, names), found in zip(listed, done) for name, made in zip(names, found)
-    }
+        return dict(zip(wanted, threads.map(write, wanted)))
 
 
-class _Rows:
-    """A stream of small tables that returns any number of rows at a time."""
-
-    def __init__(self, tables: Generator[pa.Table, None, None]) -> None:
-        self._tables = tables
-        self._rest: pa.Table | None = None
-        self.close = tables.close
-
-    def take(self, most: int) -> pa.Table:
-        """Return the next rows, at least one and at most `most`."""
-        table = self._rest if self._rest is not None else next(self._tables)
-        self._rest = table.slice(most) if table.num_rows > most else None
-        return table.slice(0, most)
-
-
-def staged_rows(
-    bundle: CompactionGroup, staging: Location, schema: pa.Schema
-) -> Generator[pa.Table, None, None]:
-    """Yield the rows of the parts of a group, in tables of about 8 MiB."""
-    for part in bundle.parts:
+def staged_rows(parts: Parts, staging: Location, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of parts, in tables of about 8 MiB."""
+    for part in parts:
         with staging.fs.open(staging.file(part.name), "rb") as opened:
             file = pq.ParquetFile(
                 opened, pre_buffer=not staging.is_local, page_checksum_verification=True
@@ -144,28 +100,30 @@ def staged_rows(
                     yield table.cast(schema)
 
 
+def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Combine tables into row groups of a bounded size, at least one, which may be empty."""
+    held = [schema.empty_table()]
+    size = rows = given = 0
+    for table in tables:
+        held.append(table)
+        size += table.nbytes
+        rows += table.num_rows
+        if size >= _GROUP_BYTES or rows >= _GROUP_ROWS:
+            yield pa.concat_tables(held)
+            held, size, rows, given = [], 0, 0, given + 1
+    if held or not given:
+        yield pa.concat_tables(held)
+
+
 def _write(
-    rows: _Rows,
-    count: int,
-    path: str,
-    schema: pa.Schema,
-    id: str,
-    compression: str,
+    tables: Iterable[pa.Table], path: str, schema: pa.Schema, id: str, compression: str
 ) -> CompactedFile:
-    """Write the next `count` rows to a local file, in row groups of a bounded size."""
+    """Write rows to a local file, in row groups of a bounded size."""
     lows, highs = [], []
-    left = count
+    count = 0
     with contextlib.ExitStack() as opened:
         writer = None
-        while writer is None or left:  # a file of no rows has its columns
-            tables: list[pa.Table] = []
-            size = held = 0
-            while left and size < _GROUP_BYTES and held < _GROUP_ROWS:
-                tables.append(rows.take(left))
-                size += tables[-1].nbytes
-                held += tables[-1].num_rows
-                left -= tables[-1].num_rows
-            group = pa.concat_tables([schema.empty_table(), *tables])
+        for group in _row_groups(tables, schema):
             if writer is None:
                 options = {"compression": compression, "use_dictionary": [*repetitive(group)]}
                 writer = opened.enter_context(pq.ParquetWriter(path, schema, **options))
@@ -173,6 +131,7 @@ def _write(
             low, high = id_range(group.column(id))
             lows.append(low)
             highs.append(high)
+            count += group.num_rows
     return CompactedFile(
         os.path.getsize(path), count, min(lows, default=None), max(highs, default=None)
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.storage.publish.column_types import held_type
+from vane_dagster.storage.publish.column_types import flat_type, held_type
 
 _WIDER = {
     pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(),
@@ -15,7 +15,7 @@ _WIDER = {
 }  # fmt: skip
 _HELD = {
     pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
-    pa.string(), pa.binary(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"),
+    pa.string(), pa.binary(), pa.date32(),
 }  # fmt: skip
 
 
@@ -25,13 +25,9 @@ def delta_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _flat_type(kind: pa.DataType) -> pa.DataType | None:
-    if kind in _HELD or (pa.types.is_decimal128(kind) and kind.scale >= 0):
-        return kind
-    if kind in _WIDER:
-        return _WIDER[kind]
-    if pa.types.is_timestamp(kind) and kind.unit != "ns":
-        return pa.timestamp("us", "UTC" if kind.tz else None)
-    return pa.binary() if pa.types.is_fixed_size_binary(kind) else None
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    return flat_type(kind, _HELD, _WIDER)
 
 
 def shape(schema: Any) -> dict[str, str]:

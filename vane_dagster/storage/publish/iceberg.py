@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,15 +16,14 @@ from vane_dagster.storage.iceberg_catalog import IcebergCatalog, parse_catalog, 
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING
-from vane_dagster.storage.publish.column_types import held_type
+from vane_dagster.storage.publish.column_types import flat_type, held_type
 from vane_dagster.storage.publish.compaction import CompactedFile
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
 
 _WIDER = {
     pa.int8(): pa.int32(), pa.int16(): pa.int32(), pa.uint8(): pa.int32(), pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(), pa.float16(): pa.float32(), pa.large_string(): pa.string(),
-    pa.large_binary(): pa.binary(), pa.time32("s"): pa.time64("us"),
+    pa.uint32(): pa.int64(), pa.float16(): pa.float32(), pa.time32("s"): pa.time64("us"),
     pa.time32("ms"): pa.time64("us"),
 }  # fmt: skip
 _HELD = {
@@ -102,27 +101,10 @@ class IcebergPublisher(TablePublisher):
     def _active(self, table: Any) -> dict[str, Any] | None:
         if table is None:
             return None
-        below = f"{self._base}/"
-        return {file.file_path.removeprefix(below): file for file in self._data_files(table)}
-
-    def _data_files(self, table: Any) -> Iterator[Any]:
-        """Yield the data files of the partition, from the manifests that may have some."""
-        from pyiceberg.expressions.visitors import inclusive_projection, manifest_evaluator
-        from pyiceberg.manifest import ManifestContent
-
-        if (snapshot := table.current_snapshot()) is None:
-            return
-        spec, schema = table.spec(), table.schema()
-        partition = inclusive_projection(schema, spec)(self._predicate)
-        may_have_some = manifest_evaluator(spec, schema, partition)
-        for manifest in snapshot.manifests(table.io):
-            is_data = manifest.content == ManifestContent.DATA
-            own = is_data and manifest.partition_spec_id == spec.spec_id
-            if not own or not may_have_some(manifest):
-                continue
-            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                if not self._column or entry.data_file.partition[0] == self._key:
-                    yield entry.data_file
+        spec, below = table.spec().spec_id, f"{self._base}/"
+        planned = table.scan(row_filter=self._predicate).plan_files()
+        own = (task.file for task in planned if task.file.spec_id == spec)
+        return {file.file_path.removeprefix(below): file for file in own}
 
     @property
     def _predicate(self) -> Any:
@@ -227,15 +209,7 @@ def iceberg_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _flat_type(kind: pa.DataType) -> pa.DataType | None:
-    if kind in _HELD or pa.types.is_fixed_size_binary(kind):
-        return kind
-    if pa.types.is_decimal128(kind) and kind.scale >= 0:
-        return kind
-    if kind in _WIDER:
-        return _WIDER[kind]
-    if pa.types.is_timestamp(kind) and kind.unit != "ns":
-        return pa.timestamp("us", "UTC" if kind.tz else None)
-    return None
+    return kind if pa.types.is_fixed_size_binary(kind) else flat_type(kind, _HELD, _WIDER)
 
 
 def _map_names(transaction: Any) -> None:

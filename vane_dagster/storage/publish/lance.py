@@ -25,11 +25,11 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import (
     driver_options,
     driver_url,
-    lance_type,
     open_table,
 )
-from vane_dagster.storage.manifest import Manifest, PartInfo, Published
-from vane_dagster.storage.publish.compaction import CompactionGroup, staged_rows
+from vane_dagster.storage.manifest import Manifest, Published
+from vane_dagster.storage.publish.column_types import held_type
+from vane_dagster.storage.publish.compaction import staged_rows
 from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
@@ -135,12 +135,9 @@ class LancePublisher(TablePublisher):
     def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
         return lance_type(kind)
 
-    def _compaction_groups(self, parts: Sequence[PartInfo]) -> list[CompactionGroup]:
-        return [replace(group, count=1) for group in super()._compaction_groups(parts)]
-
     def _place(self, table: Any, manifest: Manifest, files: Sequence[str]) -> Mapping[str, Any]:
-        named = {path: group for group, (path,) in self._named(manifest.parts, files)}
-        self._require_staged(part for group in named.values() for part in group.parts)
+        named = self._named(manifest.parts, files)
+        self._require_staged(part for group in named.values() for part in group)
         schema = pa.schema([field.remove_metadata() for field in table.schema])
 
         def write(path: str) -> Any:
@@ -207,11 +204,6 @@ class LancePublisher(TablePublisher):
             found[name] = _Held(bool(self._column) and not is_own, fragment)
         return found
 
-    def _taken(self, table: Any, active: Mapping[str, Any]) -> set[str]:
-        fragments = table.get_fragments() if table is not None else ()
-        files = [file for fragment in fragments for file in fragment.metadata.files]
-        return {f"{_FOLDER}{file.path}" for file in files}
-
     @property
     def _is_ours(self) -> str:
         """The SQL filter for rows of the partition."""
@@ -254,6 +246,21 @@ class LancePublisher(TablePublisher):
         with self._storage_errors("indexed"):
             update_index(table, self._index)
         return super()._published(files, table)
+
+
+def lance_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type in which a Lance table holds a column without loss; None if there is none.
+
+    Vectors have a fixed size, as vector search expects.
+    """
+    return held_type(kind, _flat_type, keeps_size=True)
+
+
+def _flat_type(kind: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_decimal(kind):
+        return kind if kind.bit_width >= 128 else pa.decimal128(kind.precision, kind.scale)
+    is_unknown = pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind)
+    return None if is_unknown or pa.types.is_interval(kind) else kind
 
 
 def _shape(schema: pa.Schema) -> dict[str, str]:

@@ -19,7 +19,6 @@ TYPES = (
 )  # fmt: skip
 MIN_ROWS = 256
 """Fewer vectors cannot train an index, and are searched exactly without one."""
-_PARTITION_ROWS = 8_192
 _MAX_SEGMENTS = 8
 _GROWTH = 4
 _CONFIG = "vane_dagster.index."
@@ -33,7 +32,7 @@ class VectorIndex:
         column: The column of vectors.
         metric: The distance: "cosine", "l2" or "dot".
         type: Lance's type of the index.
-        num_partitions: Partitions of the index; None for one for every 8,192 rows.
+        num_partitions: Partitions of the index; None for Lance's own number.
         num_sub_vectors: Sub-vectors of product quantization; None for a number that divides the
             dimension.
     """
@@ -100,9 +99,9 @@ class VectorIndex:
     def update(self, table: Any) -> None:
         """Bring the index up to date with a version of a table.
 
-        Few new rows become a segment beside the others; many, or the ninth segment, are merged with
-        them. The index is trained again when the table has four times the rows of the last
-        training, or if it was declared otherwise; it is then dropped if it cannot be trained.
+        New rows become a segment beside the others; the ninth segment is merged with them. The
+        index is trained again when the table has four times the rows of the last training, or if
+        it was declared otherwise; it is then dropped if it cannot be trained.
         """
         rows = table.count_rows()
         segments = [
@@ -120,15 +119,11 @@ class VectorIndex:
         if rows < self._min_rows:
             return
         indexed = {id for segment in segments for id in segment.fragment_ids}
-        new = [f for f in table.get_fragments() if f.fragment_id not in indexed]
-        if not new:
-            return
-        added = sum(fragment.metadata.num_rows for fragment in new)
-        merges_all = len(segments) >= _MAX_SEGMENTS or added * _GROWTH >= rows
-        table.optimize.optimize_indices(
-            index_names=[_index_name(self.column)],
-            num_indices_to_merge=len(segments) if merges_all else 0,
-        )
+        if any(f.fragment_id not in indexed for f in table.get_fragments()):
+            table.optimize.optimize_indices(
+                index_names=[_index_name(self.column)],
+                num_indices_to_merge=len(segments) if len(segments) >= _MAX_SEGMENTS else 0,
+            )
 
     def _train(self, table: Any) -> bool:
         """Make the index; False if there are too few vectors."""
@@ -139,9 +134,8 @@ class VectorIndex:
         if self.type.endswith("PQ"):
             dimension = table.schema.field(self.column).type.list_size
             given["num_sub_vectors"] = self.num_sub_vectors or _sub_vectors(dimension)
-        is_graph = "HNSW" in self.type
-        if self.num_partitions or not is_graph:
-            given["num_partitions"] = self.num_partitions or max(1, rows // _PARTITION_ROWS)
+        if self.num_partitions:
+            given["num_partitions"] = self.num_partitions
         table.create_index(
             self.column,
             self.type,

@@ -14,7 +14,7 @@ from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published, parse_part_name
 from vane_dagster.storage.paths import published_folder
 from vane_dagster.storage.publish.base import STAGING, LostFilesError, Publisher
-from vane_dagster.storage.publish.compaction import CompactionGroup
+from vane_dagster.storage.publish.compaction import Parts, plan_compaction
 from vane_dagster.storage.publish.target import PARTITION_COLUMN, Target
 from vane_dagster.storage.store import Store
 
@@ -46,16 +46,9 @@ class FolderPublisher(Publisher):
     def check(self, schema: pa.Schema, location: str) -> None:
         self._refuse_table()
 
-    def planned(self, manifest: Manifest, sequence: int) -> Published:
+    def planned(self, manifest: Manifest) -> Published:
         self._refuse_table()  # one may have been created since the plan was made
-        if self._declared.target_bytes is None:
-            return Published(self.target.url, [part.name for part in manifest.parts])
-        files = [
-            name
-            for bundle in self._compaction_groups(manifest.parts)
-            for name in _file_names(bundle)
-        ]
-        return Published(self.target.url, files)
+        return Published(self.target.url, [*self._files(manifest.parts)])
 
     def publish(self, manifest: Manifest) -> Published:
         assert manifest.published is not None
@@ -63,10 +56,8 @@ class FolderPublisher(Publisher):
             self._promote(manifest.parts)
         else:
             present = self.target.names()
-            named = [
-                (bundle, _file_names(bundle)) for bundle in self._compaction_groups(manifest.parts)
-            ]
-            self._write([n for n in named if any(f not in present for f in n[1])], manifest)
+            files = self._files(manifest.parts)
+            self._write({name: files[name] for name in files if name not in present}, manifest)
         self.require(manifest.published.files)
         return manifest.published
 
@@ -103,6 +94,11 @@ class FolderPublisher(Publisher):
         if self._declared.target_bytes is not None:  # else they were moved
             super().clear(parts)
 
+    def _files(self, parts: Sequence[PartInfo]) -> dict[str, Parts]:
+        """Return the parts that each file is made of."""
+        named = plan_compaction(parts, self._declared.target_bytes)
+        return {f"{stem}.parquet": group for stem, group in named.items()}
+
     def _missing(self, files: Sequence[str]) -> list[str]:
         present = self.target.names()
         return [name for name in files if name not in present]
@@ -119,7 +115,3 @@ class FolderPublisher(Publisher):
         staged = self.staging.names()
         moved = [part.name for part in parts if part.name in staged]
         in_threads(lambda name: self.staging.move(name, self.target, name), moved)
-
-
-def _file_names(bundle: CompactionGroup) -> list[str]:
-    return [f"{stem}.parquet" for stem in bundle.stems]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import abc
-import hashlib
-import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING, Publisher, column_clash
-from vane_dagster.storage.publish.compaction import CompactedFile, CompactionGroup
+from vane_dagster.storage.publish.compaction import CompactedFile, Parts, plan_compaction
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.table_options import check_table_url
 
@@ -102,28 +101,23 @@ class TablePublisher(Publisher):
             if table is not None:
                 self._fit(table, schema, location)
 
-    def planned(self, manifest: Manifest, sequence: int) -> Published:
+    def planned(self, manifest: Manifest) -> Published:
         with self._storage_errors("read"):
-            table = self._opened()
-            active = self._active(table) or {}
-            taken = self._taken(table, active)
-        stems = [stem for _, named in self._groups(manifest.parts) for stem in named]
+            active = self._active(self._opened()) or {}
+        stems = self._groups(manifest.parts)
         kept = self._by_stem(active)
-        if not self.keeps_files and (kept.keys() != set(stems) or len(active) != len(stems)):
+        if not self.keeps_files and (kept.keys() != stems.keys() or len(active) != len(stems)):
             kept = {}
-        for attempt in itertools.count():
-            # A file that is in the table is never written again.
-            seed = f"{manifest.content}-{sequence}-{attempt}"
-            unique = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
-            new = {s: f"{self._prefix()}{s}-{unique}{self.suffix}" for s in stems if s not in kept}
-            if taken.isdisjoint(new.values()):
-                break
-        return Published(self.target.url, [kept.get(s) or new[s] for s in stems], self.format)
+        # A name is never used again: former versions of the table may have it.
+        new = f"-{secrets.token_hex(8)}{self.suffix}"
+        files = [kept.get(stem) or f"{self._prefix()}{stem}{new}" for stem in stems]
+        return Published(self.target.url, files, self.format)
 
     def publish(self, manifest: Manifest) -> Published:
         assert manifest.published is not None
         location = f"stage '{manifest.pipeline}/{manifest.stage}'"
         files = manifest.published.files
+        stems = self._by_stem(files)
         made: dict[str, Any] = {}
         for _ in retries.transactions():
             with self._storage_errors("written"):
@@ -132,8 +126,9 @@ class TablePublisher(Publisher):
                     table = self._created(manifest.schema)
                 self._fit(table, manifest.schema, location)
                 active = self._active(table) or {}
-                if active.keys() == set(files):
-                    return self._published(files, table)
+                there = self._by_stem(active)
+                if len(active) == len(files) and there.keys() == stems.keys():
+                    return self._published([there[stem] for stem in stems], table)
                 kept = active if self.keeps_files else {}
                 missing = [file for file in files if file not in kept and file not in made]
                 made |= self._place(table, manifest, missing)
@@ -181,10 +176,6 @@ class TablePublisher(Publisher):
     @abc.abstractmethod
     def _active(self, table: Any) -> dict[str, Any] | None:
         """Return the table's files for the partition, by path; None if there is no table."""
-
-    def _taken(self, table: Any, active: Mapping[str, Any]) -> set[str]:
-        """Return the paths in the table that no new file of the partition may have."""
-        return set(active)
 
     @abc.abstractmethod
     def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
@@ -241,23 +232,14 @@ class TablePublisher(Publisher):
     def _published(self, files: Sequence[str], table: Any) -> Published:
         return Published(self.target.url, files, self.format, self._version(table))
 
-    def _groups(self, parts: Sequence[PartInfo]) -> list[tuple[CompactionGroup, list[str]]]:
-        """Return the parts of each file or of several files, with the stems of their names."""
-        rows = [part for part in parts if part.rows]
-        if self._declared.target_bytes is None:
-            return [(CompactionGroup((part,), 1), [part.stem]) for part in rows]
-        return [(group, group.stems) for group in self._compaction_groups(rows)]
+    def _groups(self, parts: Sequence[PartInfo]) -> dict[str, Parts]:
+        """Return the parts of each file by the stem of its name."""
+        return plan_compaction((p for p in parts if p.rows), self._declared.target_bytes)
 
-    def _named(
-        self, parts: Sequence[PartInfo], files: Collection[str]
-    ) -> list[tuple[CompactionGroup, list[str]]]:
-        """Return the parts that some planned files are made of, with the paths of the files."""
-        by_stem = self._by_stem(files)
-        found = [
-            (group, [by_stem[stem] for stem in stems if stem in by_stem])
-            for group, stems in self._groups(parts)
-        ]
-        return [(group, paths) for group, paths in found if paths]
+    def _named(self, parts: Sequence[PartInfo], files: Iterable[str]) -> dict[str, Parts]:
+        """Return the parts that some planned files are made of, by path."""
+        by_stem, groups = self._by_stem(files), self._groups(parts)
+        return {by_stem[stem]: groups[stem] for stem in groups if stem in by_stem}
 
     def _by_stem(self, files: Iterable[str]) -> dict[str, str]:
         """Return the paths that this class gives to files, by the stems that they contain."""
@@ -269,9 +251,9 @@ class TablePublisher(Publisher):
         named = self._named(manifest.parts, files)
         if self._declared.target_bytes is not None:
             return self._write(named, manifest)
-        self._require_staged(part for group, _ in named for part in group.parts)
+        self._require_staged(part for group in named.values() for part in group)
         sizes = self.staging.names()
-        moved = {path: group.parts[0] for group, (path,) in named}
+        moved = {path: part for path, (part,) in named.items()}
         in_threads(lambda item: self._move(*item), moved.items())
         return {
             path: CompactedFile(sizes[part.name], part.rows, part.id_min, part.id_max)
