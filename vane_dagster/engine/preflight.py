@@ -226,7 +226,7 @@ def missing_keys(
                 f"stage '{pipeline.name}/{stage}'",
                 f"{spec.udf.name} needs a key in the environment variable {variable!r}, which "
                 "its workers do not have",
-                fix,
+                f"{fix}. An endpoint that needs no key has the option api_key_env=None",
             )
 
 

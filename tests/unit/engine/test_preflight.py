@@ -121,8 +121,15 @@ def test_a_key_that_is_set_nowhere_is_refused(given, name, monkeypatch):
     (local,), (ray,) = keyless(MACHINE, **given), keyless(CLUSTER, **given)
     kind = "AnthropicProvider" if "provider" in given else "OpenAIProvider"
     needs = f"stage 'docs/ask': {kind}('m') needs a key in the environment variable {name!r}, which"
-    assert local == f"{needs} its workers do not have. Set it where the run is launched"
-    assert ray == f"{local}, and name it in vd.Workers(env_vars=[{name!r}])"
+    without = "An endpoint that needs no key has the option api_key_env=None"
+    there = f"{needs} its workers do not have. Set it where the run is launched"
+    assert local == f"{there}. {without}"
+    assert ray == f"{there}, and name it in vd.Workers(env_vars=[{name!r}]). {without}"
+
+
+def test_an_endpoint_may_need_no_key(monkeypatch):
+    monkeypatch.delenv(KEY, raising=False)
+    assert keyless(MACHINE, model=vd.Model("m", options={"api_key_env": None})) == []
 
 
 def test_a_key_that_is_not_sent_is_refused_on_a_cluster(monkeypatch):
