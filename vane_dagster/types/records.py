@@ -9,7 +9,7 @@ from typing import Any
 
 def fields_of(value: Any) -> Mapping[str, Any]:
     """Return a mapping, dataclass, pydantic model or named tuple as a mapping."""
-    fields = _fields(value)
+    fields = fields_or_none(value)
     if fields is None:
         raise TypeError(
             f"returned {type(value).__name__}; expected a dict, dataclass, pydantic model or named "
@@ -19,12 +19,8 @@ def fields_of(value: Any) -> Mapping[str, Any]:
     return fields
 
 
-def has_fields(value: Any) -> bool:
-    """Return whether a value is a mapping, dataclass, pydantic model or named tuple."""
-    return _fields(value) is not None
-
-
-def _fields(value: Any) -> Mapping[str, Any] | None:
+def fields_or_none(value: Any) -> Mapping[str, Any] | None:
+    """Return what `fields_of` returns; None for a value without named fields."""
     if isinstance(value, Mapping):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

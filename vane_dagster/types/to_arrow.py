@@ -18,7 +18,7 @@ from vane_dagster.errors import names
 from vane_dagster.types.casts import Mismatch, cast
 from vane_dagster.types.host_arrays import exports_stream, host_array, is_pandas, native, plain_rows
 from vane_dagster.types.kinds import holds, is_list
-from vane_dagster.types.records import fields_of, has_fields
+from vane_dagster.types.records import fields_or_none
 from vane_dagster.types.tensors import (
     from_lists,
     from_ndarray,
@@ -343,9 +343,10 @@ def _nested_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
 
 
 def _record(value: Any) -> Mapping[str, Any]:
-    if not has_fields(value):
+    fields = fields_or_none(value)
+    if fields is None:
         raise TypeError(f"a value is of type {type(value).__name__}, not a dict")
-    return fields_of(value)
+    return fields
 
 
 def _of_field(records: list[Mapping[str, Any]], name: str, kind: pa.DataType) -> list[Any]:

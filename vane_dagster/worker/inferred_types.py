@@ -11,7 +11,7 @@ import pyarrow as pa
 from vane_dagster.errors import SchemaError, UdfError, names
 from vane_dagster.pipeline.contracts import TYPES, RowCall, TypesCall
 from vane_dagster.types.kinds import mapped
-from vane_dagster.types.records import fields_of, has_fields
+from vane_dagster.types.records import fields_of, fields_or_none
 from vane_dagster.types.schema import merged_types, plain_type, schema_record
 from vane_dagster.types.tensors import is_element, stacked, tensor
 from vane_dagster.types.to_arrow import MAX_DIGITS, as_column
@@ -46,7 +46,7 @@ class RowTypes(RowResults):
         places = [i for i in range(self._batch.num_rows) if i not in self._errors]
         given = [value for value in self.values if value is not None]
         named = self._contract.output is not None
-        of_fields = [not named and has_fields(value) for value in given]
+        of_fields = [not named and fields_or_none(value) is not None for value in given]
         columns: dict[str, Any] = {}
         if any(of_fields):
             if not all(of_fields):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from vane_dagster.types.host_arrays import host_array, is_pandas
-from vane_dagster.types.records import fields_of, has_fields
+from vane_dagster.types.records import fields_or_none
 
 PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
 """Types of most values; nothing can change a value of them."""
@@ -50,8 +50,8 @@ def kept(value: Any) -> Any:
         return kind._make(items) if hasattr(kind, "_make") else tuple(items)
     if isinstance(value, (list, set, frozenset)):
         return [kept(item) for item in value]
-    if has_fields(value):
-        return {name: kept(item) for name, item in fields_of(value).items()}
+    if (fields := fields_or_none(value)) is not None:
+        return {name: kept(item) for name, item in fields.items()}
     if hasattr(value, "detach"):
         return value.detach().clone()
     if isinstance(value, memoryview):

@@ -15,7 +15,7 @@ from vane_dagster.errors import RowErrors, StageError, UdfError, names
 from vane_dagster.pipeline.contracts import RowCall
 from vane_dagster.sources.file import File
 from vane_dagster.types.kinds import is_list
-from vane_dagster.types.records import fields_of, has_fields
+from vane_dagster.types.records import fields_of, fields_or_none
 from vane_dagster.types.row_values import row_values
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.batch_formats import given_batch
@@ -237,7 +237,7 @@ class RowResults:
 
     def _fields(self, value: Any) -> Mapping[str, Any]:
         """Return a result by column. If one column is declared, the result may be its value."""
-        if len(self._op.made) == 1 and not has_fields(value):
+        if len(self._op.made) == 1 and fields_or_none(value) is None:
             return {self._op.made[0]: value}
         return fields_of(value)
 

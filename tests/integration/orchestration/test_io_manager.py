@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -117,23 +116,19 @@ KINDS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("given", "ids"),
+    [({"partitions_def": PARTS}, range(6, 9)), ({}, range(9))],
+    ids=["a partition", "all"],
+)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_an_asset_takes_a_stage_by_its_annotation(pipeline, filled, kind):
+def test_an_asset_takes_a_partition_or_all_by_its_annotation(pipeline, filled, kind, given, ids):
     inputs: list[Any] = []
-    below = reader_of(kind, inputs, partitions_def=PARTS)
-    assert run([below], pipeline, filled, partition_key="c / ü").success
+    key = "c / ü" if given else None
+    assert run([reader_of(kind, inputs, **given)], pipeline, filled, partition_key=key).success
     (read,) = inputs
     assert isinstance(read, kind or pa.Table)
-    assert values(read) == [61, 71, 81]
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_an_unpartitioned_asset_takes_all_partitions(pipeline, filled, kind):
-    inputs: list[Any] = []
-    assert run([reader_of(kind, inputs)], pipeline, filled).success
-    (read,) = inputs
-    assert isinstance(read, kind or pa.Table)
-    assert values(read) == [10 * n + 1 for n in range(9)]
+    assert values(read) == [10 * n + 1 for n in ids]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
@@ -234,18 +229,6 @@ def test_a_partitioned_check_reads_a_stage(pipeline, filled):
     assert inputs == [[31, 41, 51]]
     (evaluation,) = result.get_asset_check_evaluations()
     assert evaluation.passed
-
-
-def test_a_part_that_no_manifest_names_is_not_read(pipeline, filled, tmp_path):
-    copied = tmp_path / "store"
-    shutil.copytree(filled.root, copied)
-    folder = copied / "docs" / "more" / "parts" / "a"
-    one = next(folder.iterdir())
-    (folder / f"{'a' * 40}-{'b' * 16}.parquet").write_bytes(one.read_bytes())
-    inputs: list[Any] = []
-    store = vd.FragmentStore(root=str(copied))
-    assert run([reader_of(pa.Table, inputs)], pipeline, store).success
-    assert values(inputs[0]) == [10 * n + 1 for n in range(9)]
 
 
 # What ordinary assets return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,16 +16,22 @@ from vane_dagster.providers.http import MalformedResponse
 from vane_dagster.providers.openai import OpenAIProvider
 
 
+@asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[OpenAIProvider]:
+    provider = OpenAIProvider("m", base_url=url, api_key_env="LLM_KEY", **options)
+    try:
+        yield provider
+    finally:
+        for client in provider._clients.values():
+            await client.close()  # a worker keeps its connections until it ends
+
+
 def call(url: str, method: str, *arguments: Any, **options: Any) -> Any:
     """Call a method of the provider."""
 
     async def called() -> Any:
-        provider = OpenAIProvider("m", base_url=url, api_key_env="LLM_KEY", **options)
-        try:
+        async with opened(url, **options) as provider:
             return await getattr(provider, method)(*arguments)
-        finally:
-            for client in provider._clients.values():
-                await client.close()  # a worker keeps its connections until it ends
 
     return asyncio.run(called())
 
@@ -188,13 +196,8 @@ def test_a_response_that_is_not_http_is_a_lost_connection(server):
 
         async with await asyncio.start_server(greet, "127.0.0.1", 0) as listening:
             port = listening.sockets[0].getsockname()[1]
-            url = f"http://127.0.0.1:{port}"
-            provider = OpenAIProvider("m", base_url=url, api_key_env="LLM_KEY")
-            try:
+            async with opened(f"http://127.0.0.1:{port}") as provider:
                 await provider.submit(Request([{"role": "user", "content": "q"}]))
-            finally:
-                for client in provider._clients.values():
-                    await client.close()
 
     with pytest.raises(ConnectionError, match=r"http://127\.0\.0\.1:.*/chat/completions"):
         asyncio.run(asked())
@@ -204,20 +207,14 @@ def test_a_request_that_is_cancelled_frees_its_connection(server, endpoint):
     server.seconds = 1
 
     async def asked() -> str:
-        provider = OpenAIProvider(
-            "m", base_url=endpoint[1], api_key_env="LLM_KEY", max_connections=1
-        )
         question = Request([{"role": "user", "content": "q"}])
-        given_up = asyncio.ensure_future(provider.submit(question))
-        while not server.bodies:
-            await asyncio.sleep(0.01)
-        given_up.cancel()
-        await asyncio.gather(given_up, return_exceptions=True)
-        server.seconds = 0
-        try:
+        async with opened(endpoint[1], max_connections=1) as provider:
+            given_up = asyncio.ensure_future(provider.submit(question))
+            while not server.bodies:
+                await asyncio.sleep(0.01)
+            given_up.cancel()
+            await asyncio.gather(given_up, return_exceptions=True)
+            server.seconds = 0
             return (await asyncio.wait_for(provider.submit(question), 10)).text
-        finally:
-            for client in provider._clients.values():
-                await client.close()
 
     assert asyncio.run(asked()) == "echo: q"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -47,18 +46,6 @@ def test_it_names_a_place(fn, backend, on_driver):
     assert stage(fn, backend).spec.on_driver == on_driver
 
 
-@pytest.mark.parametrize(
-    ("fn", "backend", "message"),
-    [
-        (function, "ray", "execution_backend is 'ray'"),
-        (Model, ["ray_actor"], "execution_backend is ['ray_actor']"),
-    ],
-)  # fmt: skip
-def test_another_place_is_refused(fn, backend, message):
-    with pytest.raises(vd.DefinitionError, match=re.escape(f"vd.Workers: {message}")):
-        stage(fn, backend)
-
-
 def test_all_contracts_take_it():
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     workers = vd.Workers(execution_backend="subprocess_task")
@@ -81,18 +68,13 @@ def test_all_contracts_take_it():
             columns=["n"],
         ),
     ]
+    model: Any = {"model": "m", "provider": "openai", "concurrency": workers}
+    stages += [
+        docs.prompt("prompted", "{text}", **model),
+        docs.embed("embedded", "text", **model),
+        docs.classify("classified", "text", ["a", "b"], **model),
+    ]
     assert all(stage.spec.on_driver for stage in stages)
-
-
-@pytest.mark.parametrize("kind", ["prompt", "embed", "classify"])
-def test_stages_of_models_take_it_too(kind):
-    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
-    given = {"model": "m", "provider": "openai"}
-    column = [["a", "b"]] if kind == "classify" else []
-
-    workers = vd.Workers(execution_backend="subprocess_actor")
-    stage = getattr(docs, kind)("out", "text", *column, concurrency=workers, **given)
-    assert stage.spec.on_driver
 
 
 def test_it_changes_no_keys_and_only_a_subprocess_has_workers_of_its_own():

@@ -604,3 +604,16 @@ def test_a_type_is_named_in_the_sql_that_makes_it(kind):
     arrow = sql_type(kind)
 
     assert sql_type(sql_name(arrow)) == arrow
+
+
+def test_a_health_check_takes_no_arguments():
+    class Odd:
+        def __call__(self, batch):
+            return batch
+
+        def check_health(self, deep):
+            return deep
+
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.DefinitionError, match=r"check_health\(self, deep\) cannot be called as"):
+        docs.map_batches("out", Odd, schema={"x": "BIGINT"})
