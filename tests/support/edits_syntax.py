@@ -36,7 +36,6 @@ FACTORIES = [
     )
     for name, body, head in [
         ("class attribute", f"class Model:\n    SIZE = n\n{_CALL}", ""),
-        ("computed class attribute", f"class Model:\n    SIZE = n + 1\n{_CALL}", ""),
         ("attribute set later", f"class Model:\n{_CALL}Model.SIZE = n", ""),
         ("attribute by setattr", f"class Model:\n{_CALL}setattr(Model, 'SIZE', n)", ""),
         ("type()", "Model = type('M', (Base,), {'SIZE': n})", f"class Base:\n{_CALL}"),
@@ -393,11 +392,9 @@ IMPORTS = [
     _imported("name in a constant", "import importlib\nNAME = 'plug'", "importlib.import_module(NAME).f(b)"),
     _imported("exec", "", "exec('import plug; plug.f(1)')"),
     _imported("spec from a file", "import importlib.util as u", "u.spec_from_file_location('plug', 'plug.py')"),
-    _imported("variable name", "import importlib\nload = importlib.import_module", "load(b).f(b)"),
     _imported("passed on", "import importlib", "list(map(importlib.import_module, b))"),
     _imported("in a partial", "import importlib, functools\nload = functools.partial(importlib.import_module, 'plug')", "load().f(b)"),
     _edit("import: alias of another module", "from load import imp\ndef udf(b):\n    return imp('plug').f(b)\n", "K = 1", "K = 2", plug=_PLUG, load="import importlib\nimp = importlib.import_module\n"),
-    _edit("import: another literal", "from importlib import import_module as load\ndef udf(b):\n    return load('plug').f(b)\n", "load('plug')", "load('other')", plug=_PLUG, other=_PLUG),
     _kept("import: an unrelated locate", "class Map:\n    def locate(self, x):\n        return x\ndef udf(b):\n    m = Map()\n    return m.locate(b)\n# 1\n", "# 1", "# 2"),
     _kept("import: a function called run_module", "def run_module(x):\n    return x\ndef udf(b):\n    return run_module(b)\n# 1\n", "# 1", "# 2"),
     _kept("import: a module that is not named", "import importlib\ndef udf(b):\n    return importlib.import_module('plug').f(b)\n", "Q = 1", "Q = 2", plug=_PLUG, other="Q = 1\n"),
