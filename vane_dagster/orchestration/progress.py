@@ -262,6 +262,7 @@ class RunSummary:
         stage.up_to_date += 1
         stage.stored_rows += manifest.rows
         stage.stored_fragments += len(manifest.parts)
+        stage.quarantined += sum(part.quarantined for part in manifest.parts)
 
     def _stage(self, name: str) -> _StageSummary:
         return self._stages.setdefault(name, _StageSummary())

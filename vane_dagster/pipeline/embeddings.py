@@ -48,7 +48,7 @@ class EmbedRows(ModelStageRows):
                 Default: "openai" for a server, else "sentence_transformers".
             dimensions: The length of a vector, for models that can return shorter vectors than
                 their full size. Default: the model's full size.
-            normalize: Whether to scale vectors to length 1.
+            normalize: Whether to scale vectors to length 1, which is the default.
             output_column: The column of vectors. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.
             batch_size: Texts per call. Default: 64.

@@ -236,9 +236,9 @@ class HttpProvider:
         if error.body and "message" not in error.body:  # a form that the client omits
             detail += f" - {str(error.body)[:_MAX_SHOWN]}"
         if error.status_code == _NOT_FOUND:
-            return (
-                f"{detail}. The request was to {error.request.url}, for the model {self._model!r}"
-            )
+            url = str(error.request.url)
+            hint = "" if "/v1" in url else ". A base_url usually ends in /v1"
+            return f"{detail}. The request was to {url}, for the model {self._model!r}{hint}"
         if self._key_env is None:
             return f"{detail}. No key was given: name its variable by api_key_env"
         return f"{detail}. The key is that of the environment variable {self._key_env!r}"

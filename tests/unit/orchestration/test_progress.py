@@ -239,7 +239,7 @@ def test_the_summary_adds_up_what_was_done():
     stats = StageStats(computed=2, rows_out=900, seconds=3.0)
     summary.take(Committed("embedding", "a", None, parts(0, 3, 0), stats))
     summary.take(Committed("embedding", "b", None, parts(0), StageStats()))
-    stored = SimpleNamespace(stage="embedding", rows=4000, parts=[None] * 12)
+    stored = SimpleNamespace(stage="embedding", rows=4000, parts=parts(*range(2), *[0] * 10).parts)
     summary.up_to_date(stored)
     function = ("embedding",), "clean", "w", LoadReport(False, 17.0, 1, "cpu", "host")
     summary.take(WorkerReady(*function, is_function=True))
@@ -250,7 +250,7 @@ def test_the_summary_adds_up_what_was_done():
         "finished in 1 min 15 s",
         "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments), "
         "1 failed; "
-        "900 rows in 3.0 s, 300 rows/s; fragments: 2 computed, 2 reused; 3 rows quarantined",
+        "900 rows in 3.0 s, 300 rows/s; fragments: 2 computed, 2 reused; 4 rows quarantined",
         "  model Model: 1 load in 6.3 s, 1 warm worker",
         "  function clean: 1 worker start in 17 s, 0 warm workers",
     ]
