@@ -31,7 +31,7 @@ packages = dg.StaticPartitionsDefinition(list(PARTITIONS))
     description="Docstrings of one top-level package of the standard library, a row a name.",
 )
 # Dagster's result is generic in a way that its documentation does not use.
-def stdlib_docs(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]
+def stdlib_docs(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # Dagster's result
     """Extracts the docstrings of each partition's package into a Parquet file."""
     contents = hashlib.sha256()
     for package in context.partition_keys:

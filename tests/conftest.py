@@ -16,13 +16,13 @@ import pytest
 # The imports that follow come after it (E402).
 pytest.register_assert_rewrite("support")
 
-import vane_dagster as vd  # noqa: E402
-from support.data import SECRET  # noqa: E402
-from support.instances import cheap_instances  # noqa: E402
-from support.paths import TESTS  # noqa: E402
-from support.results import Run, materializing  # noqa: E402
-from support.warm_workers import EndingLocal, WarmLocal, kept_warm  # noqa: E402
-from vane_dagster.compute.actor_names import NAMESPACE  # noqa: E402
+import vane_dagster as vd  # noqa: E402 - after the call above
+from support.data import SECRET  # noqa: E402 - after the call above
+from support.instances import cheap_instances  # noqa: E402 - after the call above
+from support.paths import TESTS  # noqa: E402 - after the call above
+from support.results import Run, materializing  # noqa: E402 - after the call above
+from support.warm_workers import EndingLocal, WarmLocal, kept_warm  # noqa: E402 - after the call above
+from vane_dagster.compute.actor_names import NAMESPACE  # noqa: E402 - after the call above
 
 TIERS = ("unit", "integration", "dagster", "providers", "chaos", "examples")
 

@@ -145,7 +145,7 @@ def _stand_in(error: Any) -> BaseException:
     made = kind(_text(error)).with_traceback(_traceback(error))
     with contextlib.suppress(BaseException):
         # The attribute is added to a class that is made here.
-        made.status_code = http_status(error)  # type: ignore[attr-defined]
+        made.status_code = http_status(error)  # type: ignore[attr-defined]  # of the class made above
     with contextlib.suppress(BaseException):
         made.used = dict(error.used)  # type: ignore[attr-defined]  # of a `RaisedCostly`
     return made

@@ -45,7 +45,7 @@ def _udf(work: Workload) -> Any:
             self.udf = work.udf(**kwargs)
 
         # Daft's decorators have no types.
-        @daft.method.batch(  # type: ignore[untyped-decorator,unused-ignore]
+        @daft.method.batch(  # type: ignore[untyped-decorator,unused-ignore]  # Daft has no types
             return_dtype=daft.DataType.from_arrow_type(work.arrow_type), batch_size=batch_size
         )
         def __call__(self, *columns: Any) -> Any:

@@ -71,7 +71,7 @@ def model(compute: Callable[[Any, Any], Any] | None = None, **options: Any) -> A
             self.embed = Embed(quick)
 
         # Daft's decorators have no types.
-        @daft.method.batch(  # type: ignore[untyped-decorator,unused-ignore]
+        @daft.method.batch(  # type: ignore[untyped-decorator,unused-ignore]  # Daft has no types
             return_dtype=VECTOR, batch_size=64, on_error="log"
         )
         def __call__(self, text: Any) -> Any:

@@ -47,7 +47,7 @@ def test_the_second_example_of_the_readme_is_a_pipeline(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     # The module was written just now.
-    import readme_definitions  # type: ignore[import-not-found]
+    import readme_definitions  # type: ignore[import-not-found]  # written above
 
     keys = readme_definitions.defs.resolve_all_asset_keys()
     assert {key.to_user_string() for key in keys} >= {

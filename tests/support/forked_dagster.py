@@ -27,7 +27,7 @@ def main() -> None:
         controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 2  # see `dagster_dev.SITE`
         context = multiprocessing.get_context("forkserver")
         # Replaced functions take fewer parameters than the types of the libraries say.
-        multiprocessing.get_context = lambda method=None: context  # type: ignore
+        multiprocessing.get_context = lambda method=None: context  # type: ignore  # fewer parameters
         # A run has the process that it is forked from fork the processes of its steps.
         server = forkserver._forkserver
         started = server.ensure_running
@@ -55,8 +55,8 @@ def run() -> None:
         return inner.start(arguments, os.environ, {fd: fd for fd in descriptors}).pid
 
     # As above: a process is forked instead of started.
-    ipc.subprocess = SimpleNamespace(Popen=start)  # type: ignore
-    util.spawnv_passfds = spawn  # type: ignore
+    ipc.subprocess = SimpleNamespace(Popen=start)  # type: ignore  # fewer parameters
+    util.spawnv_passfds = spawn  # type: ignore  # fewer parameters
     _, module, *arguments = sys.argv
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

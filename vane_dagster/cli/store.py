@@ -17,7 +17,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 # Click's parameter types are generic in some versions only.
-class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases
     """A number and its unit, as "7d", converted to seconds."""
 
     name = "duration"
@@ -32,7 +32,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 # Generic in some versions only, as above.
-class JsonObject(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+class JsonObject(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases
     """A JSON object."""
 
     name = "json"

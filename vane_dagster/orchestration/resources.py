@@ -25,7 +25,7 @@ _connecting = threading.Lock()
 
 
 # Dagster's resources are generic in the value they provide, here the resource itself.
-class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-arg]
+class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-arg]  # it has no value type
     """A Ray head on this machine's loopback address, started on first use.
 
     It outlives the run, so later runs of the same Python environment reuse their warm models. It
@@ -78,7 +78,7 @@ class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[
 
 
 # As for LocalCluster.
-class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-arg]
+class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-arg]  # it has no value type
     """Base class of the compute resources, `RayCompute` and `LocalCompute`."""
 
     def backend(self, warn: Callable[[str], None]) -> "Backend":

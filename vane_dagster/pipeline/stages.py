@@ -120,8 +120,8 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 and profiles. The server must support conditional puts, as S3 does. For an Iceberg
                 table, options of S3 and Azure among the catalog's properties need not be repeated.
             compression: "zstd", "snappy", "lz4", "gzip" or "none".
-            target_file_bytes: Approximate size of the files in bytes. Neighbouring fragments are
-                written together; a larger one is a file of its own. Default: one file per fragment.
+            target_file_bytes: Approximate size of the files in bytes. Neighbouring fragments share
+                a file; a larger one has its own. Default: one file per fragment.
             partition_column: The column of a table that holds the partition's key.
             options: The format's own options; see docs/storage.md.
             asset: See `project`.

@@ -180,7 +180,7 @@ def _main() -> None:
     with selectors.DefaultSelector() as selector:
         # The pipe does not end with the worker if a process that it forked holds it too.
         for file in {orders.fileno(), server, _descriptor(worker)} - {None}:
-            selector.register(file, selectors.EVENT_READ)  # type: ignore[arg-type]
+            selector.register(file, selectors.EVENT_READ)  # type: ignore[arg-type]  # None is taken out above
         while (code := _reap(process.pid)) is None and (left := kill_at - time.monotonic()) > 0:
             for key, _ in selector.select(min(_POLL_SECONDS, left)):
                 order = orders.readline() if key.fd == orders.fileno() else b""

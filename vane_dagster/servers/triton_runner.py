@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     """Call the function."""
     cloudpickle, payload, *ports = arguments[:5]
     # What it prints must be in the log when it crashes.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text stream
     try:
         _check_numpy()
         function = _load(cloudpickle, payload)

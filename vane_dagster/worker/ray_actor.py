@@ -50,35 +50,35 @@ class HostActor:
         return (None if table is None else compact(table)), report
 
     # Ray's decorator has no types, here and in the methods that follow.
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
     def revoke(self, lease: str) -> None:
         """See `Host.revoke`."""
         self._host.revoke(lease)
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
     def status(self) -> WorkerStatus:
         """See `Host.status`."""
         return self._host.status()
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
     def announce(self, endpoints: Endpoints) -> None:
         """See `Directory.update`."""
         directory.update(endpoints)
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
     def stop_server(self) -> None:
         """Stop the server that the worker runs; its requests in flight may end."""
         if self._host.server is not None:
             self._host.server.stop()
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
     def read_log(self, offset: int, limit: int) -> tuple[bytes, int]:
         """See `ServerProcess.read_log`."""
         if self._host.server is None:
             return b"", 0
         return self._host.server.read_log(offset, limit)
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
     def server_endpoint(self) -> dict[str, Any] | None:
         """Return the address of the worker's server with its key; None unless it is ready."""
         status = self._host.status().server
@@ -87,12 +87,12 @@ class HostActor:
         names = ("url", "grpc_url", "model", "health", "node", "api_key")
         return {name: getattr(status.endpoint, name) for name in names}
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
     def whereabouts(self) -> tuple[PoolRequest, str]:
         """Return the worker's pool and Ray node, for a pool manager that was restarted."""
         return self._claim, ray.get_runtime_context().get_node_id()
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
     def describe(self) -> WorkerInfo:
         """Return the state of the worker for the command line, in plain values, no secrets."""
         loaded = self._loaded

@@ -104,7 +104,7 @@ class Runs:
 
     def rows(self, stage: str, partition: str) -> int | None:
         # Dagster types the resources of a context as object.
-        store = self.resources["store"].open()  # type: ignore[attr-defined]
+        store = self.resources["store"].open()  # type: ignore[attr-defined]  # of any class
         manifest = store.in_force("docs", stage, partition)
         return None if manifest is None else manifest.rows
 

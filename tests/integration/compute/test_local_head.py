@@ -626,7 +626,7 @@ def test_identity_differs_by_name_home_and_environment(
 ) -> None:
     def place(**options: str) -> tuple[Path, Path]:
         # The options are of many types.
-        local = LocalHead(home=options.pop("home", tmp_path), **options)  # type: ignore[arg-type]
+        local = LocalHead(home=options.pop("home", tmp_path), **options)  # type: ignore[arg-type]  # a dict
         return local.folder, local.temp_dir
 
     places = [place(), place(name="other"), place(home=str(tmp_path / "home"))]

@@ -13,8 +13,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # the library reads it when it is imported
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
 import vane_dagster as vd  # noqa: E402 - after the variable
-from support.data import read_stage  # noqa: E402
-from support.results import metadata  # noqa: E402
+from support.data import read_stage  # noqa: E402 - after the variable
+from support.results import metadata  # noqa: E402 - after the variable
 
 COUNT = 5_000
 

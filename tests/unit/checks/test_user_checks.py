@@ -131,8 +131,8 @@ def test_a_class_that_cannot_be_evaluated_is_refused_where_it_is_declared():
         (None, "evaluate returned a NoneType"),
         (True, "evaluate returned a bool"),
         # Wrong types are what is refused.
-        (vd.checks.CheckOutcome(None), "CheckOutcome.passed is a NoneType"),  # type: ignore[arg-type]
-        (vd.checks.CheckOutcome(True, severity="BAD"), "severity is 'BAD'"),  # type: ignore[arg-type]
+        (vd.checks.CheckOutcome(None), "CheckOutcome.passed is a NoneType"),  # type: ignore[arg-type]  # refused
+        (vd.checks.CheckOutcome(True, severity="BAD"), "severity is 'BAD'"),  # type: ignore[arg-type]  # refused
         (vd.checks.CheckOutcome(True, metadata={"a": [object()]}), "metadata['a'][0] is a object"),
         (lambda context: context.previous(), "set compares = True in its class"),
         (lambda context: context.recomputed(), "define rows_to_recompute"),
@@ -164,7 +164,7 @@ def test_an_error_without_a_text_fails_the_check():
 def test_values_of_numpy_and_numbers_without_json_are_stored():
     metadata = {"n": np.int64(3), "share": np.float32(0.5), "nan": math.nan, "rows": [{"id": 1}]}
     # NumPy's booleans are accepted, but not declared.
-    found = result(vd.checks.CheckOutcome(np.bool_(True), "fine", metadata))  # type: ignore[arg-type]
+    found = result(vd.checks.CheckOutcome(np.bool_(True), "fine", metadata))  # type: ignore[arg-type]  # numpy bool
     assert found.passed is True
     assert found.metadata == {"n": 3, "share": 0.5, "nan": "nan", "rows": [{"id": 1}]}
     assert [type(value) for value in found.metadata.values()] == [int, float, str, list]

@@ -40,7 +40,7 @@ def test_stages_without_a_budget_use_nothing(pipeline):
 
 def test_costs_count_by_the_million_and_cached_tokens_have_their_own_price():
     def over_budget(*budgets: float | None) -> str | None:
-        return UsageAccount("u", PRICES, *budgets).over_budget(USED)  # type: ignore[arg-type]
+        return UsageAccount("u", PRICES, *budgets).over_budget(USED)  # type: ignore[arg-type]  # a tuple
 
     assert over_budget(None, None) is None
     assert over_budget(51, 50.1e-6) is None

@@ -49,7 +49,7 @@ def test_layout_in_memory_does_not_count() -> None:
         ({"client": threading.Lock()}, "kwargs['client']", "_thread.lock"),
         ({"a": [1, types.SimpleNamespace(session=object())]}, "kwargs['a'][1].session", "object"),
         # It takes no lock, which is what is tested.
-        (Options(names=(threading.Lock(),)), "kwargs.names[0]", "lock"),  # type: ignore[arg-type]
+        (Options(names=(threading.Lock(),)), "kwargs.names[0]", "lock"),  # type: ignore[arg-type]  # refused
         (functools.partial(function, threading.Lock()), "kwargs.args[0]", "lock"),
         (Holder().__init__, "kwargs.__self__", "Holder"),
         ({("k", 1): {object()}}, "kwargs[('k', 1)]{...}", "object"),

@@ -256,7 +256,7 @@ def test_a_folder_with_the_code_counts_by_name(tmp_path, monkeypatch):
     (code / "defs_beside_data.py").write_text("def udf(batch, path):\n    return batch\n")
     monkeypatch.syspath_prepend(str(code))
     # The module was written just now.
-    import defs_beside_data  # type: ignore[import-not-found]
+    import defs_beside_data  # type: ignore[import-not-found]  # written above
 
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
 

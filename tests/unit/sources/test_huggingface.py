@@ -19,11 +19,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # the library reads it when it is imported
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
 import vane_dagster as vd  # noqa: E402 - after the variable
-from vane_dagster.sources import FragmentRule, ReadContext, Source, SourceTable  # noqa: E402
-from vane_dagster.storage.filesystem import Location  # noqa: E402
-from vane_dagster.storage.manifest import FileRecord  # noqa: E402
-from vane_dagster.storage.store import Store  # noqa: E402
-from vane_dagster.storage.stored_tables import ArrowRows, places_of, tables  # noqa: E402
+from vane_dagster.sources import FragmentRule, ReadContext, Source, SourceTable  # noqa: E402 - after the variable
+from vane_dagster.storage.filesystem import Location  # noqa: E402 - after the variable
+from vane_dagster.storage.manifest import FileRecord  # noqa: E402 - after the variable
+from vane_dagster.storage.store import Store  # noqa: E402 - after the variable
+from vane_dagster.storage.stored_tables import ArrowRows, places_of, tables  # noqa: E402 - after the variable
 
 # The library gives pyarrow an argument that is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def split(folder: Path, **given: str) -> SourceTable:
     # The options of a case are of several types.
-    source = vd.parquet(str(folder), **given)  # type: ignore[arg-type]
+    source = vd.parquet(str(folder), **given)  # type: ignore[arg-type]  # options of any type
     files = source.required(source.list_files([None], "here")[None], None, "here")
     return source.split(files, RULE, "here")
 
@@ -90,7 +90,7 @@ def test_a_group_is_read_in_the_order_of_its_spans(folder):
 def test_an_unknown_way_with_small_files_is_refused():
     with pytest.raises(vd.DefinitionError, match=r"vd.parquet: small_files is 'merge'"):
         # A wrong value is what is refused.
-        vd.parquet("/data", small_files="merge")  # type: ignore[arg-type]
+        vd.parquet("/data", small_files="merge")  # type: ignore[arg-type]  # the mistake
 
 
 def test_spans_of_one_file_and_of_many():

@@ -41,7 +41,7 @@ def test_an_unknown_kind_becomes_a_general_error_that_names_it() -> None:
     """As from a worker of another version, or from anything that is no error at all."""
     for kind in ("LaterError", "names", "__builtins__", ""):
         # The kinds are parameters of the test, and so plain texts.
-        error = Fault(kind, "what happened").error()  # type: ignore[arg-type]
+        error = Fault(kind, "what happened").error()  # type: ignore[arg-type]  # a text
         assert type(error) is VaneError
         assert str(error) == f"{kind}: what happened"
 

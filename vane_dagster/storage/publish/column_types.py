@@ -16,8 +16,8 @@ _Convert = Callable[[pa.DataType], pa.DataType | None]
 def held_type(kind: pa.DataType, flat: _Convert, keeps_size: bool = False) -> pa.DataType | None:
     """Return the type in which a table holds a column without loss; None if there is none.
 
-    A tensor is the flat list of its elements, in row-major order. Lists lose their fixed size,
-    unless the table keeps that of vectors.
+    A tensor becomes the flat list of its elements, in row-major order. Lists lose their fixed
+    size; with `keeps_size`, vectors keep theirs.
     """
     kind = storage_type(plain_type(kind))
     is_fixed = pa.types.is_fixed_size_list(kind)
@@ -41,9 +41,10 @@ def flat_type(
     held: Collection[pa.DataType],
     wider: Mapping[pa.DataType, pa.DataType],
 ) -> pa.DataType | None:
-    """Return the type of single values in a table that holds some types, and others as wider ones.
+    """Return the type in which a table stores a column that is not nested; None if there is none.
 
-    Decimals of 128 bits are held, and timestamps as microseconds.
+    Types in `held` are stored as they are, those in `wider` as the type that they map to.
+    Decimals of 128 bits are stored as they are, and timestamps in microseconds.
     """
     if kind in held or (pa.types.is_decimal128(kind) and kind.scale >= 0):
         return kind

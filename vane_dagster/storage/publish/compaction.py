@@ -63,7 +63,7 @@ def _stem(parts: Parts) -> str:
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
         state.update(f"{part.name}\n".encode())
-    return f"{state.hexdigest()}-1-of-1"
+    return f"{state.hexdigest()}-1-of-1"  # tells it from a part's name, in a folder of both
 
 
 def write_compacted(
@@ -103,15 +103,15 @@ def staged_rows(parts: Parts, staging: Location, schema: pa.Schema) -> Iterator[
 def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
     """Combine tables into row groups of a bounded size, at least one, which may be empty."""
     held = [schema.empty_table()]
-    size = rows = given = 0
+    size = rows = 0
     for table in tables:
         held.append(table)
         size += table.nbytes
         rows += table.num_rows
         if size >= _GROUP_BYTES or rows >= _GROUP_ROWS:
             yield pa.concat_tables(held)
-            held, size, rows, given = [], 0, 0, given + 1
-    if held or not given:
+            held, size, rows = [], 0, 0
+    if held:
         yield pa.concat_tables(held)
 
 
