@@ -13,7 +13,6 @@ DEFAULT_BATCH = 4096
 _SLICE_SECONDS = 0.5
 _DRIVER_SECONDS = 0.005
 _FIRST_UNITS = 4
-_SMALL_SECONDS = 0.2
 _WHOLE_SECONDS = 1.0
 _COSTLY_SECONDS = 10e-6
 
@@ -72,7 +71,7 @@ class SliceSizer:
             return False
         seconds = self._row_seconds[stage] * rows
         enough = fragments_left >= 2 * workers
-        return seconds <= _SMALL_SECONDS or (enough and seconds <= _WHOLE_SECONDS)
+        return seconds <= _SLICE_SECONDS or (enough and seconds <= _WHOLE_SECONDS)
 
     def slice_rows(self, spec: MapBatchesSpec, left: int, workers: int, last: bool) -> int:
         """Rows of the next slice of a table: whole units worth about 500 ms, fewer towards the end.

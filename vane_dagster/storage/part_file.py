@@ -146,7 +146,5 @@ def _is_repetitive(column: pa.ChunkedArray) -> bool:
     kind = column.type
     if is_tensor(kind) or pa.types.is_nested(kind) or pa.types.is_null(kind):
         return False
-    if pa.types.is_floating(kind):
-        return False
     sample = column.slice(0, _SAMPLE)
     return bool(pc.count_distinct(sample).as_py() * 2 <= len(sample))

@@ -36,7 +36,6 @@ from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
 from vane_dagster.storage.row_records import write_records
 from vane_dagster.types.schema import empty_table
-from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker import operators, row_reuse, unread_rows
 from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.database import connection
@@ -277,17 +276,14 @@ class Host:
             return self.model.caller.call(op, rows, work, revoked)
 
     def _reuse_and_call(self, op: ReuseAndCall, rows: pa.Table, work: Work) -> Computed:
-        arranged = row_reuse.arrange(rows, op.arrange, work.source_files)
+        marked, wanted, _ = row_reuse.mark(rows, op.arrange, work.source_files)
         called = Computed(empty_table(work.schema), WorkReport())
-        if count := arranged.report.shares[-1]:
-            wanted = unsliced(arranged.rows.select(rows.column_names).slice(0, count))
-            called = self._call(op.restore.call, wanted, work)
+        if len(wanted):
+            called = self._call(op.restore.call, row_reuse.taken(rows, wanted), work)
         if called.report.cancelled:
             return called
         work = replace(work, tally=called.report.tally)
-        restored = row_reuse.restore(
-            [called.rows], arranged.rows, op.restore, work, called.fault_records
-        )
+        restored = row_reuse.restore([called.rows], marked, op.restore, work, called.fault_records)
         return replace(restored, called=called)
 
     def _write(

@@ -73,28 +73,40 @@ def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Co
     The rows of a group of the order are in the same share, in every fragment as long as the number
     of shares is the same.
     """
+    marked, wanted, elsewhere = mark(rows, op, files)
+    computed = np.zeros(rows.num_rows, bool)
+    computed[wanted] = True
+    places, ends = _ordered(rows, op, wanted)
+    places = np.concatenate([places, np.flatnonzero(~computed)])
+    report = WorkReport(Tally(ends[-1]), shares=ends, found_elsewhere=elsewhere)
+    return Computed(taken(marked, places), report)
+
+
+def mark(
+    rows: pa.Table, op: Arrange, files: SourceFiles | None = None
+) -> tuple[pa.Table, Places, int]:
+    """Append the column with what is known of each row.
+
+    Returns:
+        The rows, the places of those to compute, and how many are known from other partitions.
+    """
     known = _KnownPlaces(rows.num_rows)
-    fields: dict[str, _Numbers] = {}
+    fields: dict[str, _Numbers] = {"place": np.arange(rows.num_rows)}
     if op.keying is not None:
         fields[KEY_HIGH], fields[KEY_LOW] = _keys(rows, op.keying, files)
     if op.known is not None:
         known.look_up(op.known, rows, fields[KEY_HIGH], fields[KEY_LOW])
-    places, ends = _ordered(rows, op, np.flatnonzero(known.part == COMPUTED))
-    places = np.concatenate([places, np.flatnonzero(known.part != COMPUTED)])
-    fields = {name: values[places] for name, values in fields.items()}
-    fields |= {"place": places, "part": known.part[places], "record": known.record[places]}
+    fields |= {"part": known.part, "record": known.record}
     column = pa.StructArray.from_arrays([pa.array(each) for each in fields.values()], list(fields))
-    return Computed(
-        _taken(rows, places).append_column(unused("__row", rows.column_names), column),
-        WorkReport(Tally(ends[-1]), shares=ends, found_elsewhere=known.elsewhere),
-    )
+    marked = rows.append_column(unused("__row", rows.column_names), column)
+    return marked, np.flatnonzero(known.part == COMPUTED), known.elsewhere
 
 
 def _ordered(rows: pa.Table, op: Arrange, wanted: Places) -> tuple[Places, tuple[int, ...]]:
     """Order the rows to compute; return their places, and the row at which each share ends."""
     if op.order is None:
         return wanted, (len(wanted),)
-    keys = op.order.keys(_taken(rows, wanted))
+    keys = op.order.keys(taken(rows, wanted))
     share = [zlib.crc32(group.encode()) % op.shares for group, _ in keys]
     order = sorted(range(len(keys)), key=lambda i: (share[i], keys[i]))
     counts = np.bincount(np.asarray(share, np.int64), minlength=op.shares)
@@ -207,13 +219,12 @@ class _Pieces:
         owner = np.concatenate(self.owners)
         if np.array_equal(owner, equals[order]) and (owner[1:] > owner[:-1]).all():
             return concat(self.tables), order  # one piece for each row, in order
-        by_owner = np.argsort(owner, kind="stable")
-        sorted_owner, wanted = owner[by_owner], equals[order]
-        starts = np.searchsorted(sorted_owner, wanted)
-        counts = np.searchsorted(sorted_owner, wanted, "right") - starts
+        by_owner, wanted = np.argsort(owner, kind="stable"), equals[order]
+        pieces = np.bincount(owner, minlength=len(order))
+        starts, counts = (np.cumsum(pieces) - pieces)[wanted], pieces[wanted]
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         rows = by_owner[np.repeat(starts, counts) + within]
-        return _taken(concat(self.tables), rows), np.repeat(order, counts)
+        return taken(concat(self.tables), rows), np.repeat(order, counts)
 
 
 class _Restored:
@@ -241,11 +252,11 @@ class _Restored:
         call, work, info = self._call, self._work, self._info
         if pieces:
             rows = pa.concat_tables(pieces)
-            owners = _positions(rows.column(call.parent or call.ids[0]), self._ids)
+            owners = self._computed_from(rows.column(call.parent or call.ids[0]))
             self._rows.add(rows.select(self._own.names), owners)
             self._outcomes[owners] = Outcome.OUTPUT
         if faults is not None:
-            owners = _positions(faults.column("id"), self._ids)
+            owners = self._computed_from(faults.column("id"))
             self._faults.add(faults, owners)
             may_pass = _numpy(pc.fill_null(faults.column(TRANSIENT), False))
             self._outcomes[owners] = np.where(may_pass, Outcome.PASSING, Outcome.FAILED)
@@ -271,6 +282,15 @@ class _Restored:
             copied=int(np.count_nonzero(is_known)),
             inherited=self._sums(table, is_known[owners]),
         )
+
+    def _computed_from(self, ids: pa.ChunkedArray) -> Places:
+        """Return the positions of ids; most often they are those of all rows to compute."""
+        computed = np.flatnonzero(self._info["part"] == COMPUTED)
+        if len(ids) == len(computed):
+            expected = self._ids if len(computed) == len(self._ids) else self._ids.take(computed)
+            if ids.equals(pa.chunked_array([expected])):
+                return computed
+        return _numpy(pc.index_in(ids, value_set=self._ids)).astype(np.int64)
 
     def _copy(self) -> None:
         """Take the outcomes of known rows from their parts."""
@@ -312,7 +332,7 @@ class _Restored:
     def _with_ids(self, records: pa.Table, owners: Places) -> pa.Table:
         """Return records of failed rows under the present ids of these rows."""
         ids = self._call.ids
-        rows = _taken(self._given.select(list(ids)), owners)
+        rows = taken(self._given.select(list(ids)), owners)
         columns = dict(zip(records.column_names, records.columns))
         columns["id"] = rows.column(ids[0])
         if len(ids) > 1:
@@ -325,7 +345,7 @@ class _Restored:
         """Return output rows with the ids and passed-on columns of their input rows."""
         call, work = self._call, self._work
         names = [n for n in self._given.column_names if n in {*call.ids, *work.schema.names}]
-        rows = _taken(self._given.select(names), owners)
+        rows = taken(self._given.select(names), owners)
         columns = []
         for each in work.schema:
             if each.name in own.column_names:
@@ -368,21 +388,14 @@ class _Restored:
         columns |= dict(zip(ORIGIN, origins.columns))
         schema = self._records
         records = pa.table([columns[name] for name in schema.names], schema=schema)
-        return _taken(records, self._order)
+        return taken(records, self._order)
 
 
-def _taken(table: pa.Table, places: Places) -> pa.Table:
+def taken(table: pa.Table, places: Places) -> pa.Table:
     """Return the rows at some positions; without a copy if these are all in order."""
     if np.array_equal(places, np.arange(table.num_rows)):
         return table
     return unsliced(table).take(pa.array(places))
-
-
-def _positions(ids: pa.ChunkedArray, among: pa.Array) -> Places:
-    """Return the position of each id."""
-    if ids.equals(pa.chunked_array([among])):
-        return np.arange(len(among))
-    return _numpy(pc.index_in(ids, value_set=among)).astype(np.int64)
 
 
 def _without_unused(table: pa.Table) -> pa.Table:

@@ -118,7 +118,7 @@ def test_some_pools_never_run_whole_fragments(pool):
 
 @pytest.mark.parametrize(
     ("seconds", "left", "is_whole"),
-    [(0.19, 0, True), (0.21, 7, False), (0.21, 8, True), (0.99, 8, True), (1.01, 8, False)],
+    [(0.49, 0, True), (0.51, 7, False), (0.51, 8, True), (0.99, 8, True), (1.01, 8, False)],
 )
 def test_short_fragments_run_whole_and_longer_ones_if_there_are_enough(seconds, left, is_whole):
     made = sizer(seconds / 100)
