@@ -162,30 +162,6 @@ def test_rows_from_before_a_forced_run_are_never_found_again(tmp_path, notes):
     assert world.run(DAYS[:2], force=True, run_id="again") == 2 * ROWS
 
 
-def test_a_renamed_stage_knows_its_rows_and_since_when(tmp_path, notes):
-    world = Snapshots(tmp_path)
-    world.write_days(DAYS[:3], changed=1)
-    world.run(DAYS[:2])
-    assert world.run(DAYS[:1], force=True, run_id="forced") == ROWS
-    world.stage = "capitals"
-    assert world.run(DAYS[:2]) == 0
-    # Of the days that were taken over, only the first is of the forced run.
-    assert world.run(DAYS[2:3]) == ROWS
-    world.write(DAYS[1], [f"text {n}" for n in range(ROWS)] + ["new"])
-    assert world.run(DAYS[1:2]) == 1
-
-
-def test_a_stage_that_gets_its_former_name_back_knows_since_when(tmp_path, notes):
-    world = Snapshots(tmp_path)
-    world.write_days(DAYS[:3], changed=0)
-    world.run(DAYS[:2])
-    world.stage = "capitals"
-    assert world.run(DAYS[:2]) == 0
-    assert world.run(DAYS[:1], force=True, run_id="forced") == ROWS
-    world.stage = "upper"
-    assert world.run(DAYS[2:3]) == ROWS, "the second day's rows are older than the forced run"
-
-
 def test_a_forced_run_that_reuses_no_rows_hides_older_ones_too(tmp_path, notes):
     world = Snapshots(tmp_path)
     world.write_days(DAYS[:3], changed=0)
