@@ -134,7 +134,6 @@ class WorkerQueue:
 
 
 _START_REPORT_SECONDS = 30.0
-_COLLECT_FAILURES_SECONDS = 10.0
 _SERVER_STATUS_SECONDS = 1.0
 
 
@@ -173,8 +172,6 @@ class WorkerGroup:
         self._ask_at: dict[Worker, float] = {}
         self._leased = frozenset(lease.workers())
         self._noticed: set[tuple[str, str]] = set()
-        self._failed: dict[str, tuple[tuple[str, ...], VaneError]] = {}
-        self._failed_since = 0.0
         for worker in lease.workers():
             self._start(worker)
 
@@ -293,7 +290,6 @@ class WorkerGroup:
             )
         if report.server is not None:
             self._server_answered(worker, report.server)
-        self._give_up_failed()
         self._ready(worker.pool, stages, report)
 
     def finish_call(self, worker: Worker, rows: int, recycle_reason: str) -> None:
@@ -354,25 +350,7 @@ class WorkerGroup:
         stages = self.stages(worker)
         if not stages:
             raise error
-        self._failed_since = self._failed_since if self._failed else self._clock()
-        self._failed[worker.pool] = stages, error
-        self._give_up_failed()
-
-    def _give_up_failed(self) -> None:
-        """Give up the stages of failed pools once the others have answered, or ten seconds later.
-
-        Thus all errors are reported at once. Those downstream come first; otherwise only the
-        upstream error would be reported.
-        """
-        is_late = self._clock() - self._failed_since > _COLLECT_FAILURES_SECONDS
-        waits = any(
-            queue.loading and not queue.calls_by_worker and not self._awaits_servers(pool)
-            for pool, queue in self.worker_queues.items()
-        )
-        if is_late or not waits:
-            for pool in reversed(self._by_identity):
-                if failed := self._failed.pop(pool, None):
-                    self._give_up(*failed)
+        self._give_up(stages, error)
 
     def stages(self, worker: Worker) -> tuple[str, ...]:
         """The stages whose code a worker runs, or whose code calls the server that it runs."""
@@ -383,11 +361,10 @@ class WorkerGroup:
         )
 
     def check_starts(self) -> None:
-        """Report pools without a ready worker every half minute; give up those that failed.
+        """Report pools without a ready worker every half minute.
 
         Also ask workers that take too long to start for their status, and all servers.
         """
-        self._give_up_failed()
         for worker, due in self._ask_at.items():
             if self._clock() >= due:
                 self._status_calls[self._lease.status(worker)] = worker
