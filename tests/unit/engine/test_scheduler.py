@@ -610,9 +610,9 @@ def test_without_quarantine_a_fragment_starts_over_three_times(wave):
     made = wave(mapped(), poisoned(7)).run()
     assert len(made.lease.sent("load")) == 4
     assert set(made.failures) == {("model", "p0")}
-    assert (
-        "lost its worker or its data 4 times, the last time: lost" in made.failures["model", "p0"]
-    )
+    message = made.failures["model", "p0"]
+    assert "lost its worker or its data 4 times, the last time: lost" in message
+    assert "on_error='quarantine' finds it" in message
     assert made.state.parts[0, "model"] == {}
 
 
