@@ -171,7 +171,7 @@ class WorkerGroup:
         self._status_calls: dict[int, Worker] = {}
         self._ask_at: dict[Worker, float] = {}
         self._leased = frozenset(lease.workers())
-        self._noticed: set[tuple[str, str]] = set()
+        self._noticed: set[str] = set()
         for worker in lease.workers():
             self._start(worker)
 
@@ -313,15 +313,10 @@ class WorkerGroup:
         """Report once for each pool that a worker reserves a GPU that it does not use."""
         pool = self._by_identity.get(worker.pool)
         reserved = pool.bundle.get("GPU", 0) if pool is not None else 0
-        if pool is not None and reserved:
+        if pool is not None and reserved and worker.pool not in self._noticed:
+            self._noticed.add(worker.pool)
             text = f"{pool.label} reserves {reserved:g} GPU for a worker, and {reason}"
-            self._notice_once("GPU", worker.pool, f"{names(self.stages(worker))}: {text}")
-
-    def _notice_once(self, subject: str, pool: str, text: str) -> None:
-        """Emit one notice about a subject for each pool."""
-        if (subject, pool) not in self._noticed:
-            self._noticed.add((subject, pool))
-            self._emit(Noticed(text))
+            self._emit(Noticed(f"{names(self.stages(worker))}: {text}"))
 
     def replace_lost(self, worker: Worker, reason: str, starting: bool) -> None:
         """Replace a lost worker, unless too many starts in a row have failed."""
