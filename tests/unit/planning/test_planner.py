@@ -592,16 +592,6 @@ def test_a_partition_that_cannot_be_planned_leaves_the_others(tmp_path, store):
     assert "no Parquet file for partition 'c'" in str(planned.failed["c"])
 
 
-def test_a_plan_can_be_printed(tmp_path, store):
-    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
-    settle(plan(docs(tmp_path), store, "clean"), store)
-    lines = str(plan(docs(tmp_path), store)).splitlines()
-    assert lines[0].startswith("pipeline docs: 1 partition")
-    assert lines[1] == "  clean: up to date"
-    state = "not up to date (not computed before)"
-    assert lines[2] == f"  doubled: {state}; fragments: 2 to compute, 0 in the store"
-
-
 def test_a_printed_plan_counts_the_partitions_that_are_not_up_to_date(tmp_path, store):
     for key in "abc":
         write_source(tmp_path / "src" / key, {"id": [1]})
