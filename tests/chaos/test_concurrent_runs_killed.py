@@ -1,10 +1,9 @@
-"""Two runs at once on one Ray cluster, one of which is killed, or the pool manager of both."""
+"""Two runs at once on one Ray cluster, one of which is killed."""
 
 from __future__ import annotations
 
 from support.concurrent_runs import (  # noqa: F401  # fixtures
     ROWS,
-    Driver,
     manifests,
     noted,
     outs,
@@ -15,7 +14,6 @@ from support.damage import stored_parts
 from support.data import write_source
 from support.pool_models import until
 from support.pools_process import Process
-from vane_dagster.compute.client import PoolManagerClient
 
 
 def test_a_run_takes_over_from_one_that_was_killed(tmp_path, ray_compute):
@@ -34,20 +32,4 @@ def test_a_run_takes_over_from_one_that_was_killed(tmp_path, ray_compute):
     assert set(calls) == set(range(ROWS))
     # What the killed run had at its worker, in slices of batches of five.
     assert len(calls) - ROWS <= 40
-    assert len(manifests(tmp_path, "out")) == 1
-
-
-# Last, because a restarted pool manager evicts nothing for the time of a lease
-
-
-def test_a_pool_manager_that_dies_costs_no_row(tmp_path, ray_compute):
-    import ray
-
-    drivers = [Driver(tmp_path, ray_compute, "first"), Driver(tmp_path, ray_compute, "second")]
-    until(lambda: len(noted(tmp_path)) >= 30, "both runs are under way")
-    ray.kill(PoolManagerClient().actor, no_restart=False)
-    for driver in drivers:
-        driver.done()
-    assert set(noted(tmp_path)) == set(range(ROWS))
-    assert outs(tmp_path) == [2 * n for n in range(ROWS)]
     assert len(manifests(tmp_path, "out")) == 1

@@ -66,11 +66,6 @@ def output(batch, kind):
     return {"y": Endless(kind) if BAD in batch["id"].to_pylist() else doubled(batch)}
 
 
-def generated(batch, kind):
-    yield pa.table({"id": batch["id"], "y": doubled(batch)}).slice(0, 0)
-    yield pa.table({"id": batch["id"], "y": plain(batch, kind)["y"]})
-
-
 async def blocking(batch, kind):
     return plain(batch, kind)
 
@@ -132,15 +127,16 @@ EXPECTED = [2 * i for i in range(ROWS) if i != BAD]
 @pytest.mark.parametrize(
     ("fn", "kind"),
     [
-        (plain, "search"),
         (plain, "stop"),
         (plain, "fork"),
         (output, "search"),
-        (generated, "search"),
+        (blocking, "search"),
+        (stubborn, "sleep"),
     ],
 )
 def test_a_call_that_hangs_is_ended_and_its_row_quarantined(fn, kind, tmp_path, local, materialize):
-    docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=1.5)
+    more = {"max_concurrency": 4} if fn in (blocking, stubborn) else {}
+    docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=1.5, **more)
 
     materialize(docs, local)
 
@@ -148,19 +144,6 @@ def test_a_call_that_hangs_is_ended_and_its_row_quarantined(fn, kind, tmp_path, 
     ((id, error, message),) = quarantined(tmp_path)
     assert (id, error) == (BAD, "TimeoutError")
     assert "took longer than timeout_s=1.5" in message
-
-
-@pytest.mark.parametrize(
-    ("fn", "kind"), [(blocking, "sleep"), (blocking, "search"), (stubborn, "sleep")]
-)
-def test_a_coroutine_that_blocks_is_ended(fn, kind, tmp_path, local, materialize):
-    docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=1.5, max_concurrency=4)
-
-    materialize(docs, local)
-
-    assert published(tmp_path) == EXPECTED
-    ((id, error, _),) = quarantined(tmp_path)
-    assert (id, error) == (BAD, "TimeoutError")
 
 
 def test_a_call_that_holds_the_lock_is_ended_on_ray(tmp_path, cluster, materialize, capfd):
@@ -173,20 +156,6 @@ def test_a_call_that_holds_the_lock_is_ended_on_ray(tmp_path, cluster, materiali
     assert (id, error) == (BAD, "TimeoutError")
     assert "took longer than timeout_s=1.5" in message
     assert "longer than timeout_s=1.5" in capfd.readouterr().err  # of the run's log
-
-
-def test_a_crash_is_not_taken_for_a_hang(tmp_path, local, materialize):
-    docs = pipeline(tmp_path, dies_late, timeout_s=30)
-
-    materialize(docs, local)
-
-    assert [error for _, error, _ in quarantined(tmp_path)] == ["WorkerDied"]
-
-
-def dies_late(batch):
-    if BAD in batch["id"].to_pylist():
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"y": doubled(batch)}
 
 
 def test_a_model_that_hangs_when_it_is_asked_is_replaced(tmp_path, local, materialize):
@@ -262,19 +231,17 @@ caller.call(call, pa.table({"id": [2, 3]}), work, lambda: False)
 """
 
 
-@pytest.mark.parametrize("fn", ["raises", "raises_later"])
-@pytest.mark.parametrize("error", ["Hangs()", "vd.RowErrors({0: ValueError()}, {'y': Column()})"])
-def test_a_deadline_covers_the_handling_of_an_error(error, fn):
-    script = ERRORS.replace("CONTRACT", "BatchCall()")
+@pytest.mark.parametrize(
+    ("fn", "contract", "error"),
+    [
+        ("raises", "BatchCall()", "vd.RowErrors({0: ValueError()}, {'y': Column()})"),
+        ("raises_later", "BatchCall()", "Hangs()"),
+        ("raises", "RowCall(None, output='y')", "Hangs()"),
+    ],
+)
+def test_a_deadline_covers_the_handling_of_an_error(fn, contract, error):
+    script = ERRORS.replace("CONTRACT", contract)
     done = ended(script.replace("ERROR", error).replace("FN", fn))
-
-    assert done.returncode == -(signal.SIGRTMAX - 3), done.stderr
-
-
-@pytest.mark.parametrize("fn", ["raises", "raises_later"])
-def test_a_deadline_covers_the_handling_of_a_rows_error(fn):
-    script = ERRORS.replace("CONTRACT", "RowCall(None, output='y')")
-    done = ended(script.replace("ERROR", "Hangs()").replace("FN", fn))
 
     assert done.returncode == -(signal.SIGRTMAX - 3), done.stderr
 

@@ -136,9 +136,6 @@ class Storage(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
         tag = hashlib.md5(data, usedforsecurity=False).hexdigest()
         return {**info, "ETag": tag, "created": datetime.now(timezone.utc)}
 
-    def cp_file(self, path1: str, path2: str, **options: Any) -> Any:
-        return self._do(path2, lambda: MemoryFileSystem.cp_file(self, path1, path2, **options))
-
 
 fsspec.register_implementation("simulated", Storage, clobber=True)
 

@@ -22,16 +22,6 @@ def noted(folder: str, name: str) -> int:
         return len(file.readlines())
 
 
-class Wrong:
-    """Always fails."""
-
-    def __init__(self, folder: str) -> None:
-        noted(folder, "loads")
-
-    def __call__(self, batch):
-        raise ValueError("never")
-
-
 def pipeline(tmp_path: Path, fn, arguments=None, **kwargs) -> vd.Pipeline:
     ids = pa.array(range(ROWS), pa.int64())
     if not (tmp_path / "source").exists():

@@ -17,8 +17,8 @@ from vane_dagster._private_folder import temporary_folder
 from vane_dagster.checks.builtin import has_lost_rows
 from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, described, names
 from vane_dagster.storage.damage import damage_of
-from vane_dagster.storage.filesystem import Location, duckdb_path, in_threads
-from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName, PartInfo
+from vane_dagster.storage.filesystem import Location, duckdb_path
+from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName
 from vane_dagster.storage.publish.base import Publisher, publish
 from vane_dagster.storage.store import Store
 from vane_dagster.types.duckdb_connection import connect
@@ -43,7 +43,6 @@ class Commit:
         figures: Returns what the partition took, for its manifest. Called once, before the commit.
         done: Called with the manifest and the outcome.
         former: The manifest that was in force when the run was planned.
-        renamed: Parts that are still in the folder of the stage's former name.
     """
 
     manifest: Manifest
@@ -57,7 +56,6 @@ class Commit:
     figures: Callable[[Manifest], Mapping[str, Any]]
     done: Callable[[Manifest, ManifestName | VaneError], None]
     former: ManifestName | None = None
-    renamed: Sequence[tuple[Location, PartInfo]] = ()
 
 
 class WithheldError(StoreError):
@@ -121,7 +119,6 @@ class Committer:
             manifest = commit.manifest
             try:
                 outcome: ManifestName | VaneError
-                _take_over(commit)
                 manifest, outcome = self._put_in_force(commit, self._completed(commit))
             except VaneError as error:
                 outcome = error
@@ -213,17 +210,6 @@ class Committer:
         if commit.unique:
             check_unique(manifest, commit.folder, commit.unique)
         return replace(manifest, figures=commit.figures(manifest))
-
-
-def _take_over(commit: Commit) -> None:
-    """Copy parts from the folder of the stage's former name, the files beside them first."""
-
-    def copy(part: tuple[Location, PartInfo]) -> None:
-        folder, info = part
-        for name in info.files:
-            folder.copy(name, commit.folder)
-
-    in_threads(copy, commit.renamed)
 
 
 def check_unique(manifest: Manifest, folder: Location, id: str) -> None:

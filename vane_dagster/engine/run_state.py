@@ -36,7 +36,7 @@ from vane_dagster.storage.filesystem import protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import Publisher
-from vane_dagster.storage.row_floor import inherit_floor, raise_floor, read_floor
+from vane_dagster.storage.row_floor import raise_floor, read_floor
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
 
@@ -88,8 +88,7 @@ class RunState:
                     self._take(index, stage, i, part)
                 self.stats[index, stage] = StageStats()
             for stage, manifest in partition.inputs.items():
-                # A sample may read parts that a stage has computed under a former name.
-                folder = store.parts(self.pipeline.name, manifest.stage, partition.key)
+                folder = store.parts(self.pipeline.name, stage, partition.key)
                 self.parts[index, stage] = {
                     i: Part(folder, part) for i, part in enumerate(manifest.parts)
                 }
@@ -111,9 +110,6 @@ class RunState:
 
     def begin(self) -> None:
         """Report completed partitions, and commit those that lack only a manifest."""
-        plans = [each for partition in self.plan.partitions for each in partition.stages.items()]
-        for stage, former in {(stage, plan.renamed[0]) for stage, plan in plans if plan.renamed}:
-            inherit_floor(self.store, self.pipeline.name, stage, former)
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
             partitions = self.plan.partitions
@@ -276,7 +272,6 @@ class RunState:
         in_force = {u: str(n) for u, n in partition.input_names.items() if u in spec.upstream}
         in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}
         folder = self.store.parts(self.pipeline.name, stage, partition.key)
-        renamed = () if publisher else [p for p in parts.values() if p.folder != folder]
         return Commit(
             manifest=manifest,
             folder=folder,
@@ -292,7 +287,6 @@ class RunState:
             figures=lambda made: self._figures(index, stage, made),
             done=lambda made, outcome: self._on_committed(index, stage, made, outcome),
             former=stage_plan.former,
-            renamed=[(part.folder, part.info) for part in renamed],
         )
 
     def claim_scope(self, partition: str | None) -> str:

@@ -134,7 +134,6 @@ class WorkerQueue:
 
 
 _START_REPORT_SECONDS = 30.0
-_COLLECT_FAILURES_SECONDS = 10.0
 _SERVER_STATUS_SECONDS = 1.0
 
 
@@ -172,9 +171,7 @@ class WorkerGroup:
         self._status_calls: dict[int, Worker] = {}
         self._ask_at: dict[Worker, float] = {}
         self._leased = frozenset(lease.workers())
-        self._noticed: set[tuple[str, str]] = set()
-        self._failed: dict[str, tuple[tuple[str, ...], VaneError]] = {}
-        self._failed_since = 0.0
+        self._noticed: set[str] = set()
         for worker in lease.workers():
             self._start(worker)
 
@@ -293,7 +290,6 @@ class WorkerGroup:
             )
         if report.server is not None:
             self._server_answered(worker, report.server)
-        self._give_up_failed()
         self._ready(worker.pool, stages, report)
 
     def finish_call(self, worker: Worker, rows: int, recycle_reason: str) -> None:
@@ -317,15 +313,10 @@ class WorkerGroup:
         """Report once for each pool that a worker reserves a GPU that it does not use."""
         pool = self._by_identity.get(worker.pool)
         reserved = pool.bundle.get("GPU", 0) if pool is not None else 0
-        if pool is not None and reserved:
+        if pool is not None and reserved and worker.pool not in self._noticed:
+            self._noticed.add(worker.pool)
             text = f"{pool.label} reserves {reserved:g} GPU for a worker, and {reason}"
-            self._notice_once("GPU", worker.pool, f"{names(self.stages(worker))}: {text}")
-
-    def _notice_once(self, subject: str, pool: str, text: str) -> None:
-        """Emit one notice about a subject for each pool."""
-        if (subject, pool) not in self._noticed:
-            self._noticed.add((subject, pool))
-            self._emit(Noticed(text))
+            self._emit(Noticed(f"{names(self.stages(worker))}: {text}"))
 
     def replace_lost(self, worker: Worker, reason: str, starting: bool) -> None:
         """Replace a lost worker, unless too many starts in a row have failed."""
@@ -354,25 +345,7 @@ class WorkerGroup:
         stages = self.stages(worker)
         if not stages:
             raise error
-        self._failed_since = self._failed_since if self._failed else self._clock()
-        self._failed[worker.pool] = stages, error
-        self._give_up_failed()
-
-    def _give_up_failed(self) -> None:
-        """Give up the stages of failed pools once the others have answered, or ten seconds later.
-
-        Thus all errors are reported at once. Those downstream come first; otherwise only the
-        upstream error would be reported.
-        """
-        is_late = self._clock() - self._failed_since > _COLLECT_FAILURES_SECONDS
-        waits = any(
-            queue.loading and not queue.calls_by_worker and not self._awaits_servers(pool)
-            for pool, queue in self.worker_queues.items()
-        )
-        if is_late or not waits:
-            for pool in reversed(self._by_identity):
-                if failed := self._failed.pop(pool, None):
-                    self._give_up(*failed)
+        self._give_up(stages, error)
 
     def stages(self, worker: Worker) -> tuple[str, ...]:
         """The stages whose code a worker runs, or whose code calls the server that it runs."""
@@ -383,11 +356,10 @@ class WorkerGroup:
         )
 
     def check_starts(self) -> None:
-        """Report pools without a ready worker every half minute; give up those that failed.
+        """Report pools without a ready worker every half minute.
 
         Also ask workers that take too long to start for their status, and all servers.
         """
-        self._give_up_failed()
         for worker, due in self._ask_at.items():
             if self._clock() >= due:
                 self._status_calls[self._lease.status(worker)] = worker

@@ -284,10 +284,7 @@ class JoinSpec(StageKind):
         return tuple(dict.fromkeys((*ids, *(column for _, column in self.columns[upstream]))))
 
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
-        """The columns taken from each stage.
-
-        Stages count by position, so a stage can be renamed. Lists count by the name of their stage.
-        """
+        """The columns taken from each stage. Lists count by the name of their stage."""
         has_null_lists = any(self.quarantining(pipeline).values())
         chosen = [self.columns.get(node) for node in self.upstream]
         lists = self.upstream if self.children == "list" else ()

@@ -49,7 +49,6 @@ class StagePlan:
         parts: Stored parts, by fragment index.
         leaving: Indexes of fragments with a part that the store is about to delete.
         former: The manifest that was in force when the plan was made.
-        renamed: The stage's former name, and the manifest under that name with the parts to reuse.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
         causes: Why the partition is not up to date.
     """
@@ -61,7 +60,6 @@ class StagePlan:
     parts: Mapping[int, Part] = field(default_factory=dict)
     leaving: frozenset[int] = frozenset()
     former: ManifestName | None = None
-    renamed: tuple[str, ManifestName] | None = None
     row_definition: str = ""
     causes: Causes = field(default_factory=Counter)
 

@@ -102,6 +102,8 @@ class _Planner:
         with files_read_once():
             self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
         self.definitions = {s: definition_digest(each) for s, each in self.components.items()}
+        # A renamed stage is another one, as are those below it: its rows may differ this time.
+        self.named = {s: digest(each, s) for s, each in self.definitions.items()}
         self.rule = fragment_rule(pipeline, store, keep)
         self.source = pipeline.source.bind(store).with_cluster(connect)
         self.source_definition = source_definition(self.source)
@@ -112,7 +114,6 @@ class _Planner:
         self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
         self.heads = [s for s in selected if SOURCE in pipeline[s].spec.upstream]
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
-        self.undeclared: dict[str, dict[str | None, ManifestName]] = {}
         self.listed: Mapping[str | None, Listed] = {}
         self._row_definitions: dict[tuple[str, str], str] = {}
         self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
@@ -126,10 +127,6 @@ class _Planner:
             self.listed = self.source.list_files(keys, self.location)
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
-        if not self.force:
-            stages = set(self.store.root.child(self.pipeline.name).folders())
-            for stage in sorted(stages - set(self.pipeline.stages)):
-                self.undeclared[stage] = self.store.latest(self.pipeline.name, stage, keys)
 
     def attempt(self, key: str | None) -> PartitionPlan | VaneError:
         """Return a partition's plan, or the error that prevents it."""
@@ -176,40 +173,13 @@ class _Planner:
         for stage in self.selected:
             in_force = self.latest[stage].get(key)
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
-            renamed = self._renamed(key, stage, upstream, in_force)
-            found = renamed[1] if renamed else in_force
-            generation = found.generation if found else 0
+            generation = in_force.generation if in_force else 0
             generation += self._is_raised(key, stage)
-            known[stage] = digest(self.definitions[stage], generation, *upstream)[:32]
-            is_same = found is not None and found.plan == known[stage]
-            is_done = is_same and renamed is None and in_force and not in_force.unfinished
+            known[stage] = digest(self.named[stage], generation, *upstream)[:32]
+            is_done = in_force and in_force.plan == known[stage] and not in_force.unfinished
             done = in_force if is_done else None
-            plan = StagePlan(known[stage], generation, done, former=in_force, renamed=renamed)
-            plans[stage] = plan
+            plans[stage] = StagePlan(known[stage], generation, done, former=in_force)
         return plans
-
-    def _renamed(
-        self,
-        key: str | None,
-        stage: str,
-        upstream: Sequence[str],
-        in_force: ManifestName | None,
-    ) -> tuple[str, ManifestName] | None:
-        """Return an undeclared stage that computed exactly what this one would, and its manifest.
-
-        An earlier manifest under the stage's own name wins, unless the other was forced since.
-        """
-        if self.pipeline[stage].spec.publishes or self._is_forced(stage):
-            return None  # its target records what it has published; or nothing is reused
-        for former, names in self.undeclared.items():
-            name = names.get(key)
-            if name is None or name.unfinished:
-                continue
-            if in_force is None or in_force.generation < name.generation:
-                own = digest(self.definitions[stage], name.generation, *upstream)[:32]
-                if name.plan == own:
-                    return former, name
-        return None
 
     def _is_raised(self, key: str | None, stage: str) -> bool:
         """Return whether this run raises the generation, unless an earlier attempt of it did."""
@@ -271,13 +241,10 @@ class _Planner:
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
             former = None if self._is_forced(stage) else in_force
-            if plan.renamed:
-                former = store.read(name, plan.renamed[0], key, plan.renamed[1])
-            made = (self.definitions[stage], plan.generation, upstream, former, self.retry)
+            made = (self.named[stage], plan.generation, upstream, former, self.retry)
             keys[stage] = fragment_keys(*made)
             where = (store, self.pipeline, stage, key, keys[stage], in_force, condemned)
             parts, leaving = stored_parts(*where, self.warnings.append)
-            parts = {**self._former_parts(key, plan, keys[stage]), **parts}
             if self._is_forced(stage) and self.run_id is not None:
                 parts = {i: part for i, part in parts.items() if _is_of(part, self.run_id)}
             publisher = self.pipeline[stage].spec.publisher(key)
@@ -307,18 +274,6 @@ class _Planner:
             made = row_definition(self.pipeline, spec, given, self.components[stage])
             self._row_definitions[place] = made
         return self._row_definitions[place]
-
-    def _former_parts(
-        self, key: str | None, plan: StagePlan, keys: Sequence[str]
-    ) -> dict[int, Part]:
-        """Return the parts that a renamed stage has under its former name, by fragment index."""
-        if plan.renamed is None:
-            return {}
-        folder = self.store.parts(self.pipeline.name, plan.renamed[0], key)
-        present = folder.names()
-        manifest = self.store.read(self.pipeline.name, plan.renamed[0], key, plan.renamed[1])
-        known = {part.key: part for part in manifest.parts if part.name in present}
-        return {i: Part(folder, known[k]) for i, k in enumerate(keys) if k in known}
 
     def _published_schemas(
         self,

@@ -28,35 +28,23 @@ def previews(planned: RunPlan, stage: str, rows: int) -> Generator[RunPlan, int 
     """Yield plans of a stage's first rows until enough of them have reached it.
 
     A plan reads the first rows of as many fragments as have so many. If too few of these reach the
-    stage, because a filter upstream drops them, the next one reads on: it repeats the fragment
-    that the last one has read in part, with more rows.
+    stage, because a filter upstream drops them, the next one reads more, from the first row again.
 
     If a filter drops most of many rows, those that have reached the stage are enough. The caller
     sends their number, over all plans and counting a repeated fragment once; None is no row.
     """
-    size = rows
-    whole = 0  # rows of the fragments that were read to their ends
+    size, read = rows, 0
     for partition in with_rows(planned, stage)[:MAX_PARTITIONS]:
         preview = _Preview(planned, partition, stage)
-        left = _first_fragments(preview.fragments, rows)
-        while left:
-            cuts = _window(left, size)
+        available = _first_fragments(preview.fragments, rows)
+        before, cuts = read, dict[int, int]()
+        while cuts != available:
+            cuts = _window(available, size)
             found = (yield preview.plan(cuts)) or 0
-            if found >= rows:
+            read = before + sum(cuts.values())
+            if found >= rows or (found and read >= _GROWTH * rows):
                 return
-            last, read = list(cuts.items())[-1]
-            is_cut = read < left[last]
-            done = [index for index in cuts if index != last or not is_cut]
-            whole += sum(cuts[index] for index in done)
-            left = {index: count for index, count in left.items() if index not in done}
-            again = read if is_cut else 0
-            if not found:
-                size *= _GROWTH
-            elif whole + again < _GROWTH * rows:
-                more = -(-(rows - found) * (whole + again) // found)  # as few reach the stage
-                size = again + max(more, again)
-            else:
-                return
+            size *= max(2, -(-rows // found)) if found else _GROWTH
 
 
 def _first_fragments(available: Mapping[int, int], rows: int) -> dict[int, int]:

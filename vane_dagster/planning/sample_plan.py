@@ -181,12 +181,12 @@ class _Sampler:
         pairs = [(self._spec, self._manifest)]
         while pairs and not all(stage in found for stage in wanted):
             spec, manifest = pairs.pop(0)
-            for stage, former in zip(spec.upstream, manifest.reads or spec.upstream):
-                name = ManifestName.parse(manifest.upstream.get(former, ""))
-                if stage in found or name is None or not self._is_same(stage, former, name):
+            for stage in spec.upstream:
+                name = ManifestName.parse(manifest.upstream.get(stage, ""))
+                if stage in found or name is None:
                     continue
                 key = self._manifest.partition
-                found[stage] = self._store.read(self._pipeline.name, former, key, name)
+                found[stage] = self._store.read(self._pipeline.name, stage, key, name)
                 pairs.append((self._pipeline[stage].spec, found[stage]))
         if missing := [stage for stage in wanted if stage not in found]:
             raise PlanError(
@@ -202,18 +202,6 @@ class _Sampler:
                     "first"
                 )
         return inputs
-
-    def _is_same(self, stage: str, former: str, made_from: ManifestName) -> bool:
-        """Return whether a stage that is read now was read then, possibly under another name.
-
-        A renamed stage has computed the same as the former one; its downstream stages keep their
-        manifests.
-        """
-        if stage == former:
-            return True
-        key = self._manifest.partition
-        name = self._store.latest(self._pipeline.name, stage, [key]).get(key)
-        return name is not None and name.plan == made_from.plan
 
     def _unchanged(self) -> dict[str, FileRecord] | None:
         """Return the source files, as listed now, that have not changed; None if none is read."""

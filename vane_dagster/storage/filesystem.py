@@ -242,10 +242,6 @@ class Location:
             "moved from", lambda: self._move(self.file(name), target, new_name), name
         )
 
-    def copy(self, name: str, target: Location) -> None:
-        """Copy a file to another folder of the same file system, as a hard link if possible."""
-        self.with_storage_errors("copied from", lambda: self._copy(name, target), name)
-
     def with_storage_errors(self, verb: str, action: Callable[[], _T], name: str = "") -> _T:
         """Run an operation on the folder, and retry it a few times after transient errors."""
         with self._as_store_error(verb):
@@ -319,16 +315,6 @@ class Location:
         except FileNotFoundError:
             if new_name not in target.names():  # else an earlier attempt has moved it
                 raise
-
-    def _copy(self, name: str, target: Location) -> None:
-        _failpoints.at_storage("write", target.file_url(name))
-        if self.is_local:
-            os.makedirs(target.path, exist_ok=True)
-            with suppress(OSError):
-                os.link(self.file(name), target.file(name))
-            if os.path.exists(target.file(name)):
-                return
-        target._place(name, lambda path: self.fs.cp_file(self.file(name), path))
 
     @contextmanager
     def _as_store_error(self, verb: str) -> Iterator[None]:

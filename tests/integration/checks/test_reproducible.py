@@ -308,30 +308,6 @@ def test_a_sample_that_fails_halfway_leaves_no_part(tmp_path, checked, monkeypat
     assert set((tmp_path / "store").rglob("*.parquet")) == parts
 
 
-def test_stages_above_are_known_by_what_they_computed_and_not_by_their_names(tmp_path, checked):
-    """What is below a renamed stage keeps its manifest, which has the former names."""
-    checked.source(40)
-
-    def declared(one: str, other: str) -> vd.Pipeline:
-        source = vd.parquet(str(tmp_path / "source"))
-        docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=16)
-        given = [vd.checks.Reproducible(rows=30)]
-        first = docs.project(one, {"n": "id * 2"})
-        second = docs.project(other, {"n": "id * 3"})
-        first.map_batches("below", plus_one, schema={"m": "BIGINT"}, asset=vd.Asset(checks=given))
-        columns = {one: {"twice": "n"}, other: {"thrice": "n"}}
-        docs.join("both", first, second, columns=columns, asset=vd.Asset(checks=given))
-        return docs
-
-    assert checked.run(declared("one", "other"), checks_alone=False).success
-    for names in (("first", "other"), ("other", "first")):
-        docs = declared(*names)
-        assert checked.run(docs, checks_alone=False).success
-        for found in checked.evaluations(docs):
-            assert found.passed, (names, found.asset_key, found.description)
-            assert value(found, "rows") == 30
-
-
 def test_a_source_that_has_changed_is_told_and_not_compared(tmp_path, checked):
     factor(tmp_path, "2.0")
     checked.source(64)

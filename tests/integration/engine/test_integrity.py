@@ -9,7 +9,7 @@ import pytest
 import vane_dagster as vd
 from support.damage import parts
 from support.data import write_source
-from support.results import failure, metadata
+from support.results import failure
 
 
 def double(batch: pa.Table) -> pa.Table:
@@ -47,19 +47,6 @@ def test_each_part_says_who_made_it(tmp_path, local, materialize):
         assert part.made.at <= manifest.committed_at
     first = manifest.sample[0]  # of the part that came first
     assert int(first["y"]) == 2 * int(first["id"])
-
-
-def test_parts_of_a_run_that_was_killed_keep_who_made_them(tmp_path, local, materialize):
-    docs = pipeline(tmp_path)
-    first = materialize(docs, local)
-    opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
-    for name in opened.manifests("docs", "double", None).names():
-        opened.manifests("docs", "double", None).delete([name])
-    parts(tmp_path, "double")[0].unlink()
-    second = materialize(docs, local)
-    made = [part.made.run_id for part in opened.in_force("docs", "double", None).parts]
-    assert sorted(made) == sorted([first.run_id] * 3 + [second.run_id])
-    assert metadata(second, "double")["fragments_reused"] == 3
 
 
 def test_rows_that_vanish_from_a_part_above_are_missed(tmp_path, local, materialize):

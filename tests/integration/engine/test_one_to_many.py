@@ -12,10 +12,6 @@ from support.results import metadata
 from support.sentences import ASIDE, TEXTS, pipeline, rows, split, words
 
 
-def split_unnumbered(batch: pa.Table) -> pa.Table:
-    return split(batch).drop_columns(["word_id"])
-
-
 def letters(batch: pa.Table) -> pa.Table:
     rows = [
         (id, letter)
@@ -68,16 +64,6 @@ def test_a_returned_id_carries_its_parent_along_in_any_order(tmp_path, local, ma
     table = read_stage(tmp_path / "store", "docs", "loud")
     found = sorted(rows(table, "word_id", "id", "upper"))
     assert found == sorted((a, b, c.upper()) for a, b, c in expected())
-
-
-def test_ids_are_made_where_the_schema_has_none(tmp_path, local, materialize):
-    docs = pipeline(tmp_path)
-    words(docs, fn=split_unnumbered, schema={"word": "VARCHAR"}, batch_size=1)
-    materialize(docs, local)
-    table = read_stage(tmp_path / "store", "docs", "words")
-    assert rows(table, "word_id", "id", "word") == [
-        (a.replace("/", "-"), b, c) for a, b, c in expected()
-    ]
 
 
 def test_many_of_many(tmp_path, local, materialize):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pyarrow as pa
 import ray
 
@@ -106,18 +104,6 @@ def test_a_plan_that_fails_starts_no_head(tmp_path, materialize):
     assert not LocalHead(name="unstarted").temp_dir.exists()
 
 
-def test_a_store_that_cannot_be_written_fails_the_plan(tmp_path, local):
-    write_source(tmp_path / "src", ROWS)
-    docs = make(tmp_path, a={})
-    result = dg.materialize(
-        [docs.build_assets()],
-        resources={"compute": local, "store": vd.FragmentStore(root=NOBODY_WRITES)},
-        raise_on_error=False,
-    )
-    text = failure(result)
-    assert f"'{NOBODY_WRITES}/docs' cannot be written" in text
-
-
 def test_a_bucket_that_is_missing(tmp_path, local, materialize, s3):
     """A listing of it finds nothing, as of an empty one: only writing tells."""
     write_source(tmp_path / "src", ROWS)
@@ -130,40 +116,6 @@ def test_a_bucket_that_is_missing(tmp_path, local, materialize, s3):
     assert "NoSuchBucket" in text or "bucket does not exist" in text
     assert "docs/kept" not in text
     assert Location("s3://lake", s3).entries() == {}, "the probe is deleted"
-
-
-# Models that cannot start
-
-
-class FirstBroken:
-    """Imports what nobody has."""
-
-    def __init__(self) -> None:
-        import a_first_package_that_nobody_has  # noqa: F401  # its absence is tested
-
-    def __call__(self, batch):
-        return {"n": batch["n"]}
-
-
-class SecondBroken(FirstBroken):
-    """The same, a moment later than the first."""
-
-    def __init__(self) -> None:
-        time.sleep(1)
-        import a_second_package_that_nobody_has  # noqa: F401  # its absence is tested
-
-
-def test_all_models_that_cannot_start_are_reported_at_once(tmp_path, local, materialize):
-    """Also one that is below another, and one that is slower; the others are computed."""
-    write_source(tmp_path / "src", ROWS)
-    docs = make(tmp_path, good={})
-    above = docs["clean"].map_batches("above", FirstBroken, schema={"n": "BIGINT"})
-    above.map_batches("below", SecondBroken, schema={"n": "BIGINT"})
-    text = failure(result := materialize(docs, local, raises=False))
-    assert text.count("Install 'a_first_package_that_nobody_has' where the workers run") == 1
-    assert text.count("Install 'a_second_package_that_nobody_has' where the workers run") == 1
-    made = [event.asset_key.path[-1] for event in result.get_asset_materialization_events()]
-    assert sorted(made) == ["clean", "good"]
 
 
 def test_a_worker_of_other_versions_does_not_load(cluster):

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from support.results import failure, metadata
+from support.results import failure
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
@@ -59,50 +58,6 @@ def test_cpu_stages_work_ahead_of_the_model(tmp_path: Path, local, materialize):
         " WHERE p.called < m.ended"
     ).fetchall()
     assert ahead > 0, "no fragment was prepared while the one before it was in the model"
-
-
-def test_a_renamed_stage_is_taken_over(tmp_path, local, materialize):
-    """A stage below it that was edited reads its parts under the former name."""
-    write_source(tmp_path / "src", {"id": range(40)})
-    store = vd.FragmentStore(root=str(tmp_path / "store"))
-
-    def made(name: str, expression: str) -> vd.Pipeline:
-        source = vd.parquet(str(tmp_path / "src"))
-        pipeline = vd.Pipeline("docs", source=source, id="id", fragment_rows=10)
-        stage = pipeline.map_batches(name, noted, schema={"called": "DOUBLE"})
-        stage.project("below", {"called": expression})
-        return pipeline
-
-    materialize(made("old", "called"), local)
-    before = store.dataset("docs/old").to_table()
-    done = materialize(made("new", "called + 1"), local)
-
-    assert metadata(done, "new")["fragments_computed"] == 0
-    assert metadata(done, "new")["fragments_reused"] == 4
-    assert metadata(done, "below")["fragments_computed"] == 4
-    assert store.dataset("docs/new").to_table() == before
-    assert metadata(materialize(made("new", "called + 1"), local), "new")["fragments_computed"] == 0
-
-
-def test_a_dataset_is_what_the_manifest_names_and_nothing_else(tmp_path, local, materialize):
-    store = vd.FragmentStore(root=str(tmp_path / "store"))
-    source = vd.parquet(str(tmp_path / "src"))
-
-    def project(expression: str) -> vd.Pipeline:
-        pipeline = vd.Pipeline("docs", source=source, id="id")
-        pipeline.project("clean", {"id": "id", "n": expression}).write(
-            "published", str(tmp_path / "out")
-        )
-        return pipeline
-
-    with pytest.raises(vd.errors.StoreError, match="'docs/clean' was never materialized"):
-        store.dataset("docs/clean")
-    write_source(tmp_path / "src", {"id": range(5)})
-    materialize(project("id * 2"), local)
-    materialize(project("id * 3"), local)
-
-    assert store.dataset("docs/clean").to_table()["n"].to_pylist() == [0, 3, 6, 9, 12]
-    assert store.dataset("docs/published").to_table()["n"].to_pylist() == [0, 3, 6, 9, 12]
 
 
 def _publishing(tmp_path: Path, where: str) -> vd.Pipeline:

@@ -23,10 +23,6 @@ def label(text: str) -> Any:
     return {"label": text.upper(), "score": len(text) / 2}
 
 
-def label_counted(text: str) -> Any:
-    return {"label": text.upper(), "score": len(text)}
-
-
 def doubled(batch: dict[str, Any]) -> dict[str, Any]:
     return {"twice": batch["score"] * 2, "vector": np.ones((len(batch["id"]), 3), np.float32)}
 
@@ -81,8 +77,8 @@ def instance() -> Iterator[dg.DagsterInstance]:
 STAGES = ("clean", "labels", "twice", "letters")
 
 
-def test_the_first_run_infers_pins_and_shows_the_schema(tmp_path, compute, materialize, instance):
-    result = materialize(docs(tmp_path), compute, instance=instance)
+def test_the_first_run_infers_pins_and_shows_the_schema(tmp_path, local, materialize, instance):
+    result = materialize(docs(tmp_path), local, instance=instance)
     assert computed(result, *STAGES) == [1, 1, 1, 1]
     store = tmp_path / "store"
     labels = read_stage(store, "docs", "labels")
@@ -107,23 +103,11 @@ def test_the_first_run_infers_pins_and_shows_the_schema(tmp_path, compute, mater
 
     before = files(tmp_path)  # of previews nothing is left
     assert len(stored_parts(tmp_path / "store")) == 4
-    again = materialize(docs(tmp_path), compute, instance=instance)
+    again = materialize(docs(tmp_path), local, instance=instance)
     assert computed(again, *STAGES) == [0, 0, 0, 0]
     assert metadata(again, "labels")["schema"] == f"```python\n{code}\n```"
     assert "inferred" not in logged(instance, again)
     assert files(tmp_path) == before
-
-
-def test_an_edit_infers_again_and_so_do_the_stages_downstream(tmp_path, local, materialize):
-    materialize(docs(tmp_path), local)
-    result = materialize(docs(tmp_path, label_counted), local)
-    assert computed(result, *STAGES) == [0, 1, 1, 1]
-    assert len(pins(tmp_path, "labels")) == len(pins(tmp_path, "twice")) == 2
-    assert read_stage(tmp_path / "store", "docs", "labels").schema.field("score").type == pa.int64()
-    assert read_stage(tmp_path / "store", "docs", "twice").schema.field("twice").type == pa.int64()
-    back = materialize(docs(tmp_path), local)
-    assert len(pins(tmp_path, "labels")) == 2
-    assert computed(back, "labels") == [0]
 
 
 def test_a_stage_alone_infers_from_stored_rows(tmp_path, local, materialize):
@@ -157,31 +141,6 @@ def test_a_stage_has_one_pin_whether_it_runs_alone_or_not(tmp_path, local, mater
     assert [evaluation.passed for evaluation in checked.get_asset_check_evaluations()] == [True]
 
 
-def small_files(tmp_path: Path, count: int = 40) -> vd.Pipeline:
-    """Return a pipeline whose source has one row in each file, and so in each fragment."""
-    for n in range(count):
-        table = {"id": [n], "n": [n], "text": [f"t{n}"]}
-        write_source(tmp_path / "src", table, f"{n:02}.parquet")
-    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-
-
-def test_small_fragments_are_read_until_there_are_enough_rows(tmp_path, local, materialize):
-    def later(n: int) -> Any:
-        return {"half": n if n < 5 else n / 2, "note": None if n < 9 else "late"}
-
-    made = small_files(tmp_path)
-    clean = made.project("clean", {"n": "n"}, where="n % 2 = 1 or n < 8")
-    clean.map("labels", later, schema="infer").map("more", lambda half: half, schema="infer")
-    materialize(made, local)
-    labels = read_stage(tmp_path / "store", "docs", "labels")
-    assert labels.schema.field("half").type == pa.float64()
-    assert labels.schema.field("note").type == pa.string()
-    assert labels.num_rows == 24
-    assert json.loads(pins(tmp_path, "labels")[0].read_text())["rows"] >= 16
-    parts = stored_parts(tmp_path / "store/docs/labels")
-    assert len(parts) == 40  # of previews nothing is left
-
-
 def test_without_rows_there_is_no_schema(tmp_path, local, materialize):
     result = materialize(docs(tmp_path, where="n > 100"), local, raises=False)
     assert "'docs/labels': its schema cannot be inferred, because there is no input row" in failure(
@@ -200,16 +159,6 @@ def partitioned(tmp_path: Path, fn: Any) -> vd.Pipeline:
     )
     made.map("labels", fn, schema="infer", columns={"text": "text"})
     return made
-
-
-def test_partitions_share_a_pin(tmp_path, local, materialize, instance):
-    made = partitioned(tmp_path, label)
-    first = materialize(made, local, partition="a", instance=instance)
-    assert "inferred" in logged(instance, first)
-    result = materialize(made, local, partition="b", instance=instance)
-    assert "inferred" not in logged(instance, result)
-    assert "schema" in metadata(result, "labels")
-    assert len(pins(tmp_path, "labels")) == 1
 
 
 def test_another_type_than_the_pinned_one_is_refused(tmp_path, local, materialize):

@@ -110,15 +110,6 @@ def test_the_asset_is_upstream_in_dagster():
             docs.build_source()
 
 
-def test_partitions(store, local):
-    raw = Rows(table(10)).asset(partitions_def=PARTS)
-    docs = over(raw, partitions_def=PARTS)
-    assets = [raw, docs.build_assets()]
-    for key in KEYS:
-        assert run(assets, store, local, partition_key=key).success
-    assert [more(store, key) for key in KEYS] == [[2.0 * n + 1 for n in range(10)]] * 2
-
-
 def test_a_partition_that_is_missing_fails_alone(store, local):
     raw = Rows(table(10)).asset(partitions_def=PARTS)
     docs = over(raw, partitions_def=PARTS)

@@ -104,12 +104,6 @@ def test_workers_in_this_process_leave_its_import_path_alone(tmp_path, notes):
     assert sys.path == path
 
 
-def test_todays_snapshot_pays_for_what_changed_since_yesterday(tmp_path, notes):
-    world = Snapshots(tmp_path)
-    world.write_days(DAYS[:2], changed=3)
-    assert (world.run(DAYS[:1]), world.run(DAYS[1:2])) == (ROWS, 3)
-
-
 @pytest.mark.parametrize(("partitions", "calls"), [(0, ROWS), (1, ROWS), (2, 3)])
 def test_rows_are_looked_up_in_as_many_partitions_as_declared(tmp_path, notes, partitions, calls):
     world = Snapshots(tmp_path, partitions=partitions)
@@ -160,30 +154,6 @@ def test_rows_from_before_a_forced_run_are_never_found_again(tmp_path, notes):
     assert world.run(DAYS[1:2]) == 0
     assert world.run(DAYS[2:3]) == 2
     assert world.run(DAYS[:2], force=True, run_id="again") == 2 * ROWS
-
-
-def test_a_renamed_stage_knows_its_rows_and_since_when(tmp_path, notes):
-    world = Snapshots(tmp_path)
-    world.write_days(DAYS[:3], changed=1)
-    world.run(DAYS[:2])
-    assert world.run(DAYS[:1], force=True, run_id="forced") == ROWS
-    world.stage = "capitals"
-    assert world.run(DAYS[:2]) == 0
-    # Of the days that were taken over, only the first is of the forced run.
-    assert world.run(DAYS[2:3]) == ROWS
-    world.write(DAYS[1], [f"text {n}" for n in range(ROWS)] + ["new"])
-    assert world.run(DAYS[1:2]) == 1
-
-
-def test_a_stage_that_gets_its_former_name_back_knows_since_when(tmp_path, notes):
-    world = Snapshots(tmp_path)
-    world.write_days(DAYS[:3], changed=0)
-    world.run(DAYS[:2])
-    world.stage = "capitals"
-    assert world.run(DAYS[:2]) == 0
-    assert world.run(DAYS[:1], force=True, run_id="forced") == ROWS
-    world.stage = "upper"
-    assert world.run(DAYS[2:3]) == ROWS, "the second day's rows are older than the forced run"
 
 
 def test_a_forced_run_that_reuses_no_rows_hides_older_ones_too(tmp_path, notes):
@@ -307,8 +277,7 @@ def test_other_partitions_of_the_same_rows_find_them(tmp_path, notes):
 
 
 @pytest.mark.parametrize("suffix", [".rows.parquet", ".faults.parquet", "part"])
-@pytest.mark.parametrize("damage", ["deleted", "cut"])
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(("damage", "own"), [("deleted", True), ("cut", False)])
 def test_rows_that_cannot_be_copied_are_computed(tmp_path, notes, suffix, damage, own):
     world = Snapshots(tmp_path, fragment_rows=64)
     texts = [f"text {n}" for n in range(ROWS)] + ["bad"]

@@ -166,11 +166,10 @@ def test_many_workers_that_die_with_their_node_are_no_pool_that_cannot_start():
     assert len(group.lease.loading) == len(workers)
 
 
-def test_a_model_that_cannot_be_constructed_is_given_up_when_all_pools_have_answered():
+def test_a_model_that_cannot_be_constructed_is_given_up():
     io = Worker("io-1", IO_WORKERS)
     group = Group(FIRST, SECOND, io)
     group.answer(FIRST, fault=Fault("ModelLoadError", "no weights"))
-    assert group.given_up == []
     group.answer(io)
     assert [text for _, text in group.given_up] == ["no weights"]
     assert group.group.worker_queue("model", calls_model=False).pick_worker() == io

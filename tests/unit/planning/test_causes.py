@@ -82,12 +82,6 @@ def test_other_causes(tmp_path, store):
     assert factor["clean"] == {"stored parts are missing": 1}
 
 
-def test_the_plan_says_why(tmp_path, store):
-    text = str(plan(docs(tmp_path, fn=triple), store))
-    assert "doubled: not up to date (code of triple changed)" in text
-    assert "clean: up to date\n" in text
-
-
 def test_causes_of_many_partitions_fit_in_a_line():
     causes = Counter({"code of f changed": 10, "new files": 1200, "upstream stage 'a' changed": 3})
     assert describe(causes, 10) == (

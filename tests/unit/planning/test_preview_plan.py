@@ -142,15 +142,6 @@ def test_a_filter_upstream_makes_previews_read_on(tmp_path, store):
     assert counts(planned, "clean", lambda read: 0) == [16, 512, 16384, 100_000]
 
 
-def test_a_fragment_that_was_read_to_its_end_is_not_read_again(tmp_path, store):
-    source(tmp_path, {"a.parquet": 100})
-    planned = plan(docs(tmp_path, fragment_rows=10), store, "clean")
-    assert counts(planned, "clean", lambda read: read // 2) == [16, 22]
-    plans = previews(planned, "clean", 16)
-    assert rows_read(next(plans)) == [("a.parquet", 0, 10), ("a.parquet", 10, 16)]
-    assert rows_read(plans.send(8))[0] == ("a.parquet", 10, 20)
-
-
 def test_few_fragments_are_read(tmp_path, store):
     source(tmp_path, {"a.parquet": 10_000})
     planned = plan(docs(tmp_path, fragment_rows=1000), store, "clean")
