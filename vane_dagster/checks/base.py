@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias, Union
@@ -197,17 +197,13 @@ class Off:
 CheckLike: TypeAlias = Union[Check, Off]
 
 
-def share(location: str, name: str, value: Any) -> float:
-    """Validate a share from 0 to 1."""
-    if not _is_number(value) or not 0 <= value <= 1:
-        raise DefinitionError(f"{location}: {name} is {value!r}; expected a share from 0 to 1")
-    return float(value)
-
-
-def bound(location: str, name: str, value: Any) -> float:
-    """Validate a finite number of at least 0."""
-    if not _is_number(value) or not 0 <= value < math.inf:
-        raise DefinitionError(f"{location}: {name} is {value!r}; expected a number from 0 up")
+def bound(location: str, name: str, value: Any, most: float = sys.float_info.max) -> float:
+    """Validate a number from 0 to `most`."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= most:
+        raise DefinitionError(
+            f"{location}: {name} is {value!r}; expected a number from 0 to {most:g}"
+        )
     return float(value)
 
 
@@ -231,10 +227,6 @@ def _is_cached(kind: type, name: str) -> bool:
 def _words(name: str) -> str:
     """Convert a class name to snake case."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _token(value: Any) -> str:

@@ -10,11 +10,18 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from support.embedded import SCHEMA, embed
 from support.results import failure
 from vane_dagster import checks
 
 DAYS = dg.StaticPartitionsDefinition(["a", "b", "c"])
+SCHEMA = {"vector": "FLOAT[2]", "label": "VARCHAR"}
+
+
+def embed(batch: pa.Table) -> pa.Table:
+    texts = batch["text"].to_pylist()
+    vectors = [[0.0, 0.0] if "zero" in t else [1.0, float(len(t))] for t in texts]
+    labels = [None if "null" in t else "" if "blank" in t else t for t in texts]
+    return pa.table({"vector": pa.array(vectors, pa.list_(pa.float32(), 2)), "label": labels})
 
 
 def source(tmp_path, key: str, texts: list[str]) -> None:

@@ -29,20 +29,6 @@ from vane_dagster.storage.part_file import PartTarget, write_part
 # The declaration
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"rows": 0}, "rows is 0"),
-        ({"tolerance": -1.0}, "tolerance is -1.0"),
-        ({"blocking": True}, "withholds nothing"),
-        ({"columns": []}, "columns is empty"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments, message):
-    with pytest.raises(DefinitionError, match=message):
-        vd.checks.Reproducible(**arguments)
-
-
 def test_a_write_stage_has_no_rows_of_its_own(tmp_path):
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
     labels = docs.project("labels", ["id"])
