@@ -171,7 +171,7 @@ def test_loads_and_work_add_up_to_those_of_the_run(run, source):
 def test_starts_and_restarts_of_a_server_add_up(run, source, tmp_path):
     starts = tmp_path / "starts"
     rows = FILES * ROWS * len(KEYS)
-    llm = echo("llm", f"--starts={starts}", "--exit-after", str(rows), "--seconds", "0.02")
+    llm = echo("llm", f"--starts={starts}", "--exit-after", str(rows), "--seconds", "0.005")
     made = pipeline(source)
     for stage in ("asked", "asked_again"):
         made["clean"].map_batches(
