@@ -353,26 +353,7 @@ class DagsterDev:
         self.wait(over, f"backfill {backfill} has ended", seconds=150)
         return self.backfill_state(backfill)
 
-    # Schedules and pools
-
-    def start_schedule(self, name: str) -> None:
-        """Turn a schedule on, as the UI's switch does."""
-        self.do(
-            """mutation($selector: ScheduleSelector!) {
-                 startSchedule(scheduleSelector: $selector) { __typename } }""",
-            "ScheduleStateResult",
-            selector={**REPOSITORY, "scheduleName": name},
-        )
-
-    def ticks(self, name: str) -> list[dict[str, Any]]:
-        """Return a schedule's ticks: status, and the runs that each launched."""
-        found = self.ask(
-            """query($selector: ScheduleSelector!) {
-                 scheduleOrError(scheduleSelector: $selector) {
-                   ... on Schedule { scheduleState { ticks { status runIds } } } } }""",
-            selector={**REPOSITORY, "scheduleName": name},
-        )
-        return list(found["scheduleOrError"]["scheduleState"]["ticks"])
+    # Pools
 
     def limit_pool(self, pool: str, slots: int) -> None:
         """Set the slots of a concurrency pool."""
@@ -466,11 +447,10 @@ class DagsterDev:
             """query($key: AssetKeyInput!, $check: String!, $partition: String!) {
                  assetCheckExecutions(
                    assetKey: $key, checkName: $check, partition: $partition, limit: 100
-                 ) { runId status evaluation { success severity description partition
+                 ) { runId status evaluation {
                        targetMaterialization { runId }
                        metadataEntries { label
-                         ... on TextMetadataEntry { text } ... on IntMetadataEntry { intValue }
-                         ... on FloatMetadataEntry { floatValue } } } } }""",
+                         ... on IntMetadataEntry { intValue } } } } }""",
             key=asset_keys([stage])[0],
             check=check,
             partition=partition,
