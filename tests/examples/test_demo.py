@@ -273,18 +273,6 @@ def test_nightly_run_finds_the_model_of_the_other_pipeline_warm(nights, demo, as
 
 
 @needs_model
-def test_nightly_run_tells_dagster_what_it_found_and_made(nights, asked):
-    with dg.DagsterInstance.from_config(str(asked / "dagster")) as instance:
-        for stage in STAGES:
-            made = instance.get_materialized_partitions(dg.AssetKey(["questions", stage]))
-            assert sorted(made) == days(asked)
-        source = dg.AssetKey(["questions", "source"])
-        observed = instance.fetch_observations(source, limit=10).records
-        assert sorted(record.partition_key for record in observed) == days(asked)
-        assert sum(record.asset_observation.metadata["files"].value for record in observed) == 2
-
-
-@needs_model
 def test_day_that_gains_a_question_computes_that_one_alone(nights, demo, asked):
     before = {file.name for file in asked.glob("questions/*/*")}
     demo.ask("logarithm", asked)

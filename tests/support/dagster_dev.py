@@ -56,14 +56,7 @@ IN_PROCESS = {"execution": {"config": {"in_process": {}}}}
 
 
 class DagsterDev:
-    """``dagster dev`` over ``definitions.py`` in a folder, with its own instance there.
-
-    Args:
-        folder: The folder with the definitions.
-        forks: Whether its processes start fast, forked, or as users have them, which tests of how
-            processes end need.
-        workspace: A workspace file whose code locations it serves too.
-    """
+    """``dagster dev`` over ``definitions.py`` in a folder, with its own instance there."""
 
     def __init__(self, folder: Path, forks: bool, workspace: Path | None = None) -> None:
         self.folder = folder
@@ -367,11 +360,7 @@ class DagsterDev:
     # Assets
 
     def asset(self, stage: str, partitions: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return Dagster's state of some partitions of an asset.
-
-        By partition: ``status`` of the partition's square, ``stale`` status, data ``version``,
-        number of materialization ``events``, and the plain ``metadata`` of the latest.
-        """
+        """Return Dagster's state of some partitions of an asset."""
         (node,) = self.ask(
             """query($keys: [AssetKeyInput!]!, $partitions: [String!]!) {
                  assetNodes(assetKeys: $keys) {
