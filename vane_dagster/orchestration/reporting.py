@@ -323,7 +323,6 @@ class RunReport:
         with events_grouped(self._context.instance):
             self.flush()
             if self._done is not None:
-                self._done.close()
                 self._log.info(self._summary.text(finished=kind is None))
         if self._timeline is not None:
             self._log.info(self._timeline.text(self._context))
