@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias, Union
 
 import pyarrow as pa
 
-from vane_dagster._arguments import list_of_names, one_of
+from vane_dagster._arguments import flag, list_of_names, one_of
 from vane_dagster._keywords import require_columns
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, names
@@ -61,10 +61,7 @@ class Check:
             raise DefinitionError(
                 f"{self._location}: name is {self.name!r}; expected letters, digits and '_'"
             )
-        if not isinstance(self.blocking, bool):
-            raise DefinitionError(
-                f"{self._location}: blocking is {self.blocking!r}; expected True or False"
-            )
+        flag(self._location, "blocking", self.blocking)
         if self.blocking and self.rows_to_recompute:
             raise DefinitionError(
                 f"{self._location}: blocking=True, but it is evaluated after the commit and "

@@ -166,8 +166,8 @@ def test_columns_that_are_new_or_gone_differ_unless_others_are_named():
     )
     found = compare(made, again, [1], None, (0.0, 0.0))
     assert [(each.column, each.before, each.now) for each in found] == [
-        ("b", "2", "no such column"),
-        ("c", "no such column", "3"),
+        ("b", "2", "null"),
+        ("c", "null", "3"),
     ]
     assert compare(made, again, [1], ["a"], (0.0, 0.0)) == []
 
