@@ -248,19 +248,6 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Writing:
-    """All stages are computed; some results are not yet in Dagster's event log.
-
-    Attributes:
-        written: Results written. A result is one stage of one partition.
-        total: Results of the run.
-    """
-
-    written: int
-    total: int
-
-
-@dataclass(frozen=True)
 class Committed:
     """A stage's partition is committed.
 
@@ -340,7 +327,6 @@ Event = Union[
     Recomputed,
     Unchanged,
     Failed,
-    Writing,
 ]
 
 

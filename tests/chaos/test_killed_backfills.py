@@ -10,7 +10,7 @@ from collections import Counter
 import psutil
 import pytest
 
-from support.backfills import DEFINITIONS, SLOW, TURNS, Project, dev, slowly  # noqa: F401  # fixtures
+from support.backfills import SLOW, TURNS, dev, slowly  # noqa: F401  # fixtures
 
 pytest.importorskip("dagster_webserver", reason="dagster-webserver is not installed")
 

@@ -25,13 +25,7 @@ PAGE = Path(vd.__file__).parents[1] / "docs" / "sources.md"
 
 
 def example(heading: str, folder: Path, replaced: Mapping[str, str] | None = None) -> ModuleType:
-    """The first block of Python below a heading, imported from a file.
-
-    Args:
-        heading: The heading.
-        folder: The folder of the file.
-        replaced: Texts to replace, such as addresses that only a reader has.
-    """
+    """The first block of Python below a heading, imported from a file, with texts replaced."""
     below = PAGE.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
     found = re.search(r"^```python\n(.*?)^```", below, re.MULTILINE | re.DOTALL)
     assert found is not None, f"{PAGE} has no Python below {heading!r}"
@@ -46,6 +40,7 @@ def example(heading: str, folder: Path, replaced: Mapping[str, str] | None = Non
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    assert isinstance(module.defs, dg.Definitions)
     return module
 
 
@@ -101,7 +96,6 @@ def test_images(tmp_path, local, materialize, monkeypatch):
     Image.new("RGB", (300, 200), (10, 20, 30)).save(tmp_path / "photos" / "may" / "a.jpg")
     (tmp_path / "photos" / "may" / "broken.jpg").write_bytes(b"no image")
     module = example("Images", tmp_path)
-    assert isinstance(module.defs, dg.Definitions)
     assert materialize(module.photos, local).success
     found = read_stage(tmp_path / "store", "photos", "bright")
     assert found["brightness"].to_pylist() == [pytest.approx(20, abs=2)]
@@ -109,7 +103,6 @@ def test_images(tmp_path, local, materialize, monkeypatch):
 
 def test_rows_in_memory(tmp_path, local, materialize):
     module = example("Rows in memory", tmp_path)
-    assert isinstance(module.defs, dg.Definitions)
     assert materialize(module.faq, local).success
     assert read_stage(tmp_path / "store", "faq", "lengths")["length"].to_pylist() == [4, 4, 5]
 
@@ -117,7 +110,6 @@ def test_rows_in_memory(tmp_path, local, materialize):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # it warns of its own settings
 def test_ray_datasets(tmp_path, cluster, ray_data, materialize):
     module = example("Ray Datasets", tmp_path)
-    assert isinstance(module.defs, dg.Definitions)
     assert materialize(module.numbers, vd.RayCompute(cluster=cluster)).success
     halves = read_stage(tmp_path / "store", "numbers", "halves")
     assert sorted(halves["half"].to_pylist()) == [n * n / 2 for n in range(1_000)]
@@ -129,7 +121,6 @@ def test_hugging_face_datasets(tmp_path, local, materialize):
     pq.write_table(rows, tmp_path / "squad" / "validation.parquet")
     hub = ('"rajpurkar/squad"', f'"{tmp_path}/squad", cache_dir="{tmp_path}/cache"')
     module = example("Hugging Face datasets", tmp_path, dict([hub]))
-    assert isinstance(module.defs, dg.Definitions)
     assert materialize(module.squad, local).success
     found = read_stage(tmp_path / "store", "squad", "lengths")
     assert found["words"].to_pylist() == [3, 1]
@@ -142,7 +133,6 @@ def test_csv(tmp_path, local, materialize):
     (folder / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
     bucket = {'"s3://lake/orders/': f'"{tmp_path}/orders/', '{"anon": True}': "None"}
     module = example("CSV, JSON lines and text", tmp_path, bucket)
-    assert isinstance(module.defs, dg.Definitions)
     assert materialize(module.orders, local, "2025-01-01").success
     found = read_stage(tmp_path / "store", "orders", "scored", "2025-01-01")
     assert found["priority"].to_pylist() == [1, 1]

@@ -47,15 +47,6 @@ class Noting:
             time.sleep(0.25)
         times = {"began": began, "ended": time.time(), "pid": os.getpid()}
         return {name: [value] * batch.num_rows for name, value in times.items()}
-
-
-def flaky(batch, notes):
-    """Fails once, at a certain row."""
-    failed = os.path.join(notes, "failed-once")
-    if 199 in batch["n"].to_pylist() and not os.path.exists(failed):
-        open(failed, "w").close()
-        raise OSError("the network was away")
-    return doubled(batch)
 '''
 
 DEFINITIONS = '''
@@ -64,7 +55,7 @@ DEFINITIONS = '''
 from pathlib import Path
 
 import dagster as dg
-from functions import Noting, doubled, flaky
+from functions import Noting, doubled
 
 import vane_dagster as vd
 
@@ -79,9 +70,9 @@ def pipeline(name, partitions, **options):
     )
 
 
-def doubling(stage, fn=doubled, **options):
+def doubling(stage, **options):
     return stage.map_batches(
-        "doubles", fn, schema={"double": "BIGINT"}, columns=["n"], concurrency=1, **options
+        "doubles", doubled, schema={"double": "BIGINT"}, columns=["n"], concurrency=1, **options
     )
 
 
@@ -98,7 +89,7 @@ def noting(made):
 days = pipeline("days", dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-11"))
 doubling(days).project("kept", ["double"])
 
-words = "ended stopped first second step-killed worker-killed twice".split()
+words = "stopped first second step-killed worker-killed".split()
 slow = noting(pipeline("slow", dg.StaticPartitionsDefinition(words)))
 
 turns = noting(
@@ -110,14 +101,6 @@ turns = noting(
     )
 )
 
-retried = pipeline(
-    "retried",
-    dg.StaticPartitionsDefinition(["a", "b"]),
-    retry_policy=dg.RetryPolicy(max_retries=1),
-    op_tags={"team": "texts"},
-)
-doubling(retried, flaky, fn_kwargs={"notes": NOTES}, reuse=vd.Reuse(version="1"))
-
 judged = pipeline("judged", dg.StaticPartitionsDefinition(["a", "b", "c"]))
 blocking = vd.checks.NullRate(0, blocking=True, severity="ERROR")
 doubling(judged, asset=vd.Asset(checks=[blocking])).project("kept", ["double"])
@@ -125,25 +108,9 @@ doubling(judged, asset=vd.Asset(checks=[blocking])).project("kept", ["double"])
 shown = pipeline("shown", dg.StaticPartitionsDefinition(["monday"]))
 doubling(shown.project("clean", {"n": "abs(n)"}))
 
-nightly = dg.define_asset_job(
-    "nightly", selection=["days/doubles", "days/kept"], executor_def=dg.in_process_executor
-)
-
-
-@dg.schedule(cron_schedule="* * * * *", job=nightly)
-def every_minute(context):
-    """One run in all, however long the tests take."""
-    asked = ROOT / "notes" / "asked"
-    if asked.exists():
-        return dg.SkipReason("it was asked for")
-    asked.touch()
-    return dg.RunRequest(partition_key="2026-01-10")
-
-
 defs = dg.Definitions(
-    assets=[made.build_assets() for made in (days, slow, turns, retried, judged, shown)]
+    assets=[made.build_assets() for made in (days, slow, turns, judged, shown)]
     + [made.build_source() for made in (days, shown)],
-    schedules=[every_minute],
     resources={
         "compute": vd.RayCompute(cluster=vd.LocalCluster(name="backfills", num_cpus=2)),
         "store": vd.FragmentStore(root=str(ROOT / "store")),
@@ -207,17 +174,15 @@ class Project(DagsterDev):
 def dev(
     _home: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Project]:
-    """The project with its schedule turned on and its own Ray head; the demo too, without kills."""
+    """The project with its own Ray head; the demo too, without kills."""
     from vane_dagster.compute.local_head import LocalHead
 
     kills = request.path.is_relative_to(TESTS / "chaos")
     folder = tmp_path_factory.mktemp("project")
     workspace = None if kills else REPOSITORY / "workspace.yaml"
     project = Project(folder, forks=not kills, workspace=workspace)
-    project.write("days", "2026-01-10", [1, 2, 3])
     try:
         project.start()
-        project.start_schedule("every_minute")
         yield project
     finally:
         project.stop()

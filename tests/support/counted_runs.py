@@ -12,7 +12,7 @@ from vane_dagster.engine.accounting import WaveProgress
 from vane_dagster.events import StageStats
 from vane_dagster.worker.reports import Tally
 
-KEYS = [f"p{i}" for i in range(6)]
+KEYS = [f"p{i}" for i in range(3)]
 FILES, ROWS = 3, 8
 
 

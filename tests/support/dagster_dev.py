@@ -56,14 +56,7 @@ IN_PROCESS = {"execution": {"config": {"in_process": {}}}}
 
 
 class DagsterDev:
-    """``dagster dev`` over ``definitions.py`` in a folder, with its own instance there.
-
-    Args:
-        folder: The folder with the definitions.
-        forks: Whether its processes start fast, forked, or as users have them, which tests of how
-            processes end need.
-        workspace: A workspace file whose code locations it serves too.
-    """
+    """``dagster dev`` over ``definitions.py`` in a folder, with its own instance there."""
 
     def __init__(self, folder: Path, forks: bool, workspace: Path | None = None) -> None:
         self.folder = folder
@@ -353,26 +346,7 @@ class DagsterDev:
         self.wait(over, f"backfill {backfill} has ended", seconds=150)
         return self.backfill_state(backfill)
 
-    # Schedules and pools
-
-    def start_schedule(self, name: str) -> None:
-        """Turn a schedule on, as the UI's switch does."""
-        self.do(
-            """mutation($selector: ScheduleSelector!) {
-                 startSchedule(scheduleSelector: $selector) { __typename } }""",
-            "ScheduleStateResult",
-            selector={**REPOSITORY, "scheduleName": name},
-        )
-
-    def ticks(self, name: str) -> list[dict[str, Any]]:
-        """Return a schedule's ticks: status, and the runs that each launched."""
-        found = self.ask(
-            """query($selector: ScheduleSelector!) {
-                 scheduleOrError(scheduleSelector: $selector) {
-                   ... on Schedule { scheduleState { ticks { status runIds } } } } }""",
-            selector={**REPOSITORY, "scheduleName": name},
-        )
-        return list(found["scheduleOrError"]["scheduleState"]["ticks"])
+    # Pools
 
     def limit_pool(self, pool: str, slots: int) -> None:
         """Set the slots of a concurrency pool."""
@@ -386,11 +360,7 @@ class DagsterDev:
     # Assets
 
     def asset(self, stage: str, partitions: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return Dagster's state of some partitions of an asset.
-
-        By partition: ``status`` of the partition's square, ``stale`` status, data ``version``,
-        number of materialization ``events``, and the plain ``metadata`` of the latest.
-        """
+        """Return Dagster's state of some partitions of an asset."""
         (node,) = self.ask(
             """query($keys: [AssetKeyInput!]!, $partitions: [String!]!) {
                  assetNodes(assetKeys: $keys) {
@@ -466,11 +436,10 @@ class DagsterDev:
             """query($key: AssetKeyInput!, $check: String!, $partition: String!) {
                  assetCheckExecutions(
                    assetKey: $key, checkName: $check, partition: $partition, limit: 100
-                 ) { runId status evaluation { success severity description partition
+                 ) { runId status evaluation {
                        targetMaterialization { runId }
                        metadataEntries { label
-                         ... on TextMetadataEntry { text } ... on IntMetadataEntry { intValue }
-                         ... on FloatMetadataEntry { floatValue } } } } }""",
+                         ... on IntMetadataEntry { intValue } } } } }""",
             key=asset_keys([stage])[0],
             check=check,
             partition=partition,

@@ -247,13 +247,7 @@ WROTE: dict[str, Callable[[Path], None]] = {
 
 
 def runs_twice(name: str, environment: dict[str, str]) -> str:
-    """Run an example twice: the second run prints the same, and computes nothing.
-
-    Tests are an example too; they run once, since each has folders of its own.
-
-    Returns:
-        The output of the first run.
-    """
+    """Run an example twice: the second run prints the same, and computes nothing."""
     printed, computed = run(name, environment)
     assert re.search(PRINTED[name], printed, re.DOTALL), printed
     if name == "row_reuse":  # it runs its pipeline six times, in a new folder

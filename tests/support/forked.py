@@ -291,7 +291,7 @@ def _end(status: int) -> None:
 def _execute(arguments: Sequence[str]) -> None:
     first, *others = arguments
     if first == "-m":
-        sys.argv[1:] = others[1:]
+        sys.argv[1:], sys.path[0] = others[1:], os.getcwd()
         sys.modules[others[0]].main()
         return
     is_code = first == "-c"

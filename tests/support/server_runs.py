@@ -22,13 +22,7 @@ SCHEMA = {"id": "BIGINT", "answer": "VARCHAR", "server": "VARCHAR"}
 
 
 def echo(name: str, *options: str, **given: Any) -> vd.Server:
-    """Declare a server with a key.
-
-    Args:
-        name: Its name.
-        options: Options of the server's command line.
-        given: Options of the declaration.
-    """
+    """Declare a server with a key."""
     command = ["{python}", str(SERVER), "--port", "{port}", "--host", "{host}"]
     command += ["--key-env", "ECHO_KEY", *options]
     return vd.Server(command, name=name, api_key_env="ECHO_KEY", model="echo", **given)
@@ -52,14 +46,7 @@ def ask(batch: pa.Table, llm: Any) -> dict[str, list[Any]]:
 
 
 def asking(folder: Path, server: vd.Server, rows: int = 20, **given: Any) -> vd.Pipeline:
-    """Declare a pipeline with one stage, `answers`, that asks a server for each row.
-
-    Args:
-        folder: The folder of its source, which is written.
-        server: The server.
-        rows: Rows of the source.
-        given: Options of the pipeline.
-    """
+    """Declare a pipeline with one stage, `answers`, that asks a server for each row."""
     write_source(folder, {"id": range(rows)})
     source = vd.parquet(str(folder))
     made = vd.Pipeline(given.pop("name", "asking"), source=source, id="id", **given)
@@ -68,14 +55,7 @@ def asking(folder: Path, server: vd.Server, rows: int = 20, **given: Any) -> vd.
 
 
 def prompting(folder: Path, server: vd.Server, texts: list[str], workers: int = 1) -> vd.Pipeline:
-    """Declare a pipeline with one stage, `answers`, that sends texts to a server.
-
-    Args:
-        folder: The folder of its source, which is written.
-        server: The server.
-        texts: The prompts.
-        workers: Workers that send them.
-    """
+    """Declare a pipeline with one stage, `answers`, that sends texts to a server."""
     write_source(folder, {"id": range(len(texts)), "text": texts})
     source = vd.parquet(str(folder))
     made = vd.Pipeline("prompting", source=source, id="id", fragment_rows=10)

@@ -28,14 +28,7 @@ _COUNTED = re.compile(r"^\| \[(.+?)\]\(#.+?\) \| (.+?) \|$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Snippet:
-    """A section of a page.
-
-    Attributes:
-        page: The page's name.
-        heading: The section's heading.
-        theirs: The code of the other system.
-        ours: The code here, without the lines that all sections of the page continue.
-    """
+    """A section of a page."""
 
     page: str
     heading: str
@@ -58,10 +51,7 @@ def _differing(before: list[str], after: list[str]) -> int:
 
 
 def _definitions(code: str) -> dict[str, list[str]]:
-    """The lines of each function and class at the top level, without their indentation.
-
-    A statement and a decorator are one line each, however they are broken into lines.
-    """
+    """The lines of each function and class at the top level, without their indentation."""
     return {
         node.name: [line.strip() for line in ast.unparse(node).splitlines() if line.strip()]
         for node in ast.parse(code).body
@@ -108,13 +98,7 @@ def refused(page: str) -> list[tuple[str, str, str]]:
 def loaded(
     snippet: Snippet, folder: Path, replaced: Mapping[str, str] = MappingProxyType({})
 ) -> contextlib.AbstractContextManager[ModuleType]:
-    """Import our side of a snippet; see `imported`.
-
-    Args:
-        snippet: The snippet.
-        folder: The folder to write the module to.
-        replaced: Texts of the code, such as the name of a large model, and what replaces them.
-    """
+    """Import our side of a snippet; see `imported`."""
     name = re.sub(r"\W", "_", f"coming_from_{snippet.page}_{snippet.heading}".lower())
     return imported(preamble(snippet.page) + snippet.ours, name, folder, replaced)
 
@@ -123,16 +107,7 @@ def loaded(
 def imported(
     code: str, name: str, folder: Path, replaced: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[ModuleType]:
-    """Import code as a module that a reader would have.
-
-    Its functions travel to workers by value, as those of test modules do.
-
-    Args:
-        code: The code.
-        name: The module's name.
-        folder: The folder to write the module to.
-        replaced: Texts of the code, such as the name of a large model, and what replaces them.
-    """
+    """Import code as a module that a reader would have."""
     for text, by in replaced.items():
         assert text in code
         code = code.replace(text, by)

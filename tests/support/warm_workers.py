@@ -12,7 +12,7 @@ from vane_dagster.compute import local_backend
 from vane_dagster.compute.api import IO_WORKERS, Backend
 from vane_dagster.compute.local_backend import LocalBackend
 
-_session: tuple[str, dict[str, str]] | None = None
+_session: dict[str, str] | None = None
 _imported = forked.WORKER
 
 
@@ -74,8 +74,8 @@ def end_waiting() -> None:
         local_backend._waiting.pop()._end()
 
 
-def _surroundings() -> tuple[str, dict[str, str]]:
+def _surroundings() -> dict[str, str]:
     """What a forked worker would have needed while it imported."""
     python = {n: v for n, v in os.environ.items() if n.startswith("PYTHON")}
     python.pop("PYTHONBREAKPOINT", None)  # set by pytest
-    return os.getcwd(), python
+    return python

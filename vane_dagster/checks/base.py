@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias, Union
 
 import pyarrow as pa
 
-from vane_dagster._arguments import list_of_names, one_of
+from vane_dagster._arguments import flag, list_of_names, one_of
 from vane_dagster._keywords import require_columns
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, names
@@ -61,10 +61,7 @@ class Check:
             raise DefinitionError(
                 f"{self._location}: name is {self.name!r}; expected letters, digits and '_'"
             )
-        if not isinstance(self.blocking, bool):
-            raise DefinitionError(
-                f"{self._location}: blocking is {self.blocking!r}; expected True or False"
-            )
+        flag(self._location, "blocking", self.blocking)
         if self.blocking and self.rows_to_recompute:
             raise DefinitionError(
                 f"{self._location}: blocking=True, but it is evaluated after the commit and "
@@ -197,17 +194,13 @@ class Off:
 CheckLike: TypeAlias = Union[Check, Off]
 
 
-def share(location: str, name: str, value: Any) -> float:
-    """Validate a share from 0 to 1."""
-    if not _is_number(value) or not 0 <= value <= 1:
-        raise DefinitionError(f"{location}: {name} is {value!r}; expected a share from 0 to 1")
-    return float(value)
-
-
-def bound(location: str, name: str, value: Any) -> float:
-    """Validate a finite number of at least 0."""
-    if not _is_number(value) or not 0 <= value < math.inf:
-        raise DefinitionError(f"{location}: {name} is {value!r}; expected a number from 0 up")
+def bound(location: str, name: str, value: Any, most: float = sys.float_info.max) -> float:
+    """Validate a number from 0 to `most`."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= most:
+        raise DefinitionError(
+            f"{location}: {name} is {value!r}; expected a number from 0 to {most:g}"
+        )
     return float(value)
 
 
@@ -231,10 +224,6 @@ def _is_cached(kind: type, name: str) -> bool:
 def _words(name: str) -> str:
     """Convert a class name to snake case."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _token(value: Any) -> str:

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from vane_dagster._arguments import positive
-from vane_dagster.checks.base import Check, CheckLike, Off, checked_columns, share
+from vane_dagster.checks.base import Check, CheckLike, Off, bound, checked_columns
 from vane_dagster.checks.context import CheckContext, CheckOutcome, PartCounts, Severity
-from vane_dagster.errors import DefinitionError, names
+from vane_dagster.errors import DefinitionError
 from vane_dagster.types.kinds import is_floats, is_text
 from vane_dagster.types.schema import ERROR_COLUMN
 
@@ -80,7 +80,7 @@ class ErrorRate(Check):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_rate is not None:
-            self._set(max_rate=share(self._location, "max_rate", self.max_rate))
+            self._set(max_rate=bound(self._location, "max_rate", self.max_rate, 1))
 
     def allowed(self, rows: int) -> int:
         """Return how many of a number of rows may fail."""
@@ -126,7 +126,7 @@ class NullRate(Check):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(
-            max_rate=share(self._location, "max_rate", self.max_rate),
+            max_rate=bound(self._location, "max_rate", self.max_rate, 1),
             columns=checked_columns(self._location, self.columns),
         )
 
@@ -168,7 +168,7 @@ class Vectors(Check):
         self._set(
             columns=checked_columns(self._location, self.columns),
             dimension=positive(self._location, "dimension", self.dimension),
-            max_rate=share(self._location, "max_rate", self.max_rate),
+            max_rate=bound(self._location, "max_rate", self.max_rate, 1),
         )
 
     def fit(self, schema: pa.Schema, location: str) -> None:
@@ -230,7 +230,7 @@ class Text(Check):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(
-            max_empty_rate=share(self._location, "max_empty_rate", self.max_empty_rate),
+            max_empty_rate=bound(self._location, "max_empty_rate", self.max_empty_rate, 1),
             columns=checked_columns(self._location, self.columns),
         )
 
@@ -405,17 +405,11 @@ def _by_column(
     metadata = {"rows": rows, **{f"{measure}/{name}": rates[name] for name in shown}}
     if not rates:
         return CheckOutcome(True, f"The stage has no column to check for {what}", metadata)
-    messages = {
-        name: f"{name}: {_percent(rate)} {what}; the limit is {_percent(limit)}"
-        for name, rate in rates.items()
-    }
-    if above:
-        return CheckOutcome(False, _first([messages[name] for name in above]), metadata)
-    worst = max(rates, key=lambda name: rates[name])
-    if not rates[worst]:
-        return CheckOutcome(True, f"There are no {what} in {names(list(rates))}", metadata)
-    most = "" if len(rates) == 1 else f" (the highest share of {len(rates)} columns)"
-    return CheckOutcome(True, messages[worst] + most, metadata)
+    messages = [
+        f"{name}: {_percent(rates[name])} {what}; the limit is {_percent(limit)}"
+        for name in above or shown[:1]
+    ]
+    return CheckOutcome(not above, _first(messages), metadata)
 
 
 def _columns(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ def compare(
     columns: Sequence[str] | None,
     tolerance: float,
 ) -> list[Difference]:
-    """Return the differences between stored and recomputed rows."""
+    """Return the differences between stored and recomputed rows; a missing column is null."""
     wanted = columns or [n for n in stored.columns if n != ERROR_COLUMN]
     extra = [] if columns else [n for n in computed.columns if n not in stored.columns]
     found = []
@@ -83,22 +83,9 @@ def compare(
             continue
         for before, now in zip(stored.rows.get(id, ()), computed.rows.get(id, ())):
             for name in (*wanted, *extra):
-                if texts := _texts(before, now, name, tolerance):
+                if texts := apart(before.get(name), now.get(name), tolerance):
                     found.append(Difference(id, name, *texts))
     return found
-
-
-def _texts(
-    before: Mapping[str, Any], now: Mapping[str, Any], name: str, tolerance: float
-) -> tuple[str, str] | None:
-    """Return the stored and the computed value of a column as text if they differ; else None."""
-    missing = "no such column"
-    if name not in before or name not in now:
-        return (
-            short(before[name]) if name in before else missing,
-            short(now[name]) if name in now else missing,
-        )
-    return apart(before[name], now[name], tolerance)
 
 
 def apart(stored: Any, computed: Any, tolerance: float) -> tuple[str, str] | None:

@@ -207,15 +207,9 @@ def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> CheckO
     if min(rows) < check.min_rows:
         return _too_few(check, rows, label)
     if len(centroid) != len(other):
-        return CheckOutcome(
-            False,
-            f"The vectors in {check.column} have dimension {len(centroid)}; in partition "
-            f"{label!r} they have dimension {len(other)}",
-            {
-                **_sampled(rows, label),
-                "dimension": len(centroid),
-                "dimension_previous": len(other),
-            },
+        raise SchemaError(
+            f"the vectors in {check.column!r} have dimension {len(centroid)}; in partition "
+            f"{label!r} they have dimension {len(other)}"
         )
     distance = cosine_distance(centroid, other)
     return CheckOutcome(

@@ -29,22 +29,20 @@ Expected = Union[str, "os.PathLike[str]", pa.Table, Mapping[str, Any]]
 class Golden(Check):
     """Expected outputs of some rows.
 
-    Floating-point numbers may differ by `tolerance`; all other values must be equal.
+    Floating-point numbers may differ by `tolerance`; all other values must be equal. A partition
+    may have some of the ids or none; an unpartitioned stage must have all of them.
 
     Attributes:
         expected: The path or URL of a Parquet file, a `pyarrow.Table`, or lists by column: the id
             and the expected columns. A file is read when the check is evaluated.
         columns: The columns to compare. Default: all of them.
         tolerance: The largest difference, absolute or as a share of the expected number.
-        min_found: How many of the ids must be in a partition. Default: all of them; or none, if the
-            pipeline is partitioned. Set it if the ids are those of several partitions.
         storage_options: Options of the fsspec file system of a URL; not part of the definition.
     """
 
     expected: Expected = field(hash=False)
     columns: Sequence[str] | None = field(default=None, kw_only=True)
     tolerance: float = field(default=1e-6, kw_only=True)
-    min_found: int | None = field(default=None, kw_only=True)
     storage_options: Mapping[str, Any] | None = field(
         default=None, kw_only=True, repr=False, hash=False, compare=False
     )
@@ -60,10 +58,6 @@ class Golden(Check):
         if isinstance(self.expected, str):
             url, found = url_parts(self.expected)
             self._set(expected=url, storage_options=with_options(found, self.storage_options))
-        if self.min_found is not None and (type(self.min_found) is not int or self.min_found < 0):
-            raise DefinitionError(
-                f"{self._location}: min_found is {self.min_found!r}; expected a number from 0 up"
-            )
         if isinstance(self.expected, pa.Table):
             self._require(self.expected.schema, f"{self._location}: expected", self.columns)
 
@@ -116,16 +110,13 @@ class Golden(Check):
         ]
         metadata: dict[str, Any] = {"expected": len(ids), "found": len(found)}
         metadata |= as_metadata(differences, "expected", "actual")
-        required = len(ids) if self.min_found is None else self.min_found
-        if self.min_found is None and context.partition is not None and not found:
-            required = 0
         if differences:
             return CheckOutcome(
                 False, described(differences, len(found), "expected values"), metadata
             )
         text = f"{len(found):,} of {len(ids):,} expected ids are in the output"
-        if len(found) < required:
-            return CheckOutcome(False, f"{text}; at least {required:,} are required", metadata)
+        if context.partition is None and len(found) < len(ids):
+            return CheckOutcome(False, f"{text}; expected all of them", metadata)
         end = ", and their rows match the expected values" if found else ", so nothing was compared"
         return CheckOutcome(True, f"{text}{end}", metadata)
 
@@ -144,7 +135,7 @@ class Golden(Check):
         table = self.expected
         if not isinstance(table, pa.Table):
             try:
-                table = pa.table({name: _plain(values) for name, values in dict(table).items()})
+                table = pa.table(dict(table))
             except (pa.ArrowException, TypeError, ValueError) as error:
                 raise DefinitionError(
                     f"{self._location}: expected is a {type(self.expected).__name__} and no table "
@@ -157,11 +148,6 @@ class Golden(Check):
                 f"{names(table.column_names)}; give the id and what is expected, of a row or more"
             )
         return table.replace_schema_metadata(None)
-
-
-def _plain(values: Any) -> Any:
-    """Convert a matrix to a list of its rows; return other values unchanged."""
-    return list(values) if getattr(values, "ndim", 1) == 2 else values
 
 
 def _serialized(table: pa.Table) -> bytes:

@@ -8,13 +8,12 @@ from typing import Any
 import dagster as dg
 
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.errors import StoreError, names
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.event_log import EventLog, Target, events_grouped
 from vane_dagster.orchestration.partition_order import DagsterOrder
-from vane_dagster.pipeline.pipeline import Pipeline, Stage
-from vane_dagster.storage.manifest import CheckResult, Manifest
-from vane_dagster.storage.reader import find
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.storage.manifest import CheckResult
+from vane_dagster.storage.reader import find_all
 from vane_dagster.storage.store import Store
 
 Blocked = tuple[str, str | None, CheckResult]
@@ -151,7 +150,7 @@ def evaluate_alone(
         } & checks
         if not chosen or stage.key in context.selected_asset_keys:
             continue
-        manifests = stored_manifests(pipeline, store, stage, run_partitions(context))
+        manifests = find_all(store, stage.key.path, run_partitions(context))
         for partition, manifest in manifests.items():
             results = check_runner.results(manifest)
             wanted = [r for r in results if dg.AssetCheckKey(stage.key, r.name) in checks]
@@ -161,21 +160,7 @@ def evaluate_alone(
         raise dg.Failure(describe_blocked(log.blocked), allow_retries=False)
 
 
-def run_partitions(context: dg.AssetExecutionContext) -> list[str] | None:
+def run_partitions(context: dg.AssetExecutionContext) -> list[str | None] | None:
     """Return the partitions that a run names; None if it names none."""
     named = context.has_partition_key or context.has_partition_key_range
     return list(context.partition_keys) if named else None
-
-
-def stored_manifests(
-    pipeline: Pipeline, store: Store, stage: Stage, partitions: Sequence[str] | None
-) -> dict[str | None, Manifest]:
-    """Return a stage's manifests in force by partition."""
-    manifests = find(store, stage.key.path, partitions)
-    if missing := [key for key in partitions or [] if key not in manifests] or not manifests:
-        which = f", partition {names(missing)}," if isinstance(missing, list) else ""
-        raise StoreError(
-            f"stage '{pipeline.name}/{stage.name}'{which} was never materialized, so there is "
-            "nothing to check; materialize it first"
-        )
-    return manifests

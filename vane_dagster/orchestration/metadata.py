@@ -140,8 +140,8 @@ def stage_metadata(
         if any(inherited.values()):
             found |= usage.partial("inherited", inherited)
     found |= figures
-    if "servers" in figures:
-        found["servers"] = dg.MetadataValue.md(servers_table(figures["servers"]))
+    if replicas := figures.get("servers"):
+        found["servers"] = dg.MetadataValue.md(sample_table(replicas[:_MAX_REPLICAS]))
     if inferred is not None:
         found["schema"] = dg.MetadataValue.md(f"```python\n{inferred}\n```")
     if manifest.sample:
@@ -149,14 +149,3 @@ def stage_metadata(
     if command := trace_command(store, manifest):
         found["trace"] = dg.MetadataValue.md(f"`{command}`")
     return found
-
-
-def servers_table(replicas: Sequence[Mapping[str, str]]) -> str:
-    """Format replicas of servers as a Markdown table, the first ten if there are more."""
-    rows = [
-        {"server": one["server"], "URL": one["url"], "node": one["node"], "state": one["state"]}
-        for one in replicas[:_MAX_REPLICAS]
-    ]
-    shown = sample_table(rows) if rows else "none"
-    more = len(replicas) - len(rows)
-    return f"{shown}\n\nand {more} more replicas" if more else shown

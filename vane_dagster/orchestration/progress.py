@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal
 
 from vane_dagster._secrets import masked
 from vane_dagster.events import (
@@ -19,7 +19,6 @@ from vane_dagster.events import (
     Progress,
     Waiting,
     WorkerReady,
-    Writing,
 )
 from vane_dagster.storage.manifest import Manifest
 
@@ -33,10 +32,7 @@ _MIN_SHARE = 0.05
 
 
 class ProgressReport:
-    """Turns `Progress` events into log lines.
-
-    While the run waits for other runs, the reason replaces the rate and the time left.
-    """
+    """Turns `Progress` events into log lines."""
 
     def __init__(
         self,
@@ -45,33 +41,20 @@ class ProgressReport:
     ) -> None:
         self._log, self._clock = log, clock
         self._throughputs: dict[str, StageThroughput] = {}
-        self._waiting: dict[str, str] = {}
         self._seconds = 0.0
         self._said = clock()
 
-    def __call__(self, event: Union[Progress, Waiting, Writing]) -> None:
+    def __call__(self, event: Progress) -> None:
         """Report an event, unless the last report is too recent."""
-        if isinstance(event, Waiting):
-            self._waiting.pop(event.reason, None)
-            if not event.over:
-                self._waiting[event.reason] = masked(event.text)
-            return
-        if isinstance(event, Progress):
-            if event.seconds < self._seconds:  # another wave
-                self._throughputs = {}
-            self._seconds = event.seconds
-            waiting = "; ".join(self._waiting.values())
-            for stage, done in event.done.items():
-                throughput = self._throughputs.setdefault(stage, StageThroughput())
-                throughput.take(event.seconds, done, event.total[stage], waiting)
+        if event.seconds < self._seconds:  # another wave
+            self._throughputs = {}
+        self._seconds = event.seconds
+        for stage, done in event.done.items():
+            throughput = self._throughputs.setdefault(stage, StageThroughput())
+            throughput.take(event.seconds, done, event.total[stage])
         if self._clock() - self._said < _LOG_SECONDS:
             return
         self._said = self._clock()
-        if isinstance(event, Writing):
-            self._log(
-                f"computed; {event.written:,} of {event.total:,} results are written to Dagster"
-            )
-            return
         for stage in event.total:
             if line := str(self._throughputs[stage]):
                 self._log(f"{stage}: {line}")
@@ -94,15 +77,12 @@ class StageThroughput:
         self._samples: deque[tuple[float, int]] = deque()
         self._now = self._moved = 0.0
         self._done = self._total = 0
-        self._waiting = ""
 
-    def take(self, seconds: float, done: int, total: int, waiting: str = "") -> None:
+    def take(self, seconds: float, done: int, total: int) -> None:
         """Record the progress of a wave."""
-        if waiting:
-            self._samples.clear()
-        if waiting or done > self._done:
+        if done > self._done:
             self._moved = seconds
-        self._now, self._done, self._total, self._waiting = seconds, done, total, waiting
+        self._now, self._done, self._total = seconds, done, total
         if done:  # excludes the time to load the model
             self._samples.append((seconds, done))
         while len(self._samples) > 1 and self._samples[1][0] <= seconds - _WINDOW_SECONDS:
@@ -117,10 +97,6 @@ class StageThroughput:
     @property
     def speed(self) -> str:
         """The rate and the time left where known, or the reason that there is none."""
-        if self._done >= self._total:
-            return ""
-        if self._waiting:
-            return self._waiting
         if self.is_stuck:
             return f"no rows for {duration(self._now - self._moved)}"
         if len(self._samples) < 2:
@@ -138,7 +114,7 @@ class StageThroughput:
         """Return one line; empty if there is nothing to report."""
         if self._done >= self._total:
             return ""
-        if not (self._done or self._waiting or self.is_stuck):
+        if not (self._done or self.is_stuck):
             return ""
         share = 100 * self._done // self._total
         summary = f"{self._done:,} of {self._total:,} rows ({share}%)"

@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from vane_dagster._home import default_root
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import StoreError, names
+from vane_dagster.errors import StoreError
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of, known_forms, loaded
 from vane_dagster.storage.filesystem import Location, absolute_url
 from vane_dagster.storage.quarantine import concat_faults, read_faults
-from vane_dagster.storage.reader import StoredRows, find, read
+from vane_dagster.storage.reader import StoredRows, find_all, read
 from vane_dagster.storage.store import Store
 
 
@@ -87,12 +87,8 @@ def quarantine(
     """
     opened, path = open_store(store, "vd.quarantine"), asset_path(stage, "vd.quarantine")
     partitions = [partition] if isinstance(partition, str) else partition
-    manifests = find(opened, path, partitions)
-    if missing := [key for key in partitions or [] if key not in manifests] or not manifests:
-        which = f", partition {names(missing)}," if isinstance(missing, list) else ""
-        raise StoreError(f"{'/'.join(path)!r}{which} was never materialized")
     found = []
-    for key, manifest in manifests.items():
+    for key, manifest in find_all(opened, path, partitions).items():
         folder = opened.parts(manifest.pipeline, manifest.stage, manifest.partition)
         rows = read_faults(folder, manifest)
         found.append(rows.append_column("partition", pa.array([key] * len(rows), pa.string())))

@@ -20,10 +20,8 @@ from vane_dagster.events import (
     RunPlanned,
     SchemaInferred,
     Unchanged,
-    Waiting,
     WaveStarted,
     WorkerReady,
-    Writing,
 )
 from vane_dagster.orchestration.asset_specs import code_version, stage_key
 from vane_dagster.orchestration.check_events import CheckLog, describe_blocked
@@ -198,7 +196,7 @@ class RunReport:
             self._timeline.take(event)
         if isinstance(event, RunPlanned):
             self._planned(event.plan)
-        elif isinstance(event, (Progress, Writing)):
+        elif isinstance(event, Progress):
             self._progress(event)
         elif isinstance(event, SchemaInferred):
             self._log.info(
@@ -226,8 +224,6 @@ class RunReport:
                 f"wave {event.index} of {event.count}: stages {', '.join(event.stages)}{models}"
             )
         else:
-            if isinstance(event, Waiting):
-                self._progress(event)
             log_text(self._log, event)
 
     def _log_failure(self, failure: Failed) -> None:
@@ -327,7 +323,6 @@ class RunReport:
         with events_grouped(self._context.instance):
             self.flush()
             if self._done is not None:
-                self._done.close()
                 self._log.info(self._summary.text(finished=kind is None))
         if self._timeline is not None:
             self._log.info(self._timeline.text(self._context))

@@ -6,6 +6,7 @@ import random
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -15,7 +16,7 @@ from vane_dagster.engine.inference import pinned
 from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.errors import PlanError, VaneError, names
 from vane_dagster.events import Event, Failed, Recomputed, WorkerReady
-from vane_dagster.orchestration.check_events import CheckLog, run_partitions, stored_manifests
+from vane_dagster.orchestration.check_events import CheckLog, run_partitions
 from vane_dagster.orchestration.progress import log_text
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.run import RunContext, recompute
@@ -23,6 +24,10 @@ from vane_dagster.pipeline.pipeline import Pipeline, Stage
 from vane_dagster.planning.plan import Part
 from vane_dagster.planning.sample_plan import SamplePlan, plan_sample
 from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.reader import find_all
+
+if TYPE_CHECKING:
+    from vane_dagster.orchestration.assets import RunOptions
 
 MAX_PARTITIONS = 4
 """Number of partitions, chosen at random, that a run without partitions samples."""
@@ -59,18 +64,14 @@ class ReproducibilityRunner:
         pipeline: The pipeline.
         run: What the plans of the samples are executed with.
         compute: The compute resource.
-        partitions: The partitions to sample, instead of the run's.
-        rows: Rows per partition, instead of each check's own number.
-        seed: Selects the rows; None for a new selection each time.
+        config: The run config.
     """
 
     context: dg.AssetExecutionContext
     pipeline: Pipeline
     run: RunContext
     compute: Compute
-    partitions: Sequence[str] = ()
-    rows: int | None = None
-    seed: int | None = None
+    config: RunOptions
 
     def evaluate(self, log: CheckLog) -> None:
         """Evaluate the selected checks of stages that this run does not materialize."""
@@ -84,9 +85,10 @@ class ReproducibilityRunner:
         log.flush()
 
     def _evaluate(self, stage: Stage, check: Check, log: CheckLog) -> None:
-        seed = secrets.randbits(32) if self.seed is None else self.seed
+        asked = self.config.reproduce_seed
+        seed = secrets.randbits(32) if asked is None else asked
         manifests = self._manifests(stage, seed)
-        rows = self.rows or check.rows_to_recompute
+        rows = self.config.reproduce_rows or check.rows_to_recompute
         pipeline = pinned(self.pipeline, stage.name, self.run.store)
         sample = plan_sample(pipeline, stage.name, manifests, self.run.store, rows, seed)
         results = _Results(self.context.log, failed=dict(sample.plan.failed))
@@ -102,19 +104,20 @@ class ReproducibilityRunner:
 
     def _manifests(self, stage: Stage, seed: int) -> Mapping[str | None, Manifest]:
         """Return the manifests of the run's partitions, or of a random sample if it names none."""
-        if self.partitions and self.pipeline.partitions_def is None:
+        asked = self.config.reproduce_partitions
+        if asked and self.pipeline.partitions_def is None:
             raise PlanError(
-                f"pipeline {self.pipeline.name!r}: reproduce_partitions is {self.partitions!r}, "
-                "but it has no partitions; leave it out"
+                f"pipeline {self.pipeline.name!r}: reproduce_partitions is {asked!r}, but it has "
+                "no partitions; leave it out"
             )
-        named = list(self.partitions) or run_partitions(self.context)
-        manifests = stored_manifests(self.pipeline, self.run.store, stage, named)
+        named: list[str | None] | None = [*asked] or run_partitions(self.context)
+        manifests = find_all(self.run.store, stage.key.path, named)
         if named or len(manifests) <= MAX_PARTITIONS:
             return manifests
         keys = random.Random(seed).sample(list(manifests), MAX_PARTITIONS)
         self.context.log.info(
-            f"{check_label(stage)}: the run names no partition; {names(keys)} are sampled of "
-            f"{len(manifests):,}"
+            f"stage '{self.pipeline.name}/{stage.name}': the run names no partition; "
+            f"{names(keys)} are sampled of {len(manifests):,}"
         )
         return {key: manifests[key] for key in keys}
 
@@ -144,8 +147,3 @@ class ReproducibilityRunner:
         if partition is None:  # there is no row to compute
             return ()
         return read_sample(plan, partition, sample.sampled[key], results.made[key], self.run.store)
-
-
-def check_label(stage: Stage) -> str:
-    """Name a stage in messages."""
-    return f"stage '{stage.pipeline.name}/{stage.name}'"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 import queue
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,13 +28,11 @@ from vane_dagster.events import (
     Failed,
     Noticed,
     Printed,
-    Progress,
     Recomputed,
     RunPlanned,
     Unchanged,
     Waiting,
     WorkerReady,
-    Writing,
     about_plan,
 )
 from vane_dagster.orchestration.resources import Compute
@@ -48,53 +46,23 @@ from vane_dagster.storage.store import Store
 class EventQueue:
     """A queue in which log lines and progress overtake results.
 
-    Results (`Committed`, `Unchanged`, `Failed`) take long to write to Dagster's event log. Only the
-    latest `Progress` is kept. When all events are queued, a `Writing` event before each result
-    reports how many results were delivered.
+    Results (`Committed`, `Unchanged`, `Failed`) take long to write to Dagster's event log.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._progress: Progress | None = None
-        self._logged: deque[Event] = deque()
-        self._results: deque[Event] = deque()
-        self._handed_out = 0
-        self._announced = 0
-        self._is_complete = False
+        self._events: queue.PriorityQueue[tuple[int, int, Any]] = queue.PriorityQueue()
+        self._numbers = itertools.count()
 
     def put(self, event: Union[Event, None]) -> None:
         """Add an event; None marks the end."""
-        with self._changed:
-            if event is None:
-                self._is_complete = True
-            elif isinstance(event, Progress):
-                self._progress = event
-            elif isinstance(event, (Committed, Unchanged, Failed)):
-                self._results.append(event)
-            else:
-                self._logged.append(event)
-            self._changed.notify()
+        is_result = isinstance(event, (Committed, Unchanged, Failed))
+        rank = 2 if event is None else int(is_result)
+        self._events.put((rank, next(self._numbers), event))
 
     def get(self, timeout: float) -> Union[Event, None]:
         """Return the next event, or None after the last one."""
-        with self._changed:
-            if not self._changed.wait_for(self._has_next, timeout):
-                raise queue.Empty
-            if self._logged:
-                return self._logged.popleft()
-            if self._progress is not None:
-                progress, self._progress = self._progress, None
-                return progress
-            if not self._results:
-                return None
-            if self._is_complete and self._announced < self._handed_out:
-                self._announced = self._handed_out
-                return Writing(self._handed_out, self._handed_out + len(self._results))
-            self._handed_out += 1
-            return self._results.popleft()
-
-    def _has_next(self) -> bool:
-        return bool(self._logged or self._progress or self._results or self._is_complete)
+        event: Union[Event, None] = self._events.get(timeout=timeout)[2]
+        return event
 
 
 _STOP_SECONDS = 20.0

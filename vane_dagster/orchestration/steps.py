@@ -47,15 +47,7 @@ def materialize_step(
         checks = CheckLog(context, pipeline)
         try:
             evaluate_alone(context, checks, pipeline, opened, run.check_runner)
-            ReproducibilityRunner(
-                context,
-                pipeline,
-                run,
-                compute,
-                partitions=config.reproduce_partitions,
-                rows=config.reproduce_rows,
-                seed=config.reproduce_seed,
-            ).evaluate(checks)
+            ReproducibilityRunner(context, pipeline, run, compute, config).evaluate(checks)
         except VaneError as error:
             raise dg.Failure(description=str(error)) from error.__cause__
         selected = {key.path[-1] for key in context.selected_asset_keys}

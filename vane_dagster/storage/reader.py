@@ -73,6 +73,15 @@ def find(
     return max(found, key=_newest, default={})
 
 
+def find_all(
+    store: Store, path: Sequence[str], partitions: Sequence[str | None] | None
+) -> dict[str | None, Manifest]:
+    """As `find`, but raise StoreError for missing partitions."""
+    manifests = find(store, path, partitions)
+    _require(store, path, partitions, manifests, allow_missing=False)
+    return manifests
+
+
 def read(
     store: Store,
     path: Sequence[str],
@@ -199,7 +208,8 @@ def _require(
         several = len(missing) > 1
         raise StoreError(
             f"{asset!r}: partition{'s' * several} {names(missing)} {'were' if several else 'was'} "
-            f"never materialized into {root!r}. Materialize first, or set allow_missing_partitions"
+            f"never materialized into {root!r}. Materialize first, or, where rows are read, set "
+            "allow_missing_partitions"
         )
 
 

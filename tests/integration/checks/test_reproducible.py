@@ -17,10 +17,8 @@ import pytest
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import write_source
-from support.recomputed import table, value
 from support.results import failure
 from support.warm_workers import end_waiting
-from vane_dagster.checks.comparison import OUTCOME
 from vane_dagster.storage import packages
 
 # Through Dagster
@@ -85,6 +83,14 @@ class Checked:
 def checked(tmp_path, local) -> Iterator[Checked]:
     with dg.DagsterInstance.ephemeral() as instance:
         yield Checked(tmp_path, local, instance)
+
+
+def table(evaluation: dg.AssetCheckEvaluation) -> list[dict[str, Any]]:
+    return [dict(record.data) for record in evaluation.metadata["differences"].records]
+
+
+def value(evaluation: dg.AssetCheckEvaluation, name: str) -> Any:
+    return evaluation.metadata[name].value
 
 
 def stars_pipeline(tmp_path, check=None, partitioned=False, **kwargs) -> vd.Pipeline:
@@ -196,59 +202,6 @@ def upper(batch: pa.Table) -> dict[str, Any]:
     return {"upper": [letter.upper() for letter in batch["letter"].to_pylist()]}
 
 
-class Moody:
-    """What it does with a row is in a file: it fails, or makes other rows of it."""
-
-    def __init__(self, folder: str = "") -> None:
-        self.folder = folder
-
-    def __call__(self, batch: pa.Table) -> dict[str, Any]:
-        mood = Path(os.environ["MOOD"]).read_text()
-        if mood == "fails" and (bad := [i for i in batch["id"].to_pylist() if i % 2]):
-            raise ValueError(f"cannot do {bad}")
-        times = [(1 + i % 2) if mood == "less" else 2 for i in batch["id"].to_pylist()]
-        ids = [i for i, n in zip(batch["id"].to_pylist(), times) for _ in range(n)]
-        numbers = [n for times in times for n in range(times)]
-        made = {"id": ids, "letter_id": [f"{i}-{n}" for i, n in zip(ids, numbers)]}
-        return {**made, "letter": ["x" if mood == "other" else "y"] * len(ids)}
-
-
-def test_children_that_differ_are_told_by_their_parent(tmp_path, checked, monkeypatch):
-    mood = tmp_path / "mood"
-    monkeypatch.setenv("MOOD", str(mood))
-    mood.write_text("good")
-    checked.source(20)
-    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
-    docs.map_batches(
-        "made",
-        Moody,
-        schema={"letter": "VARCHAR"},
-        cardinality=vd.Children("letter_id"),
-        on_error="quarantine",
-        asset=vd.Asset(checks=[vd.checks.Reproducible(rows=100)]),
-    )
-    assert checked.run(docs, checks_alone=False).success
-    assert checked.evaluation(docs).passed
-
-    mood.write_text("other")
-    found = table(checked.evaluation(docs))
-    assert len(found) == 40
-    assert {(row["column"], row["stored"], row["computed"]) for row in found} == {
-        ("letter", "'y'", "'x'")
-    }
-    mood.write_text("less")
-    found = checked.evaluation(docs)
-    assert value(found, "differing") == 10
-    assert {(row["column"], row["stored"], row["computed"]) for row in table(found)} == {
-        (OUTCOME, "2 rows", "1 row")
-    }
-    assert {int(row["id"]) % 2 for row in table(found)} == {0}
-    mood.write_text("fails")
-    found = table(checked.evaluation(docs))
-    assert {int(row["id"]) for row in found} == set(range(1, 20, 2))
-    assert {row["computed"] for row in found} == {"failed: ValueError"}
-
-
 def guess(batch: pa.Table) -> dict[str, Any]:
     return {"n": [random.random() for _ in range(len(batch))]}
 
@@ -304,6 +257,8 @@ def test_a_sample_that_fails_halfway_leaves_no_part(tmp_path, checked, monkeypat
     parts = set((tmp_path / "store").rglob("*.parquet"))
     mood.write_text("fails")
     found = checked.evaluation(docs)
+    assert not found.passed
+    assert "could not be computed again" in found.description
     assert "the last row" in found.description
     assert set((tmp_path / "store").rglob("*.parquet")) == parts
 
@@ -324,18 +279,6 @@ def test_a_source_that_has_changed_is_told_and_not_compared(tmp_path, checked):
     assert value(source, "rows") == 0
     assert below.passed, "it reads the part that it was made from"
     assert value(below, "rows") == 20
-
-
-def test_a_function_that_fails_now_fails_the_check(tmp_path, checked):
-    factor(tmp_path, "2.0")
-    checked.source(64)
-    docs = stars_pipeline(tmp_path)
-    assert checked.run(docs, checks_alone=False).success
-    (tmp_path / "data" / "factor.txt").unlink()
-    found = checked.evaluation(docs)
-    assert not found.passed
-    assert "could not be computed again" in found.description
-    assert "FileNotFoundError" in found.description
 
 
 def test_a_stage_that_was_never_materialized_has_nothing_to_check(tmp_path, checked):

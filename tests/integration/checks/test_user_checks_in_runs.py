@@ -140,16 +140,3 @@ def test_checks_of_a_user_from_declaration_to_the_event_log(tmp_path: Path, loca
         success, found = runs(tolerant)
         assert success
         assert found["long_texts", "a"].passed, "other thresholds are evaluated for stored rows"
-
-
-def test_a_blocking_check_of_a_user_withholds_the_stages_below(
-    tmp_path: Path, local: vd.LocalCompute
-):
-    with dg.DagsterInstance.ephemeral() as instance:
-        runs = Runs(tmp_path, local, instance)
-        success, found = runs(pipeline(tmp_path, LongTexts("upper", blocking=True)))
-        assert not success
-        assert not found["long_texts", "a"].passed
-        assert [runs.rows(stage, "a") for stage in ("upper", "below")] == [3, None]
-        assert [runs.rows(stage, "b") for stage in ("upper", "below")] == [2, 2]
-        assert not runs(pipeline(tmp_path, Broken(blocking=True)))[0]

@@ -14,9 +14,8 @@ from support.data import write_source
 from support.pool_models import ray_compute  # noqa: F401  # fixtures
 from support.results import failure
 from support.server_runs import asking, echo
-from vane_dagster.events import (
-    Progress,
-)
+from vane_dagster.events import Progress
+from vane_dagster.orchestration import progress
 from vane_dagster.orchestration.reporting import RunReport
 
 
@@ -36,8 +35,9 @@ class Slow:
 # Runs
 
 
-def test_a_run_logs_progress_prints_and_a_summary(tmp_path, materialize, local):
-    write_source(tmp_path / "src", {"id": range(80)})
+def test_a_run_logs_progress_prints_and_a_summary(tmp_path, materialize, local, monkeypatch):
+    monkeypatch.setattr(progress, "_LOG_SECONDS", 0.3)
+    write_source(tmp_path / "src", {"id": range(20)})
     pipeline = vd.Pipeline("slow", source=vd.parquet(str(tmp_path / "src")), id="id")
     pipeline.map_batches("slept", Slow, schema={"id": "BIGINT"}, batch_size=1)
     with dg.DagsterInstance.ephemeral() as instance:
@@ -45,11 +45,11 @@ def test_a_run_logs_progress_prints_and_a_summary(tmp_path, materialize, local):
 
         records = instance.get_records_for_run(result.run_id).records
         log = "\n".join(record.event_log_entry.user_message for record in records)
-    assert re.search(r"slept: \d+ of 80 rows \(\d+%\), [\d.]+ rows/s, [\d.]+ s left", log), log
+    assert re.search(r"slept: \d+ of 20 rows \(\d+%\), [\d.]+ rows/s, [\d.]+ s left", log), log
     assert "slept printed:\na batch of 1" in log
     assert re.search(r"Slow loaded in [\d.]+ s \(worker .*, pid \d+, cpu\)", log)
     assert re.search(
-        r"finished in \d.*\n  slept: partitions: 1 committed; 80 rows in .* rows/s; "
+        r"finished in \d.*\n  slept: partitions: 1 committed; 20 rows in .* rows/s; "
         r"fragments: 1 computed, 0 reused\n  model Slow: \d loads? in \d",
         log,
     ), log

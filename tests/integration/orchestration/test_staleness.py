@@ -142,6 +142,12 @@ def world(tmp_path, local, instance) -> World:
 
 
 def test_only_partitions_that_changed_are_reported(world):
+    assert set(world.observe(DAYS[1])) == {DAYS[1]}
+    (world.root / "src" / DAYS[0] / "a.parquet").unlink()
+    assert set(world.observe()) == {DAYS[2]}, "one is known, and one is not there"
+    world.write(DAYS[0], [0, 1])
+    world.write(DAYS[1], [3])
+    world.write(DAYS[2], [4])
     first = world.observe()
     assert set(first) == set(DAYS)
     assert len(set(first.values())) == 3
@@ -154,16 +160,6 @@ def test_only_partitions_that_changed_are_reported(world):
 
     world.write("2026-01-03", [1], name="b.parquet")
     (world.root / "src" / "2026-01-01" / "a.parquet").unlink()
-    assert set(world.observe()) == {"2026-01-01", "2026-01-03"}
-
-
-def test_one_partition_can_be_observed(world):
-    assert set(world.observe("2026-01-02")) == {"2026-01-02"}
-    assert set(world.observe()) == {"2026-01-01", "2026-01-03"}
-
-
-def test_partition_without_files_is_not_there(world):
-    (world.root / "src" / "2026-01-02" / "a.parquet").unlink()
     assert set(world.observe()) == {"2026-01-01", "2026-01-03"}
 
 
@@ -274,16 +270,13 @@ def requested(world: World, cursor: Any, at: str = "2026-01-05") -> tuple[Any, C
         cursor=cursor,
         evaluation_time=datetime.fromisoformat(at).replace(tzinfo=timezone.utc),
     )
-    requests = {
-        name: result.get_requested_partitions(world.pipeline[name].key)
-        for name in (*STAGES, "source")
-        if name in STAGES
-    }
+    requests = {name: result.get_requested_partitions(world.pipeline[name].key) for name in STAGES}
     return result.cursor, requests
 
 
 def test_eager_asks_for_what_the_source_changed(world):
-    world.define(doubled, condition=dg.AutomationCondition.eager().without(_latest_only()))
+    latest_only = dg.AutomationCondition.in_latest_time_window()
+    world.define(doubled, condition=dg.AutomationCondition.eager().without(latest_only))
     cursor, requests = requested(world, None)
     assert requests == {"doubled": set(), "kept": set()}
 
@@ -311,18 +304,3 @@ def test_on_cron_asks_for_the_last_day_once_its_source_is_there(world):
     world.observe()
     cursor, requests = requested(world, cursor, "2026-01-04T00:02")
     assert requests == {"doubled": {"2026-01-03"}, "kept": {"2026-01-03"}}
-
-
-def test_on_missing_asks_for_new_days(world):
-    world.define(doubled, condition=dg.AutomationCondition.on_missing())
-    (world.root / "src" / "2026-01-03" / "a.parquet").unlink()
-    world.observe()
-    cursor, _ = requested(world, None, "2026-01-03T12:00")
-    world.write("2026-01-03", [1, 2])
-    world.observe()
-    cursor, requests = requested(world, cursor, "2026-01-04T00:01")
-    assert requests == {"doubled": {"2026-01-03"}, "kept": {"2026-01-03"}}
-
-
-def _latest_only() -> dg.AutomationCondition[Any]:
-    return dg.AutomationCondition.in_latest_time_window()

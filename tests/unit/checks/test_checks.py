@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from dataclasses import asdict, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,6 @@ from vane_dagster.storage.manifest import (
     Manifest,
     PartInfo,
     PartProvenance,
-    part_footer,
-    read_part_footer,
 )
 
 SCHEMA = pa.schema(
@@ -40,6 +39,7 @@ SCHEMA = pa.schema(
         "vector": pa.list_(pa.float32(), 3),
     }
 )
+C = vd.checks
 MADE = PartProvenance("run", ("worker",), 0.0, 1.0)
 
 
@@ -157,8 +157,11 @@ def test_wrong_lists_of_checks_are_refused(given_checks: Any, message: str):
         lambda c: c.Golden(7),
         lambda c: c.Golden({"id": [1], "x": [1]}, columns=["y"]),
         lambda c: c.Golden({"id": [1], "x": [1]}, tolerance=-1),
-        lambda c: c.Golden({"id": [1], "x": [1]}, min_found=-1),
         lambda c: c.Golden(""),
+        lambda c: c.Reproducible(rows=0),
+        lambda c: c.Reproducible(tolerance=-1.0),
+        lambda c: c.Reproducible(columns=[]),
+        lambda c: c.Reproducible(blocking=True),
     ],
 )
 def test_wrong_thresholds_are_refused_where_they_are_written(make: Any):
@@ -184,19 +187,9 @@ def test_checks_of_columns_that_a_stage_lacks_are_refused(check: Any, message: s
         vd.checks.Vectors().fit(pa.schema({"a": pa.int64()}), "stage")
     for fitting in (vd.checks.Vectors(), vd.checks.Text(), vd.checks.Drift("vector")):
         fitting.fit(SCHEMA, "stage")
-
-
-def test_a_golden_file_is_known_by_its_rows(tmp_path: Path):
-    path = tmp_path / "golden.parquet"
-    rows = {"id": [1, 2], "text": ["a", "b"]}
-    pq.write_table(pa.table(rows), path)
-    check = vd.checks.Golden(path)
-    before = check.definition
-    assert before == vd.checks.Golden(rows).definition
-    pq.write_table(pa.table(rows), path, compression="zstd")
-    assert check.definition == before
-    pq.write_table(pa.table({"id": [1, 2], "text": ["a", "c"]}), path)
-    assert check.definition != before
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.DefinitionError, match="'docs/v'"):
+        docs.map_batches("v", len, schema={"n": "BIGINT"}, asset=vd.Asset(checks=[C.Text()]))
 
 
 # --- counted
@@ -286,11 +279,6 @@ def test_large_columns_are_measured_block_by_block():
     assert (found["zero"], found["not_finite"]) == (300, 300)
 
 
-def test_measures_survive_json():
-    part = PartInfo("k", "d", 1, 1, measures=measure(pa.table({"x": ["", None]}), ["x"]))
-    assert read_part_footer(part_footer(part).encode(), "part") == part
-
-
 # --- found
 
 
@@ -346,30 +334,75 @@ def vectors(values: Any, size: int | None = 3) -> pa.Array:
     return pa.array(values, kind)
 
 
-def test_ids_complete_accounts_for_every_row(tmp_path: Path):
-    check = vd.checks.IdsComplete()
-    table = rows(x=[1, 2, 3])
-    fine = one(check, closed(stage(tmp_path, table, rows_in=6, filtered=2, quarantined=1)))
-    assert (fine.passed, fine.blocking, fine.severity) == (True, True, "ERROR")
-    assert fine.metadata == {
-        "rows": 3,
-        "rows_in": 6,
-        "filtered": 2,
-        "quarantined": 1,
-        "nulled": 0,
-        "lost": 0,
-        "invented": 0,
-    }
-    lost = one(check, closed(stage(tmp_path, table, rows_in=6, filtered=2)))
-    assert (lost.passed, lost.metadata["lost"]) == (False, 1)
-    more = one(check, closed(stage(tmp_path, table, rows_in=2)))
-    assert (more.passed, more.metadata["invented"]) == (False, 1)
+ODD = [[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]
+TWO = {"x": ["a", None, " ", "b"], "y": ["a", "b", "c", "d"]}
+BAD = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite); the limit is"
 
 
-def test_lost_and_invented_rows_of_two_parts_do_not_cancel_out(tmp_path: Path):
-    context = stage(tmp_path, rows(x=[1, 2, 3]), rows(x=[1]), rows_in=2)
+@pytest.mark.parametrize(
+    ("check", "columns", "counts", "passed", "described", "metadata"),
+    [
+        (C.IdsComplete(), {"x": [1, 2, 3]}, {"rows_in": 6, "filtered": 2, "quarantined": 1}, True,
+         "All 6 input rows are in the output, filtered or quarantined",
+         {"rows": 3, "rows_in": 6, "filtered": 2, "quarantined": 1, "nulled": 0, "lost": 0,
+          "invented": 0}),
+        (C.IdsComplete(), {"x": [1, 2, 3]}, {"rows_in": 6, "filtered": 2}, False,
+         "1 of 6 input rows are missing from the output; 0 output rows have no input row",
+         {"lost": 1}),
+        (C.IdsComplete(), {"x": [1, 2, 3]}, {"rows_in": 2}, False,
+         "0 of 2 input rows are missing from the output; 1 output rows have no input row",
+         {"invented": 1}),
+        (C.ErrorRate(0.01), {"x": [1]}, {"rows_in": 30_000, "quarantined": 301}, False,
+         "301 of 30,000 rows failed (1.003%); the limit is 1%", {"error_rate": 301 / 30_000}),
+        (C.ErrorRate(0.25), {"x": [1, 2, 3]}, {"rows_in": 4, "quarantined": 1}, True,
+         "1 of 4 rows failed (25%); the limit is 25%", {"max_failed_rows": 1}),
+        (C.NullRate(0.2), TWO, {}, False, "x: 25% nulls; the limit is 20%",
+         {"rows": 4, "null_rate/x": 0.25, "null_rate/y": 0.0}),
+        (C.NullRate(0.25), TWO, {}, True, "x: 25% nulls; the limit is 25%", {}),
+        (C.NullRate(0.1, columns=["y"]), TWO, {}, True, "y: 0% nulls; the limit is 10%", {}),
+        (C.NullRate(0.5, columns=["z"]), TWO, {}, False, "DefinitionError", {}),
+        (C.NullRate(0), {"id": [1]}, {}, True, "no column to check for nulls", {}),
+        (C.NullRate(0.1), {f"x{i}": [None, "a"] for i in range(7)}, {}, False,
+         "x4: 50% nulls; the limit is 10%; and 2 more", {}),
+        (C.NullRate(0), {"x": [1], "error": pa.nulls(1, pa.string())}, {}, True, "x: 0%", {}),
+        (C.NullRate(0, columns=["error"]), {"error": [None]}, {}, False, "error: 100% nulls", {}),
+        (C.Text(0.2), TWO, {}, False, "x: 33.33% empty texts; the limit is 20%",
+         {"rows": 4, "empty_rate/x": 1 / 3}),
+        (C.Text(0.5), TWO, {}, True, "x: 33.33%", {}),
+        (C.Vectors(), {"v": ODD}, {}, False, f"{BAD} 0%",
+         {"rows": 4, "max_bad_rate": 0.0, "not_finite/v": 0, "zero/v": 1, "bad_rate/v": 1 / 3,
+          "dimension/v": 3}),
+        (C.Vectors(max_rate=0.5, dimension=3), {"v": ODD}, {}, True, f"{BAD} 50%", {}),
+        (C.Vectors(max_rate=0.5, dimension=4), {"v": ODD}, {}, False,
+         "v: the dimension is 3; expected 4", {}),
+        (C.Vectors(), {"v": [[1, math.nan, 1]]}, {}, False, "0 zero, 1 not finite", {}),
+        (C.Vectors(), {"w": [[1, 2, 3], [1, 2]]}, {}, False,
+         "w: the dimension varies from 2 to 3; expected one dimension for all rows",
+         {"dimension_min/w": 2, "dimension_max/w": 3}),
+        (C.Vectors(), {"v": [[1, 2, 3]], "w": [[0]]}, {}, True, "v: 0 of 1", {}),
+        (C.Vectors(["w"]), {"v": [[1, 2, 3]], "w": [[0]]}, {}, False, "w: 1 of 1", {}),
+        (C.Vectors(), {"x": [1]}, {}, False, "DefinitionError", {}),
+    ],
+)  # fmt: skip
+def test_what_a_check_finds_and_says(
+    tmp_path: Path, check: Any, columns: Any, counts: Any, passed: bool, described: str,
+    metadata: Any
+):  # fmt: skip
+    kinds = {"v": pa.list_(pa.float32(), 3), "w": pa.list_(pa.float32())}
+    table = rows(**{n: pa.array(v, kinds[n]) if n in kinds else v for n, v in columns.items()})
+    found = one(check, closed(stage(tmp_path, table, **counts)))
+    assert (found.passed, found.blocking) == (passed, check.blocking)
+    assert found.severity == check.severity
+    assert described in found.description
+    assert {**found.metadata, **metadata} == found.metadata
+
+
+def test_counts_of_several_parts_are_added_up_but_do_not_cancel_out(tmp_path: Path):
+    context = stage(tmp_path, rows(x=[1, 2, None]), rows(x=[1]), rows_in=2)
     found = one(vd.checks.IdsComplete(), closed(context))
     assert (found.passed, found.metadata["lost"], found.metadata["invented"]) == (False, 1, 1)
+    nulls = one(vd.checks.NullRate(), closed(context))
+    assert nulls.metadata == {"rows": 4, "null_rate/x": 0.25}
 
 
 def test_children_may_be_more_but_none_of_a_row_is_a_loss(tmp_path: Path):
@@ -382,13 +415,6 @@ def test_children_may_be_more_but_none_of_a_row_is_a_loss(tmp_path: Path):
     assert of_children(rows_in=5, filtered=2).passed
     assert not of_children(rows_in=5, filtered=1).passed
     assert not of_children(rows_in=2, filtered=3).passed
-
-
-def test_error_rate(tmp_path: Path):
-    context = closed(stage(tmp_path, rows(x=[1, 2, 3]), rows_in=4, quarantined=1))
-    found = one(vd.checks.ErrorRate(0.2), context)
-    assert (found.passed, found.blocking, found.metadata["error_rate"]) == (False, True, 0.25)
-    assert one(vd.checks.ErrorRate(0.25), context).passed
 
 
 @pytest.mark.parametrize(
@@ -426,68 +452,6 @@ def test_rows_that_were_not_read_count(tmp_path: Path, rate, read, passed):
     assert found.passed == passed
     if not read:
         assert found.description.startswith("All 40 rows failed. The first: id 'a.png': OSError: b")
-
-
-def test_null_rate_of_each_column_but_the_ids(tmp_path: Path):
-    table = rows(x=[1, None, None, 2], y=["a", None, "b", "c"])
-    context = closed(stage(tmp_path, table, table))
-    found = one(vd.checks.NullRate(0.4), context)
-    assert (found.passed, found.severity, found.blocking) == (False, "WARN", False)
-    assert found.metadata == {"rows": 8, "null_rate/x": 0.5, "null_rate/y": 0.25}
-    assert found.description == "x: 50% nulls; the limit is 40%"
-    assert one(vd.checks.NullRate(0.5), context).passed
-    assert one(vd.checks.NullRate(0.4, columns=["y"]), context).passed
-    missing = one(vd.checks.NullRate(0.5, columns=["z"]), context)
-    assert "DefinitionError" in missing.description
-    assert "'z'" in missing.description
-    assert one(vd.checks.NullRate(0), closed(stage(tmp_path, rows(id=[1])))).passed
-
-
-def test_the_errors_of_rows_that_did_not_fail_are_no_nulls(tmp_path: Path):
-    table = rows(x=[1, 2], error=pa.nulls(2, pa.string()))
-    assert one(vd.checks.NullRate(0.0), closed(stage(tmp_path, table))).passed
-    given = vd.checks.NullRate(0.0, columns=["error"])
-    assert not one(given, closed(stage(tmp_path, table))).passed
-
-
-def test_vectors(tmp_path: Path):
-    zero = [[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]
-    context = closed(stage(tmp_path, rows(v=vectors(zero)), rows(v=vectors([[1, math.nan, 1]]))))
-    found = one(vd.checks.Vectors(), context)
-    assert (found.passed, found.severity, found.blocking) == (False, "ERROR", False)
-    assert found.metadata == {
-        "rows": 5,
-        "max_bad_rate": 0.0,
-        "not_finite/v": 1,
-        "zero/v": 1,
-        "bad_rate/v": 0.5,
-        "dimension/v": 3,
-    }
-    assert one(vd.checks.Vectors(max_rate=0.5), context).passed
-    assert one(vd.checks.Vectors(max_rate=0.5, dimension=3), context).passed
-    assert not one(vd.checks.Vectors(max_rate=1, dimension=4), context).passed
-
-
-def test_vectors_of_different_dimensions(tmp_path: Path):
-    same = rows(v=vectors([[1, 2, 3]], None))
-    other = rows(v=vectors([[1, 2]], None))
-    found = one(vd.checks.Vectors(), closed(stage(tmp_path, same, other)))
-    assert not found.passed
-    assert (found.metadata["dimension_min/v"], found.metadata["dimension_max/v"]) == (2, 3)
-    assert one(vd.checks.Vectors(), closed(stage(tmp_path, same, same))).passed
-    beside = rows(v=vectors([[1, 2, 3]]), w=vectors([[0]], None))
-    assert one(vd.checks.Vectors(), closed(stage(tmp_path, beside))).passed
-    assert not one(vd.checks.Vectors(["w"]), closed(stage(tmp_path, beside))).passed
-    none = one(vd.checks.Vectors(), closed(stage(tmp_path, rows(x=[1]))))
-    assert "DefinitionError" in none.description
-
-
-def test_text(tmp_path: Path):
-    context = closed(stage(tmp_path, rows(t=["a", " ", "", None, "b"])))
-    found = one(vd.checks.Text(0.4), context)
-    assert (found.passed, found.severity) == (False, "WARN")
-    assert found.metadata == {"rows": 5, "empty_rate/t": 0.5}
-    assert one(vd.checks.Text(0.5), context).passed
 
 
 def test_parts_written_without_measures_are_measured_now(tmp_path: Path):
@@ -549,7 +513,9 @@ def test_a_run_that_is_interrupted_during_a_check_ends(tmp_path: Path, error: An
 
 def test_only_checks_that_are_still_defined_so_have_verdicts(tmp_path: Path):
     golden = tmp_path / "golden.parquet"
-    pq.write_table(pa.table({"id": [0], "x": [1]}), golden)
+    expected = {"id": [0], "x": [1]}
+    pq.write_table(pa.table(expected), golden)
+    assert vd.checks.Golden(golden).definition == vd.checks.Golden(expected).definition
     context = stage(tmp_path, rows(x=[1]))
     checks = [vd.checks.IdsComplete(), vd.checks.NullRate(0.1), vd.checks.Golden(golden)]
     stored = replace(context.manifest, checks=evaluate(checks, context))
@@ -558,6 +524,8 @@ def test_only_checks_that_are_still_defined_so_have_verdicts(tmp_path: Path):
     assert results_for(checks, stored)["null_rate"] == evaluate(checks, context)[1]
     changed = [checks[0], vd.checks.NullRate(0.2), vd.checks.Drift("x"), checks[2]]
     assert list(results_for(changed, stored)) == ["ids_complete", "golden"]
+    pq.write_table(pa.table(expected), golden, compression="zstd")
+    assert "golden" in results_for(checks, stored)
     pq.write_table(pa.table({"id": [0], "x": [2]}), golden)
     assert list(results_for(checks, stored)) == ["ids_complete", "null_rate"]
 
@@ -588,6 +556,7 @@ RNG = np.random.default_rng(7)
         (["a"] * 600, ["a"] * 700, ["new"] * 600),
         (["a"] * 600, ["a"] * 700, ["a"] * 300 + [None] * 300),
         ([True, False] * 300, [False, True] * 300, [True] * 600),
+        ([Decimal("0.5")] * 600, [Decimal("0.5")] * 600, [Decimal("1.5")] * 600),
     ],
 )
 def test_drift_is_seen_and_chance_is_not(tmp_path: Path, before: Any, same: Any, moved: Any):
@@ -595,18 +564,11 @@ def test_drift_is_seen_and_chance_is_not(tmp_path: Path, before: Any, same: Any,
     fine = compare(tmp_path, check, rows(x=same), rows(x=before))
     assert (fine.passed, fine.metadata["previous"]) == (True, "2024-01-01"), fine
     assert fine.metadata["psi"] < 0.1
+    assert "stability index of x against partition '2024-01-01' is" in fine.description
     assert (fine.metadata["rows"], fine.metadata["rows_previous"]) == (len(same), len(before))
     drifted = compare(tmp_path, check, rows(x=moved), rows(x=before))
     assert (drifted.passed, drifted.severity) == (False, "WARN"), drifted
     assert drifted.metadata["psi"] > 0.2
-
-
-def test_drift_of_a_decimal_is_that_of_its_number(tmp_path: Path):
-    values = pa.array(RNG.integers(0, 100, 1000)).cast(pa.decimal128(21, 2))
-    assert compare(tmp_path, vd.checks.Drift("x"), rows(x=values), rows(x=values)).passed
-
-
-COUNTS = st.lists(st.integers(0, 1000), min_size=2, max_size=12)
 
 
 def test_the_index_is_its_formula():
@@ -614,15 +576,6 @@ def test_the_index_is_its_formula():
     p = [10.5 / 41.5, 30.5 / 41.5, 0.5 / 41.5]
     q = [20.5 / 41.5, 20.5 / 41.5, 0.5 / 41.5]
     assert found == pytest.approx(sum((a - b) * math.log(a / b) for a, b in zip(p, q)))
-
-
-@given(COUNTS, st.data())
-def test_the_index_is_symmetric_and_zero_for_equal_samples(counts: list[int], data: Any):
-    other = data.draw(st.lists(st.integers(0, 1000), min_size=len(counts), max_size=len(counts)))
-    a, b = np.array(counts, dtype=float), np.array(other, dtype=float)
-    assert population_stability_index(a, b) == pytest.approx(population_stability_index(b, a))
-    assert population_stability_index(a, b) >= -1e-12
-    assert population_stability_index(a, a) == 0
 
 
 def test_drift_of_vectors_is_the_distance_of_their_centroids(tmp_path: Path):
@@ -635,11 +588,12 @@ def test_drift_of_vectors_is_the_distance_of_their_centroids(tmp_path: Path):
     fine = compare(tmp_path, check, rows(v=vectors(odd)), before)
     assert (fine.passed, fine.metadata["rows"]) == (True, 1000)
     assert fine.metadata["distance"] < 0.01
+    assert fine.description.startswith("The cosine distance between the centroids of v in this p")
     drifted = compare(tmp_path, check, rows(v=vectors(turned, None)), before)
     assert not drifted.passed
     assert drifted.metadata["distance"] == pytest.approx(1, abs=0.1)
     longer = compare(tmp_path, check, rows(v=vectors([[1, 2]] * 600, None)), before)
-    assert (longer.passed, longer.metadata["dimension"]) == (False, 2)
+    assert (longer.passed, "have dimension 2; in" in longer.description) == (False, True)
     ragged = compare(tmp_path, check, rows(v=vectors([[1, 2], [1]] * 600, None)), before)
     assert "different dimensions" in ragged.description
 
@@ -713,79 +667,6 @@ def test_a_sample_is_spread_over_many_files(tmp_path: Path):
     assert counts.max() < 200
 
 
-# --- what they say
-
-
-def test_what_checks_of_counts_say(tmp_path: Path):
-    failing = closed(stage(tmp_path, rows(x=range(24)), rows_in=26, quarantined=1))
-    fine = closed(stage(tmp_path, rows(x=range(26)), rows_in=26))
-    ids, errors = vd.checks.IdsComplete(), vd.checks.ErrorRate(0.01)
-
-    assert (
-        one(ids, fine).description == "All 26 input rows are in the output, filtered or quarantined"
-    )
-    assert one(errors, fine).description == "0 of 26 rows failed (0%); the limit is 1%"
-    assert one(ids, failing).description == (
-        "1 of 26 input rows are missing from the output; 0 output rows have no input row"
-    )
-    assert one(errors, failing).description == "1 of 26 rows failed (3.846%); the limit is 1%"
-
-
-def test_a_rate_is_told_apart_from_its_limit(tmp_path: Path):
-    context = closed(stage(tmp_path, rows(x=[1]), rows_in=30_000, quarantined=301))
-    assert one(vd.checks.ErrorRate(0.01), context).description == (
-        "301 of 30,000 rows failed (1.003%); the limit is 1%"
-    )
-    assert one(vd.checks.ErrorRate(0.00001), context).description == (
-        "301 of 30,000 rows failed (1.003%); the limit is 0.001%"
-    )
-
-
-def test_what_checks_of_columns_say(tmp_path: Path):
-    table = rows(x=["a", None, " ", "b"], y=["a", "b", "c", "d"])
-    context = closed(stage(tmp_path, table))
-    c = vd.checks
-
-    assert one(c.NullRate(0.5), context).description == (
-        "x: 25% nulls; the limit is 50% (the highest share of 2 columns)"
-    )
-    assert one(c.NullRate(0.1, columns=["y"]), context).description == "There are no nulls in 'y'"
-    assert one(c.Text(0.2), context).description == "x: 33.33% empty texts; the limit is 20%"
-    many = closed(stage(tmp_path, rows(**{f"x{i}": [None, "a"] for i in range(7)})))
-    assert one(c.NullRate(0.1), many).description.endswith(
-        "x4: 50% nulls; the limit is 10%; and 2 more"
-    )
-
-
-def test_what_checks_of_vectors_say(tmp_path: Path):
-    context = closed(stage(tmp_path, rows(v=vectors([[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]))))
-    finding = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite)"
-
-    assert one(vd.checks.Vectors(), context).description == f"{finding}; the limit is 0%"
-    assert one(vd.checks.Vectors(max_rate=0.5), context).description == (
-        f"{finding}; the limit is 50%"
-    )
-    assert one(vd.checks.Vectors(max_rate=0.5, dimension=4), context).description == (
-        "v: the dimension is 3; expected 4"
-    )
-    ragged = closed(stage(tmp_path, rows(v=vectors([[1, 2], [1]], None))))
-    assert one(vd.checks.Vectors(["v"]), ragged).description == (
-        "v: the dimension varies from 1 to 2; expected one dimension for all rows"
-    )
-
-
-def test_what_checks_of_drift_say(tmp_path: Path):
-    same = rows(x=[1.0, 2.0] * 300)
-    assert compare(tmp_path, vd.checks.Drift("x"), same, same).description == (
-        "The population stability index of x against partition '2024-01-01' is 0; the limit is 0.2"
-    )
-    here = rows(v=vectors([[1, 0, 0]] * 600))
-    assert compare(tmp_path, vd.checks.Drift("v"), here, here).description == (
-        "The cosine distance between the centroids of v in this partition and in partition "
-        "'2024-01-01' is 0; the limit is 0.1"
-    )
-
-
 # --- golden
 
 GOLDEN = pa.table(
@@ -819,34 +700,6 @@ def test_golden_rows_as_expected(tmp_path: Path):
         assert one(vd.checks.Golden(expected), context).metadata == found.metadata
 
 
-@pytest.mark.parametrize("partition", [None, "a"])
-@pytest.mark.parametrize(
-    ("ids", "min_found", "passes"),
-    [
-        ([1, 3], None, True),
-        ([1, 3, 77], None, False),
-        ([1, 3, 77], 2, True),
-        ([1, 3, 77], 3, False),
-        ([76, 77], None, "in a partition"),
-        ([76, 77], 0, True),
-        ([76, 77], 1, False),
-    ],
-)
-def test_how_many_golden_ids_are_required(
-    tmp_path: Path, ids: list[int], min_found: int | None, passes: Any, partition: str | None
-):
-    context = stage(tmp_path, actual())
-    context = replace(context, manifest=replace(context.manifest, partition=partition))
-    expected = {"id": ids, "text": [{1: "a", 3: "c"}.get(each, "z") for each in ids]}
-    found = one(vd.checks.Golden(expected, min_found=min_found), context)
-    count = len({1, 3}.intersection(ids))
-    assert (found.metadata["found"], found.metadata["expected"]) == (count, len(ids))
-    assert found.passed is (bool(partition) if passes == "in a partition" else passes)
-    assert found.description.startswith(f"{count} of {len(ids)} expected ids are in the output")
-    if not found.passed:
-        assert f"at least {min_found or len(ids)} are required" in found.description
-
-
 @pytest.mark.parametrize(
     ("changed", "column"),
     [
@@ -874,6 +727,27 @@ def test_golden_rows_that_differ_are_named(tmp_path: Path, changed: Any, column:
     )
     others = [name for name in ("text", "score", "vector") if name != column]
     assert one(vd.checks.Golden(GOLDEN, columns=others), context).passed
+
+
+@pytest.mark.parametrize(
+    ("ids", "found", "partition", "passed"),
+    [
+        ([1, 3], 2, None, True),
+        ([1, 3, 77], 2, None, False),
+        ([1, 3, 77], 2, "a", True),
+        ([76, 77], 0, None, False),
+        ([76, 77], 0, "a", True),
+    ],
+)
+def test_a_partition_may_lack_golden_ids(
+    tmp_path: Path, ids: list[int], found: int, partition: str | None, passed: bool
+):
+    context = stage(tmp_path, actual())
+    context = replace(context, manifest=replace(context.manifest, partition=partition))
+    expected = {"id": ids, "text": [{1: "a", 3: "c"}.get(each, "z") for each in ids]}
+    result = one(vd.checks.Golden(expected), context)
+    assert (result.passed, result.metadata["found"]) == (passed, found)
+    assert result.description.startswith(f"{found} of {len(ids)} expected ids are in the output")
 
 
 def test_golden_tolerance(tmp_path: Path):

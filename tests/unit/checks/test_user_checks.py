@@ -28,16 +28,9 @@ class LongTexts(vd.checks.Check):
     """Few texts are long. More follows."""
 
     column: str
-    max_characters: int = 3
-    max_share: float = 0.5
 
     def evaluate(self, context: vd.checks.CheckContext) -> vd.checks.CheckOutcome:
-        rows = long = 0
-        for batch in context.batches([self.column]):
-            texts = batch.column(0).to_pylist()
-            rows += len(texts)
-            long += sum(len(text) > self.max_characters for text in texts)
-        return vd.checks.CheckOutcome(long <= self.max_share * rows, f"{long} of {rows} are long")
+        return vd.checks.CheckOutcome(True)
 
 
 class Batches:
@@ -80,13 +73,6 @@ def result(value: Any, **kwargs: Any) -> CheckResult:
     return found
 
 
-def test_a_check_is_evaluated_with_any_context():
-    check = LongTexts("text")
-    context: Any = Batches(pa.table({"text": ["a", "abcd", "abcde", "ab"]}))
-    assert check.evaluate(context) == vd.checks.CheckOutcome(True, "2 of 4 are long")
-    assert not LongTexts("text", max_share=0.4).evaluate(context).passed
-
-
 def test_the_example_of_the_documentation_works():
     text = textwrap.dedent((vd.checks.__doc__ or "").split("::\n")[1].split("docs.map_batches")[0])
     scope: dict[str, Any] = {"__name__": __name__}
@@ -123,9 +109,15 @@ def test_a_class_that_cannot_be_evaluated_is_refused_where_it_is_declared():
     assert [check.name for check in merge([], [LongTexts("text")], "stage")] == ["long_texts"]
 
 
+class WithoutText(Exception):
+    def __str__(self) -> str:
+        raise KeyError("inside")
+
+
 @pytest.mark.parametrize(
     ("value", "error"),
     [
+        (WithoutText(), "WithoutText"),
         (ValueError("no such thing"), "ValueError: no such thing"),
         (SystemExit(3), "SystemExit: 3"),
         (None, "evaluate returned a NoneType"),
@@ -151,14 +143,6 @@ def test_what_is_wrong_in_a_check_fails_the_check(value: Any, error: str):
     assert error in found.description
     assert error in found.metadata["error"]
     assert found.definition == "", "it is evaluated again"
-
-
-def test_an_error_without_a_text_fails_the_check():
-    class Broken(Exception):
-        def __str__(self) -> str:
-            raise KeyError("inside")
-
-    assert "Broken" in result(Broken()).description
 
 
 def test_values_of_numpy_and_numbers_without_json_are_stored():

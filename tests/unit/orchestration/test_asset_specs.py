@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
+
 import dagster as dg
 
 import vane_dagster as vd
 
 
 def test_a_stage_takes_what_an_asset_spec_takes(tmp_path):
-    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id", group_name="texts")
+    pipeline = vd.Pipeline(
+        "docs",
+        source=vd.parquet(str(tmp_path)),
+        id="id",
+        group_name="texts",
+        pool="one_at_a_time",
+        op_tags={"team": "texts"},
+    )
     condition = dg.AutomationCondition.eager()
-    policy = dg.FreshnessPolicy.cron(deadline_cron="0 9 * * *", lower_bound_delta=_hour())
+    hour = datetime.timedelta(hours=1)
+    policy = dg.FreshnessPolicy.cron(deadline_cron="0 9 * * *", lower_bound_delta=hour)
     pipeline.project(
         "clean",
         ["id"],
@@ -26,7 +36,8 @@ def test_a_stage_takes_what_an_asset_spec_takes(tmp_path):
         ),
     )
 
-    (spec,) = pipeline.build_assets().specs
+    assets = pipeline.build_assets()
+    (spec,) = assets.specs
 
     assert spec.key == dg.AssetKey(["docs", "clean"])
     assert spec.group_name == "texts"
@@ -39,6 +50,8 @@ def test_a_stage_takes_what_an_asset_spec_takes(tmp_path):
     assert spec.automation_condition == condition
     assert spec.freshness_policy == policy
     assert spec.code_version
+    assert assets.op.pool == "one_at_a_time"
+    assert assets.op.tags["team"] == "texts"
 
 
 def test_stages_and_the_source_are_in_the_group_of_their_pipeline(tmp_path):
@@ -50,9 +63,3 @@ def test_stages_and_the_source_are_in_the_group_of_their_pipeline(tmp_path):
 
     groups = {spec.key.path[-1]: spec.group_name for spec in specs}
     assert groups == {"clean": "docs", "other": "texts", "source": "docs"}
-
-
-def _hour():
-    import datetime
-
-    return datetime.timedelta(hours=1)

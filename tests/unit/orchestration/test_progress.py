@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +20,6 @@ from vane_dagster.events import (
     Unchanged,
     Waiting,
     WorkerReady,
-    Writing,
 )
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary, duration, rate
 from vane_dagster.orchestration.reporting import RunReport
@@ -48,12 +46,9 @@ class Log:
 
     def at(self, seconds: float, done: int, total: int) -> list[str]:
         """The lines that are logged for rows done of all so many seconds after the start."""
-        return self.take(Progress({"embedding": done}, {"embedding": total}, seconds))
-
-    def take(self, event) -> list[str]:
         self.lines.clear()
         self.clock.now += 10
-        self.report(event)
+        self.report(Progress({"embedding": done}, {"embedding": total}, seconds))
         return list(self.lines)
 
 
@@ -98,17 +93,6 @@ def test_a_stage_without_rows_for_15_seconds_has_no_time_left():
     assert log.at(17, 50, 100) == ["embedding: 50 of 100 rows (50%), no rows for 15 s"]
 
 
-def test_while_a_run_waits_for_another_the_reason_replaces_rate_and_time_left():
-    log = Log()
-    log.at(1, 10, 100)
-    log.at(2, 50, 100)
-    assert log.take(Waiting("fragments", "waiting for run b", ("b",))) == []
-    for seconds in (4, 9, 60):
-        assert log.at(seconds, 50, 100) == ["embedding: 50 of 100 rows (50%), waiting for run b"]
-    log.take(Waiting("fragments", "no longer waiting", ("b",), over=True))
-    assert log.at(65, 60, 100) == ["embedding: 60 of 100 rows (60%), 2.0 rows/s, 20 s left"]
-
-
 def test_a_stage_that_does_not_begin_is_mentioned_after_30_seconds():
     log = Log()
     assert log.at(29, 0, 100) == []
@@ -120,11 +104,6 @@ def test_a_second_wave_begins_anew():
     log.at(50, 90, 100)
     assert log.at(1, 0, 10) == []
     assert log.at(11, 5, 10) == ["embedding: 5 of 10 rows (50%)"]
-
-
-def test_what_is_left_to_write_is_said():
-    lines = Log().take(Writing(120, 960))
-    assert lines == ["computed; 120 of 960 results are written to Dagster"]
 
 
 def test_lines_are_five_seconds_apart():
@@ -182,45 +161,16 @@ def test_a_fragment_that_is_dropped_leaves_the_total():
     assert rows.total == 100
 
 
-# The queue
-
-
 def test_progress_and_log_lines_overtake_results():
     events = EventQueue()
     result = Unchanged("clean", None, None)
-    for event in (result, result, Progress({}, {}, 1.0), Noticed("a"), Progress({}, {}, 2.0)):
+    progress = Progress({}, {}, 1.0)
+    for event in (result, None, result, progress, Noticed("a")):
         events.put(event)
 
-    assert events.get(0) == Noticed("a")
-    assert events.get(0) == Progress({}, {}, 2.0), "only the latest is of use"
-    assert events.get(0) == result
-    events.put(Progress({}, {}, 3.0))
-    assert events.get(0) == Progress({}, {}, 3.0)
-    assert events.get(0) == result
+    assert [events.get(0) for _ in range(5)] == [progress, Noticed("a"), result, result, None]
     with pytest.raises(queue.Empty):
-        events.get(0)
-
-
-def test_when_all_is_computed_the_queue_tells_what_is_left_to_write():
-    events = EventQueue()
-    results = [Unchanged("clean", key, None) for key in "abc"]
-    for event in (*results, None):
-        events.put(event)
-
-    assert [events.get(0) for _ in range(6)] == [
-        results[0],
-        Writing(1, 3),
-        results[1],
-        Writing(2, 3),
-        results[2],
-        None,
-    ]
-
-
-def test_a_queue_wakes_who_waits():
-    events = EventQueue()
-    threading.Timer(0.05, events.put, [Noticed("a")]).start()
-    assert events.get(60.0) == Noticed("a")
+        events.get(0.01)
 
 
 # The summary

@@ -31,13 +31,6 @@ def docs(**given: Any) -> vd.Pipeline:
     return docs
 
 
-def test_building_the_source_changes_nothing():
-    pipeline = docs()
-    before = dict(vars(pipeline))
-    pipeline.build_source()
-    assert vars(pipeline) == before
-
-
 @pytest.mark.parametrize("is_observed", [True, False])
 def test_a_run_asks_its_job(is_observed):
     pipeline = docs()
