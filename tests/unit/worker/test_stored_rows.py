@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from vane_dagster.errors import DamagedPartError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.row_records import Outcome, RecordedPart, records_schema, write_records
-from vane_dagster.worker import node_files, recorded_rows
+from vane_dagster.worker import recorded_rows
 from vane_dagster.worker.recorded_rows import StoredRows
 
 IDS = ["a", "b", "c", "d"]
@@ -81,8 +80,10 @@ def test_incomplete_files_are_made_again(tmp_path, part):
 
 
 def test_rows_are_read_from_the_part_if_the_node_has_no_room(tmp_path, part, monkeypatch):
-    usage = namedtuple("usage", "total used free")(10, 4, 6)
-    monkeypatch.setattr(node_files.shutil, "disk_usage", lambda folder: usage)
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recorded_rows, "write_table", full)
     assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
     assert not list(tmp_path.glob("*/values"))
     assert not recorded_rows._opened, "it is not kept in memory"
