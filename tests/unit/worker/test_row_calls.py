@@ -23,6 +23,7 @@ import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
 from vane_dagster.retries import Backoff
 from vane_dagster.worker import row_results
+from vane_dagster.worker.kept_values import kept
 
 TEXTS = pa.table(
     {
@@ -485,126 +486,77 @@ def test_objects_in_lists_and_dicts_become_their_values(returned, annotation, ex
 # Results that are reused
 
 
+class Imaged:
+    """An object that numpy reads without a copy, as an image."""
+
+    def __init__(self) -> None:
+        self.numbers = bytearray(b"a")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.frombuffer(self.numbers, np.uint8)
+
+
+def nested() -> Any:
+    return np.array([["a"], None], object)
+
+
+REUSED: dict[str, tuple[Any, Callable[[Any], Any], Any]] = {
+    "array": (np.ones(2), lambda v: v.fill(2), [1, 1]),
+    "array of lists": (nested(), lambda v: v[0].append("b"), [["a"], None]),
+    "list": ([None, ["a"]], lambda v: v[1].append("b"), [None, ["a"]]),
+    "dict": ({"a": ["b"]}, lambda v: v["a"].append("c"), {"a": ["b"]}),
+    "set": ({1}, lambda v: v.add(2), [1]),
+    "mapping": (collections.Counter("a"), lambda v: v.update("b"), {"a": 1}),
+    "dataclass": (Vector([1.0]), lambda v: v.values.append(2.0), {"values": [1.0]}),
+    "model": (Model(label="m", score=0), lambda v: setattr(v, "score", 1), {"label": "m", "score": 0}),
+    "bytearray": (bytearray(b"a"), lambda v: v.append(1), bytearray(b"a")),
+    "memoryview": (memoryview(bytearray(b"a")), lambda v: v.__setitem__(0, 1), b"a"),
+    "image": (Imaged(), lambda v: v.numbers.__setitem__(0, 1), [97]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REUSED)
+def test_a_result_may_be_changed_after_it_was_returned(case):
+    value, change, expected = REUSED[case]
+    found = kept(value)
+    change(value)
+    assert (found.tolist() if isinstance(found, np.ndarray) else found) == expected
+
+
+def test_a_tensor_may_be_changed_after_it_was_returned():
+    import torch
+
+    value = torch.ones(2)
+    found = kept(value)
+    value[:] = 2
+    assert found.tolist() == [1, 1]
+
+
 @vd.cls
 class Reuses:
-    """Fills one array, dict and object anew for each row."""
+    """Fills one array anew for each row."""
 
     def __init__(self) -> None:
         self.array = np.zeros(2)
-        self.fields: dict[str, Any] = {}
-        self.vector = Vector(self.array)
 
-    def in_array(self, n: int) -> list[float]:
+    def returned(self, n: int) -> list[float]:
         self.array[:] = n
         return self.array
 
-    def in_dict(self, n: int) -> list[float]:
-        self.fields["values"] = self.in_array(n)
-        return self.fields
-
-    def in_object(self, n: int) -> Vector:
-        self.in_array(n)
-        return self.vector
-
-    def in_tensor(self, n: int) -> list[float]:
-        import torch
-
-        self.in_array(n)
-        return torch.from_numpy(self.array)
-
     def yielded(self, n: int) -> Iterator[list[float]]:
-        yield self.in_array(n)
-        yield self.in_array(n + 1)
+        yield self.returned(n)
+        yield self.returned(n + 1)
 
     async def yielded_later(self, n: int) -> AsyncIterator[list[float]]:
         for item in self.yielded(n):
             yield item
 
 
-@pytest.mark.parametrize("method", ["in_array", "in_object", "in_tensor", "in_dict"])
-def test_a_result_may_be_reused_for_the_next_row(method):
-    schema = {"values": "DOUBLE[]"} if method == "in_dict" else None
-    found = mapped(getattr(Reuses(), method), schema=schema)
-    assert found[found.column_names[-1]].to_pylist() == [[10.0] * 2, [20.0] * 2, [30.0] * 2]
-
-
-@pytest.mark.parametrize("method", ["yielded", "yielded_later"])
-def test_a_yielded_value_may_be_reused_for_the_next(method):
-    stage = row_stage("flat_map", getattr(Reuses(), method), id="part")
-    found = run_stage(stage, TEXTS)["out"].to_pylist()
-    assert found == [[float(n)] * 2 for n in (10, 11, 20, 21, 30, 31)]
-
-
-class Tallied(collections.Counter):  # type: ignore[type-arg]  # no dict subclass is special
-    """A dict subclass."""
-
-
-def refilled(kind: str) -> Callable[[int], Any]:
-    """Return a function that returns one object, filled anew by each call."""
-    import array
-
-    owned: dict[str, Any] = {
-        "bytearray": bytearray(1),
-        "memoryview": bytearray(1),
-        "mapping": Tallied(),
-        "model": Model(label="m", score=0.0),
-        "set": set(),
-        "nested": [None, []],
-        "objects": np.empty(1, object),
-        "image": Imaged(array.array("d", [0.0])),
-    }
-    held = owned[kind]
-    if kind == "objects":
-        held[0] = []
-
-    def fn(n: int) -> Any:
-        if kind in ("bytearray", "memoryview"):
-            held[0] = n
-            return memoryview(held) if kind == "memoryview" else held
-        if kind == "mapping":
-            held["score"] = n
-        elif kind == "model":
-            held.score = float(n)
-        elif kind == "set":
-            held.clear()
-            held.add(float(n))
-        elif kind == "nested":
-            held[1][:] = [float(n)]
-        elif kind == "objects":
-            held[0][:] = [float(n)]
-        elif kind == "image":
-            held.numbers[0] = n
-        return held
-
-    return fn
-
-
-class Imaged:
-    """An object that numpy reads without a copy, as an image."""
-
-    def __init__(self, numbers: Any) -> None:
-        self.numbers = numbers
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return np.frombuffer(self.numbers)
-
-
-@pytest.mark.parametrize(
-    ("kind", "schema", "expected"),
-    [
-        ("bytearray", "BLOB", lambda n: bytes([n])),
-        ("memoryview", "BLOB", lambda n: bytes([n])),
-        ("mapping", "STRUCT(score DOUBLE)", lambda n: {"score": n}),
-        ("mapping", "MAP(VARCHAR, DOUBLE)", lambda n: [("score", n)]),
-        ("model", "STRUCT(label VARCHAR, score DOUBLE)", lambda n: {"label": "m", "score": n}),
-        ("set", "DOUBLE[]", lambda n: [n]),
-        ("nested", "DOUBLE[][]", lambda n: [None, [n]]),
-        ("objects", "DOUBLE[][]", lambda n: [[n]]),
-        ("image", "DOUBLE[]", lambda n: [n]),
-    ],
-)
-def test_any_object_may_be_reused_for_the_next_row(kind, schema, expected):
-    assert column(refilled(kind), schema=schema) == [expected(n) for n in (10, 20, 30)]
+def test_an_array_may_be_filled_anew_for_the_next_row_or_yield():
+    assert column(Reuses().returned) == [[10.0] * 2, [20.0] * 2, [30.0] * 2]
+    for method in (Reuses().yielded, Reuses().yielded_later):
+        found = run_stage(row_stage("flat_map", method, id="part"), TEXTS)["out"].to_pylist()
+        assert found == [[float(n)] * 2 for n in (10, 11, 20, 21, 30, 31)]
 
 
 def test_objects_that_no_column_holds_are_not_copied():
