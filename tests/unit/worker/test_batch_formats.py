@@ -367,6 +367,7 @@ NESTED = pa.table(
 )
 
 
+@pytest.mark.usefixtures("no_waits")
 def test_a_retry_of_some_rows_of_a_batch_gives_their_nested_lists():
     """Batches are slices of a table."""
     failed = set()

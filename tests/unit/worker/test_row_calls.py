@@ -22,7 +22,6 @@ from typing_extensions import NotRequired, Required
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
 from vane_dagster.retries import Backoff
-from vane_dagster.worker import row_results
 from vane_dagster.worker.kept_values import kept
 
 TEXTS = pa.table(
@@ -46,52 +45,44 @@ def column(fn: Any, **options: Any) -> list[Any]:
 # What a function gets
 
 
-def test_a_parameter_gets_the_column_of_its_name():
-    def fn(n: int, text: str) -> str:
-        return f"{text}{n}"
-
-    assert column(fn) == ["a10", "bb20", "None30"]
+class Whole(TypedDict):
+    n: int
+    text: str
 
 
-def test_inputs_name_the_columns_of_other_parameters():
-    def fn(a: int, b: int = 1) -> int:
-        return a + b
-
-    assert column(fn, columns={"a": "n"}) == [11, 21, 31]
-    assert column(fn, columns={"a": "n", "b": "id"}) == [11, 22, 33]
-
-
-def test_arguments_come_after_the_values_of_the_row():
-    def fn(text: str | None, end: str, *, times: int) -> str:
-        return (text or "") * times + end
-
-    assert column(fn, fn_kwargs={"end": "!", "times": 2}) == ["aa!", "bbbb!", "!"]
-
-
-def test_keyword_arguments_may_name_a_parameter_between_columns():
-    def joined(text: str | None, sep: str, n: int) -> str:
-        return f"{text}{sep}{n}"
-
-    assert column(joined, fn_kwargs={"sep": "-"}) == ["a-10", "bb-20", "None-30"]
+GIVEN: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
+    "columns by name": (lambda n, text: f"{text}{n}", {}, ["a10", "bb20", "None30"]),
+    "a column of another name": (lambda a, b=1: f"{a + b}", {"columns": {"a": "n"}},
+                                 ["11", "21", "31"]),
+    "two of them": (lambda a, b=1: f"{a + b}", {"columns": {"a": "n", "b": "id"}},
+                    ["11", "22", "33"]),
+    "keyword-only": (lambda *, n, id: f"{n - id}", {}, ["9", "18", "27"]),
+    "arguments": (lambda text, end, *, times: (text or "") * times + end,
+                  {"fn_kwargs": {"end": "!", "times": 2}}, ["aa!", "bbbb!", "!"]),
+    "an argument between": (lambda text, sep, n: f"{text}{sep}{n}", {"fn_kwargs": {"sep": "-"}},
+                            ["a-10", "bb-20", "None-30"]),
+    "a partial": (functools.partial(lambda factor, n: str(factor * n), factor=3), {},
+                  ["30", "60", "90"]),
+    "a row": (lambda row: f"{sorted(row)}{row['n']}", {"columns": ["n"]},
+              ["['n']10", "['n']20", "['n']30"]),
+}  # fmt: skip
 
 
-def test_keyword_only_parameters_get_columns_too():
-    def fn(*, n: int, id: int) -> int:
-        return n - id
+@pytest.mark.parametrize("case", GIVEN)
+def test_what_a_function_gets(case):
+    fn, options, expected = GIVEN[case]
+    assert column(fn, schema="VARCHAR", **options) == expected
 
-    assert column(fn) == [9, 18, 27]
 
+@pytest.mark.parametrize(
+    "annotation", [Whole, Mapping[str, Any], Whole | None, dict, dict[str, Any]]
+)
+def test_one_parameter_annotated_as_a_mapping_gets_the_row(annotation):
+    def fn(item) -> int:
+        return item["n"]
 
-@pytest.mark.parametrize("annotated", [True, False])
-def test_one_parameter_for_the_row_gets_a_dict(annotated):
-    def row_(row):
-        return f"{sorted(row)}{row['n']}"
-
-    def dict_(item: dict[str, Any]) -> str:
-        return row_(item)
-
-    found = column(dict_ if annotated else row_, schema="VARCHAR", columns=["n"])
-    assert found == ["['n']10", "['n']20", "['n']30"]
+    fn.__annotations__["item"] = annotation
+    assert column(fn) == [10, 20, 30]
 
 
 def test_lists_are_lists_unless_the_function_takes_arrays():
@@ -143,13 +134,6 @@ def test_arrays_have_the_type_of_the_elements_and_can_be_written_into(kind, valu
     assert found["vector"].to_pylist() == values
 
 
-def test_a_partial_has_the_parameters_and_the_result_of_its_function():
-    def scaled(factor: int, n: int) -> int:
-        return factor * n
-
-    assert column(functools.partial(scaled, factor=3)) == [30, 60, 90]
-
-
 def test_a_builtin_without_a_signature_needs_inputs():
     assert column(max, columns={"a": "n", "b": "id"}, schema="BIGINT") == [10, 20, 30]
     with pytest.raises(vd.DefinitionError, match="as columns="):
@@ -188,11 +172,6 @@ class Partial(TypedDict, total=False):
 class Sparse(TypedDict):
     label: str
     score: NotRequired[float | None]
-
-
-class Whole(TypedDict):
-    n: int
-    text: str
 
 
 class Colour(enum.Enum):
@@ -323,24 +302,6 @@ def test_a_failed_row_may_stay_with_nulls(fn):
     }  # fmt: skip
 
 
-def test_a_value_of_another_type_is_an_error_of_its_row():
-    def fn(n: int) -> int:
-        return "x" if n == 20 else n  # type: ignore[return-value]  # the mistake that is tested
-
-    stage = row_stage("map", fn, on_error="quarantine", max_error_rate=0.5)
-    assert run_stage(stage, TEXTS)["out"].to_pylist() == [10, 30]
-    with pytest.raises(vd.errors.UdfError, match="column 'out': expected int64"):
-        mapped(fn)
-
-
-def test_a_missing_field_is_an_error_of_its_row():
-    def fn(n: int) -> Typed:
-        return {"label": "x"} if n == 20 else {"label": "x", "score": 1.0}  # type: ignore[typeddict-item]  # the mistake that is tested
-
-    stage = row_stage("map", fn, on_error="quarantine", max_error_rate=0.5)
-    assert run_stage(stage, TEXTS)["id"].to_pylist() == [1, 3]
-
-
 @pytest.mark.parametrize("method", ["map", "flat_map", "filter"])
 def test_all_rows_may_fail(method):
     def fn(n: int) -> list[int]:
@@ -369,15 +330,7 @@ def test_keys_that_a_typed_dict_may_lack_are_null(kind, is_many):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("annotation", [Whole, Mapping[str, Any], Whole | None, dict])
-def test_one_parameter_annotated_as_a_mapping_gets_the_row(annotation):
-    def fn(item) -> int:
-        return item["n"]
-
-    fn.__annotations__["item"] = annotation
-    assert column(fn) == [10, 20, 30]
-
-
+@pytest.mark.usefixtures("no_waits")
 def test_transient_errors_are_retried_for_their_rows_alone():
     seen: list[int] = []
 
@@ -459,30 +412,6 @@ class Shade(enum.Enum):
     DARK = "dark"
 
 
-@pytest.mark.parametrize(
-    ("returned", "annotation", "expected"),
-    [
-        (lambda n: Shade.DARK if n > 10 else None, Shade | None, [None, "dark", "dark"]),
-        (lambda n: [None, Shade.DARK], list[Shade | None], [[None, "dark"]] * 3),
-        (lambda n: [[Shade.DARK]], list[list[Shade]], [[["dark"]]] * 3),
-        (lambda n: {Shade.DARK: n}, dict[Shade, int], [[("dark", n)] for n in (10, 20, 30)]),
-        (
-            lambda n: [[Vector([n])]],
-            list[list[Vector]],
-            [[[{"values": [n]}]] for n in (10, 20, 30)],
-        ),
-        (
-            lambda n: {"v": Vector([n])},
-            dict[str, Vector],
-            [[("v", {"values": [n]})] for n in (10, 20, 30)],
-        ),
-    ],
-)
-def test_objects_in_lists_and_dicts_become_their_values(returned, annotation, expected):
-    returned.__annotations__["return"] = annotation
-    assert column(returned) == expected
-
-
 # Results that are reused
 
 
@@ -508,7 +437,9 @@ REUSED: dict[str, tuple[Any, Callable[[Any], Any], Any]] = {
     "set": ({1}, lambda v: v.add(2), [1]),
     "mapping": (collections.Counter("a"), lambda v: v.update("b"), {"a": 1}),
     "dataclass": (Vector([1.0]), lambda v: v.values.append(2.0), {"values": [1.0]}),
-    "model": (Model(label="m", score=0), lambda v: setattr(v, "score", 1), {"label": "m", "score": 0}),
+    "model": (
+        Model(label="m", score=0), lambda v: setattr(v, "score", 1), {"label": "m", "score": 0},
+    ),
     "bytearray": (bytearray(b"a"), lambda v: v.append(1), bytearray(b"a")),
     "memoryview": (memoryview(bytearray(b"a")), lambda v: v.__setitem__(0, 1), b"a"),
     "image": (Imaged(), lambda v: v.numbers.__setitem__(0, 1), [97]),
@@ -597,30 +528,6 @@ def test_each_result_that_does_not_fit_is_the_error_of_its_row(bad):
     assert found == [{"id": n, "out": n} for n in range(50) if n not in bad for _ in range(n % 3)]
 
 
-def test_rows_that_do_not_fit_cost_little_beside_many_that_do():
-    def fn(row: dict[str, Any]):
-        return {**row, "more": "x" if row["n"] % 100 == 0 else 1}
-
-    rows = 5_000
-    table = pa.table({name: range(rows) for name in ("id", "n", "a", "b", "c")})
-    stage = row_stage(
-        "map", fn, schema={"more": "BIGINT"}, include_columns=True, on_error="quarantine",
-        max_error_rate=1,
-    )  # fmt: skip
-    conversions = 0
-    fitted = row_results.fitted
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal conversions
-        conversions += 1
-        return fitted(*args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_results, "fitted", counted)
-        assert run_stage(stage, table).num_rows == rows - rows // 100
-    assert conversions < rows // 4
-
-
 # The ids of results
 
 
@@ -638,13 +545,6 @@ def test_a_declared_id_of_a_new_row_has_to_be_in_every_row(size):
     assert found.select(["part", "id", "c"]).to_pylist() == [
         {"part": f"p{n}", "id": i, "c": n} for i, n in ((1, 10), (3, 30))
     ]
-
-
-def test_an_id_that_is_not_declared_is_made():
-    stage = row_stage(
-        "flat_map", lambda n: [{"part": "p", "c": n}], id="part", schema={"c": "BIGINT"}
-    )
-    assert run_stage(stage, TEXTS)["part"].to_pylist() == ["1-0", "2-0", "3-0"]
 
 
 def test_a_row_has_its_own_id_whatever_is_returned():
