@@ -36,11 +36,6 @@ class StoredFile:
     name: str
     files: Mapping[str, tuple[str, int]]
 
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(size for _, size in self.files.values())
-
 
 def shipped_files(root: Location) -> Location:
     """Return the folder of shipped files in a store."""

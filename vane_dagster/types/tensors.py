@@ -201,12 +201,6 @@ def _listed(values: pa.Array, count: int, size: int) -> pa.Array:
     return pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), values)
 
 
-def astype(wanted: pa.DataType) -> str:
-    """Return the numpy call that converts numbers to another type."""
-    name = "bool" if pa.types.is_boolean(wanted) else np.dtype(wanted.to_pandas_dtype()).name
-    return f"array.astype({name!r})"
-
-
 def _other_shape(found: Sequence[int], wanted: Sequence[int]) -> str:
     """Describe a wrong shape."""
     found, wanted = tuple(int(size) for size in found), tuple(wanted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 from typing import Literal
 
@@ -15,7 +14,6 @@ _FIRST_ROWS = 16
 _MAX_ROWS = 65_536
 _TRIALS = 3
 _WORTH = 1.1
-_EASED_SECONDS = 600.0
 
 
 class BatchSizer:
@@ -24,16 +22,12 @@ class BatchSizer:
     The search doubles the size as long as throughput rises by a tenth. Throughput is the median of
     three batches of exactly that size.
 
-    Ten minutes after a batch did not fit into memory, the limit is doubled and tried again, since
-    memory may have been short only for a while.
-
     Attributes:
         fits: Rows of the largest batch that is expected to fit into memory; None without a limit.
     """
 
     def __init__(self) -> None:
         self.fits: int | None = None
-        self._limited_at = 0.0
         self._size = _FIRST_ROWS
         self._best: tuple[float, int] = (0.0, _FIRST_ROWS)
         self._rates: list[float] = []
@@ -46,8 +40,6 @@ class BatchSizer:
 
     def cut(self, table: pa.Table, asked: int | Literal["auto"] | None) -> Iterator[pa.Table]:
         """Cut a table into batches, each of the best size known at that time."""
-        if self.fits is not None and time.monotonic() - self._limited_at > _EASED_SECONDS:
-            self.fits, self._limited_at = 2 * self.fits, time.monotonic()
         start = 0
         while start < table.num_rows:
             size = self.of(asked, table.num_rows - start)
@@ -73,7 +65,7 @@ class BatchSizer:
     def limit(self, fits: int | None) -> None:
         """Record the batch size that fit after a larger one did not; None changes nothing."""
         if fits is not None:
-            self.fits, self._limited_at = min(fits, self.fits or fits), time.monotonic()
+            self.fits = min(fits, self.fits or fits)
             if self._size > self.fits:
                 self._size, self._found = min(self._best[1], self.fits), True
 

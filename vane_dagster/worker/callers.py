@@ -100,7 +100,7 @@ class BatchCaller:
         op, work = self._code.op, self._code.work
         if isinstance(self._contract, ColumnsCall):
             result = as_columns(self._contract, result, work)
-        origin, passed_on = op.parent or op.ids[0], op.carried(work)
+        origin, passed_on = op.parent or op.ids[0], (*op.ids[1:], *op.carried(work))
         ids = {work.id, origin, *op.ids}
         return from_result(result, work.schema, ids, origin, work.location, passed_on, op.pinned)
 

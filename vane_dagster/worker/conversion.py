@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from vane_dagster.errors import UdfError, names
 from vane_dagster.types.casts import Mismatch
-from vane_dagster.types.schema import type_name
+from vane_dagster.types.schema import sql_name, type_name
 from vane_dagster.types.tensors import is_tensor
 from vane_dagster.types.to_arrow import UnknownField, to_arrow
 from vane_dagster.worker.batch_formats import copied
-from vane_dagster.worker.conversion_advice import explained, instead
+from vane_dagster.worker.conversion_advice import explained
 
 
 def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) -> pa.ChunkedArray:
@@ -59,17 +59,20 @@ def _beyond_pinned(what: str, location: str) -> UdfError:
 
 def _described(error: Mismatch, field: pa.Field) -> str:
     """Describe the values of a wrong type, and what to do about them."""
-    place, column = "", ""
+    place, schema = "", ""
     if error.path:
         place = f" in field {'.'.join(error.path)!r}"
     elif error.wanted == field.type:
-        column = field.name
+        declared = sql_name(error.found)
+        kind = f"{ ({field.name: declared})!r}" if declared else "that type"
+        schema = f", or declare {kind} in the schema"
     else:
         place = " as elements"
-    advice = instead(error.found, error.wanted, column, castable=bool(error.reason))
+    fix = "Convert them in the function"
     if error.reason:
         place = f"{place} with values that do not fit: {error.reason}"
-    return f"{error.found}{place}. {advice}"
+        fix = "Return values that fit, and None for missing ones"
+    return f"{error.found}{place}. {fix}{schema}"
 
 
 def _kind_of(values: Any) -> str:

@@ -49,12 +49,6 @@ class RowTypes(RowResults):
         of_fields = [not named and fields_or_none(value) is not None for value in given]
         columns: dict[str, Any] = {}
         if any(of_fields):
-            if not all(of_fields):
-                kinds = dict.fromkeys(type(value).__name__ for value in given)
-                raise TypeError(
-                    f"returned {names(kinds)}; expected a dict, dataclass, pydantic model or named "
-                    "tuple for each row, or a single value for each"
-                )
             rows = [fields_of(value) for value in given]
             columns = {
                 name: [row[name] for row in rows if name in row]

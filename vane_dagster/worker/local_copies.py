@@ -26,7 +26,7 @@ from vane_dagster.storage.shipped_files import (
     parse_record,
     shipped_files,
 )
-from vane_dagster.worker.node_files import check_room, new_entry, shared_entry
+from vane_dagster.worker.node_files import new_entry, shared_entry
 
 KIND = "files"
 """The kind of the worker's private folder."""
@@ -90,7 +90,6 @@ def _download(digest: str, root: Location, copies: Path) -> StoredFile:
     if hashlib.sha256(data).hexdigest() != digest:
         raise StoreError(f"{url!r} does not have the content of its name. Run again to replace it")
     stored = parse_record(data, url)
-    check_room(copies, stored.size, repr(stored.name))
     with new_entry(copies, digest) as partial:
         wanted = _paths(stored, partial / "new" / _CONTENT)
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from vane_dagster._private_folder import new_temporary_folder, temporary_root
-from vane_dagster.errors import StoreError
+from vane_dagster._private_folder import new_temporary_folder
 
 UNUSED_SECONDS = 86_400.0
 """Seconds that an entry is kept after the last process that used it has started to."""
@@ -67,21 +66,6 @@ def new_entry(folder: Path, name: str) -> Iterator[Path]:
         (partial / "new").rename(folder / name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def free_bytes(folder: Path) -> int:
-    """Return the free space of a folder's disk."""
-    return shutil.disk_usage(folder).free
-
-
-def check_room(folder: Path, needed: int, what: str) -> None:
-    """Raise a StoreError if a folder's disk has less free space than needed."""
-    if (free := free_bytes(folder)) < needed:
-        raise StoreError(
-            f"{what} needs {needed:,} bytes in {str(folder)!r} of this node, where "
-            f"{free:,} are free. Make room, or set TMPDIR of the workers (now "
-            f"{str(temporary_root())!r}) to a folder of a larger disk"
-        )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.errors import UdfError, names
-from vane_dagster.types.kinds import is_bytes, is_text
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
 from vane_dagster.worker.protocol import CallUdf, Work
@@ -76,38 +75,13 @@ def numbered(parents: pa.ChunkedArray) -> pa.Array:
     return pc.binary_join_element_wise(parents.combine_chunks().cast(pa.string()), texts, "-")
 
 
-def is_comparable(given: pa.ChunkedArray) -> bool:
-    """Return whether a column comes back unchanged from every batch format."""
-    kind = given.type
-    whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-    return is_text(kind) or is_bytes(kind) or bool(whole and not given.null_count)
-
-
-def check_unchanged(
-    column: str, returned: pa.ChunkedArray, given: pa.ChunkedArray, location: str
-) -> None:
-    """Raise UdfError if other values were returned for a column that is the input's."""
-    if not returned.equals(given.cast(returned.type)):
-        raise UdfError(
-            f"{location}: column {column!r} has the values of the input, as its id or by "
-            "include_columns, and others were returned for it. Return it unchanged, leave it out, "
-            "or declare it in the schema"
-        )
-
-
 def _carried(output: pa.Table, batch: pa.Table, origin: str, work: Work, op: CallUdf) -> pa.Table:
     """Add the ids that the batch's rows were made from, and the columns that are passed on."""
-    ids, given, included = output.column(origin), batch.column(op.ids[0]), op.carried(work)
-    if not included and len(op.ids) == 1:
-        return output
-    positions = None if ids.equals(given) else pc.index_in(ids, value_set=given.combine_chunks())
-    rows = batch if positions is None else unsliced(batch)
-    for name in (*op.ids[1:], *included):
-        column = rows.column(name)
-        carried = column if positions is None else column.take(positions)
-        if name in output.column_names:
-            if name in included and is_comparable(column):
-                check_unchanged(name, output.column(name), carried, work.location)
-            output = output.drop_columns([name])
-        output = output.append_column(name, carried)
+    ids, given = output.column(origin), batch.column(op.ids[0])
+    carried = batch.select([*op.ids[1:], *op.carried(work)])
+    if carried.num_columns and not ids.equals(given):
+        places = pc.index_in(ids, value_set=given.combine_chunks())
+        carried = unsliced(carried).take(places)
+    for field, column in zip(carried.schema, carried.columns):
+        output = output.append_column(field, column)
     return output

@@ -35,7 +35,7 @@ from vane_dagster.storage.row_records import (
 )
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.arrow_files import read_table, write_table
-from vane_dagster.worker.node_files import free_bytes, new_entry, shared_entry
+from vane_dagster.worker.node_files import new_entry, shared_entry
 from vane_dagster.worker.protocol import Places
 
 _FORMAT = 2
@@ -68,8 +68,6 @@ def _shared(
 
     def written() -> _Tables:
         tables = make()
-        if free_bytes(entries) < sum(table.nbytes for table in tables.values()):
-            return tables
         with contextlib.suppress(OSError), new_entry(entries, name) as partial:
             for each, table in tables.items():
                 table = table.unify_dictionaries().combine_chunks()

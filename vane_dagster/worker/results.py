@@ -56,15 +56,9 @@ def from_result(
         )
     fields, arrays = [], []
     for field in schema:
-        if field.name in columns:
-            try:
-                array = fitted(columns[field.name], field, location, pinned)
-            except UdfError:
-                if field.name in passed_on:
-                    continue
-                raise
+        if field.name in columns and field.name not in passed_on:
             fields.append(field)
-            arrays.append(array)
+            arrays.append(fitted(columns[field.name], field, location, pinned))
     lengths = {field.name: len(array) for field, array in zip(fields, arrays)}
     if len(set(lengths.values())) > 1:
         raise UdfError(f"{location}: the columns returned differ in length: {lengths}")

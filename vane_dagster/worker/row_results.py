@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +21,7 @@ from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.conversion import check_pinned, fitted
 from vane_dagster.worker.kept_values import PLAIN, kept
-from vane_dagster.worker.output_ids import check_unchanged, is_comparable
 from vane_dagster.worker.protocol import CallUdf, Work
-
-_Converted = TypeVar("_Converted")
 
 
 def row_arguments(contract: RowCall, batch: pa.Table) -> Iterator[tuple[Any, ...]]:
@@ -147,15 +144,11 @@ class RowResults:
             order = sorted(range(len(self.places)), key=self.places.__getitem__)
             self.places = [self.places[index] for index in order]
             self.values = [self.values[index] for index in order]
-        pieces = self._converted(self.values, self.places, self._columns)
+        pieces = self._converted(self.values, self.places)
         places = [place for placed, _ in pieces for place in placed]
-        parts = [pa.table(columns) for _, columns in pieces] or [pa.table(self._columns([], []))]
+        parts = [pa.table(columns) for _, columns in pieces] or [pa.table(self._columns([]))]
         converted = parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
         columns: dict[str, Any] = dict(zip(converted.column_names, converted.columns))
-        if self._are_fields(self.values):
-            fit = [i for i, place in enumerate(self.places) if place not in self._errors]
-            values = [self.values[index] for index in fit]
-            self._converted(values, [self.places[i] for i in fit], self._check_passed_on)
         origin = self._op.parent or self._op.ids[0]
         columns[origin] = self._batch.column(self._op.ids[0]).take(pa.array(places, pa.int64()))
         table = pa.table(columns)
@@ -164,18 +157,15 @@ class RowResults:
         return unsliced(table).filter(pa.array([place not in self._errors for place in places]))
 
     def _converted(
-        self,
-        values: Sequence[Any],
-        places: Sequence[int],
-        convert: Callable[[Sequence[Any], Sequence[int]], _Converted],
-    ) -> list[tuple[Sequence[int], _Converted]]:
+        self, values: Sequence[Any], places: Sequence[int]
+    ) -> list[tuple[Sequence[int], dict[str, Any]]]:
         """Convert results at once, or in halves if they do not fit, down to a single result.
 
         So results of several types are converted if each fits by itself, and a result that does not
         is the error of its row alone.
         """
         try:
-            return [(places, convert(values, places))] if values else []
+            return [(places, self._columns(values))] if values else []
         except (UdfError, TypeError) as error:
             if len(values) == 1:
                 self._errors[places[0]] = (
@@ -184,9 +174,7 @@ class RowResults:
                 return []
         middle = len(values) // 2
         halves = slice(middle), slice(middle, None)
-        return [
-            each for half in halves for each in self._converted(values[half], places[half], convert)
-        ]
+        return [each for half in halves for each in self._converted(values[half], places[half])]
 
     def _are_fields(self, values: Sequence[Any]) -> bool:
         """Return whether the fields of results are columns."""
@@ -194,7 +182,7 @@ class RowResults:
             return False
         return len(self._op.made) > 1 or not PLAIN.issuperset(map(type, values))
 
-    def _columns(self, values: Sequence[Any], places: Sequence[int]) -> dict[str, Any]:
+    def _columns(self, values: Sequence[Any]) -> dict[str, Any]:
         """Convert results to columns, without the ids that their places determine."""
         schema, location, pinned = self._work.schema, self._work.location, self._op.pinned
         if self._contract.result == "bool":
@@ -205,31 +193,13 @@ class RowResults:
         rows = self._rows(values)
         if pinned:
             check_pinned({name for row in rows for name in row}, schema, location)
+        known = {*self._op.ids, self._op.parent}
         found = {}
         for name in self._op.made:
-            if name not in self._known_ids:
+            if name not in known:
                 column = [_item(row, name, self._contract.optional) for row in rows]
                 found[name] = fitted(column, schema.field(name), location, pinned)
         return found
-
-    @property
-    def _known_ids(self) -> Mapping[str, str]:
-        """The output columns with ids of the input, and the columns of the batch with them."""
-        known = {name: name for name in self._op.ids}
-        return {**known, self._op.parent: self._op.ids[0]} if self._op.parent else known
-
-    def _check_passed_on(self, values: Sequence[Any], places: Sequence[int]) -> None:
-        """Raise UdfError if rows have other values than those that are passed on from the input."""
-        location, rows = self._work.location, self._rows(values)
-        ids = {name: of for name, of in self._known_ids.items() if name in self._op.made}
-        for name, of in (ids | {name: name for name in self._op.carried(self._work)}).items():
-            have = [index for index, row in enumerate(rows) if name in row]
-            column = self._batch.column(of)
-            if have and is_comparable(column):
-                given = column.take(pa.array([places[index] for index in have], pa.int64()))
-                field = self._work.schema.field(name)
-                returned = fitted([rows[index][name] for index in have], field, location)
-                check_unchanged(name, returned, given, location)
 
     def _rows(self, values: Sequence[Any]) -> list[Mapping[str, Any]]:
         first = self._op.made[0]

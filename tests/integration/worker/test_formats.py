@@ -13,23 +13,6 @@ import pyarrow as pa
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.results import metadata
-from support.udf_calls import call, refused
-
-
-def test_a_filter_may_drop_rows_and_nothing_else():
-    def odd(batch):
-        return batch.filter(pa.compute.equal(pa.compute.bit_wise_and(batch["id"], 1), 1))
-
-    table = pa.table({"id": range(7)})
-    output = call(odd, {"id": "BIGINT"}, table, batch_size=2, cardinality="filter")
-    assert output["id"].to_pylist() == [1, 3, 5]
-    none = call(lambda b: {"id": []}, {"id": "BIGINT"}, table, cardinality="filter")
-    assert none.num_rows == 0
-    twice = {"id": [1, 1], "x": [0, 0]}
-    refused(lambda b: twice, {"x": "BIGINT"}, "more than once", cardinality="filter")
-
-
-# End to end
 
 
 def widths(batch: dict[str, np.ndarray], least: int) -> dict[str, Any]:

@@ -71,13 +71,19 @@ def test_a_batch_that_is_returned_with_a_new_column(form):
     assert table["new"].to_pylist() == [1, 2]
 
 
-def test_other_values_of_a_column_that_is_passed_on_are_refused():
-    def fn(batch):
-        return {"text": ["x", "y"], "new": [1, 2]}
+@pytest.mark.parametrize("method", ["map_batches", "map"])
+def test_other_values_of_a_column_that_is_passed_on_are_ignored(method):
+    def batches(batch):
+        return {"text": ["x", "y"], "n": [None, "x"], "new": [1, 2]}
 
-    stage = row_stage("map_batches", fn, schema={"new": "BIGINT"}, include_columns=True)
-    with pytest.raises(vd.errors.UdfError, match="'text' has the values of the input"):
-        run_stage(stage, ROWS)
+    def rows(row):
+        return {"text": "x", "n": "x", "new": row["id"]}
+
+    fn = batches if method == "map_batches" else rows
+    stage = row_stage(method, fn, schema={"new": "BIGINT"}, include_columns=True)
+    table = run_stage(stage, ROWS)
+    assert table.select(ROWS.column_names).equals(ROWS)
+    assert table["new"].to_pylist() == [1, 2]
 
 
 def test_a_tree_says_that_there_are_more_columns():

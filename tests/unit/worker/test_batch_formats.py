@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from support.udf_calls import call, refused, row_stage, run_stage
+from support.udf_calls import call
 from vane_dagster.sources import SourceReader
 from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.types.row_values import row_values
@@ -218,13 +218,6 @@ def test_ways_to_return_images(case):
     assert output["image"].equals(images()["image"])
 
 
-def test_a_frame_of_images():
-    frame = pd.DataFrame({"id": [1, 2, 3], "image": list(IMAGES)})
-    output = call(lambda batch: frame, {"image": vd.tensor("uint8", IMAGE)})
-    assert output["image"].equals(images()["image"])
-    refused(lambda batch: frame, {"n": "BIGINT"}, "'n' is declared", "returned: 'id', 'image'")
-
-
 def test_lists_are_tensors_by_their_nesting():
     kind = SHAPED["tensors"]
     expected = column(CUBE, kind)
@@ -250,8 +243,8 @@ WRONG = {
     "other size": (CUBE[:, :, :2], "ndarray of float32, shape (2, 2, 2): a row has shape (2, 2)"),
     "numbers": (np.ones(2), "values are double, one for each row"),
     "several shapes": ([np.ones((2, 3)), np.ones((1, 3))], "shapes (2, 3), (1, 3); expected one"),
-    "text": (np.full((2, 2, 3), "a"), "found string as elements. Return array.astype("),
-    "bools": (np.ones((2, 2, 3), bool), "found bool as elements. Return array.astype("),
+    "text": (np.full((2, 2, 3), "a"), "found string as elements. Convert them"),
+    "bools": (np.ones((2, 2, 3), bool), "found bool as elements. Convert them"),
     "a null inside": ([[[1, 2, 3], None]] * 2, "a list inside a row is null"),
     "short lists": ([[[1, 2], [3, 4]]] * 2, "with values that do not fit"),
     "other depth": (pa.array([[[[1.0]]]] * 2), "lists have 3 dimensions, not 2"),
@@ -268,58 +261,6 @@ def test_wrong_shapes_and_types_are_refused_with_the_fix(case):
         column(values, SHAPED["tensors"])
     assert "here: column 'x': expected vd.tensor(\"float32\", (2, 3)), found" in str(raised.value)
     assert words in str(raised.value)
-
-
-def test_numbers_that_do_not_fit():
-    for values, words in (
-        (CUBE + 0.5, "found float as elements with values that do not fit"),
-        (np.full((1, 2, 3), 256), "256 not in range: 0 to 255. Return values that fit"),
-        (np.full((1, 2, 3), np.nan), "None in place of NaN"),
-    ):
-        with pytest.raises(vd.errors.UdfError, match=r"expected vd\.tensor") as raised:
-            column(values, vd.tensor("uint8", (2, 3)))
-        assert words in str(raised.value)
-
-
-def test_bfloat16_is_refused_with_the_fix():
-    import torch
-
-    for values in torch.zeros(2, dtype=torch.bfloat16), [torch.zeros(2, dtype=torch.bfloat16)] * 2:
-        with pytest.raises(vd.errors.UdfError, match="Return it as float32, which holds"):
-            column(values, pa.float32())
-
-
-REMEDIES = {
-    "floats for whole numbers": (
-        np.array([0.5]), pa.int64(), "double",
-        "in place of NaN, for each row, or declare {'x': 'DOUBLE'} in the schema",
-    ),
-    "text for floats": (
-        ["a"], pa.float32(), "string",
-        "Return array.astype('float32'), or declare {'x': 'VARCHAR'} in the schema",
-    ),
-    "bools for numbers": (
-        [True], pa.int8(), "bool",
-        "Return array.astype('int8'), or declare {'x': 'BOOLEAN'} in the schema",
-    ),
-    "numbers for bools": (
-        [1], pa.bool_(), "int64",
-        "Return array.astype('bool'), or declare {'x': 'BIGINT'} in the schema",
-    ),
-    "arrays for numbers": (
-        CUBE, pa.float32(), "ndarray of float32, shape (2, 2, 3)",
-        'an array a row. Declare vd.tensor("float32", (2, 3))',
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REMEDIES)
-def test_wrong_types_are_refused_with_the_conversion_that_helps(case):
-    values, kind, found, words = REMEDIES[case]
-    with pytest.raises(vd.errors.UdfError) as raised:
-        column(values, kind)
-    assert f"column 'x': expected {kind}, found {found}" in str(raised.value)
-    assert str(raised.value).endswith(words)
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (3, 1, 1)])
@@ -426,6 +367,7 @@ NESTED = pa.table(
 )
 
 
+@pytest.mark.usefixtures("no_waits")
 def test_a_retry_of_some_rows_of_a_batch_gives_their_nested_lists():
     """Batches are slices of a table."""
     failed = set()
@@ -528,6 +470,8 @@ def test_arrays_of_any_shape_survive_any_format(shape, dtype, is_null, form, as_
         ([[{"a": np.float32(1.5)}], []], "STRUCT(a INTEGER)[]"),
         ([np.full((1, 2), 1.5), np.ones((3, 2))], "INTEGER[2][]"),
         ([[[1.5, 2]], [[1, 2]]], vd.tensor("uint8", (1, 2))),
+        (np.full((2, 1, 2), 256), vd.tensor("uint8", (1, 2))),
+        (np.full((2, 1, 2), np.nan), vd.tensor("uint8", (1, 2))),
         ([[[True, False]], [[True, True]]], vd.tensor("uint8", (1, 2))),
         (pa.array([["1", "2"], ["1", "2"]]), vd.tensor("uint8", (2,))),
         (pa.array([{"a": "1"}, None]), "STRUCT(a INTEGER)"),
@@ -582,32 +526,6 @@ def test_dates_in_lists_of_a_fixed_size_with_gaps_can_be_returned():
     table = pa.table({"id": [1, 2], "x": pa.array([[day, day], None], kind)})
     output = call(lambda batch: {"x": batch["x"]}, {"x": kind}, table, "numpy")
     assert output["x"].equals(table["x"])
-
-
-PASSED_ON = {
-    "large integers": (pa.int64(), [2**62 + 1, None]),
-    "lists of them": (pa.list_(pa.int64()), [[2**62 + 1, None], None]),
-    "structs of them": (pa.struct([("a", pa.int64())]), [{"a": 2**62 + 1}, {"a": None}]),
-    "maps": (pa.map_(pa.string(), pa.int64()), [[("a", 1)], None]),
-}
-
-
-@pytest.mark.parametrize("case", PASSED_ON)
-@pytest.mark.parametrize("form", ["numpy", "torch", "pandas", "polars"])
-def test_columns_that_are_passed_on_may_be_in_the_result(case, form):
-    kind, rows = PASSED_ON[case]
-    table = pa.table({"id": [1, 2], "x": pa.array(rows, kind)})
-
-    def fn(batch):
-        if form == "polars":
-            return batch.with_columns(y=batch["id"])
-        return batch.assign(y=[1, 2]) if form == "pandas" else {**batch, "y": [1, 2]}
-
-    options = {"schema": {"y": "BIGINT"}, "include_columns": ["x"], "batch_format": form}
-    output = run_stage(row_stage("map_batches", fn, **options), table)
-    assert output["x"].equals(table["x"])
-    other = pa.table({"id": [1, 2], "x": pa.array(rows[::-1], kind)})
-    assert not run_stage(row_stage("map_batches", fn, **options), other)["x"].equals(table["x"])
 
 
 def test_other_columns_of_a_data_frame_may_hold_anything():

@@ -63,26 +63,3 @@ def test_other_words_are_refused():
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     with pytest.raises(vd.DefinitionError, match="batch_size is 'large'"):
         docs.map_batches("sized", Device, schema={"size": "BIGINT"}, batch_size="large")
-
-
-def test_memory_that_was_short_for_a_while_is_tried_again(monkeypatch):
-    now = 1000.0
-    monkeypatch.setattr("vane_dagster.worker.batch_size.time.monotonic", lambda: now)
-    sizes, table = BatchSizer(), pa.table({"x": range(64)})
-    sizes.limit(4)
-
-    def lengths() -> list[int]:
-        return [len(batch) for batch in sizes.cut(table, 16)]
-
-    assert lengths() == [4] * 16
-    now += 601
-    assert lengths() == [8] * 8
-    sizes.limit(4)
-    now += 599
-    assert lengths() == [4] * 16
-    now += 1300
-    assert lengths() == [8] * 8
-    now += 601
-    assert lengths() == [16] * 4
-    now += 601
-    assert lengths() == [16] * 4

@@ -125,29 +125,21 @@ def test_torch_without_cuda_is_reported(torch_alone):
     assert frameworks.unused_gpu().startswith("torch 2.13.0 finds no CUDA device. Install a build")
 
 
-@pytest.mark.parametrize("other", ["vllm", "tensorflow", "onnxruntime", "jax"])
-def test_other_users_of_a_gpu_leave_its_use_unknown(torch_alone, other, monkeypatch):
-    monkeypatch.setitem(sys.modules, other, SimpleNamespace())
-    assert frameworks.unused_gpu() == ""
-
-
-def test_memory_that_torch_does_not_count_is_unknown(torch_alone, monkeypatch):
-    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
-    assert frameworks.unused_gpu() == ""
-
-
-def test_a_gpu_that_has_no_cuda_is_one(torch_alone):
-    torch_alone.cuda.is_available = lambda: False
-    torch_alone.xpu.is_available = lambda: True
-    assert frameworks.unused_gpu() == ""
-
-
-def test_a_device_that_has_failed_has_been_used(torch_alone):
+def test_the_use_of_a_gpu_may_be_unknown(torch_alone, monkeypatch):
     def fail(device: int) -> int:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "vllm", SimpleNamespace())
+        assert frameworks.unused_gpu() == "", "of another framework"
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+        assert frameworks.unused_gpu() == "", "torch does not count it"
     torch_alone.cuda.max_memory_reserved = fail
-    assert frameworks.unused_gpu() == ""
+    assert frameworks.unused_gpu() == "", "a device that has failed has been used"
+    torch_alone.cuda.is_available = lambda: False
+    torch_alone.xpu.is_available = lambda: True
+    assert frameworks.unused_gpu() == "", "a GPU of Intel"
 
 
 def test_no_framework_is_imported(monkeypatch):

@@ -199,7 +199,7 @@ def test_rows_that_fail_are_left_out_if_the_stage_isolates_them():
     [
         (lambda text: 1 if text == "a" else "x", "the type of column 'out' cannot be inferred"),
         (lambda text: object(), "the type of column 'out' cannot be inferred"),
-        (lambda text: 1 if text == "a" else {"a": 1}, "returned 'int', 'dict'; expected"),
+        (lambda text: 1 if text == "a" else {"a": 1}, "returned int; expected"),
         (lambda text: {7: 1}, "returned a column with the name 7; expected text"),
         (lambda text: {"x": np.zeros((0, 2))}, "column 'x' cannot be inferred: vd.tensor: shape"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -9,12 +11,13 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.bad_rows import OutOfMemoryError, double
+from support.bad_rows import double
+from vane_dagster.errors import CostlyError
 from vane_dagster.storage.quarantine import attach, detach
-from vane_dagster.worker.frameworks import is_out_of_memory
 from vane_dagster.worker.retry import (
     BatchError,
     Call,
+    Partial,
     Policy,
     Wait,
     attempt,
@@ -91,14 +94,6 @@ def test_errors_that_may_pass_are_waited_for_and_given_up_at_last():
     assert 0.5 <= waits[0] <= 1 <= waits[1] <= 2
 
 
-def test_memory_is_known_by_the_names_that_libraries_use():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert is_out_of_memory(OutOfMemoryError())
-    assert not is_out_of_memory(MemoryError())
-    assert not is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
-
-
 def test_faults_travel_with_the_rows():
     table = pa.table({"id": [1]})
     faults = pa.table({"id": [2], "error": ["E"]})
@@ -106,6 +101,18 @@ def test_faults_travel_with_the_rows():
     assert carried.slice(0, 1).equals(table)
     assert detach([table, carried, carried]).to_pylist() == faults.to_pylist() * 2
     assert detach([table, attach(table, None)]) is None
+
+
+class Refused(CostlyError):
+    used = MappingProxyType({"calls": 3})
+
+
+def test_errors_that_cost_something_are_added_up():
+    errors = {1: Refused("no"), 2: ValueError("no")}
+    policy = Policy("quarantine")
+    outcome, *_ = driven([1, 2, 3], policy, lambda b: Partial(b[:1], errors, {"calls": 2}))
+    assert outcome.wasted == {"calls": 5}
+    assert len(outcome.faults) == 2
 
 
 class Unhashable(ConnectionError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import vane_dagster as vd
-from support.data import write_source
 from vane_dagster.engine.fragment_state import Held, StageTaskState
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.providers.template import PrefixOrder, Template, parse_template
@@ -146,10 +143,3 @@ def test_rows_that_are_not_arranged_are_taken_from_the_first_on():
     assert [task_state.take(place, lambda most: min(most, 2)) for place in (3, 0, 1)] == [
         (0, 2), (2, 4), (4, 5),
     ]  # fmt: skip
-
-
-def docs(tmp_path: Path, count: int, texts: list[str]) -> vd.Pipeline:
-    ids = pa.array(range(count), pa.int64())
-    table = {"id": ids, "doc": [LONG[i % 4] for i in range(count)], "text": texts}
-    write_source(tmp_path / "src", table)
-    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import decimal
 import threading
-import warnings
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.udf_calls import IDS, call, refused, row_stage, run_stage
-from vane_dagster.pipeline.keys import JoinShape, JoinSide
 from vane_dagster.worker.batch_formats import to_format
-from vane_dagster.worker.operators import join
-from vane_dagster.worker.protocol import Join, Work
 
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
 
@@ -63,12 +56,6 @@ def test_numpy_batches_are_arrays():
     assert batch["doc"][0] == {"a": 1, "b": ["x"]}
     assert [None if row is None else list(row) for row in batch["gaps"]] == [[1, 2], None, [5, 6]]
     assert [None if row is None else list(row) for row in batch["lists"]] == [[1], None, [2, 3]]
-
-
-def test_a_slice_of_vectors_is_its_own():
-    assert to_format(GIVEN.slice(1, 2), "numpy")["vector"].tolist() == [[3, 4], [5, 6]]
-    pieces = pa.concat_tables([GIVEN.slice(2), GIVEN.slice(0, 1)])
-    assert to_format(pieces, "numpy")["vector"].tolist() == [[5, 6], [1, 2]]
 
 
 def test_pandas_batches_are_frames():
@@ -168,61 +155,38 @@ def torch_tensor(values: Any) -> Any:
 
 
 CAST = {
-    "list of int": ("BIGINT", [1, 2, 3], None),
     "narrow ints": ("BIGINT", np.array([1, 2, 3], np.int8), [1, 2, 3]),
     "wide ints that fit": ("TINYINT", np.array([1, 2, 3]), [1, 2, 3]),
     "whole floats": ("BIGINT", np.array([1.0, 2.0, 3.0]), [1, 2, 3]),
     "ints with null": ("BIGINT", [1, None, 3], None),
     "arrow ints": ("BIGINT", pa.array([1, 2, 3], pa.int16()), [1, 2, 3]),
-    "tuple": ("BIGINT", (1, 2, 3), [1, 2, 3]),
     "series": ("BIGINT", pd.Series([1, 2, 3]), [1, 2, 3]),
-    "nothing but null": ("FLOAT[2]", [None, None, None], None),
     "ints as doubles": ("DOUBLE", [1, 2, 3], [1.0, 2.0, 3.0]),
-    "doubles as floats": ("FLOAT", np.array([0.5, 1.5, 2.5]), [0.5, 1.5, 2.5]),
-    "half floats": ("FLOAT", np.array([0.5, 1.5, 2.5], np.float16), [0.5, 1.5, 2.5]),
     "tensor": ("FLOAT", lambda: torch_tensor([0.5, 1.5, 2.5]), [0.5, 1.5, 2.5]),
     "text": ("VARCHAR", ["a", None, "ä"], None),
     "numpy text": ("VARCHAR", np.array(["a", "b", "c"]), ["a", "b", "c"]),
-    "objects of text": ("VARCHAR", np.array(["a", None, "c"], object), ["a", None, "c"]),
     "dictionary of text": ("VARCHAR", pa.array(list("aba")).dictionary_encode(), list("aba")),
-    "large text": ("VARCHAR", pa.array(list("abc"), pa.large_string()), list("abc")),
-    "numpy bools": ("BOOLEAN", np.array([True, False, True]), [True, False, True]),
     "bytes": ("BLOB", [b"a", b"", None], None),
     "lists": ("FLOAT[]", [[1.0], [], None], None),
     "lists of int": ("FLOAT[]", [[1], [2, 3], []], [[1.0], [2.0, 3.0], []]),
     "ragged arrays": ("FLOAT[]", [np.ones(1), np.ones(2), np.ones(0)], [[1.0], [1.0, 1.0], []]),
-    "matrix as lists": ("FLOAT[]", np.ones((3, 2)), [[1.0, 1.0]] * 3),
     "matrix": ("FLOAT[2]", np.ones((3, 2)), [[1.0, 1.0]] * 3),
     "matrix in column order": (
         "FLOAT[2]", np.array([[1, 3, 5], [2, 4, 6]]).T, [[1, 2], [3, 4], [5, 6]],
     ),
     "matrix of tensors": ("FLOAT[2]", lambda: torch_tensor([[1.0, 2.0]] * 3), [[1.0, 2.0]] * 3),
     "list of vectors": ("FLOAT[2]", [np.ones(2), np.zeros(2), None], [[1, 1], [0, 0], None]),
-    "list of tensors": (
-        "FLOAT[2]", lambda: [torch_tensor([1.0, 2.0])] * 3, [[1.0, 2.0]] * 3,
-    ),
-    "arrow vectors": (
-        "FLOAT[2]", pa.array([[1, 2]] * 3, pa.list_(pa.float64(), 2)), [[1.0, 2.0]] * 3,
-    ),
     "cube": ("FLOAT[2][2]", np.ones((3, 2, 2)), [[[1.0, 1.0], [1.0, 1.0]]] * 3),
     "structs": (STRUCT, [{"a": 1, "b": "x"}, None, {"a": None, "b": "z"}], None),
-    "structs with less": (STRUCT, [{"a": 1}] * 3, [{"a": 1, "b": None}] * 3),
     "arrow structs in another order": (
         STRUCT, pa.array([{"b": "x", "a": 1}] * 3), [{"a": 1, "b": "x"}] * 3,
     ),
-    "map": ("MAP(VARCHAR, BIGINT)", [[("k", 1)], [], None], None),
-    "datetimes": ("TIMESTAMP", [DAY, None, DAY], None),
-    "numpy times": ("TIMESTAMP", np.array([DAY] * 3, "datetime64[ns]"), [DAY] * 3),
-    "dates": ("DATE", [DAY.date()] * 3, None),
-    "numpy days": ("DATE", np.array([DAY.date()] * 3, "datetime64[D]"), [DAY.date()] * 3),
     "memory": ("DOUBLE", memoryview(np.ones(3)), [1.0] * 3),
-    "memory of two dimensions": ("FLOAT[2]", memoryview(np.ones((3, 2))), [[1.0, 1.0]] * 3),
     "memory as bytes": ("BLOB", [memoryview(b"a"), None, memoryview(b"")], [b"a", None, b""]),
     "a structured array": (
         STRUCT, np.array([(1, "x")] * 3, [("a", "i4"), ("b", "U1")]), [{"a": 1, "b": "x"}] * 3,
     ),
     "bytes as text": ("VARCHAR", np.array([b"a", None, "é".encode()], object), ["a", None, "é"]),
-    "decimals": ("DECIMAL(10,2)", [decimal.Decimal("1.50")] * 3, None),
 }  # fmt: skip
 
 
@@ -240,45 +204,24 @@ REFUSED = {
     "text for numbers": ("BIGINT", ["1", "2", "3"], ["expected int64, found string"]),
     "bools for numbers": ("BIGINT", [True, False, True], ["expected int64, found bool"]),
     "numbers for bools": ("BOOLEAN", [1, 0, 1], ["expected bool, found int64"]),
-    "too large": ("TINYINT", [1, 2, 300], ["expected int8, found int64", "do not fit"]),
     "unsigned too large": (
         "BIGINT", np.array([1, 2, 2**64 - 1], np.uint64), ["expected int64, found uint64"],
     ),
-    "text for doubles": ("DOUBLE", np.array(["a", "b", "c"]), ["expected double, found string"]),
-    "numbers for text": ("VARCHAR", [1, 2, 3], ["expected string, found int64"]),
     "bytes for text": ("VARCHAR", [b"a", b"b", b"\xff"], ["expected string, found binary"]),
-    "one text": ("VARCHAR", "abc", ["expected string, found str"]),
-    "one number": ("BIGINT", 3, ["expected int64, found int"]),
-    "dicts for text": ("VARCHAR", [{"a": 1}] * 3, ["expected string, found struct<a: int64>"]),
-    "mixed": ("BIGINT", [1, "a", 3], ["expected int64, found list of int"]),
     "vectors for numbers": (
         "DOUBLE", np.ones((3, 2)), ["expected double, found ndarray of float64, shape (3, 2)"],
     ),
-    "list of vectors for numbers": ("DOUBLE", [np.ones(2)] * 3, ["expected double", "ndarray"]),
     "numbers for vectors": ("FLOAT[2]", [1.0, 2.0, 3.0], ["found double. "]),
-    "array of numbers for vectors": (
-        "FLOAT[2]", np.ones(3), ["expected fixed_size_list<item: float>[2], found double"],
-    ),
     "short vectors": ("FLOAT[3]", np.ones((3, 2)), ["vectors have 2 elements, not 3"]),
     "a short vector": ("FLOAT[2]", [[1.0, 2.0], [1.0], [1.0, 2.0]], ["found list of list"]),
     "lists of text for numbers": ("FLOAT[]", [["a"]] * 3, ["found list<item: string>"]),
-    "arrow lists of text": ("FLOAT[]", pa.array([["a"]] * 3), ["found list<item: string>"]),
     "other fields": (
         STRUCT, pa.array([{"a": 1, "c": "x"}] * 3), ["found struct<a: int64, c: string>"],
     ),
-    "text for times": ("TIMESTAMP", ["2026-01-01"] * 3, ["expected timestamp[us], found"]),
     "a frame for numbers": (
         "DOUBLE", pd.DataFrame({"v": [1.0, 2.0, 3.0]}),
         ["expected double, found DataFrame", "shape (3, 1)", "one of its columns", "to_numpy()"],
     ),
-    "a frame for vectors": ("FLOAT[2]", pd.DataFrame(np.ones((3, 2))), ["a data frame"]),
-    "memory of two dimensions for numbers": (
-        "DOUBLE", memoryview(np.ones((3, 2))), ["found memoryview", "shape (3, 2)"],
-    ),
-    "a structured array for numbers": (
-        "BIGINT", np.zeros(3, [("a", "i4"), ("b", "f4")]), ["found struct<a: int64, b: double>"],
-    ),
-    "text for structs": (STRUCT, ["a", "b", "c"], ["found list of str"]),
 }  # fmt: skip
 
 
@@ -402,54 +345,35 @@ INDEXED = {
     "the id as index": BY_N.set_index("id"),
     "the id in an index of two levels": BY_N.assign(k="x").set_index(["k", "id"]),
     "a series in order": {"n": FRAME["n"]},
-    "an array": {"n": FRAME["n"].to_numpy()},
-    "a series beside an array": {"id": [1, 2, 3], "n": FRAME["n"]},
     "pieces": [FRAME[["n"]][:1], FRAME[["n"]][1:]],
     "pieces that are numbered anew": [
         FRAME[["n"]][:1], FRAME[["n"]][1:].reset_index(drop=True),
     ],
-    "a frame of integers that are unsigned": FRAME[["n"]].set_axis(FRAME.index.astype("uint8")),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
 @pytest.mark.parametrize("case", INDEXED)
-def test_the_rows_of_a_data_frame_are_told_by_its_index(case, form):
+def test_the_rows_of_a_data_frame_are_told_by_its_index(case):
     returned = INDEXED[case]
 
     def fn(batch):
-        return iter(returned) if isinstance(returned, list) else returned
+        yield from returned if isinstance(returned, list) else [returned]
 
-    def pieces(batch):
-        yield from returned
-
-    output = call(pieces if isinstance(returned, list) else fn, {"n": "BIGINT"}, batch_format=form)
+    output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
     assert dict(zip(*output.to_pydict().values())) == {1: 10, 2: 30, 3: 20}
 
 
 REFUSED_INDEX = {
     "sorted": BY_N[["n"]],
-    "sorted series": {"n": BY_N["n"]},
     "sorted series with the id": {"id": BY_N["id"], "n": BY_N["n"]},
-    "a series by the id": {"n": BY_N.set_index("id")["n"]},
     "pieces in another order": [FRAME[["n"]][1:], FRAME[["n"]][:1]],
-    "from one": FRAME[["n"]].set_axis([1, 2, 3]),
-    "twice": FRAME[["n"]].set_axis([0, 1, 1]),
-    "names": FRAME[["n"]].set_axis(["a", "b", "c"]),
-    "two levels": FRAME.assign(k=0)[["n", "k"]].set_index(["k", FRAME["n"]]).assign(n=1),
-    "a series": {"n": pd.Series([1, 2, 3], index=[5, 6, 7])},
     "named": FRAME.assign(k=[2, 0, 1]).set_index("k")[["n"]],
-    "of groups": FRAME.assign(k=[2, 0, 1]).groupby("k")[["n"]].sum(),
     "series of groups": {"n": FRAME.assign(k=[2, 0, 1]).groupby("k")["n"].sum()},
-    "counts of values": {"n": FRAME["n"].value_counts()},
     "of two kinds": {
         "id": FRAME["id"],
         "n": FRAME.assign(k=[2, 0, 1]).groupby("k")["n"].sum(),
     },
     "pieces, one of them named": [FRAME[["n"]][:1], FRAME[["n"]][1:].rename_axis("k")],
-    "with a null": FRAME[["n"]].set_axis(pd.Index([0, 1, None], dtype="Int64")),
-    "a series in another order than an array": {"id": [1, 2, 3], "n": BY_N["n"]},
-    "pieces, the second in another order": [FRAME[["n"]][:1], BY_N[["n"]][1:].set_axis([1, 0])],
 }
 
 
@@ -477,17 +401,6 @@ def test_a_filtered_frame_needs_its_id():
             keep_id=True)  # fmt: skip
 
 
-def test_the_frame_of_a_call_of_which_rows_failed_keeps_its_index():
-    def fn(batch):
-        if len(batch) == 3:
-            good = batch.drop(index=1)[["n"]]
-            raise vd.RowErrors({1: ConnectionError("again")}, rows=good)
-        return batch[["n"]]
-
-    output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
-    assert output.to_pydict() == {"id": [1, 2, 3], "n": [10, 20, 30]}
-
-
 @pytest.mark.parametrize("kind", ["frame", "series"])
 def test_the_frame_of_a_call_of_which_rows_failed_may_not_count_from_0(kind):
     """Its rows 0 and 1 would stand for 1 and 2, the rows that are left."""
@@ -500,25 +413,17 @@ def test_the_frame_of_a_call_of_which_rows_failed_may_not_count_from_0(kind):
             batch_format="pandas")  # fmt: skip
 
 
-def test_arrays_of_a_call_of_which_rows_failed_are_in_order():
+@pytest.mark.usefixtures("no_waits")
+@pytest.mark.parametrize("place", [1, np.int64(1), np.uint8(1)])
+@pytest.mark.parametrize("rows", [{"n": [10, 20]}, pd.DataFrame({"n": [10, 20]}, [0, 2])])
+def test_the_rows_of_a_call_of_which_others_failed_are_in_order(place, rows):
     def fn(batch):
         if len(batch) == 3:
-            raise vd.RowErrors({0: ConnectionError("again")}, rows={"n": [2, 3]})
-        return {"n": [1]}
+            raise vd.RowErrors({place: ConnectionError("again")}, rows=rows)
+        return batch[["n"]]
 
     output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
-    assert output.to_pydict() == {"id": [1, 2, 3], "n": [1, 2, 3]}
-
-
-@pytest.mark.parametrize("kind", [np.int64, np.uint8, int])
-def test_the_places_of_failed_rows_may_be_integers_of_any_kind(kind):
-    def fn(batch):
-        if len(batch) == 3:
-            raise vd.RowErrors({kind(1): ConnectionError("again")}, rows={"n": [10, 30]})
-        return {"n": [20]}
-
-    output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
-    assert output.to_pydict() == {"id": [1, 2, 3], "n": [10, 20, 30]}
+    assert output.to_pydict() == {"id": [1, 2, 3], "n": [10, 20, 20]}
 
 
 @pytest.mark.parametrize("place", [True, np.True_, 1.0, "1", 3, np.int64(-1)])
@@ -542,15 +447,6 @@ def _torch() -> Any:
     return pytest.importorskip("torch", reason="torch is not installed")
 
 
-def _foreign(buffer: np.ndarray) -> pa.Array:
-    flat = pa.Array.from_buffers(pa.float32(), 2, [None, pa.py_buffer(buffer)])
-    return pa.FixedSizeListArray.from_arrays(flat, 2)
-
-
-def _lists(buffer: np.ndarray) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), pa.array(buffer.reshape(-1)))
-
-
 def _struct(buffer: np.ndarray) -> pa.Array:
     return pa.StructArray.from_arrays([_arrow(buffer)], ["a"])
 
@@ -567,26 +463,11 @@ class Unpacked:
 
 RETURNED = {
     "the array itself": (VECTOR, lambda b: {"x": b}),
-    "a view": (VECTOR, lambda b: {"x": b[:]}),
     "a view of one column": ("FLOAT", lambda b: {"x": b[:, 0]}),
-    "one dimension": ("FLOAT", lambda b: {"x": b.reshape(-1)[:1]}),
-    "an array of another type": ("DOUBLE[2]", lambda b: {"x": b}),
     "a tensor": (VECTOR, lambda b: {"x": _torch().from_numpy(b)}),
     "a list of views": (VECTOR, lambda b: {"x": list(b)}),
-    "a list of tensors": (
-        VECTOR,
-        lambda b: {"x": list(_torch().from_numpy(b))},
-    ),
-    "an arrow array": (VECTOR, lambda b: {"x": _arrow(b)}),
-    "a slice of an arrow array": (VECTOR, lambda b: {"x": _arrow(np.tile(b, (2, 1))).slice(1)}),
     "an arrow table": (VECTOR, lambda b: pa.table({"x": _arrow(b)})),
-    "a record batch": (VECTOR, lambda b: pa.record_batch({"x": _arrow(b)})),
-    "chunks": (VECTOR, lambda b: {"x": pa.chunked_array([_arrow(b)])}),
-    "buffers": (VECTOR, lambda b: pa.table({"x": _foreign(b)})),
-    "lists": ("FLOAT[]", lambda b: pa.table({"x": _lists(b)})),
     "a struct": ("STRUCT(a FLOAT[2])", lambda b: pa.table({"x": _struct(b)})),
-    "a struct of arrays": ("STRUCT(a FLOAT[2])", lambda b: {"x": _struct(b)}),
-    "a frame": ("FLOAT", lambda b: pd.DataFrame(b[:, :1], columns=["x"], copy=False)),
     "a series": ("FLOAT", lambda b: {"x": pd.Series(b[:, 0], copy=False)}),
     "the C interface": (VECTOR, lambda b: {"x": Unpacked(_arrow(b))}),
     "dlpack": (VECTOR, lambda b: {"x": np.from_dlpack(b)}),
@@ -594,7 +475,7 @@ RETURNED = {
 
 
 @pytest.mark.parametrize("kind", RETURNED)
-@pytest.mark.parametrize("style", ["returns", "yields", "awaits", "yields later"])
+@pytest.mark.parametrize("style", ["returns", "yields", "yields later"])
 def test_a_buffer_that_is_used_again_is_copied(kind, style):
     declared, made = RETURNED[kind]
     buffer = np.zeros((1, 2), np.float32)
@@ -607,16 +488,12 @@ def test_a_buffer_that_is_used_again_is_copied(kind, style):
         for start in range(batch.num_rows):
             yield _with_id(filled(batch.slice(start, 1)), batch["id"].slice(start, 1))
 
-    async def awaits(batch):
-        await asyncio.sleep(0)
-        return filled(batch)
-
     async def yields_later(batch):
         for result in yields(batch):
             await asyncio.sleep(0)
             yield result
 
-    styles = {"returns": filled, "yields": yields, "awaits": awaits, "yields later": yields_later}
+    styles = {"returns": filled, "yields": yields, "yields later": yields_later}
     size = None if style.startswith("yields") else 1
     output = call(styles[style], {"x": declared}, batch_size=size)
 
@@ -639,6 +516,7 @@ def _leaf(value: Any) -> float:
     return value
 
 
+@pytest.mark.usefixtures("no_waits")
 def test_the_rows_of_a_failed_call_are_copied_too():
     buffer = np.zeros(1)
 
@@ -656,30 +534,7 @@ def test_the_rows_of_a_failed_call_are_copied_too():
     assert output.to_pydict() == {"id": [1, 2], "x": [10, 20]}
 
 
-@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
-def test_a_batch_that_is_written_into_is_whole_at_the_next_attempt(form):
-    """Tensors over an array's memory can be written, though the array itself cannot."""
-    torch = _torch()
-    given_ = pa.table({"id": [1, 2], "n": [1.0, 2.0]})
-    arrays = []
-
-    def fn(batch):
-        column = batch["n"].chunk(0) if form == "pyarrow" else batch["n"]
-        array = np.asarray(column)
-        arrays.append(array.tolist())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of an array that is read-only
-            torch.from_numpy(array).zero_()
-        if len(arrays) == 1:
-            raise ConnectionError("again")
-        return {"x": np.array(arrays[-1])}
-
-    output = call(fn, {"x": "DOUBLE"}, given_, form)
-    assert arrays == [[1.0, 2.0], [1.0, 2.0]]
-    assert given_["n"].to_pylist() == [1.0, 2.0]
-    assert output["x"].to_pylist() == [1.0, 2.0]
-
-
+@pytest.mark.usefixtures("no_waits")
 def test_arrays_of_numpy_can_be_written_into_and_nothing_else_sees_it():
     columns = {
         "n": pa.array([1.5, 2.5]),
@@ -707,13 +562,6 @@ def test_arrays_of_numpy_can_be_written_into_and_nothing_else_sees_it():
     assert call(fn, {"x": "DOUBLE"}, given_, "numpy")["x"].to_pylist() == [3.0, 5.0]
     assert seen[0] == seen[1]
     assert given_.to_pylist() == before
-
-
-def test_a_generator_that_yields_nothing_lost_the_rows():
-    def nothing(batch):
-        yield from ()
-
-    refused(nothing, {"x": "BIGINT"}, "did not come back")
 
 
 class Together:
@@ -770,48 +618,6 @@ def test_an_async_error_ends_the_others():
         call(fn, {"x": "BIGINT"}, pa.table({"id": range(4)}), batch_size=1)
     assert released.wait(30)
     assert sorted(ended) == [0, 1, 2]
-
-
-# Joins
-
-VALUES = st.one_of(st.none(), st.integers(-5, 5))
-LISTS = st.one_of(st.none(), st.lists(st.integers(0, 3), max_size=3))
-
-
-@st.composite
-def tables(draw: Any) -> list[pa.Table]:
-    """Two to four tables with ids out of few, in any order, with a number and a list each."""
-    made = []
-    for index in range(draw(st.integers(2, 4))):
-        ids = draw(st.lists(st.integers(0, 8), unique=True, max_size=9))
-        columns = {
-            f"n{index}": pa.array([draw(VALUES) for _ in ids], pa.int64()),
-            f"l{index}": pa.array([draw(LISTS) for _ in ids], pa.list_(pa.int64())),
-        }
-        made.append(pa.table({"id": pa.array(ids, pa.int64()), **columns}))
-    return made
-
-
-@settings(max_examples=60)
-@given(tables(), st.sampled_from(["inner", "left"]))
-def test_joins_are_those_of_pandas(inputs, how):
-    fields = {field.name: field for table in inputs for field in table.schema}
-    schema = pa.schema(list(fields.values()))
-    nodes = tuple(f"t{i}" for i in range(len(inputs)))
-    sides = tuple(JoinSide(node, "id", ("id",)) for node in nodes[1:])
-    op = Join(how, JoinShape(nodes[0], "id", sides), nodes, {})
-    joined, *_ = join(op, inputs, Work("here", op, (), schema, "id", None, True))
-
-    frames = [pd.DataFrame(table.to_pydict(), dtype=object) for table in inputs]
-    expected = frames[0]
-    for frame in frames[1:]:
-        expected = expected.merge(frame, on="id", how=how)
-    rows = [
-        tuple(None if not isinstance(cell, list) and pd.isna(cell) else cell for cell in row)
-        for row in expected.itertuples(index=False)
-    ]
-    assert joined.schema == schema
-    assert list(zip(*(column.to_pylist() for column in joined.columns))) == rows
 
 
 def test_results_whose_rows_have_no_certain_place_are_refused():
