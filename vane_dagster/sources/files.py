@@ -10,6 +10,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from vane_dagster._lazy import fsspec
 from vane_dagster.errors import SourceError
 from vane_dagster.storage.filesystem import Location, modified, protocols
@@ -88,7 +90,7 @@ def source_version(files: Iterable[FileRecord]) -> str:
 
 def content_hash(file: FileRecord, source: SourceReader) -> str | None:
     """Hash the bytes of a local file."""
-    state = hashlib.sha256()
+    state = xxhash.xxh3_128()
     path = Location(file.url, source.options_for(file.url)).path
 
     def is_listed() -> bool:

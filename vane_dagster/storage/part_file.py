@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
 from vane_dagster._lazy import pc, pq
 from vane_dagster.storage.column_stats import measure
@@ -79,7 +79,7 @@ def rows_digest(data: memoryview, salt: str | None = None) -> str:
     the same digest.
     """
     footer = int.from_bytes(data[-8:-4], "little") + 8
-    state = hashlib.sha256(data[: data.nbytes - footer])
+    state = xxhash.xxh3_128(data[: data.nbytes - footer])
     schema = pq.read_schema(pa.BufferReader(data)).remove_metadata()
     state.update(f"{schema.to_string()}{salt or ''}".encode())
     return state.hexdigest()[:16]

@@ -6,11 +6,11 @@ need not compute again. There is one record for each input row, in the order of 
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from enum import IntEnum
 
 import pyarrow as pa
+import xxhash
 
 from vane_dagster._lazy import pq
 from vane_dagster.storage.filesystem import Location
@@ -98,6 +98,6 @@ def write_records(folder: Location, key: str, records: pa.Table) -> str:
         write_page_checksum=True,
     )
     data = memoryview(sink.getvalue())
-    name = f"{key}-{hashlib.sha256(data).hexdigest()[:16]}{SUFFIX}"
+    name = f"{key}-{xxhash.xxh3_128_hexdigest(data)[:16]}{SUFFIX}"
     folder.write(name, data)
     return name
