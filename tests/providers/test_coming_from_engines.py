@@ -9,10 +9,11 @@ import pytest
 import vane_dagster as vd
 from support.coming_from_data import write_data
 from support.data import read_stage
-from support.results import Run
+from support.results import materializing
 from support.snippets import PAGES, loaded, pipelines, snippets
 from support.tiny_answers import greedy
 from support.vllm_stages import needs_vllm
+from support.warm_workers import end_waiting
 
 HEADING = "Language model in vLLM"
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -24,27 +25,26 @@ TEXTS = ["Great lamp", "Broken on arrival", "Fine", "Great chair, great price"]
 
 @needs_vllm
 @pytest.mark.usefixtures("vllm_variables")
-@pytest.mark.parametrize("page", PAGES)
-def test_our_side_of_a_snippet_asks_vllm(
-    page: str,
-    tiny: Path,
-    tmp_path: Path,
-    materialize: Run,
-    local: vd.LocalCompute,
-    monkeypatch: pytest.MonkeyPatch,
+def test_our_side_of_each_snippet_asks_vllm(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_data(tmp_path)
     monkeypatch.chdir(tmp_path)
-    snippet = next(each for each in snippets(page) if each.heading == HEADING)
-    with loaded(snippet, tmp_path, {MODEL: str(tiny), LENGTH: OPTIONS}) as module:
-        (pipeline,) = pipelines(module)
-        assert materialize(pipeline, local).success
-    answers = read_stage(tmp_path / "store", "reviews", "answers")["answer"].to_pylist()
-    system, texts = "", TEXTS
-    if page == "ray-data":
-        system, texts = "Answer in one word.", [text.lower() for text in TEXTS]
-    expected = greedy(tiny, texts, system=system)
-    assert list(map(trimmed, answers)) == list(map(trimmed, expected))
+    compute = vd.LocalCompute(num_cpus=2)  # one engine for all pages
+    try:
+        for page in PAGES:
+            snippet = next(each for each in snippets(page) if each.heading == HEADING)
+            with loaded(snippet, tmp_path, {MODEL: str(tiny), LENGTH: OPTIONS}) as module:
+                (pipeline,) = pipelines(module)
+                assert materializing(tmp_path / page)(pipeline, compute).success
+    finally:
+        end_waiting()
+    expected = dict.fromkeys(PAGES, greedy(tiny, TEXTS))
+    lower = [text.lower() for text in TEXTS]
+    expected["ray-data"] = greedy(tiny, lower, system="Answer in one word.")
+    for page in PAGES:
+        rows = read_stage(tmp_path / page / "store", "reviews", "answers")
+        assert [*map(trimmed, rows["answer"].to_pylist())] == [*map(trimmed, expected[page])]
 
 
 def trimmed(answer: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.provider_contract import *  # noqa: F403  # the contract's tests
@@ -127,14 +128,21 @@ def vllm(backend: Any, model: Path) -> Offered:
 
 def vllm_embeddings(backend: Any, model: Path) -> Offered:
     engine = {name: value for name, value in ENGINE.items() if "structured" not in name}
-    matryoshka = {"hf_overrides": {"is_matryoshka": True}}
+    sizes = {"is_matryoshka": True, "matryoshka_dimensions": [16, 64]}
+    matryoshka = {"hf_overrides": sizes, "pooler_config": {"seq_pooling_type": "LAST"}}
     arguments = {
-        "provider": "vllm", "model": str(model), "dimensions": 64, "normalize": True,
+        "provider": "vllm", "model": str(model), "dimensions": 16, "normalize": True,
         "env_vars": ENV, "options": {"engine_kwargs": {**engine, **matryoshka}},
     }  # fmt: skip
+
+    def cut(texts: Sequence[str]) -> Any:
+        found = vectors(model, texts)[:, :16]
+        return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+    refused = ({"dimensions": 8}, "dimensions=8 is refused by vLLM: Model ")
     bad = {**NULL, LONG: "PromptTooLong: .* tokens; the model takes 192", "": "empty"}
     return Offered(
-        backend, "embed", arguments, functools.partial(vectors, model), bad, [UNKNOWN, NO_FOLDER],
+        backend, "embed", arguments, cut, bad, [refused, UNKNOWN, NO_FOLDER],
         keyed=VLLM_KEYED,
     )  # fmt: skip
 

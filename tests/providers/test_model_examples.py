@@ -89,15 +89,3 @@ def test_example(name: str, environment: dict[str, str]) -> None:
     runs_twice(name, environment)
     loaded = pools(environment) - before - {"io"}
     assert len(loaded) == 1, "one engine for the stages of all partitions"
-
-
-@needs_vllm
-def test_fields_are_read_by_vllm_too(environment: dict[str, str]) -> None:
-    _, computed = run("extract_fields", {**environment, "VANE_EXAMPLES_PROVIDER": "vllm"})
-    assert set(computed) == {1}
-    rows = offers(Path(environment["VANE_EXAMPLES"]))
-    assert rows[:2] == OFFERS[:2]
-    for row in rows:
-        assert len(row["item"]) <= 40
-        assert 100 <= row["cents"] <= 10_000_000
-        assert row["condition"] in ("new", "used")

@@ -22,9 +22,6 @@ from support.vllm_stages import until
 
 ROWS = 40
 MODEL = """
-import os
-
-import numpy as np
 import triton_python_backend_utils as triton
 
 
@@ -34,18 +31,13 @@ class TritonPythonModel:
 
     def answer(self, request):
         x = triton.get_input_tensor_by_name(request, "x").as_numpy()
-        pid = np.full_like(x, os.getpid())
-        outputs = [triton.Tensor("y", x * 2), triton.Tensor("pid", pid)]
-        return triton.InferenceResponse(outputs)
+        return triton.InferenceResponse([triton.Tensor("y", x * 2)])
 """
 CONFIG = """
 backend: "python"
 max_batch_size: 64
 input [{ name: "x" data_type: TYPE_FP64 dims: [ 1 ] }]
-output [
-  { name: "y" data_type: TYPE_FP64 dims: [ 1 ] },
-  { name: "pid" data_type: TYPE_FP64 dims: [ 1 ] }
-]
+output [{ name: "y" data_type: TYPE_FP64 dims: [ 1 ] }]
 """
 
 
@@ -104,9 +96,7 @@ def numbers(tmp_path: Path) -> vd.Pipeline:
     return vd.Pipeline("numbers", source=vd.parquet(str(tmp_path / "src")), id="id")
 
 
-def ask(
-    pipeline: vd.Pipeline, name: str, triton: vd.TritonServer | vd.Server, batch_size: int = 8
-) -> None:
+def ask(pipeline: vd.Pipeline, name: str, triton: vd.TritonServer, batch_size: int = 8) -> None:
     schema = {"y": "DOUBLE", "pid": "BIGINT", "port": "VARCHAR"}
     pipeline.map_batches(
         name, asks, schema=schema, batch_size=batch_size, batch_format="pyarrow",
@@ -135,31 +125,15 @@ def function(pytriton: str, tmp_path: Path) -> vd.TritonServer:
     )
 
 
-@pytest.fixture
-def repository(tritonserver: str, tmp_path: Path) -> vd.Server:
-    version = tmp_path / "models" / "doubler" / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(MODEL)
-    (version.parent / "config.pbtxt").write_text(CONFIG)
-    words = ["--http-port", "{port}", "--grpc-port", "{grpc_port}", "--metrics-port"]
-    hosts = ["--http-address", "{host}", "--grpc-address", "{host}"]
-    folder = ["--model-repository", tmp_path / "models"]
-    command = [tritonserver, *folder, *hosts, *words, "{metrics_port}"]
-    return vd.Server(command, health="/v2/health/ready", name="repository")
-
-
-@pytest.mark.parametrize("kind", ["function", "repository"])
 def test_two_stages_and_two_runs_share_a_server(
-    kind: str,
     numbers: vd.Pipeline,
+    function: vd.TritonServer,
     tmp_path: Path,
     cluster: vd.LocalCluster,
     materialize: Run,
-    request: pytest.FixtureRequest,
 ) -> None:
-    triton = request.getfixturevalue(kind)
-    ask(numbers, "first", triton)
-    ask(numbers, "second", triton, batch_size=5)
+    ask(numbers, "first", function)
+    ask(numbers, "second", function, batch_size=5)
     compute = vd.RayCompute(cluster=cluster)
 
     assert materialize(numbers, compute, select=["first"]).success
@@ -173,25 +147,6 @@ def test_two_stages_and_two_runs_share_a_server(
     assert not {address.ip for address in listening() if address.port == port} & {"0.0.0.0", "::"}
 
 
-def test_a_function_runs_beside_subprocesses_and_ends_with_them(
-    numbers: vd.Pipeline,
-    function: vd.TritonServer,
-    tmp_path: Path,
-    local: vd.LocalCompute,
-    materialize: Run,
-) -> None:
-    ask(numbers, "first", function)
-    ask(numbers, "second", function)
-
-    assert materialize(numbers, local).success
-
-    pids, ports = answered(tmp_path, "first")
-    assert answered(tmp_path, "second") == (pids, ports)
-    until(lambda: not ports & {address.port for address in listening()}, "the port is free")
-    (pid,) = pids
-    until(lambda: not psutil.pid_exists(pid), "the server has ended")
-
-
 def test_an_environment_without_pytriton_is_named(
     numbers: vd.Pipeline, tmp_path: Path, local: vd.LocalCompute, materialize: Run
 ) -> None:
@@ -202,21 +157,6 @@ def test_an_environment_without_pytriton_is_named(
     message = failure(materialize(numbers, local, raises=False))
 
     assert f"Install it in the environment of {python}, where the server runs" in message
-
-
-def test_a_repository_with_a_broken_model_fails_with_the_servers_log(
-    numbers: vd.Pipeline,
-    repository: vd.Server,
-    tmp_path: Path,
-    local: vd.LocalCompute,
-    materialize: Run,
-) -> None:
-    (tmp_path / "models" / "doubler" / "1" / "model.py").write_text("import no_such_package\n")
-    ask(numbers, "first", repository)
-
-    message = failure(materialize(numbers, local, raises=False))
-
-    assert "No module named 'no_such_package'" in message
 
 
 def test_a_killed_function_is_restarted_and_leaves_no_files(
@@ -291,13 +231,16 @@ def test_the_pages_function_runs(
 
 def test_the_pages_repository_runs(
     numbers: vd.Pipeline,
-    repository: vd.Server,
     tritonserver: str,
     tmp_path: Path,
     local: vd.LocalCompute,
     materialize: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    version = tmp_path / "models" / "doubler" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(MODEL)
+    (version.parent / "config.pbtxt").write_text(CONFIG)
     monkeypatch.setenv("PATH", os.path.dirname(tritonserver) + os.pathsep + os.environ["PATH"])
     monkeypatch.chdir(tmp_path)
     replaced = {

@@ -1,6 +1,7 @@
 """vLLM as a server that the pool manager starts, keeps warm and supervises.
 
-The tests share one server: it stays up between their runs.
+The tests share one server: it stays up between their runs. Some reach it by its URL, as endpoints
+of others are reached by the providers "openai" and "anthropic".
 """
 
 from __future__ import annotations
@@ -17,12 +18,20 @@ import psutil
 import pytest
 
 import vane_dagster as vd
-from support.results import Run, failure
+from support.arguments import grouped
+from support.results import Run, failure, materializing, metadata
 from support.tiny_answers import greedy, vectors
 from support.vllm_stages import ENGINE, ENV, TEXTS, docs, engine, needs_vllm, read
 
 pytestmark = [needs_vllm, pytest.mark.usefixtures("vllm_variables")]
 
+LONG = "word " * 200
+SCHEMA = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["good", "bad"]}, "sure": {"type": "boolean"}},
+    "required": ["mood", "sure"],
+    "additionalProperties": False,
+}
 SEED = 17
 """A flag by which this file's server is told from those that other tests have left warm."""
 
@@ -35,7 +44,6 @@ def llm(tiny: Path) -> vd.VLLMServer:
             "served_model_name": "tiny",
             "gpu_memory_utilization": 0.1,
             "enable_prompt_tokens_details": True,
-            "enable_prefix_caching": False,
             "seed": SEED,
             **ENGINE,
         },
@@ -60,11 +68,47 @@ def running(tiny: Path) -> list[psutil.Process]:
     ]
 
 
-def ask(pipeline: vd.Pipeline, llm: vd.VLLMServer, name: str = "asked") -> vd.Stage:
+def by_server(pipeline: vd.Pipeline, llm: vd.VLLMServer, name: str = "asked") -> vd.Stage:
     sampling = {"temperature": 0, "max_tokens": 8}
     return pipeline.prompt(
         name, "{text}", sampling_params=sampling, include_columns=["text"], model=llm
     )
+
+
+@pytest.fixture
+def url(
+    llm: vd.VLLMServer,
+    tiny: Path,
+    ray: vd.RayCompute,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """The server's URL, with its key in LLM_KEY."""
+    if not running(tiny):
+        folder = tmp_path_factory.mktemp("start")
+        pipeline = docs(folder, TEXTS[:1])
+        by_server(pipeline, llm)
+        assert materializing(folder)(pipeline, ray).success
+    (server,) = running(tiny)
+    monkeypatch.setenv("LLM_KEY", server.environ()["VLLM_API_KEY"])
+    return f"http://127.0.0.1:{port(server)}/v1"
+
+
+def port(server: psutil.Process) -> str:
+    command = server.cmdline()
+    return command[command.index("--port") + 1]
+
+
+def reached(url: str, key: str | None = "LLM_KEY") -> dict[str, Any]:
+    """Arguments of a stage that reaches a server."""
+    options = {"base_url": url, "api_key_env": key}
+    return {"provider": "openai", "options": options, "env_vars": ["LLM_KEY"]}
+
+
+def ask(above: Any, url: str, name: str = "asked", **kwargs: Any) -> vd.Stage:
+    sampling = {"temperature": 0, "max_tokens": 8, **kwargs.pop("sampling_params", {})}
+    given = {"model": "tiny", **reached(url), **kwargs}
+    return above.prompt(name, "{text}", sampling_params=sampling, **grouped(given))
 
 
 def completed(text: str, llm: Any) -> str:
@@ -86,7 +130,7 @@ def test_two_stages_and_two_runs_share_a_server(
     llm: vd.VLLMServer, tiny: Path, tmp_path: Path, ray: vd.RayCompute, materialize: Run
 ) -> None:
     pipeline = docs(tmp_path)
-    ask(pipeline, llm).map(
+    by_server(pipeline, llm).map(
         "continued", completed, fn_kwargs={"llm": llm}, schema={"continued": "VARCHAR"}
     )
 
@@ -97,30 +141,7 @@ def test_two_stages_and_two_runs_share_a_server(
 
     assert texts(tmp_path, "asked", "asked") == greedy(tiny, TEXTS)
     assert texts(tmp_path, "continued", "continued") == greedy(tiny, TEXTS, is_chat=False)
-    command = first.cmdline()
-    assert {"--enforce-eager", "--enable-prompt-tokens-details", "--no-enable-prefix-caching"} <= {
-        *command
-    }
-    assert first.environ()["VLLM_API_KEY"] not in " ".join(command)
-
-
-def test_its_key_is_required_and_masked(
-    llm: vd.VLLMServer, tiny: Path, tmp_path: Path, ray: vd.RayCompute, materialize: Run
-) -> None:
-    def tells(text: str, llm: Any) -> str:
-        import requests
-
-        answer = requests.post(f"{llm.url}/v1/completions", json={"model": llm.model})
-        raise ValueError(f"{answer.status_code} without the key {llm.api_key}")
-
-    pipeline = docs(tmp_path, TEXTS[:1])
-    pipeline.map("told", tells, fn_kwargs={"llm": llm}, schema={"told": "VARCHAR"})
-
-    message = failure(materialize(pipeline, ray, raises=False))
-
-    (server,) = running(tiny)
-    assert "401 without the key" in message
-    assert server.environ()["VLLM_API_KEY"] not in message
+    assert first.environ()["VLLM_API_KEY"] not in " ".join(first.cmdline())
 
 
 def test_rows_survive_a_crash_of_its_engine(
@@ -128,7 +149,7 @@ def test_rows_survive_a_crash_of_its_engine(
 ) -> None:
     many = [f"{text} {n}" for n in range(20) for text in TEXTS]
     pipeline = docs(tmp_path, many)
-    ask(pipeline, llm)
+    by_server(pipeline, llm)
     killed: list[int] = []
 
     def kill() -> None:
@@ -160,21 +181,23 @@ def test_a_column_is_embedded_by_a_server_of_its_own_flags(
     flags = {name: value for name, value in ENGINE.items() if name != "structured_outputs_config"}
     flags |= {"runner": "pooling", "convert": "embed", "gpu_memory_utilization": 0.1}
     embedder = vd.VLLMServer(tiny, flags, replicas=vd.Workers(env_vars=[*ENV, "HF_HUB_OFFLINE"]))
-    pipeline = docs(tmp_path)
-    pipeline.embed("embedded", "text", model=embedder)
+    pipeline = docs(tmp_path, [*TEXTS, LONG])
+    aside = vd.Failures("quarantine", max_error_rate=0.5)
+    pipeline.embed("embedded", "text", model=embedder, on_error=aside)
 
     assert materialize(pipeline, ray).success
 
+    (fault,) = vd.quarantine("docs/embedded", store=str(tmp_path / "store")).to_pylist()
+    assert (fault["id"], fault["error"]) == (len(TEXTS), "PromptTooLong")
     found = read(tmp_path, "embedded")["embedded"].to_pylist()
     assert np.allclose(found, vectors(tiny, TEXTS), atol=1e-5)
 
 
 def in_flight(server: psutil.Process) -> bool:
     """Whether a server computes answers, by its own count."""
-    port = server.cmdline()[server.cmdline().index("--port") + 1]
     with (
         contextlib.suppress(OSError),
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer,
+        urllib.request.urlopen(f"http://127.0.0.1:{port(server)}/metrics") as answer,
     ):
         lines = answer.read().decode().splitlines()
         return any(
@@ -182,3 +205,106 @@ def in_flight(server: psutil.Process) -> bool:
             for line in lines
         )
     return False
+
+
+# By its URL
+
+
+def test_answers_usage_and_a_prompt_that_is_too_long(url, tiny, tmp_path, local, materialize):
+    system = "The quick brown fox jumps over the lazy dog, and answers briefly."
+    pipeline = docs(tmp_path, [*TEXTS, LONG, "x" * 100_000])
+    aside = {"on_error": "quarantine", "max_error_rate": 0.5}
+    ask(pipeline, url, system=system, **aside)
+
+    facts = metadata(materialize(pipeline, local), "asked")
+
+    rows = read(tmp_path)
+    assert rows["id"].to_pylist() == [*range(len(TEXTS))]
+    found = [text.rstrip("\ufffd") for text in rows["asked"].to_pylist()]
+    assert found == greedy(tiny, TEXTS, system=system)
+    usage = rows["asked_usage"].to_pylist()
+    assert {u["finish_reason"] for u in usage} <= {"stop", "length"}
+    assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
+    assert max(u["cached_tokens"] for u in usage) >= 32  # the system message
+    assert facts["prompt_tokens"] == sum(u["prompt_tokens"] for u in usage)
+    faults = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id").to_pylist()
+    assert [(f["id"], f["error"]) for f in faults] == [
+        (len(TEXTS), "PromptTooLong"),
+        (len(TEXTS) + 1, "PromptTooLong"),
+    ]
+    assert all("maximum context length is 192 tokens" in f["message"] for f in faults)
+
+
+def test_answers_are_held_to_formats(url, tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    free = {"temperature": 1, "max_tokens": 60}
+    ask(pipeline, url, "chosen", return_format=["yes", "no"], sampling_params=free)
+    ask(pipeline, url, "filled", return_format=SCHEMA, sampling_params=free)
+
+    materialize(pipeline, local)
+
+    assert set(read(tmp_path, "chosen")["chosen"].to_pylist()) <= {"yes", "no"}
+    filled = read(tmp_path, "filled")["filled"].to_pylist()
+    assert len(filled) == len(TEXTS)
+    assert all(f["mood"] in ("good", "bad") and isinstance(f["sure"], bool) for f in filled)
+
+
+def test_completions_with_fields_of_the_servers_own(url, tmp_path, local, materialize):
+    pipeline = docs(tmp_path)
+    options = {**reached(url)["options"], "api": "completions"}
+    sampling = {"extra_body": {"structured_outputs": {"regex": "[0-9]{4}"}}, "temperature": 1}
+    ask(pipeline, url, options=options, sampling_params=sampling)
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    assert all(len(text) == 4 and text.isdigit() for text in rows["asked"].to_pylist())
+    # No chat template surrounds the text.
+    usage = rows["asked_usage"].to_pylist()
+    assert all(0 < u["prompt_tokens"] <= len(t) for u, t in zip(usage, TEXTS))
+
+
+def test_anthropics_api_has_the_same_answers(url, tiny, tmp_path, local, materialize):
+    system = "The quick brown fox jumps over the lazy dog, and answers briefly."
+    pipeline = docs(tmp_path, [*TEXTS, LONG])
+    options = {"base_url": url.removesuffix("/v1"), "api_key_env": "LLM_KEY"}
+    aside = {"on_error": "quarantine", "max_error_rate": 0.5}
+    ask(pipeline, url, provider="anthropic", options=options, system=system,
+        **aside)  # fmt: skip
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    found = [text.rstrip("\ufffd") for text in rows["asked"].to_pylist()]
+    assert found == greedy(tiny, TEXTS, system=system)
+    usage = rows["asked_usage"].to_pylist()
+    assert {u["finish_reason"] for u in usage} <= {"stop", "length"}
+    assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
+    faults = vd.quarantine("docs/asked", store=str(tmp_path / "store")).to_pylist()
+    assert [(fault["id"], fault["error"]) for fault in faults] == [(len(TEXTS), "PromptTooLong")]
+
+
+def test_what_no_row_is_at_fault_of_fails_at_once(url, tmp_path, local, materialize, monkeypatch):
+    pipeline = docs(tmp_path)
+    ask(pipeline, url, model="another", on_error="quarantine")
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "NotFoundError: Error code: 404 - The model `another` does not exist" in message
+
+    pipeline = docs(tmp_path)
+    given = {"model": "tiny", **reached(url)}
+    pipeline.embed("asked", "text", on_error="quarantine", **grouped(given))
+    message = failure(materialize(pipeline, local, raises=False))
+    assert f"The request was to {url}/embeddings, for the model 'tiny'" in message
+
+    monkeypatch.setenv("LLM_KEY", "sk-another-key-altogether")
+    pipeline = docs(tmp_path)
+    ask(pipeline, url, on_error="quarantine")
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "AuthenticationError: Error code: 401 - Unauthorized" in message
+    assert "The key is that of the environment variable 'LLM_KEY'" in message
+    assert "sk-another" not in message
+
+    pipeline = docs(tmp_path)
+    ask(pipeline, url, **reached(url, None))
+    message = failure(materialize(pipeline, local, raises=False))
+    assert "401 - Unauthorized. No key was given: name its variable by api_key_env" in message

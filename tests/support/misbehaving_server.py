@@ -1,33 +1,16 @@
 """A server with OpenAI's API that misbehaves on request; run as a process of its own.
 
-It echoes: the answer to "a" is "echo: a", and the embedding of a text is its length, repeated as
-the request's `dimensions` says (4). It serves ``/v1/chat/completions``, ``/v1/completions``,
-``/v1/embeddings``, ``/v1/models``, ``/health`` and ``/metrics`` with the gauge
-``server_requests_in_flight``. Answers have the process id as `system_fingerprint`.
+It echoes: the answer to "a" is "echo: a", with the process id as `system_fingerprint`. Its options
+are described by ``--help``. Words in a prompt make it fail at that request:
 
-Start it by its path, or with ``tests`` on the path of modules::
-
-    python tests/support/misbehaving_server.py --port 8000
-    python -m support.misbehaving_server --port {port} --host {host} --requests /tmp/requests
-
-Its options are described by ``--help``. Words in a prompt make it fail at that request:
-
-=========  ========================================================================
-word       what the server does
-=========  ========================================================================
-poison     ends itself by SIGKILL, without an answer
-exit       ends itself with code 3, without an answer
-hang       stops to answer anything, ``/health`` too; it ignores SIGTERM
-stall      never answers this request; others are answered
-broken     answers with status 500
-busy       answers with status 429
-refused    answers with status 400
-half       answers with half of a response, and closes the connection
-slow       answers after a second
-=========  ========================================================================
-
-With ``-once`` appended, as in "a poison-once", a word works only at the first request with that
-prompt, also across restarts if there is a file of requests.
+=============  ========================================================================
+word           what the server does
+=============  ========================================================================
+poison         ends itself by SIGKILL, without an answer
+poison-once    the same, but only at the first request with that prompt
+hang           stops to answer anything, ``/health`` too; it ignores SIGTERM
+refused        answers with status 400
+=============  ========================================================================
 """
 
 from __future__ import annotations
@@ -52,8 +35,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-WORDS = ("poison", "exit", "hang", "stall", "broken", "busy", "refused", "half", "slow")
-
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description="A server with OpenAI's API that misbehaves.")
@@ -70,7 +51,6 @@ def parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=0.0, help="time that each answer takes")
     add("--crash-at-start", type=int, default=0, help="starts that end with code 3; needs --starts")
     add("--exit-after", type=int, help="requests answered before the server ends with code 3")
-    add("--hang-after", type=int, help="requests answered before the server hangs")
     add("--leak-mb", type=int, default=0, help="MiB that each request leaks")
     add("--leak-children", type=int, default=0, help="child processes with sessions of their own")
     add("--shared-memory", help="file that gets the name of a shared block a line")
@@ -101,8 +81,6 @@ class MisbehavingServer:
                 Route("/metrics", self.metrics),
                 Route("/v1/models", self.models),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
-                Route("/v1/completions", self.completions, methods=["POST"]),
-                Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             ]
         )
 
@@ -124,107 +102,56 @@ class MisbehavingServer:
 
     async def chat(self, request: Request) -> Response:
         body = await request.json()
-        prompt = _text(body["messages"][-1]["content"])
+        prompt = body["messages"][-1]["content"]
         if failed := await self._failed(request, prompt):
             return failed
         message = {"role": "assistant", "content": f"echo: {prompt}"}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        return JSONResponse(self._completion(body, "chat.completion", [choice], [prompt]))
-
-    async def completions(self, request: Request) -> Response:
-        body = await request.json()
-        prompts = [body["prompt"]] if isinstance(body["prompt"], str) else body["prompt"]
-        if failed := await self._failed(request, *prompts):
-            return failed
-        choices = [
-            {"index": i, "finish_reason": "stop", "text": f"echo: {prompt}", "logprobs": None}
-            for i, prompt in enumerate(prompts)
-        ]
-        return JSONResponse(self._completion(body, "text_completion", choices, prompts))
-
-    async def embeddings(self, request: Request) -> Response:
-        body = await request.json()
-        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
-        if failed := await self._failed(request, *texts):
-            return failed
-        size = body.get("dimensions", 4)
-        data = [
-            {"object": "embedding", "index": i, "embedding": [float(len(text))] * size}
-            for i, text in enumerate(texts)
-        ]
-        used = sum(len(text.split()) for text in texts)
-        usage = {"prompt_tokens": used, "total_tokens": used}
+        tokens = len(prompt.split())
         return JSONResponse(
-            {"object": "list", "model": self._options.model, "data": data, "usage": usage}
+            {
+                "id": "1",
+                "object": "chat.completion",
+                "created": 0,
+                "model": body.get("model", self._options.model),
+                "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+                "system_fingerprint": str(os.getpid()),
+                "usage": {
+                    "prompt_tokens": tokens,
+                    "completion_tokens": tokens + 1,
+                    "total_tokens": 2 * tokens + 1,
+                },
+            }
         )
-
-    def _completion(self, body: dict, kind: str, choices: list, prompts: list[str]) -> dict:
-        tokens = sum(len(prompt.split()) for prompt in prompts)
-        return {
-            "id": "1",
-            "object": kind,
-            "created": 0,
-            "model": body.get("model", self._options.model),
-            "choices": choices,
-            "system_fingerprint": str(os.getpid()),
-            "usage": {
-                "prompt_tokens": tokens,
-                "completion_tokens": tokens + len(prompts),
-                "total_tokens": 2 * tokens + len(prompts),
-            },
-        }
 
     def _refused(self, request: Request) -> Response | None:
         if self._key and request.headers.get("authorization") != f"Bearer {self._key}":
             return _error("Incorrect API key provided", 401)
         return None
 
-    async def _failed(self, request: Request, *prompts: str) -> Response | None:
+    async def _failed(self, request: Request, prompt: str) -> Response | None:
         """Record a request, and fail as its words or the options say; None for an answer."""
         if refused := self._refused(request):
             return refused
         self._in_flight += 1
         try:
-            words = [word for prompt in prompts for word in self._words(prompt)]
-            self._record(prompts)
+            words = prompt.split()
+            is_poison = "poison" in words or ("poison-once" in words and not self._seen[prompt])
+            self._seen.update([prompt])
+            if self._options.requests:
+                append(self._options.requests, json.dumps(prompt))
             if self._options.leak_mb:
                 self._leaked.append(bytearray(os.urandom(4096) * (self._options.leak_mb * 256)))
-            await asyncio.sleep(self._options.seconds + ("slow" in words))
-            self._crash_or_hang(words)
-            if "stall" in words:
-                await asyncio.sleep(1e6)
+            await asyncio.sleep(self._options.seconds)
+            answered, self._answered = self._answered, self._answered + 1
+            if is_poison:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._options.exit_after is not None and answered >= self._options.exit_after:
+                os._exit(3)
+            while "hang" in words:
+                time.sleep(1e6)
         finally:
             self._in_flight -= 1
-        if "half" in words:
-            return Response(b'{"id": "x", "cho', headers={"content-length": "500"})
-        for word, status in (("broken", 500), ("busy", 429), ("refused", 400)):
-            if word in words:
-                return _error(word, status)
-        return None
-
-    def _words(self, prompt: str) -> list[str]:
-        """The words of a prompt that make this request fail."""
-        is_first = self._seen[prompt] == 0
-        given = prompt.split()
-        return [w for w in WORDS if w in given or (is_first and f"{w}-once" in given)]
-
-    def _record(self, prompts: tuple[str, ...]) -> None:
-        self._seen.update(prompts)
-        if self._options.requests:
-            for prompt in prompts:
-                append(self._options.requests, json.dumps(prompt))
-
-    def _crash_or_hang(self, words: list[str]) -> None:
-        answered, options = self._answered, self._options
-        self._answered += 1
-        if "poison" in words:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if "exit" in words or (options.exit_after is not None and answered >= options.exit_after):
-            print("the server ends itself", flush=True)
-            os._exit(3)
-        if "hang" in words or (options.hang_after is not None and answered >= options.hang_after):
-            while True:
-                time.sleep(1e6)
+        return _error("refused", 400) if "refused" in words else None
 
 
 class _Server(uvicorn.Server):
@@ -249,13 +176,6 @@ def append(path: str, line: str) -> None:
 def requests(path: str | Path) -> list[str]:
     """The prompts in a file of requests, in the order of their arrival."""
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
-
-
-def _text(content: Any) -> str:
-    """The text of a message, whose content may be a list of parts."""
-    if isinstance(content, str):
-        return content
-    return " ".join(part.get("text", "") for part in content)
 
 
 def _error(message: str, status: int) -> Response:

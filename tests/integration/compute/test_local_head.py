@@ -173,23 +173,6 @@ def test_socket_paths_fit(shared: Shared) -> None:
     assert max(len(str(path)) for path in sockets) + 7 < 107
 
 
-def test_a_worker_for_each_cpu_waits_for_the_first_run(tmp_path: Path) -> None:
-    local = LocalHead(home=tmp_path, num_cpus=4)
-    local.ensure()
-    try:
-        deadline = time.monotonic() + 30
-        while _idle_workers(local) < 4 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert _idle_workers(local) == 4
-    finally:
-        local.stop()
-
-
-def _idle_workers(local: LocalHead) -> int:
-    commands = (Path(f"/proc/{pid}/cmdline") for pid in processes_of(local))
-    return sum(command.exists() and b"ray::IDLE" in command.read_bytes() for command in commands)
-
-
 def test_every_socket_listens_on_loopback(shared: Shared) -> None:
     driven(
         """
@@ -212,12 +195,6 @@ def test_every_socket_listens_on_loopback(shared: Shared) -> None:
     assert not any("ray.util.client.server" in title for _, title in listening)
     # The same by the code's own list: `stop` knows every process that holds a socket.
     assert set(listening_sockets(set(marked(str(shared.local.temp_dir))))) == set(listening)
-
-
-def test_a_head_has_no_autoscaler_and_no_log_monitor(shared: Shared) -> None:
-    commands = [" ".join(psutil.Process(pid).cmdline()) for pid in processes_of(shared.local)]
-    assert any("raylet" in command for command in commands)
-    assert not [command for command in commands if "monitor.py" in command]
 
 
 def wait_for_agents(shared: Shared) -> None:
@@ -255,24 +232,6 @@ def test_token_is_needed(shared: Shared, tmp_path: Path) -> None:
         assert refused.returncode != 0
         assert "IN" not in refused.stdout
         assert "InvalidAuthToken" in refused.stderr
-
-
-def test_connect_names_the_head_that_refuses(shared: Shared, tmp_path: Path) -> None:
-    (tmp_path / "wrong").write_text("f" * 64)
-    (tmp_path / "wrong").chmod(0o600)
-    code = f"""
-        import dataclasses
-        from vane_dagster.errors import ComputeError
-        from vane_dagster.compute.local_head import LocalHead, connect
-        head = LocalHead().ensure()
-        try:
-            connect(dataclasses.replace(head, token_path={str(tmp_path / "wrong")!r}))
-        except ComputeError as error:
-            print(error)
-    """
-    output = python(code, shared.home, {"RAY_NUM_REDIS_GET_RETRIES": "1"}).stdout
-    assert f"the Ray cluster at '{shared.head.address}' cannot be reached" in output
-    assert "cluster stop" in output
 
 
 @pytest.mark.parametrize("first", ["import ray", "pass"])
@@ -386,17 +345,6 @@ def test_an_unreadable_record_is_no_head(tmp_path: Path) -> None:
         assert local.find() is None
 
 
-def test_status_on_the_command_line(shared: Shared) -> None:
-    up = cli(shared.home, "status")
-    assert (up.returncode, up.stderr) == (0, "")
-    for part in (shared.head.address, str(shared.local.folder), "CPU: 2 of 2", "slot: 3 of 3"):
-        assert part in up.stdout
-    down = cli(shared.home, "status", "--name", "absent")
-    assert down.returncode == 1
-    assert "'absent'" in down.stdout
-    assert "is not running" in down.stdout
-
-
 def test_drivers_are_seen_whatever_they_connect_by(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,8 +424,9 @@ def test_a_head_is_stopped_by_its_address(shared: Shared) -> None:
     assert shared.head.alive()
 
 
-@pytest.mark.parametrize("command", [["cluster", "status"], ["pools"]])
-@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("command", "options"), [(["cluster", "status"], []), (["pools"], ["--json"])]
+)
 def test_a_head_whose_gcs_hangs_is_an_error(
     shared: Shared, command: list[str], options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -673,18 +622,6 @@ def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path) -> None:
         assert list((tmp_path / "trap").iterdir()) == []
     finally:
         local.temp_dir.unlink()
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    local = LocalHead(home=tmp_path)
-    local.temp_dir.mkdir()
-    os.chown(local.temp_dir, 12345, -1)
-    try:
-        with pytest.raises(ComputeError, match="owned by user 12345"):
-            local.ensure()
-    finally:
-        local.temp_dir.rmdir()
 
 
 def test_processes_that_will_not_end_are_an_error(

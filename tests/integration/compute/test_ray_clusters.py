@@ -58,13 +58,6 @@ def test_what_is_no_cluster_is_refused():
         compute.backend(print)
 
 
-def test_the_command_says_why_it_cannot_connect():
-    where = f"127.0.0.1:{free_port()}"
-    done = pools_of(where)
-    assert done.returncode == 1
-    assert f"the Ray cluster at '{where}' cannot be reached" in done.stderr
-
-
 def test_gpus_that_this_machine_gives_to_the_cluster_are_not_for_subprocesses(
     own_head, monkeypatch
 ):

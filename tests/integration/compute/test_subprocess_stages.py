@@ -53,13 +53,6 @@ class Dies(Add):
         return super().__call__(batch)
 
 
-class Never(Add):
-    """Cannot be constructed."""
-
-    def __init__(self, **arguments) -> None:
-        raise RuntimeError("no license")
-
-
 def double(batch):
     return {
         "doubled": batch["both"] * 2,
@@ -137,17 +130,6 @@ def test_a_killed_worker_of_either_side_loses_no_row(tmp_path, docs, cluster, ma
     assert numbers(tmp_path, "last")["three"].to_pylist() == [n + 111 for n in range(ROWS)]
     pids = numbers(tmp_path, "dies")["two_pid"].to_pylist()
     assert pids[300] != int(flag.read_text())
-
-
-def test_a_model_that_a_subprocess_cannot_construct_fails_its_stage_alone(
-    tmp_path, docs, cluster, materialize
-):
-    first = added(docs, "first", "n", "one", 1, "ray_actor")
-    never = added(first, "never", "one", "two", 10, "subprocess_actor", Never)
-    added(never, "last", "two", "three", 100, "ray_actor")
-    message = failure(materialize(docs, vd.RayCompute(cluster=cluster), raises=False))
-    assert "Never could not be constructed in a worker: RuntimeError: no license" in message
-    assert numbers(tmp_path, "first")["one"].to_pylist() == list(range(1, ROWS + 1))
 
 
 def test_a_check_computes_rows_again_in_the_same_place(tmp_path, docs, cluster):

@@ -120,20 +120,6 @@ def test_rows_that_a_function_fails_for_lose_no_others_and_are_paid_for(
     assert facts["completion_tokens"] == facts["cost"] == sum(words)
 
 
-def test_stages_with_other_functions_share_a_worker(tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
-    given = {"provider": Reversed, "model": "m", "concurrency": 1}
-    pipeline.prompt("plain", "{text}", **given)
-    pipeline.prompt("upper", messages=lambda row: row["text"].upper(), **given)
-
-    done = materialize(pipeline, local)
-
-    loads = [metadata(done, name)["model_loads"] for name in ("plain", "upper")]
-    assert sum(loads) == 1
-    upper = [text.upper()[::-1] for text in TEXTS]
-    assert read(tmp_path, "upper")["upper"].to_pylist() == upper
-
-
 def test_functions_get_their_columns_beside_those_that_pass_through(tmp_path, local, materialize):
     def seen(row: dict[str, Any]) -> str:
         return " ".join(sorted(row))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -25,7 +23,6 @@ from support.server_processes import (
     tree,
     until,
 )
-from vane_dagster.retries import Backoff, Restarts
 from vane_dagster.servers import guard
 from vane_dagster.servers.process import ServerProcess
 
@@ -48,6 +45,7 @@ def assert_nothing_is_left(worker: Worker) -> None:
 
 def test_a_killed_worker(tmp_path):
     one = worker(tmp_path)
+    assert not tree(one.process.pid), "Ray kills the child processes of a worker that it ends"
     one.kill()
     assert_nothing_is_left(one)
 
@@ -56,14 +54,6 @@ def test_a_worker_killed_with_its_process_group(tmp_path):
     one = worker(tmp_path, "import os; os.setsid()")
     os.killpg(one.process.pid, signal.SIGKILL)
     one.close()
-    assert_nothing_is_left(one)
-
-
-def test_the_guard_is_no_child_of_the_worker(tmp_path):
-    """Ray kills the child processes of a worker that it ends."""
-    one = worker(tmp_path)
-    assert not tree(one.process.pid)
-    one.kill()
     assert_nothing_is_left(one)
 
 
@@ -162,25 +152,3 @@ def test_a_guard_that_is_stopped_is_killed(monkeypatch):
     os.kill(server._guard.guard_pid, signal.SIGSTOP)
     server.stop()
     until(lambda: not left(pids))
-
-
-def test_random_kills():
-    """Of the server and its guard; at each restart all of it is new."""
-    choice = random.Random(17)
-    server = ServerProcess(
-        launch("--leak-children", 2),
-        limits=replace(FAST, restarts=Restarts(Backoff(0.05, 0.2), max_crashes=100)),
-    )
-    try:
-        first = server.status().endpoint
-        for restarts in range(8):
-            status = ready(server, restarts)
-            pids = {one.pid for one in server._processes()} | {server._guard.guard_pid}
-            os.kill(choice.choice([status.pid, server._guard.guard_pid]), signal.SIGKILL)
-            ready(server, restarts + 1)
-            until(lambda pids=pids: not left(pids))
-        assert server.status().endpoint == first
-        assert answer(first, "a") == "echo: a"
-    finally:
-        server.stop()
-    assert is_free(port(first))

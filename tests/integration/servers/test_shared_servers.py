@@ -163,29 +163,6 @@ def test_a_server_of_local_compute_finishes_before_the_run_ends(tmp_path, local,
     assert ended.read_text() == "ended"
 
 
-def test_two_servers_share_what_they_reserve_in_fractions(tmp_path, ray_compute, materialize):
-    files = []
-    for name in ("half", "other_half"):
-        llm, file = counted(tmp_path, name, replicas=vd.Workers(resources={"accelerator": 0.5}))
-        files.append(file)
-        made = asking(tmp_path / "src", llm, name=name)
-        assert materialize(made, ray_compute).success
-    pids = [starts(file)[0] for file in files]
-    assert all(psutil.pid_exists(pid) for pid in pids)
-
-
-def test_stages_whose_servers_do_not_fit_together_run_one_after_the_other(
-    tmp_path, ray_compute, materialize
-):
-    pipeline = asking(
-        tmp_path / "src",
-        counted(tmp_path, "a", replicas=vd.Workers(resources={"accelerator": 1.0}))[0],
-    )
-    later, _ = counted(tmp_path, "b", replicas=vd.Workers(resources={"accelerator": 1.0}))
-    pipeline.prompt("said", "{id}", model=later)
-    assert materialize(pipeline, ray_compute).success
-
-
 def test_a_server_that_never_fits_is_refused_before_the_run(tmp_path, compute, materialize):
     llm, file = counted(tmp_path, "huge", gpus=64)
     result = materialize(asking(tmp_path / "src", llm), compute, raises=False)
@@ -207,14 +184,3 @@ def test_replicas_of_a_node(tmp_path, compute, materialize):
     llm, file = counted(tmp_path, "two", per_node=2)
     assert materialize(asking(tmp_path / "src", llm), compute).success
     assert len(starts(file)) == 2
-
-
-def test_an_error_of_the_server_is_that_of_its_row(tmp_path, local, materialize):
-    llm, _ = counted(tmp_path, "refusing")
-    pipeline = asking(tmp_path / "src", llm)
-    texts = "case when id = 3 then 'refused' else 'row' end"
-    rows = pipeline.project("texts", columns={"text": texts})
-    rows.prompt("said", "{text}", on_error="quarantine", model=llm)
-    assert materialize(pipeline, local).success
-    faults = vd.quarantine(pipeline["said"], store=vd.FragmentStore(root=str(tmp_path / "store")))
-    assert faults["id"].to_pylist() == [3]

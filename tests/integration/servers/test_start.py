@@ -44,17 +44,6 @@ def test_a_server_is_ready_when_it_was_constructed():
         server.check_health()
 
 
-def test_it_listens_on_the_given_address_alone():
-    with running(launch(), "127.0.0.2") as server:
-        endpoint = server.status().endpoint
-        assert endpoint.url.startswith("http://127.0.0.2:")
-        found = psutil.Process(server.status().pid).net_connections("tcp")
-        listening = {one.laddr for one in found if one.status == psutil.CONN_LISTEN}
-        assert listening == {("127.0.0.2", port(endpoint))}
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port(endpoint)))
-
-
 @pytest.mark.skipif(not is_free(0, "::1"), reason="this machine has no ::1")
 def test_an_address_of_ip_version_6():
     with running(launch(), "::1") as server:
@@ -75,13 +64,6 @@ def test_requests_need_the_key_which_is_on_no_command_line():
         assert endpoint.api_key not in repr(server.status())
 
 
-def test_each_replica_has_its_own_key_and_port():
-    with running(launch()) as one, running(launch()) as other:
-        first, second = one.status().endpoint, other.status().endpoint
-        assert first.url != second.url
-        assert ask(second, "a", key=first.api_key)[0] == 401
-
-
 def test_the_payload_is_private_and_is_removed_with_the_server():
     made = launch(payload=b"some function", env={"FUNCTION": "at {payload}"})
     with running(made) as server:
@@ -92,13 +74,6 @@ def test_the_payload_is_private_and_is_removed_with_the_server():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert not path.parent.exists()
-
-
-def test_braces_other_than_placeholders_are_left_alone():
-    code = "import sys; print(sys.argv[1]); sys.exit(3)"
-    text = error(failing(code, '{"a": {"b": {port}}, "host": "{host}"}'), restarts=ONE_START)
-    assert '\n{"a": {"b": ' in text
-    assert text.splitlines()[-2].endswith('}, "host": "127.0.0.1"}')
 
 
 def test_three_exits_at_start_fail_fast_with_the_log(tmp_path):
@@ -124,14 +99,6 @@ def test_a_start_is_tried_again_on_other_ports(tmp_path):
         assert len(set(ports)) == 3
         assert ports[-1] == str(port(server.status().endpoint))
         assert server.status().restarts == 0
-
-
-def test_the_error_has_the_last_fifty_lines():
-    text = error(failing("for i in range(99): print(f'line {i}.')"), restarts=ONE_START)
-    assert "line 98." in text
-    assert "line 49." in text
-    assert "line 48." not in text
-    assert "exited with code 0" in text
 
 
 def test_secrets_are_masked_in_the_error_and_the_log():
@@ -172,19 +139,6 @@ def test_nothing_is_left_of_a_server_that_did_not_start(tmp_path):
     assert len(pids) == 2
     assert not pids & {process.pid for process in psutil.process_iter()}
     assert not guarded(os.getpid())
-
-
-def test_ports_of_all_names_are_replaced():
-    code = "import sys; print(sys.argv[1:]); sys.exit(3)"
-    names = ("port", "grpc_port", "metrics_port")
-    arguments = [f"{name}={{{name}}}" for name in names]
-    text = error(failing(code, *arguments, ports=names), restarts=ONE_START)
-    found = {}
-    for item in text.splitlines()[-2].strip("[]").split(", "):
-        name, _, value = item.strip("'").partition("=")
-        found[name] = int(value)
-    assert [*found] == [*names]
-    assert len(set(found.values())) == 3
 
 
 def test_grpc_has_its_own_address():

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.misbehaving_server import requests
 from support.server_processes import (
     FAST,
     SERVER,
@@ -90,26 +89,6 @@ def test_it_gets_another_port_if_its_own_is_taken():
         assert answer(after, "a") == "echo: a"
 
 
-def test_a_poisonous_prompt_kills_the_server_once(tmp_path):
-    file = tmp_path / "requests"
-    with running(launch("--requests", file)) as server:
-        endpoint = server.status().endpoint
-        interrupted(endpoint, "a poison-once")
-        ready(server, restarts=1)
-        assert answer(endpoint, "a poison-once") == "echo: a poison-once"
-        assert requests(file) == ["a poison-once"] * 2
-
-
-def test_a_server_that_ends_itself_is_restarted():
-    with running(launch("--exit-after", 2)) as server:
-        endpoint = server.status().endpoint
-        assert [answer(endpoint, str(i)) for i in range(2)] == ["echo: 0", "echo: 1"]
-        interrupted(endpoint, "2")
-        status = ready(server, restarts=1)
-        assert "exited with code 3" in status.reason
-        assert "the server ends itself" in status.reason
-
-
 def test_a_server_that_hangs_is_restarted_though_it_ignores_sigterm():
     with running(launch()) as server:
         before = server.status()
@@ -122,46 +101,6 @@ def test_a_server_that_hangs_is_restarted_though_it_ignores_sigterm():
         assert "GET /health: TimeoutError" in status.reason
         assert status.endpoint == before.endpoint
         assert not left({before.pid})
-
-
-def test_the_state_of_a_server_that_hangs_is_known_at_once():
-    with running(launch(liveness_timeout_s=60.0), probe_timeout_s=5.0) as server:
-        endpoint = server.status().endpoint
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(interrupted, endpoint, "a hang")
-            until(lambda: is_silent(endpoint))
-            longest = 0.0
-            for _ in range(50):
-                began = time.monotonic()
-                server.status()
-                server.check_health()
-                longest = max(longest, time.monotonic() - began)
-                time.sleep(0.01)
-            os.kill(server.status().pid, signal.SIGKILL)
-        assert longest < 0.5
-
-
-def is_silent(endpoint) -> bool:
-    with socket.create_connection(("127.0.0.1", port(endpoint)), timeout=5) as connection:
-        connection.settimeout(0.2)
-        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
-        try:
-            return not connection.recv(1)
-        except TimeoutError:
-            return True
-
-
-def test_a_stalled_request_is_not_the_servers_death():
-    with running(launch()) as server:
-        endpoint = server.status().endpoint
-        with ThreadPoolExecutor(1) as thread:
-            asked = thread.submit(interrupted, endpoint, "a stall")
-            until(lambda: in_flight(endpoint) == 1)
-            time.sleep(0.8)  # longer than liveness_timeout_s
-            assert answer(endpoint, "b") == "echo: b"
-            assert server.status().restarts == 0
-            os.kill(server.status().pid, signal.SIGKILL)
-            asked.result()
 
 
 def test_a_server_that_leaks_is_drained_and_restarted_which_is_no_crash():
@@ -205,22 +144,6 @@ def test_the_third_crash_is_the_last_with_a_limit_of_three():
         with pytest.raises(RuntimeError, match="'echo' has failed: 3 crashes"):
             server.check_health()
         assert b"the server starts" in server.read_log(0, 1000)[0]
-    finally:
-        server.stop()
-
-
-def test_a_server_that_cannot_be_restarted_fails(tmp_path):
-    flag = tmp_path / "broken"
-    own = launch().command
-    script = 'if [ -e "$0" ]; then echo no weights; exit 4; fi; exec "$@"'
-    made = launch(command=("sh", "-c", script, str(flag), *own))
-    server = start(made)
-    try:
-        flag.touch()
-        os.kill(server.status().pid, signal.SIGKILL)
-        status = until(lambda: server.status() if server.status().state == "failed" else None)
-        assert status.reason.startswith("3 starts in a row failed; the last time it exited with")
-        assert status.reason.endswith("no weights")
     finally:
         server.stop()
 
@@ -317,23 +240,6 @@ def test_the_log_is_private_and_read_in_parts():
         assert parts.startswith(whole)
         assert server.read_log(offset, 300) == (b"", offset) or server.read_log(offset, 300)[0]
         assert server.read_log(-50, 1000)[1] >= end
-
-
-def test_the_log_has_a_limit_and_goes_on_over_restarts():
-    with running(launch("--access-log"), log_bytes=2000) as server:
-        for restarts in range(2):
-            for i in range(40):
-                answer(ready(server, restarts).endpoint, str(i))
-            os.kill(server.status().pid, signal.SIGKILL)
-        ready(server, 2)
-        folder = Path(server.status().log_path).parent
-        files = sorted(folder.glob("*.log"))
-        assert len(files) == 2
-        assert all(file.stat().st_size <= 2000 for file in files)
-        text, end = server.read_log(0, 10**6)
-        assert end > 4000
-        assert b"the server starts" in text
-        assert len(text) <= 4000
 
 
 def test_the_servers_own_signals_are_not_those_of_the_worker():

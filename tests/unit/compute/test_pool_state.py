@@ -68,16 +68,6 @@ def test_a_request_that_is_not_repeated_loses_its_place():
     assert ask(pool_state, "3", claim("c", GPU=1), now=20.0) is not None
 
 
-def test_all_pools_of_a_request_or_none():
-    pool_state = PoolState()
-    ask(pool_state, "1", claim("a", GPU=1))
-    assert ask(pool_state, "2", claim("b", CPU=1), claim("c", GPU=1)) is None
-    assert sizes(pool_state) == {"a": 1}, "nothing is held while it waits"
-    pool_state.release("1", 1.0)
-    assert ask(pool_state, "2", claim("b", CPU=1), claim("c", GPU=1), now=1.0) is not None
-    assert sizes(pool_state) == {"b": 1, "c": 1}
-
-
 def test_a_request_asked_twice_has_one_lease():
     pool_state = PoolState()
     first = ask(pool_state, "1", claim("a", (2, 2), CPU=1))
@@ -109,13 +99,6 @@ def test_the_highest_priority_goes_first_then_who_came_first():
                 del waiting[id]
                 pool_state.release(id, 6.0)
     assert granted == ["3", "4", "2"]
-
-
-def test_a_leased_pool_is_not_taken_for_a_higher_priority():
-    pool_state = PoolState()
-    ask(pool_state, "1", claim("a", GPU=1))
-    assert ask(pool_state, "2", claim("b", GPU=1), priority=9) is None
-    assert set(pool_state.pools) == {"a"}
 
 
 def test_a_low_priority_does_not_wait_for_ever():
@@ -211,16 +194,6 @@ def test_the_least_recently_used_idle_pool_goes_first():
         pool_state.release(name, float(at))
     assert ask(pool_state, "4", claim("d", GPU=1), nodes=nodes, now=9.0) is not None
     assert set(pool_state.pools) == {"a", "c", "d"}
-
-
-def test_a_leased_pool_is_never_evicted():
-    pool_state = PoolState()
-    nodes = {"n": {"GPU": 2.0}}
-    ask(pool_state, "1", claim("a", GPU=1), nodes=nodes)
-    ask(pool_state, "2", claim("b", GPU=1), nodes=nodes)
-    pool_state.release("2", 1.0)
-    assert ask(pool_state, "3", claim("c", (2, 2), GPU=1), nodes=nodes, now=1.0) is None
-    assert set(pool_state.pools) == {"a", "b"}, "b alone would not have been enough"
 
 
 def test_pools_that_hold_nothing_of_use_are_spared():
@@ -323,13 +296,6 @@ def test_a_worker_of_a_pool_that_was_evicted_by_force_is_replaced_too():
     replacement, start = pool_state.replace(lost, claim("a", GPU=1), ONE)
     assert start is not None
     assert list(pool_state.pools["a"].workers) == [replacement]
-
-
-def test_names_end_with_the_pool_managers_tag():
-    pool_state = PoolState(".beef")
-    grant = ask(pool_state, "1", claim("a", (2, 2)))
-    assert grant is not None
-    assert all(name.endswith(".beef") for name in grant.workers["a"])
 
 
 def test_what_died_of_an_idle_pool_is_struck_off():
