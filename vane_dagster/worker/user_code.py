@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import io
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vane_dagster._private_folder import private_folder
+from vane_dagster.errors import ComputeError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.worker.local_copies import local_copy
 from vane_dagster.worker.node_files import new_entry, shared_entry
@@ -24,6 +26,12 @@ def unpack(archive: bytes, digest: str, root: Path) -> Path:
     If the folder exists, its files are compared with the archive. A folder that lacks some, deleted
     as old temporary files, or has others is replaced.
     """
+    actual = hashlib.sha256(archive).hexdigest()
+    if actual != digest:
+        raise ComputeError(
+            f"The code that arrived has digest {actual}, expected {digest}: it was changed or cut "
+            f"on its way. Run again; if it stays so, check what carries data to the workers."
+        )
     folder = private_folder(root) / digest
     opened = zipfile.ZipFile(io.BytesIO(archive))
 

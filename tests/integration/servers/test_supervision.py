@@ -103,6 +103,12 @@ def test_a_server_that_hangs_is_restarted_though_it_ignores_sigterm():
         assert not left({before.pid})
 
 
+def test_a_long_request_is_not_the_servers_death():
+    with running(launch("--seconds", 1.5)) as server:  # longer than liveness_timeout_s
+        assert answer(server.status().endpoint, "a") == "echo: a"
+        assert server.status().restarts == 0
+
+
 def test_a_server_that_leaks_is_drained_and_restarted_which_is_no_crash():
     # One crash would be the last: a limit of 1.
     made = launch("--leak-mb", 500, "--seconds", 0.5, max_rss=400 * 2**20, liveness_timeout_s=60.0)
@@ -144,6 +150,22 @@ def test_the_third_crash_is_the_last_with_a_limit_of_three():
         with pytest.raises(RuntimeError, match="'echo' has failed: 3 crashes"):
             server.check_health()
         assert b"the server starts" in server.read_log(0, 1000)[0]
+    finally:
+        server.stop()
+
+
+def test_a_server_that_cannot_be_restarted_fails(tmp_path):
+    flag = tmp_path / "broken"
+    own = launch().command
+    script = 'if [ -e "$0" ]; then echo no weights; exit 4; fi; exec "$@"'
+    made = launch(command=("sh", "-c", script, str(flag), *own))
+    server = start(made)
+    try:
+        flag.touch()
+        os.kill(server.status().pid, signal.SIGKILL)
+        status = until(lambda: server.status() if server.status().state == "failed" else None)
+        assert status.reason.startswith("3 starts in a row failed; the last time it exited with")
+        assert status.reason.endswith("no weights")
     finally:
         server.stop()
 
