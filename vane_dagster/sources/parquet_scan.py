@@ -118,8 +118,10 @@ def _register(fs: fsspec.AbstractFileSystem, opened: duckdb.DuckDBPyConnection) 
     with _registering:
         if all(_registered.get(name) is fs for name in names):
             return
-        for name in names:
-            _registered[name] = fs
+        former = [_registered[name] for name in names if name in _registered]
+        for name in {name for each in former for name in protocols(each)}:
+            _registered.pop(name, None)
             if opened.filesystem_is_registered(name):
                 opened.unregister_filesystem(name)
         opened.register_filesystem(fs)
+        _registered.update(dict.fromkeys(names, fs))
