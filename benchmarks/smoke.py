@@ -6,7 +6,8 @@ pairs' ratios is above 1.15 in any case:
 
 - ``definitions``: CPU seconds of a process that loads a pipeline of one stage.
 - ``cold``: seconds from the start of a process to the end of its first run, which starts a head.
-- ``warm``: a run of another partition of 200 rows; ``done``: a run of one that is up to date.
+- ``warm``: a run of another partition of 200 rows; ``done``: a run of one that is up to date;
+  ``plain``: a run of an asset that reads and writes the same rows with pyarrow alone.
 - ``rows``, ``keys``: a warm run of a trivial function over many rows, without and with row keys.
 """
 
@@ -35,7 +36,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SMALL = 200
 FLOATS = [f"f{number}" for number in range(16)]
 RUNS = 5
-CASES = ("definitions", "cold", "warm", "done", "rows", "keys")
+CASES = ("definitions", "cold", "warm", "done", "plain", "rows", "keys")
 
 Figures = Mapping[str, float]
 
@@ -191,6 +192,22 @@ def pipeline(home: Path, *columns: str) -> Any:
     return made
 
 
+def plain_asset(home: Path) -> Any:
+    """An asset that adds two columns with pyarrow."""
+    import dagster as dg
+    import pyarrow.parquet as pq
+
+    keys = [f"p{number}" for number in range(RUNS + 1)]
+
+    @dg.asset(partitions_def=dg.StaticPartitionsDefinition(keys))
+    # Dagster resolves annotations by the module's names, which do not include its own here.
+    def plain(context) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+        rows = pq.read_table(home.parent / "source" / context.partition_key)
+        pq.write_table(rows.append_column("sum", add(rows)["sum"]), home / "plain.parquet")
+
+    return plain
+
+
 def _session(home: Path) -> dict[str, float]:
     """Measure in this process, from its start on."""
     import dagster as dg
@@ -200,14 +217,15 @@ def _session(home: Path) -> dict[str, float]:
     with dg.DagsterInstance.local_temp(str(home)) as instance:
 
         def seconds(made: Any, key: str, store: str) -> float:
-            start = time.perf_counter()
             resources = {
                 "compute": vd.RayCompute(),
                 "store": vd.FragmentStore(root=str(home / store)),
             }
-            dg.materialize(
-                [made.build_assets()], partition_key=key, instance=instance, resources=resources
-            )
+            return run(made.build_assets(), key, resources)
+
+        def run(asset: Any, key: str, resources: Mapping[str, Any]) -> float:
+            start = time.perf_counter()
+            dg.materialize([asset], partition_key=key, instance=instance, resources=resources)
             return time.perf_counter() - start
 
         def median(measured: Callable[[int], float]) -> float:
@@ -218,12 +236,15 @@ def _session(home: Path) -> dict[str, float]:
         cold = time.time() - float(os.environ["SMOKE_STARTED"])
         warm = median(lambda number: seconds(rows, f"p{number}", "small"))
         done = median(lambda number: seconds(rows, f"p{number}", "small"))
+        asset = plain_asset(home)
+        plain = median(lambda number: run(asset, f"p{number}", {}))
+        small = {"cold": cold, "warm": warm, "done": done, "plain": plain}
 
         def large(made: Any) -> float:
             seconds(made, "p0", made.name)
             return median(lambda number: seconds(made, "all", f"{made.name}{number}"))
 
-        return {"cold": cold, "warm": warm, "done": done, "rows": large(rows), "keys": large(keys)}
+        return {**small, "rows": large(rows), "keys": large(keys)}
 
 
 if __name__ == "__main__":
