@@ -143,8 +143,8 @@ def test_a_source_on_s3_that_is_not_there(s3, tmp_path, local, materialize):
         assert url in raised.value.description
 
 
-def test_planning_many_done_partitions_on_s3_is_three_listings(s3, local, caplog, monkeypatch):
-    """Of the source, of the stages and of the manifests, however many partitions there are."""
+def test_planning_many_done_partitions_on_s3_is_two_listings(s3, local, caplog, monkeypatch):
+    """Of the source and of the manifests, however many partitions there are."""
     monkeypatch.setattr(file_source, "_LISTED_ONE_BY_ONE", 8)
     base = f"lake/{uuid.uuid4().hex}"
     fs = fsspec.filesystem("s3", **s3)
@@ -174,6 +174,6 @@ def test_planning_many_done_partitions_on_s3_is_three_listings(s3, local, caplog
     assert all(partition.stages["clean"].done for partition in planned.partitions)
     requests = [record.getMessage() for record in caplog.records if record.name == "werkzeug"]
     listings = [line for line in requests if "list-type=2" in line]
-    assert len(listings) == 3, listings
+    assert len(listings) == 2, listings
     others = [line for line in requests if line not in listings]
     assert all("/store/many/fragments.json" in line for line in others), others
