@@ -44,6 +44,17 @@ def test_a_server_is_ready_when_it_was_constructed():
         server.check_health()
 
 
+def test_it_listens_on_the_given_address_alone():
+    with running(launch(), "127.0.0.2") as server:
+        endpoint = server.status().endpoint
+        assert endpoint.url.startswith("http://127.0.0.2:")
+        found = psutil.Process(server.status().pid).net_connections("tcp")
+        listening = {one.laddr for one in found if one.status == psutil.CONN_LISTEN}
+        assert listening == {("127.0.0.2", port(endpoint))}
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port(endpoint)))
+
+
 @pytest.mark.skipif(not is_free(0, "::1"), reason="this machine has no ::1")
 def test_an_address_of_ip_version_6():
     with running(launch(), "::1") as server:
