@@ -7,25 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vane_dagster.errors import names
-from vane_dagster.providers.base import Answer, Message, Request, SamplingRefused
+from vane_dagster.providers.base import Answer, Message, Request
 from vane_dagster.providers.http import HttpProvider, choice_schema, in_object
 from vane_dagster.providers.usage import finish_reason, token_count
 
 _MAX_TOKENS = 4096
 """The API requires a limit; this is the one of stages without a limit of their own."""
-_UNKNOWN = frozenset(
-    {
-        "frequency_penalty",
-        "logit_bias",
-        "logprobs",
-        "n",
-        "presence_penalty",
-        "reasoning_effort",
-        "response_format",
-        "seed",
-    }
-)
-"""OpenAI's parameters without a counterpart."""
 _REASONS = {
     "end_turn": "stop",
     "stop_sequence": "stop",
@@ -47,9 +34,9 @@ class AnthropicProvider(HttpProvider):
     """Connects to an endpoint with the `anthropic` client, over one connection pool.
 
     System messages become the request's ``system``. Of the sampling parameters, ``stop`` becomes
-    ``stop_sequences``, ``max_completion_tokens`` becomes ``max_tokens`` (4096 if the stage sets
-    none), and those that the API lacks, such as ``seed``, are refused. All others are added to the
-    body unchanged.
+    ``stop_sequences``, and ``max_completion_tokens`` becomes ``max_tokens`` (4096 if the stage sets
+    none). All others are added to the body unchanged; the API refuses those that it lacks, such as
+    ``seed``.
 
     With a `return_format` the model must call a tool whose input has that schema, and the input is
     the answer; with extended thinking, where the API has no such obligation, it may.
@@ -84,13 +71,6 @@ class AnthropicProvider(HttpProvider):
         refusal = details.get("explanation") if isinstance(details, dict) else None
         return self._answer(request, text, counts, _REASONS.get(reason, reason), refusal)
 
-    @classmethod
-    def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
-        """See `HttpProvider.check_options`."""
-        if problem := _unknown(sampling):
-            raise ValueError(problem)
-        super().check_options(options, sampling)
-
 
 def _split(messages: Sequence[Message]) -> tuple[str, list[Message]]:
     """Separate the system messages, which are no part of the API's conversation."""
@@ -104,18 +84,8 @@ def _split(messages: Sequence[Message]) -> tuple[str, list[Message]]:
     return "\n\n".join(system), others
 
 
-def _unknown(sampling: Mapping[str, Any]) -> str | None:
-    """Describe the parameters that the API lacks; None if there are none."""
-    unknown = sorted(_UNKNOWN & set(sampling))
-    if not unknown:
-        return None
-    return f"sampling_params has {names(unknown)}, which Anthropic's API does not take; remove it"
-
-
 def _parameters(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Convert sampling under OpenAI's names."""
-    if problem := _unknown(sampling):
-        raise SamplingRefused(problem)
     given = dict(sampling)
     if (most := given.pop("max_completion_tokens", None)) is not None:
         given.setdefault("max_tokens", most)

@@ -12,7 +12,7 @@ import pytest
 from support.llm_server import Server, serving
 from vane_dagster.errors import StageError
 from vane_dagster.providers.anthropic import AnthropicProvider
-from vane_dagster.providers.base import Answer, Request, SamplingRefused
+from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.http import MalformedResponse
 
@@ -116,13 +116,6 @@ def test_a_choice_is_the_answer_of_the_tool(server, endpoint):
 
 
 # Errors
-
-
-@pytest.mark.parametrize("name", ["seed", "logit_bias", "response_format"])
-def test_parameters_that_the_api_lacks_are_refused(name, server, endpoint):
-    with pytest.raises(SamplingRefused, match=f"has '{name}', which Anthropic's API does not take"):
-        submit(endpoint[1], "a", sampling={name: 1})
-    assert not server.bodies
 
 
 def test_a_message_of_another_role_is_an_error_of_its_row(server, endpoint):

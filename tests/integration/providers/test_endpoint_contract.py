@@ -63,14 +63,6 @@ WRONG_KEYS = [
         "needs a key in the environment variable 'UNSET_KEY', which its workers do not have",
     ),
 ]
-NO_BODY = [
-    ({"options": {"extra_body": "x"}}, "an extra_body of type str; expected a dict"),
-    ({"sampling_params": {"extra_headers": {"K": SECRET}}}, "sampling_params has 'extra_headers'"),
-    (
-        {"sampling_params": {"top_k": b"x"}},
-        "has 'top_k', which cannot be sent: Object of type bytes",
-    ),
-]
 BODY = {"extra_body": {"a": 1}}
 
 
@@ -79,7 +71,7 @@ def openai(api: str, other: str) -> Maker:
         wrong = ({"options": {"api": "x"}}, "have api='x'; expected 'chat', 'completions")
         arguments = endpoint_arguments("openai", url, api=api)
         return Offered(
-            backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [*NO_BODY, wrong],
+            backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [wrong],
             {"api": other, **BODY}, server=server,
         )  # fmt: skip
 
@@ -89,20 +81,17 @@ def openai(api: str, other: str) -> Maker:
 def openai_embeddings(backend: Any, server: Server, url: str) -> Offered:
     arguments = {"dimensions": 3, "normalize": False, **endpoint_arguments("openai", url)}
     bad = {None: NULL_TEXT, **{text: BAD[text] for text in ("refused", "too long")}}
-    refused = [each for each in NO_BODY if "sampling_params" not in each[0]]
     keyed = {"api": "completions", **BODY}
     return Offered(
-        backend, "embed", arguments, lengths, bad, WRONG_KEYS, refused, keyed, server=server
+        backend, "embed", arguments, lengths, bad, WRONG_KEYS, keyed=keyed, server=server
     )
 
 
 def anthropic(backend: Any, server: Server, url: str) -> Offered:
-    seed = ({"sampling_params": {"seed": 1}}, "has 'seed', which Anthropic's API does not take")
     arguments = endpoint_arguments("anthropic", url.removesuffix("/v1"))
     return Offered(
-        backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [*NO_BODY, seed],
-        {"api": "messages", **BODY},
-        server=server,
+        backend, "prompt", arguments, echoes, BAD, WRONG_KEYS,
+        keyed={"api": "messages", **BODY}, server=server,
     )  # fmt: skip
 
 
