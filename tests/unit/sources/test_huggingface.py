@@ -280,23 +280,6 @@ def test_arrays_and_labels_are_read_as_stored(store):
     assert rows["label"].to_pylist() == [0, 1]
 
 
-def test_a_stream_is_read_once(tmp_path, store, monkeypatch):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    pq.write_table(pa.table({"id": range(COUNT)}), folder / "train.parquet")
-    source = vd.huggingface(str(folder), split="train", streaming=True, version="1")
-    before = listed(source)
-    assert read(source, store)["id"].to_pylist() == list(range(COUNT))
-    assert not any(are_in_place(split(source, store)))
-    with monkeypatch.context() as patched:
-        patched.setattr(datasets, "load_dataset", None)
-        assert len(read(source, store)) == COUNT
-    pq.write_table(pa.table({"id": range(COUNT + 1)}), folder / "train.parquet")
-    other = vd.huggingface(str(folder), split="train", streaming=True, version="2")
-    assert listed(other) != before
-    assert len(read(other, store)) == COUNT + 1
-
-
 def test_a_stream_in_memory_becomes_a_dataset(tmp_path, store):
     stream = datasets.IterableDataset.from_generator(lambda: iter([{"id": 1}, {"id": 2}]))
     made = datasets.Dataset.from_generator(
@@ -311,17 +294,11 @@ def test_a_stream_in_memory_becomes_a_dataset(tmp_path, store):
     ("given", "options", "message"),
     [
         (5, {}, "path is a builtins.int; expected a datasets.Dataset"),
-        ("x", {"streaming": True, "partition_column": "day"}, "without a partition_column"),
-        ("x", {"streaming": True}, "Give version="),
+        ("x", {"streaming": True}, "make a dataset of the stream"),
         (stream, {}, "Make one of an IterableDataset"),
         (
             lambda: datasets.Dataset.from_dict({"id": [1]}),
             {"name": "x"},
-            "is loaded already. Leave",
-        ),
-        (
-            lambda: datasets.Dataset.from_dict({"id": [1]}),
-            {"streaming": True},
             "is loaded already. Leave",
         ),
     ],
