@@ -246,20 +246,3 @@ def test_a_table_on_s3(tmp_path, local, materialize, s3):
     assert step.steps[0].url.startswith(f"{url}/data/")
     for path in (tmp_path / "store").rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes()
-
-
-def test_a_filter_on_a_column_that_is_not_read(tmp_path, url, local, materialize):
-    def kept() -> list[int]:
-        source = {"columns": ["id", "text"], "filter": "LOW < 3"}
-        materialize(docs(url, ["text"], **source), local)
-        return ids(tmp_path)
-
-    lance.write_dataset(rows(range(6), low=pa.array(range(6), pa.int64())), url)
-    assert kept() == [0, 1, 2]
-    lance.dataset(url).drop_columns(["low"])
-    low = pa.table({"id": range(6), "low": range(6, 0, -1)})
-    lance.dataset(url).merge(low, "id")
-    assert kept() == [4, 5]
-    lance.dataset(url).alter_columns({"path": "low", "name": "high"})
-    lance.dataset(url).alter_columns({"path": "n", "name": "low"})
-    assert kept() == [0]
