@@ -1,12 +1,12 @@
-"""Hugging Face datasets: `HuggingFaceSource`, and `HuggingFaceStream` for streams."""
+"""`HuggingFaceSource`: the rows of a Hugging Face dataset."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -15,18 +15,13 @@ import pyarrow.compute as pc
 from vane_dagster._arguments import check_installed
 from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import DefinitionError, SourceError, first_line, names
-from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.sources.row_blocks import BLOCK_ROWS
 from vane_dagster.sources.rows_source import Positions, Rows, RowsSource
 from vane_dagster.sources.schemas import plain_schema
-from vane_dagster.sources.stored_table_source import StoredTableSource, write_blocks
-from vane_dagster.storage.stored_tables import ArrowRows, StoredTable
+from vane_dagster.storage.stored_tables import ArrowRows
 from vane_dagster.types.schema import check_distinct, check_storable
 
 _LABEL = "vd.huggingface"
 _SAVED = ("state.json", "dataset_dict.json")
-_NO_ROWS = ("token", "storage_options", "cache_dir", "num_proc", "keep_in_memory")
-"""Arguments of `load_dataset` that have no influence on the rows."""
 _IN_PLACE = ("slice", "select", "drop", "remove_column", "cast", "replace_schema_metadata")
 """What may have been done to a part of a dataset whose rows still lie in its file."""
 
@@ -38,49 +33,15 @@ class HuggingFaceSource(RowsSource):
     kind: ClassVar[str] = "huggingface"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HuggingFaceStream(StoredTableSource):
-    """A dataset that is read once, as a stream, into the store.
-
-    Attributes:
-        load: Returns the stream.
-        label: What it is, for messages.
-        key: What identifies its rows.
-    """
-
-    kind: ClassVar[str] = "huggingface"
-    partitioned_by: ClassVar[str] = "partition_column= without streaming=True"
-    load: Callable[[], Any] = field(repr=False, compare=False)
-    label: str
-    key: str
-
-    def url_for(self, partition_key: str | None) -> str:
-        """Return what the dataset is, for messages."""
-        return self.label
-
-    def identity(self, partition: str | None) -> str:
-        return self.key
-
-    def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
-        """Read the stream into the store."""
-        schemas: list[pa.Schema] = []
-        pieces = write_blocks(self.store_root, identity, _streamed(self.load(), schemas))
-        if not schemas:
-            raise SourceError(f"{location}: {self.place} has no rows, and no columns are known")
-        return StoredTable(schemas[0], pieces)
-
-
 def huggingface(
     path: Any,
     *,
     split: str | None = None,
-    streaming: bool = False,
     partition_column: str | None = None,
     copy: bool = False,
-    version: str | None = None,
     allow_empty: bool = False,
     **load_options: Any,
-) -> HuggingFaceSource | HuggingFaceStream:
+) -> HuggingFaceSource:
     """Declare a Hugging Face dataset as a pipeline's source.
 
     Its rows are identified by their content. Workers read them in the Arrow files in which the
@@ -92,13 +53,9 @@ def huggingface(
             the name or folder that `datasets.load_dataset` takes. It is loaded when the rows are
             needed.
         split: The split; needed if there are several.
-        streaming: Whether to read the dataset once, as a stream, into the store, without a copy on
-            this machine. It is identified by the arguments, and needs `version` or `revision`.
         partition_column: For a partitioned pipeline: the rows of a partition are those whose value
             in this column, as text, equals the key.
         copy: Whether to copy all rows into the store: for workers that cannot read the files.
-        version: Part of the identity of a stream: another one reads it again. Change it with the
-            data. Other datasets are identified by their content alone.
         allow_empty: Whether a partition without rows is accepted; an error by default.
         **load_options: Further arguments of `datasets.load_dataset`, such as `name`, the
             configuration, `revision`, that on the hub, and `data_files`.
@@ -117,37 +74,29 @@ def huggingface(
                 "path or name of a dataset. Make one of an IterableDataset, by "
                 "datasets.Dataset.from_generator(lambda: iter(stream))"
             )
-        if streaming or load_options:
+        if load_options:
             raise DefinitionError(
-                f"{_LABEL}: path is a {kind}, which is loaded already. Leave streaming and the "
-                "options of load_dataset out"
+                f"{_LABEL}: path is a {kind}, which is loaded already. Leave the options of "
+                "load_dataset out"
             )
+    if load_options.get("streaming"):
+        raise DefinitionError(
+            f"{_LABEL}: streaming is given, but streams have no identity. Leave it out, or make a "
+            "dataset of the stream, by datasets.Dataset.from_generator(lambda: iter(stream))"
+        )
     own = f"the {kind} in memory" if is_loaded else f"the Hugging Face dataset {given!r}"
     label = f"{own}, split {split!r}" if split else own
-    load = functools.partial(_loaded, given, label, split, streaming, load_options)
-    if not streaming:
-        return HuggingFaceSource(
-            load=functools.cache(lambda: _rows(load(), copy, partition_column)),
-            partition_column=partition_column,
-            is_partitioned=partition_column is not None,
-            label=label,
-            allow_empty=allow_empty,
-        )
-    if partition_column is not None or not (version or load_options.get("revision")):
-        raise DefinitionError(
-            f"{_LABEL}: a stream is read as a whole, without a partition_column, and nothing says "
-            "whether its rows have changed. Give version=, and another one when they have; or the "
-            "revision= of a dataset on the hub"
-        )
-    options = sorted((n, repr(v)) for n, v in load_options.items() if n not in _NO_ROWS)
-    key = digest(_LABEL, given, split, version, repr(options))[:40]
-    return HuggingFaceStream(load=load, label=label, key=key, allow_empty=allow_empty)
+    load = functools.partial(_loaded, given, label, split, load_options)
+    return HuggingFaceSource(
+        load=functools.cache(lambda: _rows(load(), copy, partition_column)),
+        partition_column=partition_column,
+        is_partitioned=partition_column is not None,
+        label=label,
+        allow_empty=allow_empty,
+    )
 
 
-def _loaded(
-    given: Any, label: str, split: str | None, streaming: bool, options: Mapping[str, Any]
-) -> Any:
-    """Return a dataset, or a stream of one."""
+def _loaded(given: Any, label: str, split: str | None, options: Mapping[str, Any]) -> Any:
     datasets: Any = importlib.import_module("datasets")
     found = given
     try:
@@ -158,8 +107,7 @@ def _loaded(
                 if not isinstance(found, dict) and split not in (None, str(found.split)):
                     raise ValueError(f"split is {split!r}; the folder holds {found.split}")
             else:
-                more = {"split": split, "streaming": streaming, **options}
-                found = datasets.load_dataset(given, **more)
+                found = datasets.load_dataset(given, split=split, **options)
     except Exception as error:  # of the library, of the hub's client, or of file systems
         raise SourceError(
             f"{_LABEL}: {label} cannot be loaded: {type(error).__name__}: {first_line(error)}. "
@@ -179,12 +127,18 @@ def _loaded(
 
 def _rows(dataset: Any, copy: bool, partition_column: str | None) -> Rows:
     """Return the rows of a `datasets.Dataset`, through its mapping of indices."""
-    schema = _checked(dataset.features.arrow_schema)
+    schema = plain_schema(dataset.features.arrow_schema)
+    check_distinct(schema.names, _LABEL)
+    check_storable(schema, _LABEL)
     arrow, embeds = dataset.with_format("arrow"), _has_external_files(dataset, schema)
 
     def take(positions: Positions) -> pa.Table:
         key = positions if isinstance(positions, range) else positions.tolist()
-        return _plain_chunk(arrow[key], schema, embeds)
+        table = arrow[key]
+        if embeds:
+            inner: Any = importlib.import_module("datasets.table")
+            table = inner.embed_table_storage(table)
+        return table.cast(schema)
 
     def column(name: str) -> pa.ChunkedArray:
         return arrow.select_columns([name])[:].cast(pa.schema([schema.field(name)])).column(name)
@@ -195,34 +149,6 @@ def _rows(dataset: Any, copy: bool, partition_column: str | None) -> Rows:
         files = [_in_file(row[0], schema) if len(row) == 1 else None for row in blocks]
     places = [rows for rows in files if rows] if all(files) else []
     return Rows(schema, len(dataset), take, column, partition_column, places)
-
-
-def _checked(schema: pa.Schema) -> pa.Schema:
-    plain = plain_schema(schema)
-    check_distinct(plain.names, _LABEL)
-    check_storable(plain, _LABEL)
-    return plain
-
-
-def _plain_chunk(table: pa.Table, schema: pa.Schema, embeds: bool) -> pa.Table:
-    if embeds:
-        tables: Any = importlib.import_module("datasets.table")
-        table = tables.embed_table_storage(table)
-    return table.cast(schema)
-
-
-def _streamed(dataset: Any, schemas: list[pa.Schema]) -> Iterator[pa.Table]:
-    """Yield the rows of a stream; `schemas` gets the schema if it is empty."""
-    features = dataset.features
-    embeds = features is not None and bool(_media(features))
-    if features is not None:
-        schemas.append(_checked(features.arrow_schema))
-    for chunk in dataset.with_format("arrow").iter(batch_size=BLOCK_ROWS):
-        if features is not None:
-            chunk = chunk.select(features.arrow_schema.names).cast(features.arrow_schema)
-        elif not schemas:
-            schemas.append(_checked(chunk.schema))
-        yield _plain_chunk(chunk, schemas[0], embeds)
 
 
 def _media(features: Mapping[str, Any]) -> list[str]:

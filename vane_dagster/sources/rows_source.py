@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import SourceError, names
+from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.row_blocks import BLOCK_ROWS, blocks
-from vane_dagster.sources.stored_table_source import StoredTableSource, write_blocks
-from vane_dagster.storage.stored_tables import ArrowRows, Piece, StoredTable, clipped
+from vane_dagster.sources.stored_table_source import StoredTableSource
+from vane_dagster.storage.stored_tables import MADE, ArrowRows, Piece, StoredTable, clipped
 
 _one_at_a_time = threading.RLock()
 
@@ -140,7 +141,11 @@ class RowsSource(StoredTableSource):
             parts = (clipped(rows.files, *each) for each in itertools.pairwise(stops))
             pieces = tuple(replace(b, places=tuple(part)) for b, part in zip(pieces, parts))
         else:
-            pieces = write_blocks(self.store_root, identity, rows.chunks(partition))
+            with PieceWriter(self.store_root, f"{MADE}/{identity}") as writer:
+                pieces = tuple(
+                    replace(block, places=(writer.write(part),))
+                    for block, part in blocks(rows.chunks(partition))
+                )
         if (now := _identity(pieces)) != identity:
             raise SourceError(
                 f"{location}: {self.url_for(partition)} has changed while the run was planned; its "

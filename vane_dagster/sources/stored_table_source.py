@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,16 +27,11 @@ from vane_dagster.sources.base import (
 )
 from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.sources.in_store import InStore
-from vane_dagster.sources.piece_writer import PieceWriter
-from vane_dagster.sources.row_blocks import blocks
 from vane_dagster.sources.table_reader import TableReader
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.stored_tables import (
     COMPLETE,
-    MADE,
     ParquetRows,
-    Piece,
     StoredTable,
     clipped,
     create_record,
@@ -154,12 +149,6 @@ class StoredTableSource(InStore):
 
     def for_workers(self) -> SourceReader:
         return TableReader(self.store_root)
-
-
-def write_blocks(root: Location, identity: str, chunks: Iterable[pa.Table]) -> tuple[Piece, ...]:
-    """Write rows into a store."""
-    with PieceWriter(root, f"{MADE}/{identity}") as writer:
-        return tuple(replace(b, places=(writer.write(rows),)) for b, rows in blocks(chunks))
 
 
 def _fragments(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from vane_dagster._keywords import known_keywords, require_columns
+from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError, VaneError
 from vane_dagster.sources.rows_source import Positions, Rows, RowsSource
 from vane_dagster.sources.schemas import plain_schema
@@ -55,13 +55,11 @@ def table(
         allow_empty: Whether a partition without rows is accepted; an error by default.
 
     Raises:
-        DefinitionError: If the object is of another kind, has no columns, or two of one name.
+        DefinitionError: If the object is of another kind.
     """
     label = _described(data)
     if isinstance(data, pa.RecordBatchReader):
         data = data.read_all()  # it can be read once
-    if not callable(data):
-        _check_columns(data, partition_column)
     return TableSource(
         load=functools.cache(lambda: _rows(data, partition_column)),
         partition_column=partition_column,
@@ -76,10 +74,12 @@ def _rows(data: Any, partition_column: str | None) -> Rows:
     if callable(data):
         data = data()
         _described(data)
-        _check_columns(data, partition_column)
     try:
         found = _as_arrow(data)
         schema = plain_schema(found.schema)
+        if not all(schema.names or [""]):
+            raise SourceError(f"{_LABEL}: a table needs one or more columns, each with a name")
+        check_distinct(schema.names, _LABEL)
         check_storable(schema, _LABEL)
         encoded_rows(empty_table(schema).columns)  # refuses types without an identity
         rows = found.cast(schema)
@@ -119,32 +119,6 @@ def _described(data: Any) -> str:
     )
 
 
-def _column_names(data: Any) -> list[Any]:
-    if isinstance(data, Mapping):
-        return list(data)
-    if isinstance(data, Sequence):
-        return list(dict.fromkeys(name for row in data for name in row))
-    if hasattr(data, "collect_schema"):  # a lazy frame warns about anything else
-        return list(data.collect_schema().names())
-    schema = getattr(data, "schema", None)
-    if isinstance(schema, pa.Schema):
-        return list(schema.names)
-    index = [name for name in getattr(getattr(data, "index", None), "names", ()) if name]
-    return [*index, *data.columns]
-
-
-def _check_columns(data: Any, partition_column: str | None) -> None:
-    found = _column_names(data)
-    if not found or not all(isinstance(name, str) and name for name in found):
-        raise DefinitionError(
-            f"{_LABEL}: the columns are {found[:3]!r}; expected one or more, with texts as names"
-        )
-    check_distinct(found, _LABEL)
-    if partition_column is not None:
-        owner = f"{_LABEL}: partition_column: the table"
-        require_columns(owner, [partition_column], found, DefinitionError)
-
-
 def _as_arrow(data: Any) -> pa.Table:
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
@@ -152,7 +126,8 @@ def _as_arrow(data: Any) -> pa.Table:
         return batches(data, _LABEL).read_all()
     if isinstance(data, Mapping):
         return pa.table({name: _as_array(values, name) for name, values in data.items()})
-    return pa.table({n: _as_array([r.get(n) for r in data], n) for n in _column_names(data)})
+    names = dict.fromkeys(name for row in data for name in row)
+    return pa.table({name: _as_array([row.get(name) for row in data], name) for name in names})
 
 
 def _as_array(values: Any, name: str) -> Any:

@@ -111,18 +111,18 @@ class TextStream:
 def whole_lines(blocks: Iterable[bytes], stream: TextStream) -> Iterator[bytes]:
     """Join and cut blocks so that each ends after a newline, except for the last."""
     held: list[bytes] = []
-    for block in blocks:
-        end = block.rfind(b"\n") + 1
-        if end:
-            yield b"".join([*held, block[:end]])
+    for block, following in itertools.pairwise(itertools.chain(blocks, [None])):
+        assert block is not None
+        # The last one is whole: Arrow refuses a row of CSV that is in three blocks.
+        end = len(block) if following is None else block.rfind(b"\n") + 1
+        if (end or following is None) and (lines := b"".join([*held, block[:end]])):
+            yield lines
             held = []
         held.append(block[end:])
         if sum(map(len, held)) > MAX_LINE:
             raise stream.refused(
                 f"a line has more than {MAX_LINE >> 20} MiB. Check that it has newlines"
             )
-    if rest := b"".join(held):
-        yield rest
 
 
 class BlockReader(io.RawIOBase):

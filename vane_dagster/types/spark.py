@@ -1,6 +1,6 @@
 """Spark's types as users write them: DDL strings and objects of `pyspark.sql.types`.
 
-DuckDB parses the types of single values, and a few names mean another type in Spark.
+They are translated for DuckDB, which parses them. A few names mean another type in Spark.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ import re
 import pyarrow as pa
 
 from vane_dagster._lazy import duckdb
-from vane_dagster.errors import SchemaError
-from vane_dagster.types.schema import check_distinct, sql_type
+from vane_dagster.errors import SchemaError, first_line
+from vane_dagster.types.schema import sql_type
+from vane_dagster.types.sql import quote
 
-_OWN: dict[str, pa.DataType] = {
-    "byte": pa.int8(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestamp_ltz": pa.timestamp("us", tz="UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-    **dict.fromkeys(("decimal", "dec", "numeric"), pa.decimal128(10, 0)),
+_OWN = {
+    "byte": "TINYINT",
+    "timestamp": "TIMESTAMPTZ",
+    "timestamp_ltz": "TIMESTAMPTZ",
+    "timestamp_ntz": "TIMESTAMP",
+    **dict.fromkeys(("decimal", "dec", "numeric"), "DECIMAL(10,0)"),
 }
-_NESTED = ("array", "map", "struct")
-_LENGTH = re.compile(r"(char|character|varchar|time)\s*\(\s*\d+\s*\)", re.IGNORECASE)
+_NESTED = {"array": ("", "[]"), "map": ("MAP(", ")"), "struct": ("STRUCT(", ")")}
+_IGNORED = re.compile(r"not\s+null|comment\s.*", re.IGNORECASE | re.DOTALL)
 _TOKEN = re.compile(
-    r"""`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+(?:\s*\([^()]*\))?|\S""", re.DOTALL
+    r"(?:array|map|struct)\s*<|not\s+null\b|comment\s*(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
+    r"|`(?:[^`]|``)*`\s*:?|\w+\s*:|time\s*\(\d\)|\w+(?:\s*\([^()]*\))?|\S",
+    re.DOTALL | re.IGNORECASE,
 )
 
 
@@ -31,92 +34,46 @@ def parse_return_type(return_type: object, where: str) -> pa.DataType:
     """Convert the `return_type` of a Spark UDF to an Arrow type, as Spark converts it."""
     if isinstance(return_type, pa.DataType):
         return return_type
-    ddl = getattr(return_type, "simpleString", lambda: return_type)
     if isinstance(return_type, type) and hasattr(return_type, "simpleString"):
         name = return_type.__name__
         raise SchemaError(f"{where}: return_type is the class {name}; write {name}()")
-    if not isinstance(text := ddl(), str):
-        raise SchemaError(
-            f"{where}: return_type is a {type(return_type).__name__}; expected a DDL string, as "
-            "'array<float>' or 'label string, score double', or a pyspark.sql.types.DataType"
-        )
-    return _Parser(text, where).parse()
+    ddl = getattr(return_type, "simpleString", lambda: return_type)()
+    reason = f"it is a {type(ddl).__name__}"
+    if isinstance(ddl, str):
+        try:
+            return sql_type(_as_sql(ddl))
+        except (duckdb.Error, SchemaError) as error:
+            reason = first_line(error)
+    raise SchemaError(
+        f"{where}: return_type {ddl!r} is no type of Spark: {reason}. Expected a DDL string, as "
+        "'array<float>' or 'label string, score double', or a pyspark.sql.types.DataType"
+    )
 
 
-class _Parser:
-    """A recursive descent over the tokens of a DDL string."""
-
-    def __init__(self, ddl: str, where: str) -> None:
-        self.ddl, self.where = ddl, where
-        self.tokens: list[str] = [*_TOKEN.findall(ddl), "", "", ""]
-        self.at = 0
-
-    def parse(self) -> pa.DataType:
-        """Parse a type, or a list of columns, which is a struct."""
-        is_type = self.tokens[1] in ("", "<", ">")
-        kind = self.kind() if is_type else self.struct()
-        self.expect("", "the end, or a comma between columns")
-        return kind
-
-    def kind(self) -> pa.DataType:
-        name = self.next()
-        if (known := name.lower()) in _OWN:
-            return _OWN[known]
-        if known not in _NESTED:
-            try:
-                return sql_type(_LENGTH.sub(r"\1", name))
-            except (duckdb.Error, SchemaError):
-                self.at -= 1
-                raise self.unexpected("a type, such as array<float>") from None
-        self.expect("<")
-        if known == "struct":
-            kind = self.struct()
-        elif known == "array":
-            kind = pa.list_(self.kind())
-        else:
-            key = self.kind()
-            self.expect(",")
-            kind = pa.map_(key, self.kind())
-        self.expect(">")
-        return kind
-
-    def struct(self) -> pa.DataType:
-        fields = [self.field()]
-        while self.accept(","):
-            fields.append(self.field())
-        check_distinct([name for name, _ in fields], self.where)
-        return pa.struct(fields)
-
-    def field(self) -> tuple[str, pa.DataType]:
-        text = self.next()
-        name = text[1:-1].replace("``", "`") if text[:1] == "`" else text
-        if not name or not re.fullmatch(r"`.*`|\w+", text, re.DOTALL):
-            self.at -= 1
-            raise self.unexpected("the name of a field")
-        self.accept(":")
-        kind = self.kind()
-        if self.accept("not"):
-            self.expect("null")
-        if self.accept("comment"):
-            self.next()
-        return name, kind
-
-    def next(self) -> str:
-        self.at += 1
-        return self.tokens[self.at - 1]
-
-    def accept(self, text: str) -> bool:
-        is_next = self.tokens[self.at].lower() == text
-        self.at += is_next
-        return is_next
-
-    def expect(self, text: str, expected: str = "") -> None:
-        if not self.accept(text):
-            raise self.unexpected(expected or repr(text))
-
-    def unexpected(self, expected: str) -> SchemaError:
-        rest = " ".join(self.tokens[self.at :]).strip()
-        return SchemaError(
-            f"{self.where}: return_type {self.ddl!r}: expected {expected}, at "
-            f"{repr(rest) if rest else 'the end'}"
-        )
+def _as_sql(ddl: str) -> str:
+    """Translate a type, or a list of columns, which is a struct."""
+    tokens = _TOKEN.findall(ddl)
+    if len(tokens) > 1 and not tokens[0].endswith("<"):
+        tokens = ["struct<", *tokens, ">"]
+    parts: list[str] = []
+    inside: list[str] = []
+    is_name = False
+    for token in tokens:
+        word = token.removesuffix("<").strip().lower()
+        if is_name:
+            name = token.removesuffix(":").strip()
+            is_quoted = name.startswith("`")
+            parts.append(quote(name[1:-1].replace("``", "`") if is_quoted else name))
+            is_name = False
+        elif token.endswith("<") and word in _NESTED:
+            inside.append(word)
+            parts.append(_NESTED[word][0])
+            is_name = word == "struct"
+        elif token == ">" and inside:
+            parts[-1] += _NESTED[inside.pop()][1]
+        elif not _IGNORED.fullmatch(token):
+            is_name = token == "," and inside[-1:] == ["struct"]
+            parts.append("TIME" if word.startswith("time(") else _OWN.get(word, token))
+    if inside:
+        raise SchemaError("a '<' is not closed, or has no name of a field after it")
+    return " ".join(parts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
-import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -247,30 +246,3 @@ def test_a_table_on_s3(tmp_path, local, materialize, s3):
     assert step.steps[0].url.startswith(f"{url}/data/")
     for path in (tmp_path / "store").rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes()
-
-
-def test_a_table_that_was_written_anew_from_its_first_version(tmp_path, url, compute, materialize):
-    """A worker has opened a version of that number before."""
-    for text in ("first", "second"):
-        shutil.rmtree(url, ignore_errors=True)
-        lance.write_dataset(pa.table({"id": [1], "n": [2], "text": [text]}), url)
-        materialize(docs(url), compute)
-        found = read_stage(tmp_path / "store", "docs", "clean")
-        assert found["text"].to_pylist() == [text]
-
-
-def test_a_filter_on_a_column_that_is_not_read(tmp_path, url, local, materialize):
-    def kept() -> list[int]:
-        source = {"columns": ["id", "text"], "filter": "LOW < 3"}
-        materialize(docs(url, ["text"], **source), local)
-        return ids(tmp_path)
-
-    lance.write_dataset(rows(range(6), low=pa.array(range(6), pa.int64())), url)
-    assert kept() == [0, 1, 2]
-    lance.dataset(url).drop_columns(["low"])
-    low = pa.table({"id": range(6), "low": range(6, 0, -1)})
-    lance.dataset(url).merge(low, "id")
-    assert kept() == [4, 5]
-    lance.dataset(url).alter_columns({"path": "low", "name": "high"})
-    lance.dataset(url).alter_columns({"path": "n", "name": "low"})
-    assert kept() == [0]

@@ -168,16 +168,6 @@ def test_a_dataset_is_made_once(tmp_path, load, calls, materialize, ray_compute,
     assert calls() == ["made-0", "made-1"]
 
 
-def test_a_version_replaces_the_code(load, calls, materialize, ray_compute):
-    made = load()
-    materialize(docs(made.make, version="1"), ray_compute)
-    edited = load(HELPERS.replace("FACTOR = 3", "FACTOR = 4"))
-    materialize(docs(edited.make, version="1"), ray_compute)
-    assert calls() == ["made-0"]
-    materialize(docs(edited.make, version="2"), ray_compute)
-    assert calls() == ["made-0", "made-1"]
-
-
 def test_a_partition_is_made_alone(tmp_path, load, calls, materialize, ray_compute):
     days = dg.StaticPartitionsDefinition(["mon", "tue"])
     source = vd.ray_dataset(load().day)

@@ -88,7 +88,7 @@ def test_a_name_that_is_given_to_another_column_changes_the_identity(tmp_path):
         (file,) = vd.lance(url, **given).list_files([None], "here")[None]
         return file.version
 
-    given = ({"columns": ["raw"]}, {"columns": ["id"], "filter": "raw <> ''"}, {"columns": ["id"]})
+    given = ({"columns": ["raw"]}, {"columns": ["id"], "filter": "RAW <> ''"}, {"columns": ["id"]})
     read, tested, other = (version(**each) for each in given)
     lance.dataset(url).alter_columns({"path": "raw", "name": "former"})
     lance.dataset(url).alter_columns({"path": "clean", "name": "raw"})

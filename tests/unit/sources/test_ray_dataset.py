@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,16 @@ import pytest
 
 import vane_dagster as vd
 from vane_dagster.sources import FragmentRule, ReadContext
-from vane_dagster.sources.stored_table_source import StoredTableSource, write_blocks
+from vane_dagster.sources.piece_writer import PieceWriter
+from vane_dagster.sources.stored_table_source import StoredTableSource
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
-from vane_dagster.storage.stored_tables import StoredTable, create_record
+from vane_dagster.storage.stored_tables import MADE, Piece, StoredTable, create_record
+
+
+def written(source: Any, identity: str, rows: pa.Table) -> Piece:
+    with PieceWriter(source.store_root, MADE) as writer:
+        return Piece(identity, len(rows), len(rows) * 8, (writer.write(rows),))
 
 
 class Counted(StoredTableSource):
@@ -33,12 +38,11 @@ class Counted(StoredTableSource):
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
         self.calls.append(partition)
-        pieces = []
-        for name, count in (("a", 10), ("b", 40), ("c", 5)):
-            rows = pa.table({"n": [f"{name}{i}" for i in range(count)]})
-            (block,) = write_blocks(self.store_root, identity, [rows])
-            pieces.append(replace(block, identity=name, bytes=count * 8))
-        return StoredTable(pa.schema({"n": pa.string()}), tuple(pieces))
+        pieces = tuple(
+            written(self, name, pa.table({"n": [f"{name}{i}" for i in range(count)]}))
+            for name, count in (("a", 10), ("b", 40), ("c", 5))
+        )
+        return StoredTable(pa.schema({"n": pa.string()}), pieces)
 
 
 @pytest.fixture
@@ -83,8 +87,7 @@ def test_rows_have_the_columns_and_types_of_the_table(bound):
         pa.table({"n": pa.array([2**31 - 1], pa.int32()), "m": ["a"]}),
         pa.table({"n": pa.array([2**31 - 1], pa.int64())}),
     ]
-    pieces = [write_blocks(bound.store_root, "x", [each])[0] for each in blocks]
-    pieces = [replace(piece, identity=str(number)) for number, piece in enumerate(pieces)]
+    pieces = [written(bound, str(number), each) for number, each in enumerate(blocks)]
     schema = pa.schema({"n": pa.int64(), "m": pa.string()})
     create_record(bound.store_root, "idNone", StoredTable(schema, tuple(pieces)))
     files = bound.required(bound.list_files([None], "here")[None], None, "here")

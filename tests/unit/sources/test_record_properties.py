@@ -49,6 +49,10 @@ def written(name: str, data: bytes) -> Path:
     blank=st.integers(0, 3),
     rule=CUTS,
 )
+@example(
+    [(0, "0", '00"ééé'), (0, "00", "00000"), (0, "0\n", "0000\n")], ["\n"],
+    csv.QUOTE_MINIMAL, False, False, 0, WHOLE,
+)  # fmt: skip
 def test_csv_that_was_written_is_read_back(rows, newlines, quoting, is_ended, has_bom, blank, rule):
     # csv does not quote a lone CR or LF of the other kind.
     has_newline = any(c in text for _, *texts in rows for text in texts for c in "\r\n")

@@ -154,17 +154,10 @@ def test_a_partition_is_the_text_of_a_value(values, key, store):
     assert read(source, store, key)["id"].to_pylist() == [2]
 
 
-def test_rows_without_a_partition_are_refused():
-    source = vd.table({"id": [1, 2], "day": ["a", None]}, partition_column="day")
-    with pytest.raises(
-        vd.errors.SourceError, match=r"'day' is string, and not every row has a text"
-    ):
-        listed(source, "a")
-
-
-def test_a_column_without_texts_cannot_name_partitions():
-    source = vd.table({"id": [1], "day": [[1]]}, partition_column="day")
-    with pytest.raises(vd.errors.SourceError, match=r"'day' is list.*not every row has a text"):
+@pytest.mark.parametrize("days", [["a", None], [[1], [2]]])
+def test_rows_without_a_partition_are_refused(days):
+    source = vd.table({"id": [1, 2], "day": days}, partition_column="day")
+    with pytest.raises(vd.errors.SourceError, match=r"'day' is .*, and not every row has a text"):
         listed(source, "a")
 
 
@@ -184,16 +177,6 @@ def test_an_empty_table_is_refused(store):
         ("a.parquet", r"Files are read by vd.parquet"),
         ([1, 2], "data is a builtins.list"),
         (lambda day: ROWS, "a function without parameters"),
-        ({}, r"the columns are \[\]; expected one or more"),
-        ([], r"the columns are \[\]; expected one or more"),
-        (pa.table([[1], [2]], ["a", "a"]), "'a' and 'a' are the same name"),
-        (pa.table([[1], [2]], ["a", "A"]), "'a' and 'A' are the same name"),
-        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "'a' and 'a' are the same name"),
-        (pd.DataFrame([[1, 2]]), r"the columns are \[0, 1\]; expected"),
-        (
-            pd.DataFrame([[1]], columns=pd.MultiIndex.from_tuples([("a", "b")])),
-            r"the columns are \[\('a', 'b'\)\]; expected",
-        ),
     ],
 )
 def test_what_is_no_table_is_refused_where_it_is_declared(data, message):
@@ -212,6 +195,11 @@ def test_what_is_no_table_is_refused_where_it_is_declared(data, message):
         ({"a": [1], "b": [1, 2]}, "cannot be converted to Arrow.*all of them as many"),
         ([{"a": 1}, {"a": "x"}], "column 'a' cannot be converted to Arrow"),
         (pa.table({"a": pa.array([[1]], pa.list_view(pa.int64()))}), "cannot be converted"),
+        ({"a": [None, 1j]}, "column 'a' cannot be converted to Arrow"),
+        ({}, "a table needs one or more columns"),
+        ([], "a table needs one or more columns"),
+        (pa.table([[1], [2]], ["a", "A"]), "'a' and 'A' are the same name"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "cannot be converted to Arrow: Duplicate"),
     ],
 )
 def test_rows_that_arrow_cannot_hold_are_refused_when_they_are_read(data, message):
@@ -234,17 +222,9 @@ def test_columns_of_pandas_that_arrow_has_no_type_for_are_refused(values, messag
             listed(vd.table(data))
 
 
-def test_complex_numbers_of_python_are_refused():
-    for data in ({"a": [None, 1j]}, [{"a": 1j}]):
-        with pytest.raises(vd.errors.SourceError, match="column 'a' cannot be converted to Arrow"):
-            listed(vd.table(data))
-
-
 def test_an_unknown_partition_column():
-    with pytest.raises(vd.DefinitionError, match="the table has no column 'day'; it has 'id'"):
-        vd.table({"id": [1]}, partition_column="day")
-    with pytest.raises(vd.DefinitionError, match="the table has no column 'day'; it has 'id'"):
-        vd.table(lambda: {"id": [1]}, partition_column="day").schema("here")
+    with pytest.raises(vd.errors.SourceError, match="source has no column 'day'; it has 'id'"):
+        listed(vd.table({"id": [1]}, partition_column="day"), "a")
 
 
 def test_partitions_of_source_and_pipeline_have_to_fit():

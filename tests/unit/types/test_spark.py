@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vane_dagster.errors import SchemaError
@@ -62,41 +62,23 @@ def test_a_ddl_string_is_the_type_that_spark_makes_of_it(ddl, kind):
 
 
 @pytest.mark.parametrize(
-    ("ddl", "problem"),
+    "ddl",
     [
-        ("", "expected a type, such as array<float>, at the end"),
-        ("array<flot>", "expected a type, .*, at 'flot >'"),
-        ("list<float>", "expected a type, .*, at 'list < float >'"),
-        ("array", "expected '<', at the end"),
-        ("array<float", "expected '>', at the end"),
-        ("array<float>>", "expected the end, or a comma between columns, at '>'"),
-        ("array<>", "expected a type, .*, at '>'"),
-        ("map<string>", "expected ',', at '>'"),
-        ("struct<>", "expected the name of a field, at '>'"),
-        ("a float b int", "expected the end, or a comma between columns, at 'b int'"),
-        ("a float,", "expected the name of a field, at the end"),
-        ("a float, a int", "columns 'a' and 'a' are the same name"),
-        ("a float, A int", "columns 'a' and 'A' are the same name"),
-        ("`a`", "expected a type, .*, at '`a`'"),
-        ("`` int", "expected the name of a field, at '`` int'"),
-        ("a int not", "expected 'null', at the end"),
-        ("string collate UNICODE_CI", "expected a type, .*, at 'collate UNICODE_CI'"),
-        ("decimal(1,2,3)", "expected a type, .*, at 'decimal[(]1,2,3[)]'"),
-        ("decimal(x)", "expected a type, .*, at 'decimal[(]x[)]'"),
-        ("decimal(40,2)", "expected a type, .*, at 'decimal[(]40,2[)]'"),
-        ("decimal(2,3)", "expected a type, .*, at 'decimal[(]2,3[)]'"),
-        ("void", "expected a type, .*, at 'void'"),
+        "", "array<flot>", "list<float>", "array", "array<float", "array<float>>", "array<>",
+        "map<string>", "struct<>", "a float b int", "a float,", "a float, A int", "`a`", "`` int",
+        "a int not", "string collate UNICODE_CI", "decimal(1,2,3)", "decimal(x)", "decimal(40,2)",
+        "void", "a: : int", "struct<array<int>>", "struct<a>", "a array<float>>", "array<float:>",
     ],
-)
-def test_a_mistake_is_named_with_what_was_expected(ddl, problem):
-    with pytest.raises(SchemaError, match=problem) as refused:
+)  # fmt: skip
+def test_a_mistake_is_refused(ddl):
+    with pytest.raises(SchemaError, match=r"is no type of Spark: .*Expected a DDL") as caught:
         parse_return_type(ddl, "stage 'score'")
-    assert str(refused.value).startswith("stage 'score': ")
+    assert str(caught.value).startswith(f"stage 'score': return_type {ddl!r}")
 
 
 @pytest.mark.parametrize("wrong", [None, 3, float, ["float"]])
 def test_what_is_neither_a_string_nor_a_type_of_spark_is_refused(wrong):
-    with pytest.raises(SchemaError, match=r"return_type is a \w+; expected a DDL string"):
+    with pytest.raises(SchemaError, match=r"it is a \w+. Expected a DDL string"):
         parse_return_type(wrong, "stage 'score'")
 
 
@@ -131,6 +113,7 @@ def _nested(children):
 TYPES = st.recursive(PLAIN, _nested, max_leaves=8)
 
 
+@settings(max_examples=25, deadline=None)
 @given(TYPES, st.booleans())
 def test_every_nesting_of_types_is_parsed(pair, upper):
     ddl, kind = pair
@@ -159,10 +142,9 @@ def test_a_class_of_pyspark_and_its_types_without_arrow_are_refused():
     vectors = pytest.importorskip("pyspark.ml.linalg", reason=PYSPARK)
     for wrong, fix in [
         (types.FloatType, r"the class FloatType; write FloatType\(\)"),
-        (types.NullType(), "at 'void'"),
-        (types.ArrayType(types.DayTimeIntervalType()), "day to second"),
-        (vectors.VectorUDT(), "expected a type"),
-        (types.StructType().add("a b", "integer"), "expected a type"),
+        (types.NullType(), "void"),
+        (vectors.VectorUDT(), "Expected a DDL string"),
+        (types.StructType().add("a b", "integer"), "Expected a DDL string"),
     ]:
         with pytest.raises(SchemaError, match=fix):
             parse_return_type(wrong, "stage 'score'")
