@@ -104,7 +104,7 @@ class DeltaPublisher(TablePublisher):
         self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
     ) -> Any:
         from deltalake.exceptions import CommitFailedError
-        from deltalake.transaction import AddAction, CommitProperties
+        from deltalake.transaction import AddAction, CommitProperties, Transaction
 
         key = {self._column: self._key} if self._column else {}
         now = int(time.time() * 1000)
@@ -112,6 +112,9 @@ class DeltaPublisher(TablePublisher):
             AddAction(path, file.size, key, now, True, _statistics(file, manifest.keys[0]))
             for path, file in added.items()
         ]
+        # Without it Delta merges two transactions that both add the partition's first files.
+        lock = Transaction(f"vane_dagster {self._key or ''}", now)
+        properties = CommitProperties(self._properties(manifest), app_transactions=[lock])
         try:
             table.create_write_transaction(
                 actions,
@@ -119,7 +122,7 @@ class DeltaPublisher(TablePublisher):
                 self._delta_schema(manifest.schema),
                 partition_by=list(key),
                 partition_filters=[(self._column, "=", self._key)] if key else None,
-                commit_properties=CommitProperties(custom_metadata=self._properties(manifest)),
+                commit_properties=properties,
             )
         except CommitFailedError:
             return None
