@@ -87,8 +87,8 @@ def _rows(data: Any, partition_column: str | None) -> Rows:
         raise SourceError(str(error)) from error
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SourceError(
-            f"{_LABEL}: the rows cannot be converted to Arrow: {error}. Give each column values of "
-            "one type, and all of them as many"
+            f"{_LABEL}: the rows cannot be converted to Arrow: {error}. Give each column a name of "
+            "its own and values of one type, and all of them as many"
         ) from error
     if partition_column is not None:  # rows are taken from all over it
         rows = rows.combine_chunks()
@@ -125,9 +125,13 @@ def _as_arrow(data: Any) -> pa.Table:
     if form_of_value(data) is not None:
         return batches(data, _LABEL).read_all()
     if isinstance(data, Mapping):
-        return pa.table({name: _as_array(values, name) for name, values in data.items()})
-    names = dict.fromkeys(name for row in data for name in row)
-    return pa.table({name: _as_array([row.get(name) for row in data], name) for name in names})
+        columns = dict(data)
+    else:
+        names = dict.fromkeys(name for row in data for name in row)
+        columns = {name: [row.get(name) for row in data] for name in names}
+    if other := [name for name in columns if not isinstance(name, str)]:
+        raise SourceError(f"{_LABEL}: {other[0]!r} is the name of a column; expected a text")
+    return pa.table({name: _as_array(values, name) for name, values in columns.items()})
 
 
 def _as_array(values: Any, name: str) -> Any:

@@ -76,9 +76,9 @@ def find(
 def find_all(
     store: Store, path: Sequence[str], partitions: Sequence[str | None] | None
 ) -> dict[str | None, Manifest]:
-    """As `find`, but raise StoreError for missing partitions."""
+    """As `find`, but raise StoreError for missing partitions, or if there is none."""
     manifests = find(store, path, partitions)
-    _require(store, path, partitions, manifests, allow_missing=False)
+    _require(store, path, partitions or None, manifests, allow_missing=False)
     return manifests
 
 

@@ -197,6 +197,8 @@ def test_what_is_no_table_is_refused_where_it_is_declared(data, message):
         (pa.table({"a": pa.array([[1]], pa.list_view(pa.int64()))}), "cannot be converted"),
         ({"a": [None, 1j]}, "column 'a' cannot be converted to Arrow"),
         ({}, "a table needs one or more columns"),
+        ({1: [1]}, "1 is the name of a column; expected a text"),
+        ([{None: 1}], "None is the name of a column; expected a text"),
         ([], "a table needs one or more columns"),
         (pa.table([[1], [2]], ["a", "A"]), "'a' and 'A' are the same name"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "cannot be converted to Arrow: Duplicate"),

@@ -99,6 +99,8 @@ def test_lazy_forms_read_the_files_when_they_are_used(local_store, form):
 def test_what_is_missing_is_named(local_store):
     with pytest.raises(vd.errors.StoreError, match=r"'docs' was never materialized into"):
         vd.load("docs", store=local_store)
+    with pytest.raises(vd.errors.StoreError, match=r"'docs' was never materialized into"):
+        vd.quarantine("docs", [], store=local_store)
     for key in KEYS:
         keep(local_store, "docs", key, table(0, 2))
     with pytest.raises(vd.errors.StoreError, match=r"'docs': partitions 'x', 'y' were never"):
