@@ -208,8 +208,8 @@ def _require(
         several = len(missing) > 1
         raise StoreError(
             f"{asset!r}: partition{'s' * several} {names(missing)} {'were' if several else 'was'} "
-            f"never materialized into {root!r}. Materialize first, or, where rows are read, set "
-            "allow_missing_partitions"
+            f"never materialized into {root!r}. Materialize first; vd.load and inputs can also "
+            "leave them out, with allow_missing_partitions"
         )
 
 

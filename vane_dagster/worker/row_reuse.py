@@ -74,10 +74,8 @@ def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Co
     of shares is the same.
     """
     marked, wanted, elsewhere = mark(rows, op, files)
-    computed = np.zeros(rows.num_rows, bool)
-    computed[wanted] = True
     places, ends = _ordered(rows, op, wanted)
-    places = np.concatenate([places, np.flatnonzero(~computed)])
+    places = np.concatenate([places, np.delete(np.arange(rows.num_rows), wanted)])
     report = WorkReport(Tally(ends[-1]), shares=ends, found_elsewhere=elsewhere)
     return Computed(taken(marked, places), report)
 
@@ -284,7 +282,7 @@ class _Restored:
         )
 
     def _computed_from(self, ids: pa.ChunkedArray) -> Places:
-        """Return the positions of ids; most often they are those of all rows to compute."""
+        """Return the positions of the rows with these ids: usually of all rows to compute."""
         computed = np.flatnonzero(self._info["part"] == COMPUTED)
         if len(ids) == len(computed):
             expected = self._ids if len(computed) == len(self._ids) else self._ids.take(computed)

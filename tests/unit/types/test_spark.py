@@ -71,7 +71,7 @@ def test_a_ddl_string_is_the_type_that_spark_makes_of_it(ddl, kind):
     ],
 )  # fmt: skip
 def test_a_mistake_is_refused(ddl):
-    with pytest.raises(SchemaError, match=r"is no type of Spark: .*Expected a DDL") as caught:
+    with pytest.raises(SchemaError, match=r"is not a type of Spark: .*Expected a DDL") as caught:
         parse_return_type(ddl, "stage 'score'")
     assert str(caught.value).startswith(f"stage 'score': return_type {ddl!r}")
 
