@@ -73,13 +73,18 @@ class SliceSizer:
         enough = fragments_left >= 2 * workers
         return seconds <= _SLICE_SECONDS or (enough and seconds <= _WHOLE_SECONDS)
 
-    def slice_rows(self, spec: MapBatchesSpec, left: int, workers: int, last: bool) -> int:
+    def slice_rows(
+        self, spec: MapBatchesSpec, rows: int, left: int, workers: int, last: bool
+    ) -> int:
         """Rows of the next slice of a table: whole units worth about 500 ms, fewer towards the end.
 
-        A unit is a batch, or as many batches as an async worker has in flight.
+        A unit is a batch, or as many batches as an async worker has in flight. The units of the
+        last table are of equal size and as many for each worker, so that all finish together.
         """
         batches = spec.max_concurrency if spec.udf.is_async else 1
         unit = (spec.batch_size or DEFAULT_BATCH) * batches
+        if last and rows >= unit * workers:
+            unit = math.ceil(rows / workers / math.ceil(rows / workers / unit))
         share = math.ceil(left / max(1, 2 * workers))
         known = self._row_seconds.get(spec.name)
         if known is None:

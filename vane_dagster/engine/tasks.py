@@ -139,9 +139,9 @@ class WorkBuilder:
             start, rows = retry.start, retry.rows
             built = self._reject(task, retry) if retry.error else self._slice(task, start, rows)
         elif task.kind == "slice":
-            assert task.spec.runs_udf
+            assert task.spec.runs_udf and state.given
             last = last and len(worker_queue) == 1
-            given = task.spec, state.rows_left, worker_queue.size, last
+            given = task.spec, state.given.rows, state.rows_left, worker_queue.size, last
             wanted = self._slice_sizer.slice_rows(*given)
             share = worker_queue.place(worker) if len(state.left) > 1 else 0
             start, stop = state.take(share, lambda most: min(wanted, most))

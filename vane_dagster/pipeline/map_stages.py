@@ -87,9 +87,10 @@ class MapRows:
             batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays), "torch" (dict of
                 tensors; lists for columns that are no numbers), "pandas" or "polars". If `fn`
                 returns a pandas frame without the id, its rows are matched by the frame's index.
-            batch_size: Rows per call. The last batch of a fragment may be smaller. "auto": workers
-                double it as long as throughput rises. Default: all rows of a worker's task, a
-                number that follows the worker's speed and so differs between runs.
+            batch_size: Most rows per call. The last batch of a worker's task may be smaller, and all
+                of the last fragment, whose rows are shared evenly. "auto": workers double it as
+                long as throughput rises. Default: all rows of a worker's task, a number that
+                follows the worker's speed and so differs between runs.
             cardinality: "one_to_one": every row must be returned; "filter": rows may be dropped;
                 `vd.Children`: each row becomes any number of rows.
             fn_kwargs: Passed to each call after the batch. In this and the following arguments, the

@@ -43,49 +43,68 @@ def test_a_stage_is_costly_until_it_is_known_to_take_no_longer_than_a_lookup():
 
 
 def test_before_the_first_measurement_slices_are_a_few_batches():
-    assert sizer().slice_rows(spec(batch_size=10), 1000, 4, last=False) == 40
-    assert sizer().slice_rows(spec(batch_size=10), 100, 4, last=False) == 20, "half a share each"
+    assert sizer().slice_rows(spec(batch_size=10), 1000, 1000, 4, last=False) == 40
+    assert sizer().slice_rows(spec(batch_size=10), 100, 100, 4, last=False) == 20, (
+        "half a share each"
+    )
 
 
 @pytest.mark.parametrize(("row_seconds", "rows"), [(0.001, 500), (0.01, 50), (0.02, 30), (9.0, 10)])
 def test_a_slice_is_whole_batches_worth_half_a_second(row_seconds, rows):
-    assert sizer(row_seconds).slice_rows(spec(batch_size=10), 10_000, 4, last=False) == rows
+    assert sizer(row_seconds).slice_rows(spec(batch_size=10), 10_000, 10_000, 4, last=False) == rows
 
 
 def test_a_slice_has_no_more_rows_than_are_left():
-    assert sizer(0.001).slice_rows(spec(batch_size=10), 7, 4, last=False) == 7
+    assert sizer(0.001).slice_rows(spec(batch_size=10), 7, 7, 4, last=False) == 7
 
 
 def test_the_last_rows_are_shared_so_that_the_workers_finish_together():
     quick = sizer(0.001)
-    assert quick.slice_rows(spec(batch_size=10), 160, 4, last=False) == 160
-    assert quick.slice_rows(spec(batch_size=10), 160, 4, last=True) == 20
+    assert quick.slice_rows(spec(batch_size=10), 160, 160, 4, last=False) == 160
+    assert quick.slice_rows(spec(batch_size=10), 160, 160, 4, last=True) == 20
+
+
+@pytest.mark.parametrize(
+    ("rows", "slices"),
+    [
+        (200, [50, 50, 50, 50]),
+        (130, [33, 33, 33, 31]),
+        (127, [64, 63]),
+        (1000, [63] * 15 + [55]),
+    ],
+)
+def test_the_last_table_gives_each_worker_as_many_batches_of_one_size(rows, slices):
+    slow, found, left = sizer(1.0), [], rows
+    while left:
+        found.append(slow.slice_rows(spec(batch_size=64), rows, left, 2, last=True))
+        left -= found[-1]
+    assert found == slices
 
 
 def test_many_workers_get_longer_slices_for_one_driver():
-    assert sizer(0.001).slice_rows(spec(batch_size=10), 10_000, 400, last=False) == 2_000
+    assert sizer(0.001).slice_rows(spec(batch_size=10), 10_000, 10_000, 400, last=False) == 2_000
 
 
 def test_a_slice_fills_an_async_worker():
     concurrent = spec(remote, batch_size=10, max_concurrency=8)
-    assert sizer(0.01).slice_rows(concurrent, 10_000, 4, last=False) == 80
+    assert sizer(0.01).slice_rows(concurrent, 10_000, 10_000, 4, last=False) == 80
 
 
 def test_a_stage_without_a_batch_size_gets_the_default():
-    assert sizer(1.0).slice_rows(spec(), 100_000, 4, last=False) == DEFAULT_BATCH
+    assert sizer(1.0).slice_rows(spec(), 100_000, 100_000, 4, last=False) == DEFAULT_BATCH
 
 
 def test_a_slice_does_not_exceed_the_batches_of_a_workers_life():
     limited = spec(batch_size=10, max_batches=3)
-    assert sizer(0.001).slice_rows(limited, 10_000, 4, last=False) == 30
+    assert sizer(0.001).slice_rows(limited, 10_000, 10_000, 4, last=False) == 30
 
 
 def test_the_last_call_counts_for_half_of_the_estimate():
     made = sizer(0.01)
     made.learn("model", 0.0, 0)  # says nothing
-    assert made.slice_rows(spec(batch_size=1), 10_000, 4, last=False) == 50
+    assert made.slice_rows(spec(batch_size=1), 10_000, 10_000, 4, last=False) == 50
     made.learn("model", 3.0, 100)
-    assert made.slice_rows(spec(batch_size=1), 10_000, 4, last=False) == 25
+    assert made.slice_rows(spec(batch_size=1), 10_000, 10_000, 4, last=False) == 25
 
 
 def test_a_measurement_replaces_no_estimate_but_a_warm_worker_supplies_the_first():
@@ -95,7 +114,7 @@ def test_a_measurement_replaces_no_estimate_but_a_warm_worker_supplies_the_first
     made.seed_estimate("model", 0.01)
     made.seed_estimate("model", 99.0)
     assert not made.is_learning(["model"])
-    assert made.slice_rows(spec(batch_size=1), 10_000, 4, last=False) == 50
+    assert made.slice_rows(spec(batch_size=1), 10_000, 10_000, 4, last=False) == 50
 
 
 def test_a_stage_is_learned_even_if_its_first_fragment_has_no_rows():
