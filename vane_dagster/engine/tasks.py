@@ -139,7 +139,8 @@ class WorkBuilder:
             start, rows = retry.start, retry.rows
             built = self._reject(task, retry) if retry.error else self._slice(task, start, rows)
         elif task.kind == "slice":
-            assert task.spec.runs_udf and state.given
+            assert task.spec.runs_udf
+            assert state.given
             last = last and len(worker_queue) == 1
             given = task.spec, state.given.rows, state.rows_left, worker_queue.size, last
             wanted = self._slice_sizer.slice_rows(*given)
