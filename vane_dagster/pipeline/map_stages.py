@@ -87,7 +87,7 @@ class MapRows:
             batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays), "torch" (dict of
                 tensors; lists for columns that are no numbers), "pandas" or "polars". If `fn`
                 returns a pandas frame without the id, its rows are matched by the frame's index.
-            batch_size: Most rows per call. The last batch of a worker's task may be smaller, and all
+            batch_size: Most rows per call. The last batch of a worker's task may be smaller, as all
                 of the last fragment, whose rows are shared evenly. "auto": workers double it as
                 long as throughput rises. Default: all rows of a worker's task, a number that
                 follows the worker's speed and so differs between runs.
