@@ -154,6 +154,8 @@ class _StageSummary:
     failed: int = 0
     rows: int = 0
     seconds: float = 0.0
+    work_seconds: float = 0.0
+    call_seconds: float = 0.0
     computed: int = 0
     reused: int = 0
     stored_rows: int = 0
@@ -174,6 +176,10 @@ class _StageSummary:
         if self.rows:
             speed = f", {rate(self.rows / self.seconds)}" if self.seconds else ""
             lines.append(f"{count(self.rows, 'row')} in {duration(self.seconds)}{speed}")
+        if self.seconds and self.work_seconds and self.call_seconds:
+            workers = self.work_seconds / self.seconds
+            share = min(1.0, self.call_seconds / self.work_seconds)  # calls of async code overlap
+            lines.append(f"{workers:.1f} workers busy, {share:.0%} of it in your code")
         if self.committed:
             lines.append(f"fragments: {self.computed:,} computed, {self.reused:,} reused")
         if self.copied:
@@ -248,6 +254,8 @@ class RunSummary:
         stage.committed += 1
         stage.rows += stats.rows_out
         stage.seconds += stats.seconds
+        stage.work_seconds += stats.work_seconds
+        stage.call_seconds += stats.call_seconds
         stage.computed += stats.computed
         stage.reused += max(0, len(parts) - stats.computed)
         stage.given += stats.rows_in

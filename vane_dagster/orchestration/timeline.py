@@ -50,8 +50,6 @@ class Timeline:
         self._command = command
         self._clock = clock
         self._marks = {"step": clock()}
-        self._loads: dict[str, list[float]] = {}
-        self._work: dict[str, tuple[float, float]] = {}
 
     @classmethod
     def requested(cls) -> Timeline | None:
@@ -73,9 +71,6 @@ class Timeline:
         elif isinstance(event, WaveStarted):
             self._marks.setdefault("leased", now)
         elif isinstance(event, WorkerReady):
-            self._loads.setdefault(event.model, [])
-            if not event.report.warm:
-                self._loads[event.model].append(event.report.seconds)
             if "loaded" not in self._marks:
                 self._marks["loaded"] = now
                 self._marks["ready"] = now - (0 if event.report.warm else event.report.seconds)
@@ -83,10 +78,6 @@ class Timeline:
             self._marks["computed"] = now
         elif isinstance(event, (Committed, Unchanged)):
             self._marks["committed"] = now
-        if isinstance(event, Committed):
-            whole, calls = self._work.get(event.stage, (0.0, 0.0))
-            stats = event.stats
-            self._work[event.stage] = whole + stats.work_seconds, calls + stats.call_seconds
 
     def text(self, context: dg.AssetExecutionContext) -> str:
         """Return the timeline until now, as a table."""
@@ -106,10 +97,6 @@ class Timeline:
                 share = (mark - at) / (marks["end"] - began)
                 yield f"{at - began:9.2f}{mark - at:9.2f}{share:7.0%}  {PHASES[name]}"
         yield f"{last - began:9.2f}  until here"
-        for model, loads in self._loads.items():
-            yield f"  {model}: {len(loads)} loads, together {sum(loads):.2f} s"
-        for stage, (whole, calls) in self._work.items():
-            yield f"  {stage}: its workers took {whole:.2f} s, {calls:.2f} s of it in your code"
 
 
 def _dagster_marks(context: dg.AssetExecutionContext) -> dict[str, float]:

@@ -186,7 +186,7 @@ def test_the_summary_adds_up_what_was_done():
     ready = ("embedding",), "Model", "w"
     summary.take(WorkerReady(*ready, LoadReport(False, 6.3, 1, "cpu", "host")))
     summary.take(WorkerReady(*ready, LoadReport(True, 6.3, 2, "cpu", "host")))
-    stats = StageStats(computed=2, rows_out=900, seconds=3.0)
+    stats = StageStats(computed=2, rows_out=900, seconds=3.0, work_seconds=5.7, call_seconds=5.3)
     summary.take(Committed("embedding", "a", None, parts(0, 3, 0), stats))
     summary.take(Committed("embedding", "b", None, parts(0), StageStats()))
     stored = SimpleNamespace(stage="embedding", rows=4000, parts=parts(*range(2), *[0] * 10).parts)
@@ -200,7 +200,8 @@ def test_the_summary_adds_up_what_was_done():
         "finished in 1 min 15 s",
         "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments), "
         "1 failed; "
-        "900 rows in 3.0 s, 300 rows/s; fragments: 2 computed, 2 reused; 4 rows quarantined",
+        "900 rows in 3.0 s, 300 rows/s; 1.9 workers busy, 93% of it in your code; "
+        "fragments: 2 computed, 2 reused; 4 rows quarantined",
         "  model Model: 1 load in 6.3 s, 1 warm worker",
         "  function clean: 1 worker start in 17 s, 0 warm workers",
     ]
