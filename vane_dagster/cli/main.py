@@ -12,6 +12,7 @@ from vane_dagster import __version__
 from vane_dagster.errors import VaneError
 
 _COMMANDS = {
+    "plan": "vane_dagster.cli.plan:plan",
     "run": "vane_dagster.cli.run:run",
     "cluster": "vane_dagster.cli.cluster:cluster",
     "pools": "vane_dagster.cli.pools:pools",

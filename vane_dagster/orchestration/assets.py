@@ -21,6 +21,9 @@ from vane_dagster.orchestration.resources import Compute
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.records import Asset
 
+PIPELINES: dict[str, Pipeline] = {}
+"""The pipelines whose assets were built in this process, by name."""
+
 
 class RunOptions(dg.Config):
     """Run config of a pipeline, editable in Dagster's launchpad."""
@@ -55,7 +58,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     """Implement `Pipeline.build_assets`."""
     if not pipeline.stages:
         raise DefinitionError(f"pipeline {pipeline.name!r} has no stages; add one to it")
-    pipeline = pipeline._snapshot()
+    PIPELINES[pipeline.name] = pipeline = pipeline._snapshot()
     policy = pipeline.backfill_policy
     if policy is None and pipeline.partitions_def is not None:
         policy = dg.BackfillPolicy.single_run()

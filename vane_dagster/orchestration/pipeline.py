@@ -5,7 +5,8 @@ Importing this module or declaring a pipeline does not import Dagster; building 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from vane_dagster.orchestration.io_manager import FragmentStore
+    from vane_dagster.planning.forecast import Forecast
 
 
 class Pipeline(declared.Pipeline):
@@ -68,6 +70,37 @@ class Pipeline(declared.Pipeline):
         from vane_dagster.orchestration.preview import preview
 
         return preview(self, stage, rows, partition, store)
+
+    @known_keywords("Pipeline.plan")
+    def plan(
+        self,
+        partitions: str | Sequence[str] | None = None,
+        *,
+        select: str | Sequence[str] | None = None,
+        store: Any = None,
+    ) -> Forecast:
+        """Return what a run would compute, why, and what it would cost.
+
+        Nothing is computed or changed, and no cluster is started. Costs are intervals by the stored
+        rows of each stage: what the fastest and the slowest tenth of them took, 10% wider.
+
+        Args:
+            partitions: A partition key, "first..last", or several of these. Default: all.
+            select: Names of stages, with ``+`` as in Dagster: "embedding+" selects those downstream
+                too, "+embedding" those upstream. Default: all.
+            store: A `FragmentStore` or the URL of a store's root. Default:
+                ``$VANE_DAGSTER_STORE``, else a folder of this user.
+
+        Returns:
+            The forecast of each stage. It prints, draws itself in a notebook, and has `to_dict`.
+
+        Raises:
+            DefinitionError: If a stage or partition does not exist.
+            PlanError: If a schema is to be inferred and no run has done so.
+        """
+        from vane_dagster.orchestration.forecasts import make_forecast
+
+        return make_forecast(self, partitions, select, store)
 
     def build_assets(self) -> dg.AssetsDefinition:
         """Build one Dagster `multi_asset` with a selectable asset per stage.

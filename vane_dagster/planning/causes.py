@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from vane_dagster._texts import count as counted
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.files import file_version
 from vane_dagster.storage.manifest import Component, FileRecord, Manifest, ManifestName
@@ -68,4 +69,4 @@ def describe(found: Causes, partitions: int) -> str:
 def _text(cause: str, count: int, partitions: int) -> str:
     if cause in _FILES:
         return f"{count:,} {cause if count > 1 else cause.removesuffix('s')}"
-    return cause if count == partitions else f"{cause} in {count:,} partitions"
+    return cause if count == partitions else f"{cause} in {counted(count, 'partition')}"

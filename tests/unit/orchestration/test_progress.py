@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import vane_dagster as vd
+from vane_dagster._texts import duration, rate
 from vane_dagster.engine.accounting import StageRows
 from vane_dagster.events import (
     Committed,
@@ -21,7 +22,7 @@ from vane_dagster.events import (
     Waiting,
     WorkerReady,
 )
-from vane_dagster.orchestration.progress import ProgressReport, RunSummary, duration, rate
+from vane_dagster.orchestration.progress import ProgressReport, RunSummary
 from vane_dagster.orchestration.reporting import RunReport
 from vane_dagster.orchestration.run import EventQueue
 from vane_dagster.planning.plan import RunPlan

@@ -1,0 +1,222 @@
+"""Forecasts beside the runs that follow them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+import vane_dagster as vd
+from support.data import write_source
+from support.prompts import Reversed
+from support.results import metadata
+from vane_dagster.cli.main import main
+from vane_dagster.errors import DefinitionError, PlanError
+
+KEYS = ["a", "b", "c"]
+
+
+class Add:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, batch: Any) -> Any:
+        return {"y": [x + self.number for x in batch["x"].to_pylist()]}
+
+
+def twice(batch: Any) -> Any:
+    pairs = [(id, f"{id}/{n}") for id in batch["id"].to_pylist() for n in (1, 2)]
+    return {"id": [id for id, _ in pairs], "part": [part for _, part in pairs]}
+
+
+def numbers(tmp_path: Path, number: int = 1, columns: Any = None) -> vd.Pipeline:
+    for day, key in enumerate(KEYS):
+        rows = range(100 * day, 100 * day + 100)
+        write_source(tmp_path / "src" / key, {"id": rows, "x": rows})
+    made = vd.Pipeline(
+        "numbers",
+        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(KEYS),
+    )
+    even = made.project("even", {"id": "id", "x": "x"}, where="x % 2 = 0")
+    added = even.map_batches(
+        "added",
+        Add,
+        schema={"y": "BIGINT"},
+        columns=columns,
+        fn_constructor_kwargs={"number": number},
+    )
+    added.project("last", ["id", "y"])
+    return made
+
+
+def brief(found: Any) -> dict[str, Any]:
+    return {s.stage: (s.up_to_date, s.fragments, s.rows, s.rows_are) for s in found.stages}
+
+
+def causes(found: Any) -> dict[str, Any]:
+    return {s.stage: dict(s.causes) for s in found.stages}
+
+
+def test_a_forecast_is_what_the_run_then_does(tmp_path, materialize):
+    store, local = str(tmp_path / "store"), vd.LocalCompute()
+    pipeline = numbers(tmp_path)
+    first = pipeline.plan("a..b", store=store)
+    assert brief(first) == {
+        "even": (0, 2, 200, "exact"),
+        "added": (0, 2, 200, "at_most"),
+        "last": (0, 2, 200, "at_most"),
+    }
+    assert causes(first)["even"] == {"not computed before": 2}
+    assert first.seconds is None
+    assert not Path(store).exists()
+
+    for key in ("a", "b"):
+        materialize(pipeline, local, key)
+    assert pipeline.plan("a..b", store=store).is_up_to_date
+    rest = pipeline.plan(store=store)
+    assert brief(rest)["added"] == (2, 1, 100, "at_most")
+    low, high = rest.stages[1].worker_seconds
+    assert 0 < low < high
+    assert rest.stages[1].load_seconds > 0
+    assert rest.seconds is not None
+
+    edited = numbers(tmp_path, number=2)
+    found = edited.plan(["a"], store=store)
+    assert brief(found) == {
+        "even": (1, 0, 0, "exact"),
+        "added": (0, 1, 50, "exact"),
+        "last": (0, 1, 50, "at_most"),
+    }
+    assert causes(found)["added"] == {"argument \"fn_constructor_kwargs['number']\" changed": 1}
+    assert causes(found)["last"] == {"upstream stage 'added' changed": 1}
+    done = materialize(edited, local, "a")
+    assert metadata(done, "added")["fragments_computed"] == 1
+    assert metadata(done, "added")["dagster/partition_row_count"] == 50
+
+
+def test_rows_that_may_be_copied_have_no_lowest_cost(tmp_path, materialize):
+    store = str(tmp_path / "store")
+    pipeline = numbers(tmp_path, columns=["x"])
+    materialize(pipeline, vd.LocalCompute(), "a")
+    assert pipeline.plan("b", store=store).stages[1].worker_seconds[0] == 0
+    assert numbers(tmp_path, 2, ["x"]).plan("b", store=store).stages[1].worker_seconds[0] > 0
+
+
+def test_tokens_and_their_price(tmp_path, materialize):
+    texts = ["one", "three", "fifteen"]
+
+    def asking(question: str) -> vd.Pipeline:
+        write_source(tmp_path / "src", {"id": range(3), "text": texts})
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        model = vd.Model("m", prices={"prompt": 1e6, "completion": 2e6})
+        docs.prompt("asked", question, provider=Reversed, model=model)
+        return docs
+
+    done = materialize(asking("{text}"), vd.LocalCompute())
+    found = asking("Why {text}").plan(store=str(tmp_path / "store")).stages[0]
+    assert metadata(done, "asked")["cost"] == 45
+    assert found.tokens[0] < 30 < found.tokens[1]
+    assert found.cost[0] < 45 < found.cost[1]
+
+
+def test_a_stage_that_makes_several_rows_of_one_is_foretold_by_its_former_ratio(
+    tmp_path, materialize
+):
+    def pipeline(where: str) -> vd.Pipeline:
+        write_source(tmp_path / "src", {"id": range(40)})
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        some = docs.project("some", ["id"], where=where)
+        parts = some.map_batches(
+            "parts",
+            twice,
+            schema={"id": "BIGINT", "part": "VARCHAR"},
+            cardinality=vd.Children("part"),
+        )
+        parts.project("last", ["part", "id"])
+        return docs
+
+    materialize(pipeline("id < 20"), vd.LocalCompute())
+    last = pipeline("id < 30").plan(store=str(tmp_path / "store")).stages[2]
+    assert (last.rows, last.rows_are) == (80, "about")
+
+
+@pytest.mark.parametrize(
+    ("given", "selected"),
+    [
+        ({"select": "added"}, ["added"]),
+        ({"select": "numbers/added+"}, ["added", "last"]),
+        ({"select": "+added"}, ["even", "added"]),
+        ({"select": ["even", "last"]}, ["even", "last"]),
+        ({"select": "*"}, ["even", "added", "last"]),
+    ],
+)
+def test_stages_are_selected_as_in_dagster(tmp_path, given, selected):
+    found = numbers(tmp_path).plan("a", store=str(tmp_path / "store"), **given)
+    assert [stage.stage for stage in found.stages] == selected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"select": "adde"}, "select names 'adde'; expected of 'even', 'added', 'last'"),
+        ({"partitions": "a..d"}, "there is no partition 'd'; the first is 'a', the last 'c'"),
+        ({"stages": "added"}, "unknown argument 'stages' of Pipeline.plan"),
+    ],
+)
+def test_what_does_not_exist_is_refused(tmp_path, given, message):
+    with pytest.raises((DefinitionError, TypeError), match=message):
+        numbers(tmp_path).plan(store=str(tmp_path / "store"), **given)
+
+
+def test_a_schema_that_no_run_has_inferred_is_an_error(tmp_path):
+    write_source(tmp_path / "src", {"id": range(3)})
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    docs.map_batches("model", twice, schema="infer")
+    with pytest.raises(PlanError, match="stage 'model' has no schema before its first run"):
+        docs.plan(store=str(tmp_path / "store"))
+
+
+DEFINITIONS = """
+import dagster as dg
+import vane_dagster as vd
+
+one = vd.Pipeline("one", source=vd.table([{{"id": 1}}]), id="id")
+one.project("same", ["id"])
+two = vd.Pipeline("two", source=vd.table([{{"id": 1}}]), id="id")
+two.project("same", ["id"])
+store = vd.FragmentStore(root={store!r})
+assets = [one.build_assets(), two.build_assets()]
+resources = {{"store": store, "compute": vd.LocalCompute()}}
+"""
+PLAIN = "defs = dg.Definitions(assets=assets, resources=resources)\n"
+LAZY = (
+    "@dg.definitions\ndef defs():\n    return dg.Definitions(assets=assets, resources=resources)\n"
+)
+
+
+@pytest.mark.parametrize(("name", "how"), [("plain_defs", PLAIN), ("lazy_defs", LAZY)])
+def test_the_command_finds_pipelines_and_store_in_definitions(tmp_path, monkeypatch, name, how):
+    root = str(tmp_path / "its store")
+    (tmp_path / f"{name}.py").write_text(DEFINITIONS.format(store=root) + how)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    monkeypatch.setattr("vane_dagster.orchestration.assets.PIPELINES", {})
+
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(main, ["plan", *words])
+
+    done = run("two", "-m", name, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["stages"][0]["causes"] == {"not computed before": 1}
+    assert Path(root).exists()  # rows in memory are kept there
+    assert "name one of the pipelines of the definitions: one, two" in run("-m", name).output
+    assert "give the definitions" in run("two").output
+    assert "there is no file 'none.py'" in run("two", "-f", "none.py").output
+    shown = run("one", "-f", f"{name}.py", "--store", str(tmp_path / "other"))
+    assert "same  1 of 1 partition: 1 row in 1 fragment" in shown.output

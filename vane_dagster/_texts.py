@@ -1,0 +1,27 @@
+"""Counts, rates and times as text."""
+
+from __future__ import annotations
+
+
+def count(number: int, noun: str) -> str:
+    """Format a count with its noun, as ``1 row`` or ``2,000 rows``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def rate(rows_per_second: float) -> str:
+    """Format a throughput, as ``0.25 rows/s``, ``4.2 rows/s`` or ``1,200 rows/s``."""
+    digits = 0 if rows_per_second >= 10 else 1 if rows_per_second >= 1 else 2
+    return f"{rows_per_second:,.{digits}f} rows/s"
+
+
+def duration(seconds: float) -> str:
+    """Format a time span in its main units: ``25 ms``, ``6.3 s``, ``45 s`` or ``3 min 20 s``."""
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {smaller}"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"

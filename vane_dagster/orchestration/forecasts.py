@@ -1,0 +1,92 @@
+"""The forecast of a run, without a cluster and without Dagster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from vane_dagster._secrets import errors_masked
+from vane_dagster.engine.inference import SchemaInference
+from vane_dagster.errors import DefinitionError, PlanError, names
+from vane_dagster.orchestration.read import open_store
+from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
+from vane_dagster.planning.forecast import Forecast, forecast
+from vane_dagster.planning.plan import RunPlan
+from vane_dagster.planning.planner import plan_run
+
+if TYPE_CHECKING:
+    from vane_dagster.pipeline.pipeline import Pipeline
+
+
+def make_forecast(pipeline: Pipeline, partitions: Any, select: Any, store: Any) -> Forecast:
+    """Implement `Pipeline.plan`."""
+    location = f"pipeline {pipeline.name!r}: plan"
+    if not pipeline.stages:
+        raise DefinitionError(f"{location}: the pipeline has no stages; add one to it")
+    selected = _selected(pipeline, select, location)
+    keys = _partition_keys(pipeline, partitions, location)
+    opened = open_store(store, location)
+
+    def refuse(plan: RunPlan) -> NoReturn:
+        raise PlanError(
+            f"{location}: stage {plan.selected[-1]!r} has no schema before its first run infers "
+            'one; run it, or declare what schema="infer" stands for'
+        )
+
+    with errors_masked():
+        given = (opened, refuse, "plan", lambda event: None, selected, keys)
+        with SchemaInference(*given, pins=False) as inference:
+            resolved = inference.resolve(pipeline)
+        return forecast(plan_run(resolved, selected, keys, opened, keep=False), opened)
+
+
+def _selected(pipeline: Pipeline, select: Any, location: str) -> set[str]:
+    """Return the stages that a selection names; "+" before or after a name adds those around it."""
+    if select is None:
+        return set(pipeline.stages)
+    chosen: set[str] = set()
+    for text in [select] if isinstance(select, str) else select:
+        for each in str(text).split(","):
+            name = each.strip().strip("+").removeprefix(f"{pipeline.name}/")
+            if name == "*":
+                return set(pipeline.stages)
+            if name not in pipeline.stages:
+                raise DefinitionError(
+                    f"{location}: select names {name!r}; expected of {names(pipeline.stages)}, "
+                    "with + before a name for the stages upstream and after it for those downstream"
+                )
+            chosen.add(name)
+            if each.strip().startswith("+"):
+                chosen |= with_upstream(pipeline, name) - {SOURCE}
+            if each.strip().endswith("+"):
+                chosen |= {s for s in pipeline.stages if name in with_upstream(pipeline, s)}
+    return chosen
+
+
+def _partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[str | None]:
+    """Return the partition keys that are asked for: one, several, "first..last", or all."""
+    definition = pipeline.partitions_def
+    if definition is None:
+        if partitions is not None:
+            raise DefinitionError(f"{location}: the pipeline has no partitions; leave them out")
+        return [None]
+    import dagster as dg
+
+    instance = None
+    if isinstance(definition, (dg.DynamicPartitionsDefinition, dg.MultiPartitionsDefinition)):
+        instance = dg.DagsterInstance.get()
+    known = definition.get_partition_keys(dynamic_partitions_store=instance)
+    if partitions is None:
+        return list(known)
+    found: list[str | None] = []
+    for text in [partitions] if isinstance(partitions, str) else partitions:
+        first, dots, last = text.partition("..")
+        edges = (first, last) if dots else (text, text)
+        if unknown := [key for key in dict.fromkeys(edges) if key not in known]:
+            raise DefinitionError(
+                f"{location}: there is no partition {names(unknown)}; the first is {known[0]!r}, "
+                f"the last {known[-1]!r}"
+                if known
+                else f"{location}: the pipeline has no partitions yet"
+            )
+        found += known[known.index(edges[0]) : known.index(edges[1]) + 1]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,340 @@
+"""Forecasts: what a run would compute and why, and what it would cost by former partitions."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from typing import Any, Literal
+
+from vane_dagster._texts import count, duration
+from vane_dagster.pipeline.specs import StageSpec
+from vane_dagster.pipeline.stage_kind import SOURCE
+from vane_dagster.planning.causes import describe
+from vane_dagster.planning.plan import PartitionPlan, RunPlan
+from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.storage.store import Store
+
+Interval = tuple[float, float]
+"""The lowest and the highest value to expect."""
+Known = Literal["exact", "at_most", "about"]
+
+_ORDER: Sequence[Known] = ("exact", "at_most", "about")
+_MAX_MANIFESTS = 20
+_TAIL = 0.1
+_MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class StageForecast:
+    """What a run would compute of a stage.
+
+    Attributes:
+        stage: The stage.
+        partitions: Number of partitions that were asked for.
+        up_to_date: Number of these that need nothing.
+        fragments: Fragments to compute.
+        stored_fragments: Stored fragments of the partitions that are not up to date.
+        rows: Input rows of the fragments to compute.
+        rows_are: "exact"; "at_most" if rows that equal others are copied, or if a stage upstream
+            that is computed first may drop some; "about" if it makes several of one.
+        causes: Why partitions are not up to date, with the number of partitions or files for each.
+        worker_seconds: Seconds that all workers together would take; None without stored parts to
+            measure by.
+        seconds: Seconds on the clock if nothing else uses the workers; likewise.
+        load_seconds: Seconds in which a worker loads the model, if it is not loaded yet; None for a
+            stage without one, or if it is not known.
+        gpu_hours: GPU hours reserved while workers compute; None for a stage without GPUs.
+        tokens: Tokens of prompts and answers; None for a stage without any.
+        cost: Price of these tokens; None without prices.
+    """
+
+    stage: str
+    partitions: int
+    up_to_date: int
+    fragments: int
+    stored_fragments: int
+    rows: int
+    rows_are: Known
+    causes: Mapping[str, int]
+    worker_seconds: Interval | None = None
+    seconds: Interval | None = None
+    load_seconds: float | None = None
+    gpu_hours: Interval | None = None
+    tokens: Interval | None = None
+    cost: Interval | None = None
+
+    def lines(self) -> Iterator[str]:
+        """Yield the forecast in words: what is to be computed, why, and what it costs."""
+        todo = self.partitions - self.up_to_date
+        if not todo:
+            yield "up to date"
+            return
+        partitions = count(self.partitions, "partition")
+        rows = {"exact": "", "at_most": "at most ", "about": "about "}[self.rows_are]
+        rows += f"{count(self.rows, 'row')} in {count(self.fragments, 'fragment')}"
+        stored = f", {self.stored_fragments:,} more in the store" if self.stored_fragments else ""
+        yield f"{todo:,} of {partitions}: {rows}{stored}"
+        yield f"because: {describe(Counter(self.causes), todo)}"
+        if self.fragments:
+            yield f"cost: {', '.join(self._costs())}"
+
+    def _costs(self) -> Iterator[str]:
+        if self.seconds is None or self.worker_seconds is None:
+            yield "unknown, because nothing stored is there to measure by"
+            return
+        shared = self.seconds != self.worker_seconds and self.seconds[1] >= 1
+        yield _times(self.seconds) + f" ({_times(self.worker_seconds)} of workers)" * shared
+        if self.load_seconds:
+            yield f"{duration(self.load_seconds)} to load the model where it is not loaded"
+        for amount, unit in ((self.gpu_hours, "GPU hours"), (self.tokens, "tokens")):
+            if amount:
+                yield f"{_between(amount)} {unit}"
+        if self.cost:
+            yield f"a price of {_between(self.cost)}"
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run would compute. It prints, draws itself in notebooks, and becomes a dict.
+
+    Attributes:
+        pipeline: The pipeline's name.
+        stages: The selected stages, upstream first.
+        failed: Partitions that cannot be planned, with the error.
+    """
+
+    pipeline: str
+    stages: Sequence[StageForecast]
+    failed: Mapping[str, str]
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether a run would compute nothing."""
+        return not self.failed and all(s.up_to_date == s.partitions for s in self.stages)
+
+    @property
+    def seconds(self) -> Interval | None:
+        """Seconds on the clock: of the slowest stage, to all one after the other.
+
+        None if the seconds of a stage are not known.
+        """
+        todo = [stage for stage in self.stages if stage.fragments]
+        known = [stage.seconds for stage in todo if stage.seconds]
+        if not known or len(known) < len(todo):
+            return None
+        loads = sum(stage.load_seconds or 0.0 for stage in todo)
+        return max(low for low, _ in known), sum(high for _, high in known) + loads
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the forecast as a dict of plain values, for JSON."""
+        return {**asdict(self), "seconds": self.seconds}
+
+    def __str__(self) -> str:
+        lines = [f"pipeline {self.pipeline}: what a run would compute"]
+        width = max(len(stage.stage) for stage in self.stages)
+        for stage in self.stages:
+            first, *others = stage.lines()
+            lines.append(f"  {stage.stage:{width}}  {first}")
+            lines += [f"  {'':{width}}  {line}" for line in others]
+        lines += [f"  partition {key}: {error}" for key, error in self.failed.items()]
+        if self.seconds:
+            lines.append(f"  in all: {_times(self.seconds)} on the clock")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{escape(stage.stage)}</td><td>{'<br>'.join(map(escape, stage.lines()))}</td>"
+            "</tr>"
+            for stage in self.stages
+        )
+        failed = "".join(
+            f"<tr><td>{escape(key)}</td><td>{escape(error)}</td></tr>"
+            for key, error in self.failed.items()
+        )
+        total = f", {_times(self.seconds)}" if self.seconds else ""
+        return f"<table><caption>{escape(self.pipeline)}{total}</caption>{rows}{failed}</table>"
+
+
+def forecast(plan: RunPlan, store: Store) -> Forecast:
+    """Return what a run by a plan would compute, and its cost by the store's manifests."""
+    forecaster = _Forecaster(plan, store)
+    stages = [forecaster.stage(stage) for stage in plan.selected]
+    failed = {str(key): str(error) for key, error in plan.failed.items()}
+    return Forecast(plan.pipeline.name, stages, failed)
+
+
+@dataclass(frozen=True)
+class _Count:
+    """Rows of a fragment: how many to expect, and what is known about that."""
+
+    most: int
+    expected: float
+    known: Known
+
+    def __add__(self, other: _Count) -> _Count:
+        known = max(self.known, other.known, key=_ORDER.index)
+        return _Count(self.most + other.most, self.expected + other.expected, known)
+
+
+class _Forecaster:
+    """Forecasts the stages of a plan."""
+
+    def __init__(self, plan: RunPlan, store: Store) -> None:
+        self._plan, self._pipeline = plan, plan.pipeline
+        self._histories = {
+            stage: _History(store, plan.pipeline.name, stage) for stage in plan.selected
+        }
+
+    def stage(self, stage: str) -> StageForecast:
+        """Return what is to be computed of a stage, and what it costs."""
+        plans = [partition.stages[stage] for partition in self._plan.partitions]
+        todo = [each for each in plans if each.done is None]
+        counts = [
+            self._rows_in(partition, stage, index)
+            for partition in self._plan.partitions
+            for index in partition.stages[stage].missing
+        ]
+        rows = sum(counts, _Count(0, 0.0, "exact"))
+        definitions = {each.row_definition for each in todo} - {""}
+        found = StageForecast(
+            stage=stage,
+            partitions=len(plans),
+            up_to_date=len(plans) - len(todo),
+            fragments=len(counts),
+            stored_fragments=sum(len(each.parts) for each in todo),
+            rows=rows.most,
+            rows_are=max(rows.known, "at_most" if definitions else "exact", key=_ORDER.index),
+            causes=dict(sum((each.causes for each in todo), Counter[str]())),
+        )
+        if not counts:
+            return found
+        return self._histories[stage].priced(
+            found, self._pipeline[stage].spec, rows.expected, definitions
+        )
+
+    def _rows_in(self, partition: PartitionPlan, stage: str, index: int) -> _Count:
+        upstream = self._pipeline[stage].spec.upstream
+        return max((self._rows(partition, each, index) for each in upstream), key=_most)
+
+    def _rows(self, partition: PartitionPlan, stage: str, index: int) -> _Count:
+        """Return the rows of a stage in a fragment: stored ones, or those to expect."""
+        if stage == SOURCE:
+            fragment = partition.fragments[index]
+            rows = fragment.stop - fragment.start
+        elif stage in partition.inputs:
+            rows = partition.inputs[stage].parts[index].rows
+        elif index in partition.stages[stage].parts:
+            rows = partition.stages[stage].parts[index].info.rows
+        else:
+            given, spec = self._rows_in(partition, stage, index), self._pipeline[stage].spec
+            ratio = self._histories[stage].rows_ratio
+            if spec.runs_udf and spec.cardinality == "zero_to_many":
+                return _Count(round(given.most * ratio), given.expected * ratio, "about")
+            known = max(given.known, "at_most", key=_ORDER.index)
+            return _Count(given.most, given.expected * min(1.0, ratio), known)
+        return _Count(rows, rows, "exact")
+
+
+class _History:
+    """What some stored partitions of a stage took to compute."""
+
+    def __init__(self, store: Store, pipeline: str, stage: str) -> None:
+        latest = sorted(store.latest_of_all(pipeline, stage).items())
+        step = max(1, -(-len(latest) // _MAX_MANIFESTS))
+        folder = store.root.child(pipeline, stage, "manifests")
+        read = (store.opened_if_there(folder.child(key), str(n)) for key, n in latest[::step])
+        self._manifests = [manifest for manifest in read if manifest is not None]
+        self._parts = [part for manifest in self._manifests for part in manifest.parts]
+
+    @property
+    def rows_ratio(self) -> float:
+        """Output rows for each input row; 1 without stored parts."""
+        rows_in = sum(part.rows_in for part in self._parts)
+        return sum(part.rows for part in self._parts) / rows_in if rows_in else 1.0
+
+    def priced(
+        self, found: StageForecast, spec: StageSpec, rows: float, definitions: Collection[str]
+    ) -> StageForecast:
+        """Return a forecast with what its rows cost.
+
+        Args:
+            found: The forecast.
+            spec: The stage.
+            rows: The input rows to expect.
+            definitions: The row definitions that they are computed by. If stored rows have one of
+                them, they may be copied, and the lowest cost is none.
+        """
+        may_copy = any(manifest.row_definition in definitions for manifest in self._manifests)
+
+        def of(amount: Callable[[PartInfo], float | None]) -> Interval | None:
+            rates = [(amount(part), part.rows_in - part.copied) for part in self._parts]
+            found = [(taken / n, n) for taken, n in rates if taken is not None and n > 0]
+            if not found:
+                return None
+            low, high = (_quantile(found, share) for share in (_TAIL, 1 - _TAIL))
+            return (0.0 if may_copy else low * (1 - _MARGIN) * rows), high * (1 + _MARGIN) * rows
+
+        work = of(lambda part: part.made.seconds if part.made else None)
+        if work is None:
+            return found
+        workers = self._workers(spec)
+        priced = replace(
+            found,
+            worker_seconds=work,
+            seconds=(work[0] / workers, work[1] / workers),
+            load_seconds=self._load_seconds(),
+        )
+        if spec.runs_udf and spec.gpus:
+            hours = spec.gpus / 3600
+            priced = replace(priced, gpu_hours=(work[0] * hours, work[1] * hours))
+        if (usage := spec.usage) is not None:
+            priced = replace(
+                priced,
+                tokens=of(lambda part: tokens_of(usage.used(part.spent))),
+                cost=of(lambda part: usage.cost(usage.used(part.spent))) if usage.prices else None,
+            )
+        return priced
+
+    def _workers(self, spec: StageSpec) -> float:
+        """Return the number of workers to expect: those that are declared, else that were busy."""
+        if spec.runs_udf and spec.concurrency is not None:
+            return max(1, spec.concurrency[1])
+        known = [m.figures for m in self._manifests if m.figures.get("worker_seconds")]
+        seconds = sum(each["seconds"] for each in known)
+        return max(1.0, sum(each["worker_seconds"] for each in known) / seconds) if seconds else 1.0
+
+    def _load_seconds(self) -> float | None:
+        loads = [m.figures for m in self._manifests if m.figures.get("model_loads")]
+        count = sum(each["model_loads"] for each in loads)
+        return sum(each["model_load_seconds"] for each in loads) / count if count else None
+
+
+def tokens_of(used: Mapping[str, int]) -> int:
+    """Return the tokens of prompts and answers together."""
+    return used["prompt_tokens"] + used["completion_tokens"]
+
+
+def _most(count: _Count) -> int:
+    return count.most
+
+
+def _quantile(rates: Sequence[tuple[float, int]], share: float) -> float:
+    """Return the rate below which a share of all rows is."""
+    ordered = sorted(rates)
+    ends = list(itertools.accumulate(rows for _, rows in ordered))
+    return ordered[bisect.bisect_left(ends, share * ends[-1])][0]
+
+
+def _between(
+    interval: Interval, text: Callable[[float], str] = lambda amount: f"{amount:,.3g}"
+) -> str:
+    low, high = map(text, interval)
+    return high if low == high else f"up to {high}" if not interval[0] else f"{low} to {high}"
+
+
+def _times(interval: Interval) -> str:
+    return "less than a second" if interval[1] < 1 else _between(interval, duration)
