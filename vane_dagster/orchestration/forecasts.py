@@ -79,7 +79,7 @@ def _partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[
         return list(known)
     found: list[str | None] = []
     for text in [partitions] if isinstance(partitions, str) else partitions:
-        first, dots, last = text.partition("..")
+        first, dots, last = text.replace("...", "..").partition("..")  # as Dagster writes them
         edges = (first, last) if dots else (text, text)
         if unknown := [key for key in dict.fromkeys(edges) if key not in known]:
             raise DefinitionError(

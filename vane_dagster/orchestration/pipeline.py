@@ -81,8 +81,10 @@ class Pipeline(declared.Pipeline):
     ) -> Forecast:
         """Return what a run would compute, why, and what it would cost.
 
-        Nothing is computed or changed, and no cluster is started. Costs are intervals by the stored
-        rows of each stage: what the fastest and the slowest tenth of them took, 10% wider.
+        No code of a stage is called, nothing is committed, and no cluster is started. A source that
+        is copied into the store, such as CSV files or rows in memory, is copied now. Costs are
+        intervals by the stored rows of each stage: what the fastest and the slowest tenth of them
+        took, 10% wider.
 
         Args:
             partitions: A partition key, "first..last", or several of these. Default: all.
