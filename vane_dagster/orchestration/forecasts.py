@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vane_dagster._secrets import errors_masked
 from vane_dagster.engine.inference import SchemaInference
-from vane_dagster.errors import DefinitionError, PlanError, names
+from vane_dagster.errors import DefinitionError, VaneError, names
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.forecast import Forecast, forecast
@@ -15,6 +17,7 @@ from vane_dagster.planning.planner import plan_run
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
+    from vane_dagster.storage.store import Store
 
 
 def make_forecast(pipeline: Pipeline, partitions: Any, select: Any, store: Any) -> Forecast:
@@ -26,17 +29,39 @@ def make_forecast(pipeline: Pipeline, partitions: Any, select: Any, store: Any) 
     keys = _partition_keys(pipeline, partitions, location)
     opened = open_store(store, location)
 
-    def refuse(plan: RunPlan) -> NoReturn:
-        raise PlanError(
-            f"{location}: stage {plan.selected[-1]!r} has no schema before its first run infers "
-            'one; run it, or declare what schema="infer" stands for'
-        )
-
+    unknown: dict[str, str] = {}
     with errors_masked():
-        given = (opened, refuse, "plan", lambda event: None, selected, keys)
-        with SchemaInference(*given, pins=False) as inference:
-            resolved = inference.resolve(pipeline)
-        return forecast(plan_run(resolved, selected, keys, opened, keep=False), opened)
+        while selected:
+            try:
+                found = _forecast(pipeline, selected, keys, opened)
+                return replace(found, unplanned={**found.unplanned, **unknown})
+            except _NotInferred as error:
+                for stage in [s for s in selected if error.stage in with_upstream(pipeline, s)]:
+                    unknown[f"stage {stage!r}"] = str(error)
+                    selected.discard(stage)
+    return Forecast(pipeline.name, [], unknown)
+
+
+class _NotInferred(VaneError):
+    """No run has inferred the schema of a stage."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(
+            f"the first run infers the schema of {stage!r}, so what follows is not known"
+        )
+        self.stage = stage
+
+
+def _forecast(
+    pipeline: Pipeline, selected: set[str], keys: Sequence[str | None], store: Store
+) -> Forecast:
+    def refuse(plan: RunPlan) -> NoReturn:
+        raise _NotInferred(plan.selected[-1])
+
+    given = (store, refuse, "plan", lambda event: None, selected, keys)
+    with SchemaInference(*given, pins=False) as inference:
+        resolved = inference.resolve(pipeline)
+    return forecast(plan_run(resolved, selected, keys, store, keep=False), store)
 
 
 def _selected(pipeline: Pipeline, select: Any, location: str) -> set[str]:

@@ -98,7 +98,6 @@ class Pipeline(declared.Pipeline):
 
         Raises:
             DefinitionError: If a stage or partition does not exist.
-            PlanError: If a schema is to be inferred and no run has done so.
         """
         from vane_dagster.orchestration.forecasts import make_forecast
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from vane_dagster._texts import count, duration
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import describe
-from vane_dagster.planning.plan import PartitionPlan, RunPlan
+from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.store import Store
 
@@ -104,17 +105,18 @@ class Forecast:
     Attributes:
         pipeline: The pipeline's name.
         stages: The selected stages, upstream first.
-        failed: Partitions that cannot be planned, with the error.
+        unplanned: What cannot be planned, with the reason: partitions, and stages whose schema the
+            first run infers, with those downstream.
     """
 
     pipeline: str
     stages: Sequence[StageForecast]
-    failed: Mapping[str, str]
+    unplanned: Mapping[str, str]
 
     @property
     def is_up_to_date(self) -> bool:
         """Whether a run would compute nothing."""
-        return not self.failed and all(s.up_to_date == s.partitions for s in self.stages)
+        return not self.unplanned and all(s.up_to_date == s.partitions for s in self.stages)
 
     @property
     def seconds(self) -> Interval | None:
@@ -135,12 +137,12 @@ class Forecast:
 
     def __str__(self) -> str:
         lines = [f"pipeline {self.pipeline}: what a run would compute"]
-        width = max(len(stage.stage) for stage in self.stages)
+        width = max((len(stage.stage) for stage in self.stages), default=0)
         for stage in self.stages:
             first, *others = stage.lines()
             lines.append(f"  {stage.stage:{width}}  {first}")
             lines += [f"  {'':{width}}  {line}" for line in others]
-        lines += [f"  partition {key}: {error}" for key, error in self.failed.items()]
+        lines += [f"  {what}: {why}" for what, why in self.unplanned.items()]
         if self.seconds:
             lines.append(f"  in all: {_times(self.seconds)} on the clock")
         return "\n".join(lines)
@@ -151,20 +153,20 @@ class Forecast:
             "</tr>"
             for stage in self.stages
         )
-        failed = "".join(
-            f"<tr><td>{escape(key)}</td><td>{escape(error)}</td></tr>"
-            for key, error in self.failed.items()
+        others = "".join(
+            f"<tr><td>{escape(what)}</td><td>{escape(why)}</td></tr>"
+            for what, why in self.unplanned.items()
         )
         total = f", {_times(self.seconds)}" if self.seconds else ""
-        return f"<table><caption>{escape(self.pipeline)}{total}</caption>{rows}{failed}</table>"
+        return f"<table><caption>{escape(self.pipeline)}{total}</caption>{rows}{others}</table>"
 
 
 def forecast(plan: RunPlan, store: Store) -> Forecast:
     """Return what a run by a plan would compute, and its cost by the store's manifests."""
     forecaster = _Forecaster(plan, store)
     stages = [forecaster.stage(stage) for stage in plan.selected]
-    failed = {str(key): str(error) for key, error in plan.failed.items()}
-    return Forecast(plan.pipeline.name, stages, failed)
+    unplanned = {f"partition {key!r}": str(error) for key, error in plan.failed.items()}
+    return Forecast(plan.pipeline.name, stages, unplanned)
 
 
 @dataclass(frozen=True)
@@ -185,21 +187,20 @@ class _Forecaster:
 
     def __init__(self, plan: RunPlan, store: Store) -> None:
         self._plan, self._pipeline = plan, plan.pipeline
-        self._histories = {
-            stage: _History(store, plan.pipeline.name, stage) for stage in plan.selected
-        }
+        # Of stages with something to compute alone: a store that is up to date is listed once.
+        self._history = functools.cache(lambda stage: _History(store, plan.pipeline.name, stage))
 
     def stage(self, stage: str) -> StageForecast:
         """Return what is to be computed of a stage, and what it costs."""
         plans = [partition.stages[stage] for partition in self._plan.partitions]
         todo = [each for each in plans if each.done is None]
         counts = [
-            self._rows_in(partition, stage, index)
+            (self._rows_in(partition, stage, index), partition.stages[stage])
             for partition in self._plan.partitions
             for index in partition.stages[stage].missing
         ]
-        rows = sum(counts, _Count(0, 0.0, "exact"))
-        definitions = {each.row_definition for each in todo} - {""}
+        rows = sum((count for count, _ in counts), _Count(0, 0.0, "exact"))
+        keyed: Known = "at_most" if any(each.row_definition for each in todo) else "exact"
         found = StageForecast(
             stage=stage,
             partitions=len(plans),
@@ -207,14 +208,14 @@ class _Forecaster:
             fragments=len(counts),
             stored_fragments=sum(len(each.parts) for each in todo),
             rows=rows.most,
-            rows_are=max(rows.known, "at_most" if definitions else "exact", key=_ORDER.index),
+            rows_are=max(rows.known, keyed, key=_ORDER.index),
             causes=dict(sum((each.causes for each in todo), Counter[str]())),
         )
         if not counts:
             return found
-        return self._histories[stage].priced(
-            found, self._pipeline[stage].spec, rows.expected, definitions
-        )
+        history = self._history(stage)
+        new = [count.expected for count, plan in counts if not history.may_copy(plan)]
+        return history.priced(found, self._pipeline[stage].spec, sum(new), rows.expected)
 
     def _rows_in(self, partition: PartitionPlan, stage: str, index: int) -> _Count:
         upstream = self._pipeline[stage].spec.upstream
@@ -231,7 +232,7 @@ class _Forecaster:
             rows = partition.stages[stage].parts[index].info.rows
         else:
             given, spec = self._rows_in(partition, stage, index), self._pipeline[stage].spec
-            ratio = self._histories[stage].rows_ratio
+            ratio = self._history(stage).rows_ratio
             if spec.runs_udf and spec.cardinality == "zero_to_many":
                 return _Count(round(given.most * ratio), given.expected * ratio, "about")
             known = max(given.known, "at_most", key=_ORDER.index)
@@ -256,27 +257,30 @@ class _History:
         rows_in = sum(part.rows_in for part in self._parts)
         return sum(part.rows for part in self._parts) / rows_in if rows_in else 1.0
 
+    def may_copy(self, plan: StagePlan) -> bool:
+        """Whether stored rows of the same partition, by the same definition, may be copied."""
+        stored = {manifest.row_definition for manifest in self._manifests}
+        return plan.former is not None and plan.row_definition in stored - {""}
+
     def priced(
-        self, found: StageForecast, spec: StageSpec, rows: float, definitions: Collection[str]
+        self, found: StageForecast, spec: StageSpec, least: float, most: float
     ) -> StageForecast:
         """Return a forecast with what its rows cost.
 
         Args:
             found: The forecast.
             spec: The stage.
-            rows: The input rows to expect.
-            definitions: The row definitions that they are computed by. If stored rows have one of
-                them, they may be copied, and the lowest cost is none.
+            least: Input rows to expect that are no copies of their partition's own stored rows.
+            most: All input rows to expect.
         """
-        may_copy = any(manifest.row_definition in definitions for manifest in self._manifests)
 
         def of(amount: Callable[[PartInfo], float | None]) -> Interval | None:
-            rates = [(amount(part), part.rows_in - part.copied) for part in self._parts]
-            found = [(taken / n, n) for taken, n in rates if taken is not None and n > 0]
-            if not found:
+            taken = [(amount(part), part.rows_in - part.copied) for part in self._parts]
+            rates = [(each / rows, rows) for each, rows in taken if each is not None and rows > 0]
+            if not rates:
                 return None
-            low, high = (_quantile(found, share) for share in (_TAIL, 1 - _TAIL))
-            return (0.0 if may_copy else low * (1 - _MARGIN) * rows), high * (1 + _MARGIN) * rows
+            low, high = (_quantile(rates, share) for share in (_TAIL, 1 - _TAIL))
+            return low * (1 - _MARGIN) * least, high * (1 + _MARGIN) * most
 
         work = of(lambda part: part.made.seconds if part.made else None)
         if work is None:

@@ -15,7 +15,7 @@ from support.data import write_source
 from support.prompts import Reversed
 from support.results import metadata
 from vane_dagster.cli.main import main
-from vane_dagster.errors import DefinitionError, PlanError
+from vane_dagster.errors import DefinitionError
 
 KEYS = ["a", "b", "c"]
 
@@ -104,8 +104,12 @@ def test_rows_that_may_be_copied_have_no_lowest_cost(tmp_path, materialize):
     store = str(tmp_path / "store")
     pipeline = numbers(tmp_path, columns=["x"])
     materialize(pipeline, vd.LocalCompute(), "a")
-    assert pipeline.plan("b", store=store).stages[1].worker_seconds[0] == 0
-    assert numbers(tmp_path, 2, ["x"]).plan("b", store=store).stages[1].worker_seconds[0] > 0
+    assert pipeline.plan("b", store=store).stages[1].worker_seconds[0] > 0
+    assert numbers(tmp_path, 2, ["x"]).plan("a", store=store).stages[1].worker_seconds[0] > 0
+    write_source(tmp_path / "src" / "a", {"id": [1000], "x": [1000]}, "more.parquet")
+    found = pipeline.plan("a", store=store)
+    assert causes(found)["even"] == {"new files": 1}
+    assert found.stages[1].worker_seconds[0] == 0
 
 
 def test_tokens_and_their_price(tmp_path, materialize):
@@ -174,12 +178,20 @@ def test_what_does_not_exist_is_refused(tmp_path, given, message):
         numbers(tmp_path).plan(store=str(tmp_path / "store"), **given)
 
 
-def test_a_schema_that_no_run_has_inferred_is_an_error(tmp_path):
-    write_source(tmp_path / "src", {"id": range(3)})
+def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(tmp_path, materialize):
+    write_source(tmp_path / "src", {"id": range(3), "x": range(3)})
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-    docs.map_batches("model", twice, schema="infer")
-    with pytest.raises(PlanError, match="stage 'model' has no schema before its first run"):
-        docs.plan(store=str(tmp_path / "store"))
+    some = docs.project("some", ["id", "x"])
+    some.map_batches("model", Add, schema="infer", fn_constructor_kwargs={"number": 1}).project(
+        "last", ["id"]
+    )
+    found = docs.plan(store=str(tmp_path / "store"))
+    assert [*brief(found)] == ["some"]
+    reason = "the first run infers the schema of 'model', so what follows is not known"
+    assert found.unplanned == {"stage 'model'": reason, "stage 'last'": reason}
+    assert not found.is_up_to_date
+    materialize(docs, vd.LocalCompute())
+    assert docs.plan(store=str(tmp_path / "store")).is_up_to_date
 
 
 DEFINITIONS = """
