@@ -143,12 +143,7 @@ def secrets(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_runs_tell_no_secret(secrets, local, denying, capfd):
-    assert secrets.run(local).success
-    message = failure(secrets.run(local, fails="call"))
-    assert "ValueError: cannot call with *** *** ***, ***, {'DEPLOY" in message
     assert secrets.run(local, fails="call", on_error="quarantine").success
-    assert secrets.run(local, fails="call", on_error="null").success
-    assert "refused: *** *** ***" in failure(secrets.run(local, fails="constructor"))
     message = failure(secrets.run(local, source="missing"))
     assert f"'s3://{secrets.bucket}/missing'" in message
     at = f"http://127.0.0.1:{denying.server_port}"
@@ -166,7 +161,8 @@ def test_runs_on_ray_tell_no_secret(secrets, cluster, capfd):
     import ray
 
     compute = vd.RayCompute(cluster=cluster)
-    assert "cannot call with *** ***" in failure(secrets.run(compute, fails="call"))
+    message = failure(secrets.run(compute, fails="call"))
+    assert "ValueError: cannot call with *** *** ***, ***, {'DEPLOY" in message
     assert secrets.run(compute, fails="call", on_error="quarantine").success
     assert "refused: *** *** ***" in failure(secrets.run(compute, fails="constructor"))
     session = Path(ray._private.worker._global_node.get_session_dir_path())
@@ -207,19 +203,3 @@ def test_an_ordinary_asset_tells_no_secret(secrets, denying, capfd):
     assert any("Credential=***/" in text for text in events)
     out, err = capfd.readouterr()
     secrets.check(secrets.written(out + err))
-
-
-def test_variables_in_the_options_of_a_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("VANE_LAKE_LOGIN", secret := planted())
-    given = {"client_kwargs": {"login": dg.EnvVar("VANE_LAKE_LOGIN")}, "n": 1}
-    options = []
-
-    @dg.asset(required_resource_keys={"store"})
-    def look(context) -> None:
-        options.append(context.resources.store.open().root.storage_options)
-
-    store = vd.FragmentStore(root=str(tmp_path), storage_options=given)
-    assert dg.materialize([look], resources={"store": store}).success
-    assert [*options, store.open().root.storage_options] == [
-        {"client_kwargs": {"login": secret}, "n": 1}
-    ] * 2
