@@ -9,7 +9,6 @@ from typing import Any
 
 import dagster as dg
 import duckdb
-import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -104,11 +103,13 @@ def values(read: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("given", "ids"),
-    [({"partitions_def": PARTS}, range(6, 9)), ({}, range(9))],
-    ids=["a partition", "all"],
+    ("kind", "given", "ids"),
+    [
+        (None, {"partitions_def": PARTS}, range(6, 9)),
+        (pa.RecordBatchReader, {}, range(9)),
+        (pl.LazyFrame, {"partitions_def": PARTS}, range(6, 9)),
+    ],
 )
-@pytest.mark.parametrize("kind", [None, pa.RecordBatchReader, pl.LazyFrame], ids=str)
 def test_an_asset_takes_a_partition_or_all_by_its_annotation(pipeline, filled, kind, given, ids):
     inputs: list[Any] = []
     key = "c / ü" if given else None
@@ -289,27 +290,6 @@ def test_several_partitions_of_a_run(store):
     events = [event.materialization for event in result.get_asset_materialization_events()]
     assert {event.partition for event in events} == set(KEYS)
     assert events[0].metadata["rows"].value == 6
-
-
-def test_multi_partitions(store):
-    grid = dg.MultiPartitionsDefinition(
-        {"key": PARTS, "region": dg.StaticPartitionsDefinition(["EU", "eu"])}
-    )
-    asset = ordinary(lambda c: ROWS.slice(len(c.partition_key) % 2), partitions_def=grid)
-    inputs: list[Any] = []
-
-    @dg.asset(ins={"raw": dg.AssetIn(["Raw", "s3", "raw"])}, partitions_def=grid)
-    def below(raw: pd.DataFrame) -> None:
-        inputs.append(list(raw["id"]))
-
-    for number, region in enumerate(("EU", "eu")):
-        key = dg.MultiPartitionKey({"key": "c / ü", "region": region})
-        whole = ordinary(ROWS.slice(number), partitions_def=grid)
-        assert put(whole, store, partition_key=key).success
-        assert dg.materialize(
-            [asset, below], selection=[below], partition_key=key, resources={"store": store}
-        ).success
-    assert inputs == [[1, 2, 3], [2, 3]]
 
 
 def test_nothing_and_what_is_no_rows(store, tmp_path):
