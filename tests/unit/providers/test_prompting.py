@@ -19,6 +19,7 @@ from vane_dagster.providers.format import InvalidAnswer, parse_format
 from vane_dagster.providers.prompting import PromptTask, with_problem
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.template import parse_template
+from vane_dagster.providers.usage import finish_reason, token_count
 
 
 class Needy(Reversed):
@@ -71,7 +72,8 @@ def test_stages_share_a_worker_unless_their_answers_are_validated_by_other_class
     for name, form in formats.items():
         pipeline.prompt(name, "{text}", provider=Reversed, model="m", return_format=form)
     pools = {name: pool_identity(pipeline, pipeline[name].spec) for name in formats}
-    assert pools["plain"] == pools["choices"]
+    vectors = pipeline.embed("vectors", "text", provider=Reversed, model="m")
+    assert pools["plain"] == pools["choices"] == pool_identity(pipeline, vectors.spec)
     assert len(set(pools.values())) == 3
 
 
@@ -266,6 +268,30 @@ def test_counts_that_are_none_are_zero():
     error = run_task(Said(good=[answer], odd=[ValueError("no")]))
     (usage,) = error.rows["response_usage"].to_pylist()
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [(None, 0), ([3], 0), ({}, 0), ({"n": None}, 0), ({"n": "7"}, 0), ({"n": True}, 0),
+     ({"n": 1.5}, 0), ({"n": -1}, 0), ({"n": 2**70}, 0), ({"n": 5.0}, 5), ({"n": 3}, 3)],
+)  # fmt: skip
+def test_a_count_in_a_response_is_a_whole_number_or_zero(value, count):
+    assert token_count(value, "n") == count
+    assert token_count({"usage": value}, "usage", "n") == count
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [(3, ""), (None, ""), ("length", "length"), ("\ud800", "?")]
+)
+def test_a_finish_reason_is_text(value, reason):
+    assert finish_reason(value) == reason
+
+
+def test_answers_before_a_follow_up_that_fails_are_paid_for():
+    said = Said(good=[Answer("yes")], odd=[Answer("perhaps", 5, 2), ValueError("no")])
+    error = run_task(said, format=parse_format("stage", ["yes"]), explain=1)
+    assert list(error.errors) == [1]
+    assert (error.used["requests"], error.used["completion_tokens"]) == (1, 2)
 
 
 @pytest.mark.parametrize(
