@@ -182,17 +182,15 @@ def test_a_context_has_rows_statistics_and_the_previous_partition():
     assert previous == [context]
 
 
-@pytest.mark.parametrize("in_file", [False, True])
-def test_rows_of_large_files_that_a_check_selects_have_their_nested_lists(in_file, tmp_path):
+def test_rows_of_large_files_that_a_check_selects_have_their_nested_lists(tmp_path):
     """A file is read in batches that are slices, from which Arrow's selections are wrong."""
     import pyarrow.dataset as ds
 
     nested = pa.array([[[n], [n]] for n in range(20_000)], pa.list_(pa.list_(pa.int32(), 1), 2))
+    path = str(tmp_path / "rows.parquet")
     context = stored(x=nested)
-    if in_file:
-        path = str(tmp_path / "rows.parquet")
-        pq.write_table(context.dataset().to_table(), path)
-        context = replace(context, dataset=lambda: ds.dataset(path))
+    pq.write_table(context.dataset().to_table(), path)
+    context = replace(context, dataset=lambda: ds.dataset(path))
     some = pa.array([3, 9_000, 17_000])
     assert context.lookup(some, ["x"])["x"].to_pylist() == [[[n], [n]] for n in some.to_pylist()]
     where = pc.field("id") > 19_997

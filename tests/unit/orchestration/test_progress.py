@@ -97,10 +97,13 @@ def test_lines_are_five_seconds_apart():
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.04, "40 ms"), (6.31, "6.3 s"), (9.97, "10 s"), (200, "3 min 20 s"), (3600, "1 h 0 min"),
+        (0.04, "40 ms"),
+        (9.97, "10 s"),
+        (200, "3 min 20 s"),
+        (3600, "1 h 0 min"),
         (100_000, "1 d 3 h"),
     ],
-)  # fmt: skip
+)
 def test_durations(seconds, text):
     assert duration(seconds) == text
 
