@@ -1,4 +1,4 @@
-"""Prompt stages: messages, providers, structured answers, and what becomes of errors."""
+"""Prompt stages: messages, structured answers, errors, and functions of a row."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.damage import stored_parts
 from support.data import read_stage
-from support.llm_server import KEY
-from support.prompts import TEXTS, Reversed, asked, docs
+from support.prompts import TEXTS, Person, Reversed, asked, docs
 from support.results import failure, metadata
 from support.warm_workers import workers_that_imported
-from vane_dagster.providers.base import Answer, Request, SamplingRefused
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,27 +36,15 @@ def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
 
 def test_a_template_is_filled_from_each_row(tmp_path, local, materialize):
     pipeline = docs(tmp_path, n=pa.array([1, 2, 3, 4]))
-    pipeline.prompt(
-        "asked",
-        "{n}. {{{text}}}",
-        provider=Reversed,
-        model="m",
-        include_columns=["n", "text"],
-        output_column="back",
-    )
+    given = {"include_columns": ["n"], "output_column": "back"}
+    pipeline.prompt("asked", "{n}. {{{text}}}", provider=Reversed, model="m", **given)
 
     materialize(pipeline, local)
 
     rows = read(tmp_path)
-    assert rows.column_names == ["id", "n", "text", "back", "back_usage"]
-    assert rows["back"].to_pylist() == [
-        f"{n}. {{{text}}}"[::-1] for n, text in zip([1, 2, 3, 4], TEXTS)
-    ]
-    usage = rows["back_usage"].to_pylist()
-    assert [u["prompt_tokens"] for u in usage] == [
-        len(f"{i}. {{{t}}}") for i, t in enumerate(TEXTS)
-    ]
-    assert all(u["finish_reason"] == "stop" and u["seconds"] >= 0 for u in usage)
+    assert rows.column_names == ["id", "n", "back", "back_usage"]
+    expected = [f"{n}. {{{text}}}"[::-1] for n, text in enumerate(TEXTS, 1)]
+    assert rows["back"].to_pylist() == expected
 
 
 def test_a_column_of_conversations(tmp_path, local, server, endpoint, materialize):
@@ -113,43 +99,6 @@ def test_sampling_of_a_rows_own(tmp_path, local, server, endpoint, materialize):
     given = {"sampling_params": {"temperature": "{heat}"}}
     with pytest.raises(vd.DefinitionError, match="'clean' has no column 'heat'; it has"):
         clean.prompt("again", "{text}", provider=Reversed, model="m", **grouped(given))
-
-
-class Fussy(Reversed):
-    async def submit(self, request: Request) -> Answer:
-        if (tone := request.sampling.get("tone")) not in (None, "mild"):
-            raise SamplingRefused(f"there is no tone {tone!r}")
-        return await super().submit(request)
-
-
-def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(
-    tmp_path, local, materialize
-):
-    pipeline = docs(tmp_path, tone=["mild", "harsh", None, "mild"])
-    given = {"provider": Fussy, "model": "m"}
-    pipeline.prompt(
-        "asked",
-        "{text}",
-        sampling_params={"tone": "{tone}"},
-        on_error=vd.Failures("null", max_error_rate=0.5),
-        include_columns=["text"],
-        **grouped(given),
-    )
-    pipeline.prompt(
-        "harsh",
-        "{text}",
-        sampling_params={"tone": "harsh"},
-        on_error=vd.Failures("null", max_error_rate=0.5),
-        **grouped(given),
-    )
-
-    done = materialize(pipeline, local, raises=False)
-
-    rows = read(tmp_path)
-    assert [row is None for row in rows["asked"].to_pylist()] == [False, True, False, False]
-    assert "there is no tone 'harsh'" in rows["error"][1].as_py()
-    assert rows["text"].to_pylist() == TEXTS, "what is passed on is no result"
-    assert "stage 'docs/harsh'" in failure(done)
 
 
 def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint, materialize):
@@ -242,14 +191,6 @@ def test_answers_that_do_not_fit_may_be_asked_for_again(
     assert len(server.bodies) == facts["requests"] == facts["completion_tokens"] == 2
 
 
-def test_an_endpoint_that_is_not_there_is_named(tmp_path, local, monkeypatch, materialize):
-    monkeypatch.setenv("LLM_KEY", KEY)
-    pipeline = docs(tmp_path)
-    asked(pipeline, "http://127.0.0.1:9/v1", max_retries=1)
-    message = failure(materialize(pipeline, local, raises=False))
-    assert "http://127.0.0.1:9/v1/chat/completions: Cannot connect to host" in message
-
-
 # Structured answers
 
 
@@ -326,3 +267,123 @@ def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materia
     messages = {row["id"]: row["message"] for row in aside}
     assert "fixed_size_list<item: float>[4]" in messages[4]
     assert read(tmp_path)["id"].to_pylist() == [0, 1, 3]
+
+
+# As users of ray.data.llm write them
+
+
+def preprocess(row: dict[str, Any]) -> dict[str, Any]:
+    return dict(  # noqa: C408  # as in Ray's guide
+        messages=[
+            {"role": "system", "content": "You are a bot that responds with haikus."},
+            {"role": "user", "content": row["text"]},
+        ],
+        sampling_params=dict(temperature=0.3, max_tokens=row["id"] + 1),  # noqa: C408  # as in Ray's guide
+    )
+
+
+def postprocess(row: dict[str, Any]) -> dict[str, Any]:
+    return dict(answer=row["generated_text"], **row)
+
+
+def test_functions_of_another_system(tmp_path, local, server, endpoint, materialize):
+    pipeline = docs(tmp_path)
+    stage = asked(
+        pipeline, endpoint[1], preprocess, output_column="generated_text",
+        include_columns=["text"], sampling_params={"temperature": 1, "n": 1},
+    )  # fmt: skip
+    stage.map(
+        "answered",
+        postprocess,
+        schema={"answer": "VARCHAR", "generated_text": "VARCHAR", "text": "VARCHAR"},
+        columns=["generated_text", "text"],
+    )
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path, "answered")
+    assert rows.column_names == ["id", "answer", "generated_text", "text"]
+    assert rows["answer"].to_pylist() == [f"echo: {text}" for text in TEXTS]
+    assert rows["text"].to_pylist() == TEXTS
+    bodies = sorted(server.bodies, key=lambda body: body["max_tokens"])
+    assert [(body["temperature"], body["n"], body["max_tokens"]) for body in bodies] == [
+        (0.3, 1, place + 1) for place in range(4)
+    ]
+    assert [m["role"] for m in bodies[0]["messages"]] == ["system", "user"]
+
+
+def keys(row: dict[str, Any]) -> str:
+    return f"{sorted(row)} {row.get('__place')}"
+
+
+def test_rows_that_are_arranged_have_no_other_columns(tmp_path, local, materialize):
+    pipeline = docs(tmp_path, TEXTS[::-1], __place=[7, 8, 9, 10])
+    pipeline.prompt("asked", keys, provider=Reversed, model="m", include_columns=True)
+
+    materialize(pipeline, local)
+
+    rows = read_stage(tmp_path / "store", "docs", "asked")
+    expected = [f"['__place', 'id', 'text'] {place}"[::-1] for place in (7, 8, 9, 10)]
+    assert rows["id"].to_pylist() == [0, 1, 2, 3]
+    assert rows["asked"].to_pylist() == expected
+
+
+def test_rows_that_a_function_fails_for_lose_no_others_and_are_paid_for(
+    tmp_path, local, server, endpoint, materialize
+):
+    def before(row: dict[str, Any]) -> str:
+        return {1: "q", 2: "q"}.get(row["id"]) or row["text"][100]
+
+    server.answers = {"q": ['{"name": "Ada", "age": 36}']}
+    pipeline = docs(tmp_path)
+    asked(pipeline, endpoint[1], before, on_error="quarantine", max_error_rate=0.5,
+          return_format=Person)  # fmt: skip
+    server.answers["a fox"] = ['{"name": "Tim", "age": 1}']
+    options = {"base_url": endpoint[1], "api_key_env": "LLM_KEY"}
+    pipeline.prompt(
+        "fox", "{text}", provider="openai",
+        model=vd.Model("m", options=options, prices={"completion": 1e6}), return_format=Person,
+        concurrency=vd.Workers(env_vars=["LLM_KEY"]),
+        on_error=vd.Failures("null", max_error_rate=1.0),
+    )  # fmt: skip
+
+    facts = metadata(materialize(pipeline, local), "fox")
+
+    rows = read(tmp_path)
+    assert rows["id"].to_pylist() == [1, 2], "the others are in quarantine"
+    assert [answer["age"] for answer in rows["asked"].to_pylist()] == [36, 36]
+    errors = read(tmp_path, "fox")["error"].to_pylist()
+    assert [error is None for error in errors] == [True, False, False, False]
+    assert facts["requests"] == 4
+    words = [4, *(len(f"echo: {text}".split()) for text in TEXTS[1:])]
+    assert facts["completion_tokens"] == facts["cost"] == sum(words)
+
+
+def test_functions_get_their_columns_beside_those_that_pass_through(tmp_path, local, materialize):
+    def seen(row: dict[str, Any]) -> str:
+        return " ".join(sorted(row))
+
+    pipeline = docs(tmp_path, title=["t"] * 4, year=[1, 2, 3, 4])
+    given = {"provider": Reversed, "model": "m", "messages": seen}
+    pipeline.prompt("asked", columns=["title"], include_columns=True, **given)
+    pipeline.prompt("named", columns=["title", "id"], **given)
+    pipeline.prompt("parts", columns=["title"], reuse="fragments", **given)
+    pipeline.prompt("every", include_columns=["year"], **given)
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    assert set(rows.column_names) == {"id", "text", "title", "year", "asked", "asked_usage"}
+    assert rows["asked"].to_pylist() == ["title"[::-1]] * 4
+    for name in ("named", "parts"):
+        assert read(tmp_path, name)[name].to_pylist() == ["id title"[::-1]] * 4
+    every = read(tmp_path, "every")
+    assert set(every.column_names) == {"id", "year", "every", "every_usage"}
+    assert every["every"].to_pylist() == ["id text title year"[::-1]] * 4
+
+
+def test_columns_that_the_source_does_not_have(tmp_path, local, materialize):
+    for given in ({"messages": "title"}, {"messages": preprocess, "include_columns": ["title"]}):
+        pipeline = docs(tmp_path)
+        pipeline.prompt("asked", provider=Reversed, model="m", **given)
+        assert "has no column 'title'" in failure(materialize(pipeline, local, raises=False))

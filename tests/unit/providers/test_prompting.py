@@ -14,7 +14,7 @@ import vane_dagster as vd
 from support.prompts import Person, Reversed, docs
 from vane_dagster.errors import RowErrors
 from vane_dagster.planning.definition import pool_identity
-from vane_dagster.providers.base import Answer, Request
+from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer, parse_format
 from vane_dagster.providers.prompting import PromptTask, with_problem
 from vane_dagster.providers.rate_limiter import RateLimiter
@@ -292,6 +292,25 @@ def test_answers_before_a_follow_up_that_fails_are_paid_for():
     error = run_task(said, format=parse_format("stage", ["yes"]), explain=1)
     assert list(error.errors) == [1]
     assert (error.used["requests"], error.used["completion_tokens"]) == (1, 2)
+
+
+class Fussy(Reversed):
+    async def submit(self, request: Request) -> Answer:
+        if request.sampling.get("tone") == "harsh":
+            raise SamplingRefused("there is no tone 'harsh'")
+        return await super().submit(request)
+
+
+@pytest.mark.parametrize(("tone", "kind"), [("{tone}", ValueError), ("harsh", SamplingRefused)])
+def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(tone, kind):
+    task = PromptTask(parse_template("here", "text", None), "response", {"tone": tone})
+    batch = pa.table({"text": ["a", "b", "c"], "tone": ["mild", "harsh", None]})
+    with pytest.raises(RowErrors) as raised:
+        asyncio.run(task.run(Fussy("m"), batch))
+    errors = raised.value.errors
+    assert list(errors) == ([1] if tone == "{tone}" else [0, 1, 2])
+    assert type(errors[1]) is kind
+    assert "there is no tone 'harsh'" in str(errors[1])
 
 
 @pytest.mark.parametrize(
