@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import dagster as dg
 import pyarrow.compute as pc
@@ -14,9 +13,6 @@ from dagster._core.loader import LoadingContextForTest
 import vane_dagster as vd
 from support.data import write_source
 from support.results import failure
-from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.events import Committed
-from vane_dagster.orchestration.run import RunContext, run_pipeline
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-10")
 
@@ -90,32 +86,6 @@ def events(instance, stage):
 def test_run_without_a_partition_says_so(run):
     result = run(doubled)
     assert "the run names no partition" in failure(result)
-
-
-def test_slow_reporting_stalls_nothing(tmp_path, local):
-    """All partitions are committed while the report of the first is still being written."""
-    keys = ["a", "b", "c", "d"]
-    for key in keys:
-        write_source(tmp_path / "src" / key, {"id": [1, 2], "n": [1, 2]})
-    source = vd.parquet(str(tmp_path / "src" / "{partition_key}"))
-    partitions = dg.StaticPartitionsDefinition(keys)
-    many = vd.Pipeline("many", source=source, id="id", partitions_def=partitions)
-    many.map_batches("doubles", doubled, schema={"double": "BIGINT"})
-    manifests = tmp_path / "store" / "many" / "doubles" / "manifests"
-    committed = []
-
-    def listen(event):
-        if isinstance(event, Committed):
-            until = time.monotonic() + 60
-            while len(list(manifests.glob("*/*.json"))) < len(keys):
-                assert time.monotonic() < until, "the run waits for its report"
-                time.sleep(0.05)
-            committed.append(event.partition)
-
-    store = vd.FragmentStore(root=str(tmp_path / "store")).open()
-    context = RunContext(store, "run", CheckRunner(many, store), listen)
-    run_pipeline(context, many, ["doubles"], keys, local)
-    assert sorted(committed) == keys
 
 
 def test_manifest_that_cannot_be_read_fails_its_partition_alone(run, instance, tmp_path):
