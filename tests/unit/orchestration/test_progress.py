@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,17 +15,14 @@ from vane_dagster.engine.accounting import StageRows
 from vane_dagster.events import (
     Committed,
     Failed,
-    Noticed,
     Progress,
     RunPlanned,
     StageStats,
-    Unchanged,
     Waiting,
     WorkerReady,
 )
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary, duration, rate
 from vane_dagster.orchestration.reporting import RunReport
-from vane_dagster.orchestration.run import EventQueue
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.reports import LoadReport
@@ -140,18 +136,6 @@ def test_a_fragment_that_is_dropped_leaves_the_total():
     assert rows.total == 100
 
 
-def test_progress_and_log_lines_overtake_results():
-    events = EventQueue()
-    result = Unchanged("clean", None, None)
-    progress = Progress({}, {}, 1.0)
-    for event in (result, None, result, progress, Noticed("a")):
-        events.put(event)
-
-    assert [events.get(0) for _ in range(5)] == [progress, Noticed("a"), result, result, None]
-    with pytest.raises(queue.Empty):
-        events.get(0.01)
-
-
 # The summary
 
 
@@ -252,13 +236,12 @@ def test_a_server_is_logged_with_its_place_and_how_to_read_its_log(tmp_path, nod
     ]
 
 
-def test_the_log_has_the_errors_that_the_failure_has_no_room_for(tmp_path):
+def test_the_log_has_all_errors_and_the_failure_the_first_five(tmp_path):
     lines: list[str] = []
     report = reporting(lines, tmp_path)
     for number in range(7):
         report.listen(Failed("a", None, vd.errors.UdfError(f"error {number}\n\nframes")))
-    short = [f"stage 'a': error {n} (the error of the run has the rest)" for n in range(5)]
-    assert lines == [*short, *(f"stage 'a': error {n}\n\nframes" for n in (5, 6))]
+    assert lines == [f"stage 'a': error {n}\n\nframes" for n in range(7)]
     with pytest.raises(dg.Failure) as raised:
         list(report.results())
     assert raised.value.description.count("frames") == 5
