@@ -167,7 +167,7 @@ def test_a_number_of_explanations_that_does_not_fit():
         ({"sampling_params": {"extra_body": "x"}}, "sampling_params: an extra_body of type str"),
         (
             {"sampling_params": {"extra_body": {"a": {1, 2}}}},
-            "sampling_params: an extra_body that cannot be sent: Object of type set is not",
+            "sampling_params has 'extra_body', which cannot be sent: Object of type set is not",
         ),
         (
             {"sampling_params": {"top_k": b"x"}},
