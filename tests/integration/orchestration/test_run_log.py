@@ -43,7 +43,7 @@ def test_a_run_logs_progress_prints_and_a_summary(tmp_path, materialize, local, 
     assert re.search(r"Slow loaded in [\d.]+ s \(worker .*, pid \d+, cpu\)", log)
     assert re.search(
         r"finished in \d.*\n  slept: partitions: 1 committed; 20 rows in .* rows/s; "
-        r"fragments: 1 computed, 0 reused\n  model Slow: \d loads? in \d",
+        r"fragments: 1 computed, 0 reused\n  model Slow: \d started in \d",
         log,
     ), log
 
@@ -60,7 +60,7 @@ def test_a_function_is_no_model_and_a_second_run_says_what_is_stored(tmp_path, m
             logs.append([record.event_log_entry for record in records])
     texts = ["\n".join(entry.user_message for entry in log) for log in logs]
     assert "labels loaded" not in texts[0]
-    assert re.search(r"\n  function labels: 1 worker start in \d.*, 0 warm workers", texts[0])
+    assert re.search(r"\n  function labels: 1 started in \d.*, 0 warm", texts[0])
     (made,) = result.get_asset_materialization_events()
     assert not [name for name in made.materialization.metadata if "model" in name]
     assert "fragments of" not in texts[1], "the summary has what the plan would say"

@@ -164,8 +164,8 @@ def test_the_summary_adds_up_what_was_done():
         "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments), "
         "1 failed; "
         "900 rows in 3.0 s, 300 rows/s; fragments: 2 computed, 2 reused; 4 rows quarantined",
-        "  model Model: 1 load in 6.3 s, 1 warm worker",
-        "  function clean: 1 worker start in 17 s, 0 warm workers",
+        "  model Model: 1 started in 6.3 s, 1 warm",
+        "  function clean: 1 started in 17 s, 0 warm",
     ]
 
 
