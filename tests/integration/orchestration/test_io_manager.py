@@ -150,27 +150,6 @@ def test_a_range_of_partitions_is_one_table_in_order(pipeline, filled):
         run([reader_of(dict[str, pa.Table], [])], pipeline, filled)
 
 
-def test_another_default_io_manager_is_left_alone(pipeline, filled, tmp_path):
-    """The stages are read by the store, and what the asset returns goes where it always went."""
-
-    @dg.asset(ins={"more": dg.AssetIn(["docs", "more"])}, partitions_def=PARTS)
-    def total(more: pa.Table) -> int:
-        return sum(values(more))
-
-    result = dg.materialize(
-        [pipeline.build_assets(), total],
-        selection=[total],
-        partition_key="a",
-        resources={
-            "compute": vd.LocalCompute(),
-            "store": filled,
-            "io_manager": dg.FilesystemIOManager(base_dir=str(tmp_path / "pickles")),
-        },
-    )
-    assert result.output_for_node("total") == 33
-    assert (tmp_path / "pickles" / "total" / "a").is_file()
-
-
 def test_missing_partitions(tmp_path, store, local):
     write_source(tmp_path / "src" / "a", {"id": [1], "n": [1]})
     made = docs(tmp_path)

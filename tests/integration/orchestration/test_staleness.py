@@ -48,7 +48,6 @@ class World:
         self,
         fn: Any,
         condition: dg.AutomationCondition[Any] | None = None,
-        observe: dg.AutomationCondition[Any] | None = None,
         partitions_def: Any = DAILY,
     ) -> None:
         placeholder = "{partition_key}" if partitions_def else DAYS[0]
@@ -64,7 +63,7 @@ class World:
             schema={"double": "BIGINT"},
             asset=vd.Asset(automation_condition=condition),
         ).project("kept", ["double"], asset=vd.Asset(automation_condition=condition))
-        self.source = pipeline.build_source(asset=vd.Asset(automation_condition=observe))
+        self.source = pipeline.build_source()
         self.stages = pipeline.build_assets()
         self.pipeline = pipeline
         job = dg.define_asset_job("observe", [dg.AssetKey(["docs", "source"])])
