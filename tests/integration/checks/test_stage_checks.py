@@ -12,7 +12,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from support.results import failure
+from support.results import evaluations, failure, over, statuses
 from vane_dagster import checks
 
 DAYS = dg.StaticPartitionsDefinition(["a", "b", "c"])
@@ -48,22 +48,14 @@ class Runs:
         self.store = vd.FragmentStore(root=str(tmp_path / "store"))
         self.compute = compute
 
-    def __call__(self, docs, *keys, selection=None, **kwargs):
-        tags = {}
-        if len(keys) > 1:
-            tags = {
-                "dagster/asset_partition_range_start": keys[0],
-                "dagster/asset_partition_range_end": keys[-1],
-            }
+    def __call__(self, docs, *keys, selection=None):
         return dg.materialize(
             [docs.build_assets()],
             instance=self.instance,
-            partition_key=keys[0] if len(keys) == 1 else None,
-            tags=tags,
             selection=selection,
             resources={"compute": self.compute, "store": self.store},
             raise_on_error=False,
-            **kwargs,
+            **over(*keys),
         )
 
     def sequence(self, stage: str, partition: str | None = None) -> int:
@@ -75,15 +67,6 @@ class Runs:
 def runs(tmp_path, local) -> Iterator[Runs]:
     with dg.DagsterInstance.ephemeral() as instance:
         yield Runs(tmp_path, local, instance)
-
-
-def evaluations(result, instance) -> dict[tuple[str, str, str | None], dg.AssetCheckEvaluation]:
-    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
-    events = instance.all_logs(result.run_id, of_type=kind)
-    found = [event.dagster_event.asset_check_evaluation_data for event in events]
-    keyed = {(e.asset_key.path[-1], e.check_name, e.partition): e for e in found}
-    assert len(keyed) == len(found), "an evaluation was logged twice"
-    return keyed
 
 
 def materializations(result, instance) -> list[dg.AssetMaterialization]:
@@ -213,16 +196,6 @@ def test_drift_against_the_partition_before(tmp_path, runs):
     assert [runs.sequence("labels", key) for key in "abc"] == [1, 1, 0]
 
 
-def counted(instance, key: dg.AssetCheckKey) -> dict[str, set[str]]:
-    """The partitions of each status, as Dagster counts them for the asset's page."""
-    states = instance.event_log_storage.get_asset_check_state([(key, DAYS)])
-    return {
-        status.value: set(subset.value.get_partition_keys())
-        for status, subset in states[key].subsets.items()
-        if not subset.is_empty
-    }
-
-
 def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
     """Dagster forgets an evaluation that does not say which materialization it is of."""
     for key, texts in {"a": ["one"], "b": ["zero"], "c": ["one"]}.items():
@@ -230,7 +203,7 @@ def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
     docs = pipeline(tmp_path, [checks.Vectors()], below=False)
     key = dg.AssetCheckKey(docs["vectors"].key, "vectors")
     assert runs(docs, "a", "b", "c").success
-    assert counted(runs.instance, key) == {"SUCCEEDED": {"a", "c"}, "FAILED": {"b"}}
+    assert statuses(runs.instance, key, "abc") == {"SUCCEEDED": {"a", "c"}, "FAILED": {"b"}}
     source(tmp_path, "a", ["zero"])
     source(tmp_path, "b", ["one"])
     table = pa.table({"id": pa.array([1, 1], pa.int64()), "text": ["x", "y"]})
@@ -241,7 +214,7 @@ def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
     assert ("vectors", "vectors", "c") not in evaluations(failed, runs.instance)
     history = runs.instance.event_log_storage.get_asset_check_execution_history(key, 50)
     assert "PLANNED" not in {record.status.value for record in history}
-    assert counted(runs.instance, key) == {"SUCCEEDED": {"b", "c"}, "FAILED": {"a"}}
+    assert statuses(runs.instance, key, "abc") == {"SUCCEEDED": {"b", "c"}, "FAILED": {"a"}}
 
 
 # Of a user

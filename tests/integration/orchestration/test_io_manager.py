@@ -15,6 +15,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import column_of, write_source
+from support.results import over
 from vane_dagster.storage.gc import GcPolicy, collect
 
 pytestmark = pytest.mark.filterwarnings(
@@ -23,10 +24,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 KEYS = ("a", "b", "c / ü")
 PARTS = dg.StaticPartitionsDefinition(list(KEYS))
-WHOLE = {
-    "dagster/asset_partition_range_start": KEYS[0],
-    "dagster/asset_partition_range_end": KEYS[-1],
-}
+WHOLE = over(*KEYS)["tags"]
 SINGLE_RUN = dg.BackfillPolicy.single_run()
 DAY = 86400.0
 

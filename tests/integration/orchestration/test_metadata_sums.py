@@ -21,6 +21,7 @@ from support.counted_runs import (
 )
 from support.damage import stored_parts
 from support.paths import REPOSITORY
+from support.results import over
 from support.server_runs import SCHEMA, ask, echo
 from support.warm_workers import ForkedLocal
 from vane_dagster import testing
@@ -80,10 +81,7 @@ class Ran:
                 },
                 raise_on_error=False,
                 instance=instance,
-                tags={
-                    "dagster/asset_partition_range_start": KEYS[0],
-                    "dagster/asset_partition_range_end": KEYS[-1],
-                },
+                **over(*KEYS),
                 **given,
             )
             self.seconds = time.perf_counter() - began

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 import vane_dagster as vd
 from support.data import write_source
-from support.results import metadata
+from support.results import metadata, over
 
 REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-10")
@@ -123,11 +123,10 @@ def test_keys_with_any_characters(tmp_path, local):
     write_source(tmp_path / "src" / "eu", {"id": [1], "n": [7]})
     before = set(tmp_path.iterdir())
     places = grid.get_partition_keys()
-    edges = {"start": places[0], "end": places[-1]}
     result = dg.materialize(
         [docs.build_assets()],
         resources={"compute": local, "store": vd.FragmentStore(root=f"{tmp_path}/store")},
-        tags={f"dagster/asset_partition_range_{edge}": key for edge, key in edges.items()},
+        **over(*places),
     )
     made = [
         event.materialization

@@ -12,7 +12,7 @@ from dagster._core.loader import LoadingContextForTest
 
 import vane_dagster as vd
 from support.data import write_source
-from support.results import failure
+from support.results import failure, over
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-10")
 
@@ -68,13 +68,6 @@ def run(tmp_path, local, instance):
     return materialize
 
 
-def days(first: str, last: str) -> dict[str, str]:
-    return {
-        "dagster/asset_partition_range_start": first,
-        "dagster/asset_partition_range_end": last,
-    }
-
-
 def events(instance, stage):
     """Materializations by partition, as Dagster's own event log has them."""
     records = instance.fetch_materializations(dg.AssetKey(["days", stage]), limit=100).records
@@ -89,10 +82,10 @@ def test_run_without_a_partition_says_so(run):
 
 
 def test_manifest_that_cannot_be_read_fails_its_partition_alone(run, instance, tmp_path):
-    run(doubled, tags=days("2026-01-02", "2026-01-03"))
+    run(doubled, **over("2026-01-02", "2026-01-03"))
     (broken,) = (tmp_path / "store/days/kept/manifests/2026-01-02").iterdir()
     broken.write_text("{")
-    result = run(doubled, tags=days("2026-01-02", "2026-01-05"))
+    result = run(doubled, **over("2026-01-02", "2026-01-05"))
     assert "1 of 4 partitions failed ('2026-01-02')" in failure(result)
     made = instance.get_materialized_partitions(dg.AssetKey(["days", "doubles"]))
     assert "2026-01-05" in made
@@ -101,13 +94,13 @@ def test_manifest_that_cannot_be_read_fails_its_partition_alone(run, instance, t
 def test_force_with_retries_computes_everything_once(run, tmp_path, monkeypatch):
     """What the first attempt committed is not forced again by the second."""
     monkeypatch.setenv("COUNTED", str(tmp_path / "counted"))
-    whole = days("2026-01-01", "2026-01-04")
-    assert run(counted, tags=whole, env_vars=["COUNTED"]).success
+    whole = over("2026-01-01", "2026-01-04")
+    assert run(counted, **whole, env_vars=["COUNTED"]).success
     config = {"ops": {"days_pipeline": {"config": {"force": True}}}}
     (tmp_path / "counted").unlink()
     monkeypatch.setenv("POISON", "303")
     given = {"env_vars": ["COUNTED", "POISON"], "retry_policy": dg.RetryPolicy(max_retries=2)}
-    assert not run(counted, tags=whole, run_config=config, **given).success
+    assert not run(counted, **whole, run_config=config, **given).success
     calls = (tmp_path / "counted").read_text().split()
     assert sorted(calls) == ["100", "200", "300", "300", "300", "400"]
 
@@ -148,20 +141,20 @@ def test_staleness_after_a_range(tmp_path, local, instance):
             if resolver.get_status(dg.AssetKey(["days", name]), day) != StaleStatus.FRESH
         }
 
-    both = days("2026-01-02", "2026-01-03")
+    both = over("2026-01-02", "2026-01-03")
     run([model])
-    run([raw], tags=both)
-    run(["days/doubles", "days/kept"], tags=both)
+    run([raw], **both)
+    run(["days/doubles", "days/kept"], **both)
     assert stale() == {}
 
     run([raw], partition_key="2026-01-03")
     assert set(stale()) == {("3", "doubles")}
 
-    run(["days/doubles", "days/kept"], tags=both)
+    run(["days/doubles", "days/kept"], **both)
     assert stale() == {}
 
     version["model"] = "b"
     run([model])
     assert set(stale()) == {("2", "doubles"), ("3", "doubles")}
-    run(["days/doubles"], tags=both)
+    run(["days/doubles"], **both)
     assert stale() == {}

@@ -15,6 +15,7 @@ from dagster._core.loader import LoadingContextForTest
 
 import vane_dagster as vd
 from support.data import write_source
+from support.results import over
 
 # Dagster says so of itself.
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `include_sources`")
@@ -75,20 +76,12 @@ class World:
 
     def run(self, *days: str) -> dg.ExecuteInProcessResult:
         """Materializes one day, or a range of days; the unpartitioned pipeline without any."""
-        given: dict[str, Any] = {}
-        if len(days) == 1:
-            given["partition_key"] = days[0]
-        elif days:
-            given["tags"] = {
-                "dagster/asset_partition_range_start": days[0],
-                "dagster/asset_partition_range_end": days[-1],
-            }
         result = dg.materialize(
             [self.stages, self.source],
             selection=[self.pipeline[name].key for name in STAGES],
             instance=self.instance,
             resources=self.resources,
-            **given,
+            **over(*days),
         )
         assert result.success
         return result
