@@ -149,9 +149,6 @@ def test_arguments_that_do_not_fit(arguments, message, tmp_path):
 def test_values_of_a_model_that_do_not_fit(arguments, message):
     with pytest.raises(vd.DefinitionError, match=f"^vd.Model: {re.escape(message)}"):
         vd.Model("m", **arguments)
-
-
-def test_a_number_of_explanations_that_does_not_fit():
     with pytest.raises(vd.DefinitionError, match=r"^vd\.Failures: explain_errors is -1"):
         vd.Failures(explain_errors=-1)
 
