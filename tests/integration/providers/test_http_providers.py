@@ -224,12 +224,6 @@ def test_vectors_in_another_form_are_malformed(data, server, endpoint):
         call(endpoint[1], "embed", ["a", "b"], None)
 
 
-def test_vectors_with_odd_usage(server, endpoint):
-    data = [{"index": 0, "embedding": [1.0, 2.0]}]
-    server.vectors = json.dumps({"object": "list", "data": data, "usage": {}}).encode()
-    assert call(endpoint[1], "embed", ["a"], None) == [[1.0, 2.0]]
-
-
 # Only of anthropic's API
 
 

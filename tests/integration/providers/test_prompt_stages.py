@@ -12,7 +12,6 @@ import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster as vd
-from support.arguments import grouped
 from support.damage import stored_parts
 from support.data import read_stage
 from support.prompts import TEXTS, Person, Reversed, asked, docs
@@ -85,22 +84,6 @@ def test_completions_take_one_text_and_fields_of_the_servers_own(
     assert (body["temperature"], body["guided_regex"], body["ignore_eos"]) == (0, "a", True)
 
 
-def test_sampling_of_a_rows_own(tmp_path, local, server, endpoint, materialize):
-    heat = pa.array([0.5, None, 1.5, 0.0], pa.float64())
-    pipeline = docs(tmp_path, heat=heat)
-    asked(pipeline, endpoint[1], sampling_params={"temperature": "{heat}", "max_tokens": 3})
-
-    materialize(pipeline, local)
-
-    found = {body["messages"][-1]["content"]: body for body in server.bodies}
-    assert [found[text].get("temperature") for text in TEXTS] == heat.to_pylist()
-    assert {body["max_tokens"] for body in server.bodies} == {3}
-    clean = pipeline.project("clean", {"id": "id", "text": "text"})
-    given = {"sampling_params": {"temperature": "{heat}"}}
-    with pytest.raises(vd.DefinitionError, match="'clean' has no column 'heat'; it has"):
-        clean.prompt("again", "{text}", provider=Reversed, model="m", **grouped(given))
-
-
 def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint, materialize):
     pipeline = docs(tmp_path)
     prices = {"prompt": 2.0, "completion": 10.0, "cached": 1.0}
@@ -162,20 +145,6 @@ def test_budgets_and_costs_count_what_is_spent_not_what_is_copied(
     assert again["cost"] == again["cost_spent"] + again["cost_inherited"]
     assert again["requests_spent"] == 1
     assert "tokens_per_second" not in again
-
-
-def test_answers_that_do_not_fit_are_paid_for_too(tmp_path, local, server, endpoint, materialize):
-    server.answers = {"a": ["yes"], "b": ["perhaps so"], "c": ["well", "no"]}
-    pipeline = docs(tmp_path, ["a", "b", "c"])
-    choices = ["yes", "no"]
-    asked(pipeline, endpoint[1], return_format=choices, explain_errors=1, on_error="null",
-          max_error_rate=0.5, prices={"completion": 1e6})  # fmt: skip
-
-    facts = metadata(materialize(pipeline, local), "asked")
-
-    assert len(server.bodies) == 5
-    assert facts["requests"] == 5
-    assert facts["completion_tokens"] == facts["cost"] == 1 + 2 * 2 + 2
 
 
 def test_answers_that_do_not_fit_may_be_asked_for_again(
