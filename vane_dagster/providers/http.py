@@ -92,10 +92,6 @@ class HttpProvider:
             expected = names(cls.APIS)
             raise ValueError(f"the options of the model have api={api!r}; expected {expected}")
         server = options.get("server")
-        if server is not None and not isinstance(server, ServerHandle):
-            raise ValueError(
-                "the options of the model have a server; write model=<the server> instead"
-            )
         for name, used in (("base_url", "address"), ("api_key_env", "key")):
             if server is not None and options.get(name) is not None:
                 raise ValueError(
