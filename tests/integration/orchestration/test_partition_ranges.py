@@ -7,8 +7,6 @@ import os
 import dagster as dg
 import pyarrow.compute as pc
 import pytest
-from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
-from dagster._core.loader import LoadingContextForTest
 
 import vane_dagster as vd
 from support.data import write_source
@@ -103,58 +101,3 @@ def test_force_with_retries_computes_everything_once(run, tmp_path, monkeypatch)
     assert not run(counted, **whole, run_config=config, **given).success
     calls = (tmp_path / "counted").read_text().split()
     assert sorted(calls) == ["100", "200", "300", "300", "300", "400"]
-
-
-def test_staleness_after_a_range(tmp_path, local, instance):
-    version = {"model": "a"}
-
-    @dg.asset(partitions_def=DAYS)
-    def raw(context) -> None:
-        for day in context.partition_keys:
-            write_source(tmp_path / "src" / day, {"id": [1, 2], "n": [3, 4]})
-
-    @dg.asset
-    def model():
-        return dg.MaterializeResult(data_version=dg.DataVersion(version["model"]))
-
-    source = vd.parquet(str(tmp_path / "src" / "{partition_key}"), asset=raw)
-    chain = vd.Pipeline("days", source=source, id="id", partitions_def=DAYS)
-    doubles = chain.map_batches(
-        "doubles", doubled, schema={"double": "BIGINT"}, asset=vd.Asset(deps=[model])
-    )
-    doubles.project("kept", ["double"])
-    assets = [raw, model, chain.build_assets()]
-
-    resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))}
-    graph = dg.Definitions(assets=assets, resources=resources).resolve_asset_graph()
-
-    def run(selection, **given):
-        given |= {"selection": selection, "resources": resources, "instance": instance}
-        assert dg.materialize(assets, **given).success
-
-    def stale():
-        resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
-        return {
-            (day[-1], name): str(resolver.get_status(dg.AssetKey(["days", name]), day).value)
-            for day in ("2026-01-02", "2026-01-03")
-            for name in ("doubles", "kept")
-            if resolver.get_status(dg.AssetKey(["days", name]), day) != StaleStatus.FRESH
-        }
-
-    both = over("2026-01-02", "2026-01-03")
-    run([model])
-    run([raw], **both)
-    run(["days/doubles", "days/kept"], **both)
-    assert stale() == {}
-
-    run([raw], partition_key="2026-01-03")
-    assert set(stale()) == {("3", "doubles")}
-
-    run(["days/doubles", "days/kept"], **both)
-    assert stale() == {}
-
-    version["model"] = "b"
-    run([model])
-    assert set(stale()) == {("2", "doubles"), ("3", "doubles")}
-    run(["days/doubles"], **both)
-    assert stale() == {}

@@ -33,6 +33,20 @@ def tripled(batch):
     return {"double": pc.multiply(batch["n"], 3)}
 
 
+def not_fresh(
+    defs: dg.Definitions, instance: dg.DagsterInstance, days: Sequence[str | None]
+) -> dict[tuple[str | None, str], str]:
+    """Status by day and stage, of what is not fresh."""
+    graph = defs.resolve_asset_graph()
+    resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
+    found = {
+        (day, name): resolver.get_status(dg.AssetKey(["docs", name]), day).value
+        for day in days
+        for name in STAGES
+    }
+    return {place: status for place, status in found.items() if status != "FRESH"}
+
+
 class World:
     """A pipeline over daily files, with the instance that its runs and observations go to."""
 
@@ -100,16 +114,8 @@ class World:
 
     def stale(self) -> dict[tuple[str | None, str], str]:
         """What Dagster's UI marks: status by day and stage, of what is not fresh."""
-        graph = self.defs.resolve_asset_graph()
-        context = LoadingContextForTest(self.instance)
-        resolver = CachingStaleStatusResolver(self.instance, graph, context)
-        days: Sequence[str | None] = DAYS if self.stages.partitions_def else [None]
-        found = {
-            (day, name): resolver.get_status(self.pipeline[name].key, day).value
-            for day in days
-            for name in STAGES
-        }
-        return {place: status for place, status in found.items() if status != "FRESH"}
+        days = DAYS if self.stages.partitions_def else [None]
+        return not_fresh(self.defs, self.instance, days)
 
 
 @pytest.fixture
@@ -201,6 +207,50 @@ def test_unpartitioned_pipeline(world):
     assert world.stale() == {(None, "doubled"): "STALE"}
     world.run()
     assert world.stale() == {}
+
+
+def test_assets_upstream_make_what_reads_them_stale(world, tmp_path):
+    version = {"model": "a"}
+
+    @dg.asset(partitions_def=DAILY)
+    def raw(context) -> None:
+        for day in context.partition_keys:
+            write_source(tmp_path / "src" / day, {"id": [1, 2], "n": [3, 4]})
+
+    @dg.asset
+    def model():
+        return dg.MaterializeResult(data_version=dg.DataVersion(version["model"]))
+
+    source = vd.parquet(str(tmp_path / "src" / "{partition_key}"), asset=raw)
+    docs = vd.Pipeline("docs", source=source, id="id", partitions_def=DAILY)
+    made = docs.map_batches(
+        "doubled", doubled, schema={"double": "BIGINT"}, asset=vd.Asset(deps=[model])
+    )
+    made.project("kept", ["double"])
+    assets = [raw, model, docs.build_assets()]
+    given = {"resources": world.resources, "instance": world.instance}
+    both = DAYS[1:]
+
+    def stale():
+        defs = dg.Definitions(assets=assets, resources=world.resources)
+        return set(not_fresh(defs, world.instance, both))
+
+    def run(*selection, days=both):
+        assert dg.materialize(assets, selection=selection, **given, **over(*days)).success
+
+    run("model", days=())
+    run("raw")
+    run("docs/doubled", "docs/kept")
+    assert stale() == set()
+    run("raw", days=both[1:])
+    assert stale() == {(both[1], "doubled")}
+    run("docs/doubled", "docs/kept")
+    assert stale() == set()
+    version["model"] = "b"
+    run("model", days=())
+    assert stale() == {(day, "doubled") for day in both}
+    run("docs/doubled")
+    assert stale() == set()
 
 
 # Automation
