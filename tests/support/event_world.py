@@ -18,6 +18,7 @@ import sqlalchemy
 
 import vane_dagster as vd
 from support.data import write_source
+from support.results import over
 from vane_dagster import checks
 from vane_dagster.orchestration import reporting, run
 
@@ -85,20 +86,15 @@ class World:
     def run(
         self, instance: dg.DagsterInstance, *keys: str, assets: Any = None, **given: Any
     ) -> dg.ExecuteInProcessResult:
-        tags = {}
-        if len(keys) > 1:
-            edges = {"start": keys[0], "end": keys[-1]}
-            tags = {f"dagster/asset_partition_range_{edge}": key for edge, key in edges.items()}
         return dg.materialize(
             assets or [self.pipeline().build_assets()],
             instance=instance,
-            partition_key=keys[0] if len(keys) == 1 else None,
-            tags=tags,
             resources={
                 "compute": self.compute,
                 "store": vd.FragmentStore(root=str(self.root / "store")),
             },
             raise_on_error=False,
+            **over(*keys),
             **given,
         )
 

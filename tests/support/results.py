@@ -43,6 +43,39 @@ def materializing(folder: Path) -> Run:
     return run
 
 
+def over(*partitions: str) -> dict[str, Any]:
+    """Return arguments of `dg.materialize`: for a partition, the range of several, or none."""
+    if len(partitions) < 2:
+        return {"partition_key": partitions[0]} if partitions else {}
+    edges = {"start": partitions[0], "end": partitions[-1]}
+    return {"tags": {f"dagster/asset_partition_range_{edge}": key for edge, key in edges.items()}}
+
+
+def evaluations(
+    result: dg.ExecuteInProcessResult, instance: dg.DagsterInstance
+) -> dict[tuple[str, str, str | None], dg.AssetCheckEvaluation]:
+    """Return the evaluations of a run by stage, check and partition."""
+    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    events = [entry.dagster_event for entry in instance.all_logs(result.run_id, of_type=kind)]
+    found = [event.asset_check_evaluation_data for event in events]
+    keyed = {(e.asset_key.path[-1], e.check_name, e.partition): e for e in found}
+    assert len(keyed) == len(found), "an evaluation was logged twice"
+    return keyed
+
+
+def statuses(
+    instance: dg.DagsterInstance, key: dg.AssetCheckKey, keys: Sequence[str]
+) -> dict[str, set[str]]:
+    """Return the partitions of each status, as Dagster counts them for the asset's page."""
+    definition = dg.StaticPartitionsDefinition(list(keys))
+    state = instance.event_log_storage.get_asset_check_state([(key, definition)])[key]
+    return {
+        status.value: set(subset.value.get_partition_keys())
+        for status, subset in state.subsets.items()
+        if not subset.is_empty
+    }
+
+
 def metadata(result: dg.ExecuteInProcessResult, stage: str) -> dict[str, Any]:
     """Return metadata of the materialization of a stage, as plain values."""
     found = [

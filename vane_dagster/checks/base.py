@@ -109,10 +109,6 @@ class Check:
         """Whether the class is built in; its code is then not part of its definition."""
         return type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
 
-    def opened(self) -> Check:
-        """Return the check with its files read; the definition is the same."""
-        return self
-
     def fit(self, schema: pa.Schema, location: str) -> None:
         """Validate the check where a stage declares its schema. Default: no validation.
 

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Union
+from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from vane_dagster._arguments import checked_url, mapping
 from vane_dagster._keywords import require_columns
-from vane_dagster._secrets import keep_options, revealed, url_parts, with_options
 from vane_dagster.checks.base import Check, bound, checked_columns
 from vane_dagster.checks.comparison import Difference, apart, as_metadata, described
 from vane_dagster.checks.context import CheckContext, CheckOutcome
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.storage.sample import python_values
 from vane_dagster.types.tensors import as_storage, unsliced
-
-Expected = Union[str, "os.PathLike[str]", pa.Table, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -33,62 +27,35 @@ class Golden(Check):
     may have some of the ids or none; an unpartitioned stage must have all of them.
 
     Attributes:
-        expected: The path or URL of a Parquet file, a `pyarrow.Table`, or lists by column: the id
-            and the expected columns. A file is read when the check is evaluated.
+        expected: A `pyarrow.Table`, or lists by column: the id and the expected columns.
         columns: The columns to compare. Default: all of them.
         tolerance: The largest difference, absolute or as a share of the expected number.
-        storage_options: Options of the fsspec file system of a URL; not part of the definition.
     """
 
-    expected: Expected = field(hash=False)
+    expected: pa.Table | Mapping[str, Any] = field(hash=False)
     columns: Sequence[str] | None = field(default=None, kw_only=True)
     tolerance: float = field(default=1e-6, kw_only=True)
-    storage_options: Mapping[str, Any] | None = field(
-        default=None, kw_only=True, repr=False, hash=False, compare=False
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(
             columns=checked_columns(self._location, self.columns),
             tolerance=bound(self._location, "tolerance", self.tolerance),
-            storage_options=mapping(self._location, "storage_options", self.storage_options),
             expected=self._parsed(),
         )
-        if isinstance(self.expected, str):
-            url, found = url_parts(self.expected)
-            self._set(expected=url, storage_options=with_options(found, self.storage_options))
-        if isinstance(self.expected, pa.Table):
-            self._require(self.expected.schema, f"{self._location}: expected", self.columns)
+        self._require(self.rows.schema, f"{self._location}: expected", self.columns)
 
     @property
     def definition(self) -> str:
-        """Digest of the thresholds and of the expected rows. Reads the file."""
-        rows = hashlib.blake2b(_serialized(self.opened().rows), digest_size=16)
-        return self._digest(expected=rows.hexdigest(), storage_options=None)
+        """Digest of the thresholds and of the expected rows."""
+        rows = hashlib.blake2b(_serialized(self.rows), digest_size=16)
+        return self._digest(expected=rows.hexdigest())
 
     @property
     def rows(self) -> pa.Table:
-        """The expected rows, available once the check is opened."""
-        if not isinstance(self.expected, pa.Table):
-            raise TypeError(f"{self._location}: {self.expected!r} has not been read")
+        """The expected rows."""
+        assert isinstance(self.expected, pa.Table)
         return self.expected
-
-    def opened(self) -> Golden:
-        """Return the check with its file read. The file can change between two evaluations.
-
-        Raises:
-            OSError: If the file does not exist.
-            DefinitionError: If it has no rows, or lacks a column.
-        """
-        if isinstance(self.expected, pa.Table):
-            return self
-        import fsspec
-
-        keep_options(self.storage_options or {})
-        with fsspec.open(self.expected, "rb", **revealed(self.storage_options or {})) as file:
-            content = file.read()
-        return replace(self, expected=pq.read_table(pa.BufferReader(content)))
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the rows that have the expected ids.
@@ -126,12 +93,10 @@ class Golden(Check):
 
     def fit(self, schema: pa.Schema, location: str) -> None:
         self._require(schema, location, self.columns)
-        if isinstance(self.expected, pa.Table) and self.columns is None:
-            self._require(schema, location, self.expected.column_names)
+        if self.columns is None:
+            self._require(schema, location, self.rows.column_names)
 
-    def _parsed(self) -> str | pa.Table:
-        if isinstance(self.expected, (str, os.PathLike)):
-            return checked_url(self._location, self.expected)
+    def _parsed(self) -> pa.Table:
         table = self.expected
         if not isinstance(table, pa.Table):
             try:
@@ -139,7 +104,7 @@ class Golden(Check):
             except (pa.ArrowException, TypeError, ValueError) as error:
                 raise DefinitionError(
                     f"{self._location}: expected is a {type(self.expected).__name__} and no table "
-                    f"({error}); give a path, a pyarrow.Table or lists of one length by column, as "
+                    f"({error}); give a pyarrow.Table or lists of one length by column, as "
                     '{"id": [1, 2], "label": ["a", "b"]}'
                 ) from None
         if not table.num_rows or table.num_columns < 2:

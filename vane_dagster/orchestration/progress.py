@@ -177,15 +177,8 @@ class ModelUse(PoolLoads):
     kind: Literal["model", "function", "server"] = "model"
 
     def __str__(self) -> str:
-        load, worker = {
-            "model": ("load", "warm worker"),
-            "function": ("worker start", "warm worker"),
-            "server": ("start", "warm replica"),
-        }[self.kind]
-        if not self.loads:
-            return f"no {load}, {count(self.warm, worker)}"
-        loads = f"{count(self.loads, load)} in {duration(self.load_seconds)}"
-        return f"{loads}, {count(self.warm, worker)}"
+        took = f" in {duration(self.load_seconds)}" if self.loads else ""
+        return f"{self.loads:,} started{took}, {self.warm:,} warm"
 
 
 @dataclass

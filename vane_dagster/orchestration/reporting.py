@@ -34,7 +34,7 @@ from vane_dagster.orchestration.event_log import (
 )
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary, log_text
-from vane_dagster.orchestration.read_ahead import ReadAhead
+from vane_dagster.orchestration.read_ahead import read_ahead
 from vane_dagster.orchestration.source_asset import SourceLog
 from vane_dagster.orchestration.timeline import Timeline
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -95,7 +95,7 @@ class RunReport:
         self._timeline = Timeline.requested()
         self._failed: list[Failed] = []
         self._roots: list[Failed] = []
-        self._done: ReadAhead | None = None
+        self._done: Iterator[Manifest | StoreError] | None = None
         self._before = _logged_before(context)
         self._definitions: Mapping[str, str] = {}
         self._inferred: Mapping[str, str] = {}
@@ -215,7 +215,7 @@ class RunReport:
             self._failed.append(event)
             if event.because is None:
                 self._roots.append(event)
-                self._log_failure(event)
+                self._log.error(_failure_message(event))
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
         elif isinstance(event, WaveStarted) and event.count > 1:
@@ -225,14 +225,6 @@ class RunReport:
             )
         else:
             log_text(self._log, event)
-
-    def _log_failure(self, failure: Failed) -> None:
-        """Log a failure: in one line, if the error of the run will have the rest of its text."""
-        text = _failure_message(failure)
-        first, _, more = text.partition("\n")
-        if more and len(self._roots) <= _SHOWN:
-            text = f"{first} (the error of the run has the rest)"
-        self._log.error(text)
 
     def _worker_ready(self, event: WorkerReady) -> None:
         """Log each model load, and the first warm worker of a model: there may be hundreds."""
@@ -258,7 +250,7 @@ class RunReport:
         """Report the listed source files to Dagster, to keep downstream assets from being stale."""
         if plan.needed() or plan.failed:  # the summary has the rest
             self._log.info(str(plan))
-        self._done = ReadAhead(self._store, plan)
+        self._done = read_ahead(self._store, plan)
         inferred = [stage for stage in self._pipeline if stage.spec.is_inferred]
         self._definitions = {
             **plan.definitions,  # Dagster knows the declared code, without inferred schemas
@@ -277,11 +269,11 @@ class RunReport:
 
     def _unchanged(self, event: Unchanged) -> None:
         assert self._done is not None
-        try:
-            manifest = self._done.next(event.stage, event.partition)
-        except StoreError as error:
-            self.listen(Failed(event.stage, event.partition, error))
+        manifest = next(self._done)  # in the order of the plan, as these events
+        if isinstance(manifest, StoreError):
+            self.listen(Failed(event.stage, event.partition, manifest))
             return
+        assert (manifest.stage, manifest.partition) == (event.stage, event.partition)
         self._summary.up_to_date(manifest)
         if (self._key_of(event.stage), event.partition, event.name.content) not in self._before:
             figures = manifest.figures
@@ -326,9 +318,6 @@ class RunReport:
                 self._log.info(self._summary.text(finished=kind is None))
         if self._timeline is not None:
             self._log.info(self._timeline.text(self._context))
-        if kind is not None:  # the run ends with another error
-            for failure in self._roots[:_SHOWN]:
-                self._log.error(_failure_message(failure))
 
     def results(self) -> Iterator[Any]:
         """Yield the step's results.

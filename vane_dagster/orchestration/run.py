@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import itertools
 import queue
 import sys
 import threading
@@ -22,7 +21,6 @@ from vane_dagster.engine.executor import execute
 from vane_dagster.engine.inference import SchemaInference
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
-    Committed,
     Connected,
     Event,
     Failed,
@@ -30,7 +28,6 @@ from vane_dagster.events import (
     Printed,
     Recomputed,
     RunPlanned,
-    Unchanged,
     Waiting,
     WorkerReady,
     about_plan,
@@ -41,29 +38,6 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.store import Store
-
-
-class EventQueue:
-    """A queue in which log lines and progress overtake results.
-
-    Results (`Committed`, `Unchanged`, `Failed`) take long to write to Dagster's event log.
-    """
-
-    def __init__(self) -> None:
-        self._events: queue.PriorityQueue[tuple[int, int, Any]] = queue.PriorityQueue()
-        self._numbers = itertools.count()
-
-    def put(self, event: Union[Event, None]) -> None:
-        """Add an event; None marks the end."""
-        is_result = isinstance(event, (Committed, Unchanged, Failed))
-        rank = 2 if event is None else int(is_result)
-        self._events.put((rank, next(self._numbers), event))
-
-    def get(self, timeout: float) -> Union[Event, None]:
-        """Return the next event, or None after the last one."""
-        event: Union[Event, None] = self._events.get(timeout=timeout)[2]
-        return event
-
 
 _STOP_SECONDS = 20.0
 _CHECK_SECONDS = 2.0
@@ -221,7 +195,7 @@ def on_a_thread(
     An interrupt of this thread, or an exception from `check`, cancels the work. Results that are
     committed until it has stopped are still delivered, for at most `_STOP_SECONDS`.
     """
-    events = EventQueue()
+    events = queue.SimpleQueue[Union[Event, None]]()  # None after the last one
     cancelled = threading.Event()
     raised: list[BaseException] = []
     checked = time.monotonic()
@@ -256,7 +230,7 @@ def on_a_thread(
         until = time.monotonic() + _STOP_SECONDS
         with suppress(queue.Empty):
             while (left := until - time.monotonic()) > 0:
-                if (event := events.get(left)) is None:
+                if (event := events.get(timeout=left)) is None:
                     break
                 run.listen(event)
 

@@ -19,11 +19,8 @@ from vane_dagster.pipeline.options import BatchFormat
 from vane_dagster.sources.file import File
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.types.annotations import (
-    element_of,
     hints,
     is_mapping,
-    is_stream,
-    optional_fields,
     plain,
 )
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
@@ -111,7 +108,6 @@ class RowCall(_Call):
         arrays: Columns of lists whose rows are passed as numpy arrays.
         output: The one column that the result is; None if its fields are columns.
         result: What the callable returns.
-        optional: The columns that a result may lack; they are null then.
         files: Parameters that get a `File` for the path in their column.
     """
 
@@ -120,7 +116,6 @@ class RowCall(_Call):
     arrays: tuple[str, ...] = ()
     output: str | None = None
     result: RowResult = "value"
-    optional: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
 
     by_row: ClassVar[bool] = True
@@ -203,9 +198,8 @@ def row_call(
         list(takewhile(lambda each: each in needed and each.kind in _BY_PLACE, parameters))
     )
     annotations = hints(unwrapped(call))
-    optional = _optional(annotations.get("return"), result) if output is None else ()
     if not given and len(needed) == 1 and _takes_row(needed[0], annotations):
-        return RowCall(None, 0, (), output, result, optional)
+        return RowCall(None, 0, (), output, result)
     if not needed:
         raise DefinitionError(
             f"{location}: {qualname(call)} takes no column; give it a parameter named after one, "
@@ -216,7 +210,7 @@ def row_call(
     named = {each.name: given.get(each.name, own[each.name]) for each in needed}
     arrays = tuple(named[name] for name in named if _is_array(annotations.get(name)))
     files = tuple(name for name in named if name in are_files)
-    return RowCall(tuple(named.items()), leading, arrays, output, result, optional, files)
+    return RowCall(tuple(named.items()), leading, arrays, output, result, files)
 
 
 def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> ColumnsCall:
@@ -245,12 +239,6 @@ def _array_format(annotation: Any) -> BatchFormat | None:
     is_array = getattr(kind, "__name__", "") in ("ndarray", "Series", "Tensor")
     known: tuple[BatchFormat, ...] = get_args(BatchFormat)
     return next((each for each in known if is_array and each == library), None)
-
-
-def _optional(returned: Any, result: RowResult) -> tuple[str, ...]:
-    """Return the columns that a result may lack, by the annotation of what is returned."""
-    is_several = result == "values" or is_stream(returned)
-    return optional_fields(element_of(returned) if is_several else returned)
 
 
 def _takes_row(parameter: inspect.Parameter, annotations: Mapping[str, Any]) -> bool:

@@ -92,23 +92,15 @@ class HttpProvider:
             expected = names(cls.APIS)
             raise ValueError(f"the options of the model have api={api!r}; expected {expected}")
         server = options.get("server")
-        if server is not None and not isinstance(server, ServerHandle):
-            raise ValueError(
-                "the options of the model have a server; write model=<the server> instead"
-            )
         for name, used in (("base_url", "address"), ("api_key_env", "key")):
             if server is not None and options.get(name) is not None:
                 raise ValueError(
                     f"the options of the model have {name}, but the server's {used} is used"
                 )
-        for where, given in (("the options of the model", options), ("sampling_params", sampling)):
-            if problem := _wrong_body(where, given.get("extra_body")):
+        body = {"extra_body": options.get("extra_body")}
+        for where, given in (("the options of the model", body), ("sampling_params", sampling)):
+            if problem := _unsendable(where, given):
                 raise ValueError(problem)
-        if problem := _misplaced(sampling):
-            raise ValueError(problem)
-        for name, value in sampling.items():
-            if name != "stop" and (reason := _not_json(value)):
-                raise ValueError(f"sampling_params has {name!r}, which cannot be sent: {reason}")
 
     @classmethod
     def key_variable(cls, options: Mapping[str, Any]) -> str | None:
@@ -160,14 +152,11 @@ class HttpProvider:
 
     def _fields(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a request that options and sampling parameters set."""
-        body = sampling.get("extra_body")
-        if problem := _misplaced(sampling) or _wrong_body("sampling_params", body):
+        if problem := _unsendable("sampling_params", sampling):
             raise SamplingRefused(problem)
-        return {
-            **self._extra,
-            **{name: value for name, value in sampling.items() if name != "extra_body"},
-            **(body or {}),
-        }
+        fields = {**self._extra, **sampling}
+        body = fields.pop("extra_body", None)
+        return {**fields, **(body or {})}
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a request in its turn, and return the response's JSON.
@@ -244,34 +233,23 @@ class HttpProvider:
         return f"{detail}. The key is that of the environment variable {self._key_env!r}"
 
 
-def _misplaced(sampling: Mapping[str, Any]) -> str | None:
-    """Describe a sampling parameter that is an argument of the client; None if there is none."""
-    if not (wrong := sorted(_OF_CLIENT & set(sampling))):
-        return None
-    return (
-        f"sampling_params has {wrong[0]!r}, but sampling parameters are fields of the request's "
-        "body, which the model's server reads: write base_url and timeout into the options of "
-        "vd.Model, the variable with the key as its option 'api_key_env'; for other headers or "
-        "queries, give a provider class whose client has them"
-    )
-
-
-def _wrong_body(where: str, body: Any) -> str | None:
-    """Describe why an ``extra_body`` cannot be sent; None if it can, or there is none."""
-    if body is None:
-        return None
-    if not isinstance(body, Mapping):
+def _unsendable(where: str, fields: Mapping[str, Any]) -> str | None:
+    """Describe a parameter that cannot be a field of a request's body; None if all can."""
+    if wrong := sorted(_OF_CLIENT & set(fields)):
+        return (
+            f"{where} has {wrong[0]!r}, but sampling parameters are fields of the request's body, "
+            "which the model's server reads: write base_url and timeout into the options of "
+            "vd.Model, the variable with the key as its option 'api_key_env'; for other headers or "
+            "queries, give a provider class whose client has them"
+        )
+    body = fields.get("extra_body")
+    if not isinstance(body, (Mapping, type(None))):
         return f"{where}: an extra_body of type {type(body).__name__}; expected a dict of fields"
-    reason = _not_json(body)
-    return f"{where}: an extra_body that cannot be sent: {reason}" if reason else None
-
-
-def _not_json(value: Any) -> str | None:
-    """Describe why a value is no JSON; None if it is."""
-    try:
-        json.dumps(value, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        return str(error)
+    for name, value in fields.items():
+        try:
+            json.dumps(value, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            return f"{where} has {name!r}, which cannot be sent: {error}"
     return None
 
 

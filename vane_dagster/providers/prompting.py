@@ -27,17 +27,8 @@ _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """What Arrow raises for a value that its type does not hold."""
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A row and its request.
-
-    Attributes:
-        request: Its request.
-        own_sampling: Whether the row has sampling parameters of its own.
-    """
-
-    request: Request
-    own_sampling: bool
+_Asked = tuple[Request, bool]
+"""The request of a row, and whether the row has sampling parameters of its own."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +181,7 @@ class PromptTask:
             messages = self.template.with_system(prompt, "the function of the prompt")
         form = self.format
         request = Request(messages, {**every, **given}, form.schema, form.choices, id)
-        return _Asked(request, bool(self.own or given))
+        return request, bool(self.own or given)
 
     def _made(self, value: Any, answer: Answer) -> pa.Array:
         """Return a row's answer as an array."""
@@ -201,11 +192,11 @@ class PromptTask:
 
     async def _one(self, provider: Any, asked: _Asked, used: Counter[str]) -> tuple[Any, Answer]:
         """Return the value and the answer of a row."""
-        request, began = asked.request, time.perf_counter()
+        (request, own_sampling), began = asked, time.perf_counter()
         try:
             answer = checked_usage(await provider.submit(request))
         except SamplingRefused as error:
-            if asked.own_sampling:
+            if own_sampling:
                 raise ValueError(str(error)) from error
             raise
         for left in range(self.explain, -1, -1):

@@ -93,20 +93,6 @@ def field_types(annotation: Any) -> dict[str, pa.DataType] | None:
     return None if fields is None else {name: arrow_type(kind) for name, kind in fields.items()}
 
 
-def optional_fields(annotation: Any) -> tuple[str, ...]:
-    """Return the keys that a dict of a TypedDict may lack; none for other annotations."""
-    annotation = plain(annotation)
-    if not _is_typed_dict(annotation):
-        return ()
-    kinds = {name: _qualifiers(kind) for name, kind in hints(annotation).items()}
-    may_lack = annotation.__optional_keys__  # without the qualifiers of annotations that are text
-    return tuple(
-        name
-        for name, found in kinds.items()
-        if "NotRequired" in found or (name in may_lack and "Required" not in found)
-    )
-
-
 def is_mapping(annotation: Any) -> bool:
     """Return whether an annotation is a dict, another mapping or a TypedDict."""
     kind = get_origin(annotation) or annotation
@@ -116,14 +102,6 @@ def is_mapping(annotation: Any) -> bool:
 def _is_typed_dict(annotation: Any) -> bool:
     """Return whether an annotation is a TypedDict, of typing or typing_extensions."""
     return isinstance(annotation, type) and hasattr(annotation, "__optional_keys__")
-
-
-def _qualifiers(annotation: Any) -> list[str]:
-    found: list[str] = []
-    while (name := getattr(get_origin(annotation), "_name", None)) in _QUALIFIERS:
-        found.append(name)
-        annotation = get_args(annotation)[0]
-    return found
 
 
 def _arrow(annotation: Any, above: tuple[Any, ...]) -> pa.DataType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -197,7 +197,7 @@ class RowResults:
         found = {}
         for name in self._op.made:
             if name not in known:
-                column = [_item(row, name, self._contract.optional) for row in rows]
+                column = [_item(row, name) for row in rows]
                 found[name] = fitted(column, schema.field(name), location, pinned)
         return found
 
@@ -215,9 +215,7 @@ class RowResults:
         return UdfError(f"{self._work.location}: {text}")
 
 
-def _item(row: Mapping[str, Any], name: str, optional: Collection[str]) -> Any:
-    if name in optional:
-        return row.get(name)
+def _item(row: Mapping[str, Any], name: str) -> Any:
     try:
         return row[name]
     except KeyError:

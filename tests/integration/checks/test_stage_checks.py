@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from support.results import failure
+from support.results import evaluations, failure, over, statuses
 from vane_dagster import checks
 
 DAYS = dg.StaticPartitionsDefinition(["a", "b", "c"])
@@ -29,18 +31,12 @@ def source(tmp_path, key: str, texts: list[str]) -> None:
     write_source(tmp_path / "source" / key, table)
 
 
-def pipeline(tmp_path, given=(), below: bool = True, partitioned: bool = True) -> vd.Pipeline:
-    docs = vd.Pipeline(
-        "docs",
-        source=vd.parquet(str(tmp_path / "source" / ("{partition_key}" if partitioned else ""))),
-        id="id",
-        partitions_def=DAYS if partitioned else None,
-    )
+def pipeline(tmp_path, given=(), below: bool = True) -> vd.Pipeline:
+    source = vd.parquet(str(tmp_path / "source" / "{partition_key}"))
+    docs = vd.Pipeline("docs", source=source, id="id", partitions_def=DAYS)
     vectors = docs.map_batches("vectors", embed, schema=SCHEMA, asset=vd.Asset(checks=given))
     if below:
-        vectors.project("labels", ["label"]).write(
-            "out", str(tmp_path / "out" / ("{partition_key}" if partitioned else ""))
-        )
+        vectors.project("labels", ["label"]).write("out", str(tmp_path / "out/{partition_key}"))
     return docs
 
 
@@ -52,22 +48,14 @@ class Runs:
         self.store = vd.FragmentStore(root=str(tmp_path / "store"))
         self.compute = compute
 
-    def __call__(self, docs, *keys, selection=None, **kwargs):
-        tags = {}
-        if len(keys) > 1:
-            tags = {
-                "dagster/asset_partition_range_start": keys[0],
-                "dagster/asset_partition_range_end": keys[-1],
-            }
+    def __call__(self, docs, *keys, selection=None):
         return dg.materialize(
             [docs.build_assets()],
             instance=self.instance,
-            partition_key=keys[0] if len(keys) == 1 else None,
-            tags=tags,
             selection=selection,
             resources={"compute": self.compute, "store": self.store},
             raise_on_error=False,
-            **kwargs,
+            **over(*keys),
         )
 
     def sequence(self, stage: str, partition: str | None = None) -> int:
@@ -79,15 +67,6 @@ class Runs:
 def runs(tmp_path, local) -> Iterator[Runs]:
     with dg.DagsterInstance.ephemeral() as instance:
         yield Runs(tmp_path, local, instance)
-
-
-def evaluations(result, instance) -> dict[tuple[str, str, str | None], dg.AssetCheckEvaluation]:
-    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
-    events = instance.all_logs(result.run_id, of_type=kind)
-    found = [event.dagster_event.asset_check_evaluation_data for event in events]
-    keyed = {(e.asset_key.path[-1], e.check_name, e.partition): e for e in found}
-    assert len(keyed) == len(found), "an evaluation was logged twice"
-    return keyed
 
 
 def materializations(result, instance) -> list[dg.AssetMaterialization]:
@@ -130,14 +109,6 @@ def test_every_stage_has_checks_for_each_partition_with_numbers(tmp_path, runs):
     assert {record.status.value for record in history} == {"SUCCEEDED"}
 
 
-def test_a_failed_check_that_does_not_block_stops_nothing(tmp_path, runs):
-    source(tmp_path, "a", ["one", "zero"])
-    result = runs(pipeline(tmp_path, [checks.Vectors()]), "a")
-    assert result.success
-    assert not evaluations(result, runs.instance)["vectors", "vectors", "a"].passed
-    assert runs.sequence("out", "a") == 1
-
-
 def test_a_blocking_check_leaves_what_lies_below_as_it_was(tmp_path, runs):
     given = [checks.Vectors(blocking=True)]
     for key in "abc":
@@ -165,31 +136,19 @@ def test_a_blocking_check_leaves_what_lies_below_as_it_was(tmp_path, runs):
     assert ("labels", "b") not in made
 
 
-def test_the_check_blocks_a_later_run_too_until_its_cause_is_fixed(tmp_path, runs):
-    given = [checks.Vectors(blocking=True)]
+def test_the_check_blocks_later_runs_too_until_its_cause_is_fixed(tmp_path, runs):
     source(tmp_path, "a", ["one", "zero"])
-    assert "has no former version" in failure(runs(pipeline(tmp_path, given), "a"))
-    assert not runs(pipeline(tmp_path, given), "a").success
-    assert runs.sequence("vectors", "a") == 1
-    assert runs.sequence("labels", "a") == 0
-    tolerant = [checks.Vectors(max_rate=0.5, blocking=True)]
-    result = runs(pipeline(tmp_path, tolerant), "a")
-    assert result.success
-    assert evaluations(result, runs.instance)["vectors", "vectors", "a"].passed
-    assert runs.sequence("vectors", "a") == 1
-    assert runs.sequence("out", "a") == 1
-
-
-def test_what_is_selected_alone_is_blocked_too(tmp_path, runs):
-    """Else a backfill that is executed again from its failure would publish what was withheld."""
-    given = [checks.Vectors(blocking=True)]
-    source(tmp_path, "a", ["one", "zero"])
-    docs = pipeline(tmp_path, given)
+    docs = pipeline(tmp_path, [checks.Vectors(blocking=True)])
+    assert "has no former version" in failure(runs(docs, "a"))
     assert not runs(docs, "a").success
-    assert "'vectors'" in failure(runs(docs, "a", selection=[docs["labels"].key]))
-    assert runs.sequence("labels", "a") == 0
+    alone = failure(runs(docs, "a", selection=[docs["labels"].key]))
+    assert "'vectors'" in alone, "else a backfill that goes on from its failure would publish"
+    assert [runs.sequence(stage, "a") for stage in ("vectors", "labels")] == [1, 0]
     tolerant = pipeline(tmp_path, [checks.Vectors(max_rate=0.5, blocking=True)])
     assert runs(tolerant, "a", selection=[tolerant["labels"].key]).success
+    result = runs(tolerant, "a")
+    assert evaluations(result, runs.instance)["vectors", "vectors", "a"].passed
+    assert [runs.sequence(stage, "a") for stage in ("vectors", "out")] == [1, 1]
 
 
 def test_a_blocking_check_that_runs_alone_fails_the_run(tmp_path, runs):
@@ -237,16 +196,6 @@ def test_drift_against_the_partition_before(tmp_path, runs):
     assert [runs.sequence("labels", key) for key in "abc"] == [1, 1, 0]
 
 
-def counted(instance, key: dg.AssetCheckKey) -> dict[str, set[str]]:
-    """The partitions of each status, as Dagster counts them for the asset's page."""
-    states = instance.event_log_storage.get_asset_check_state([(key, DAYS)])
-    return {
-        status.value: set(subset.value.get_partition_keys())
-        for status, subset in states[key].subsets.items()
-        if not subset.is_empty
-    }
-
-
 def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
     """Dagster forgets an evaluation that does not say which materialization it is of."""
     for key, texts in {"a": ["one"], "b": ["zero"], "c": ["one"]}.items():
@@ -254,7 +203,7 @@ def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
     docs = pipeline(tmp_path, [checks.Vectors()], below=False)
     key = dg.AssetCheckKey(docs["vectors"].key, "vectors")
     assert runs(docs, "a", "b", "c").success
-    assert counted(runs.instance, key) == {"SUCCEEDED": {"a", "c"}, "FAILED": {"b"}}
+    assert statuses(runs.instance, key, "abc") == {"SUCCEEDED": {"a", "c"}, "FAILED": {"b"}}
     source(tmp_path, "a", ["zero"])
     source(tmp_path, "b", ["one"])
     table = pa.table({"id": pa.array([1, 1], pa.int64()), "text": ["x", "y"]})
@@ -265,4 +214,80 @@ def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
     assert ("vectors", "vectors", "c") not in evaluations(failed, runs.instance)
     history = runs.instance.event_log_storage.get_asset_check_execution_history(key, 50)
     assert "PLANNED" not in {record.status.value for record in history}
-    assert counted(runs.instance, key) == {"SUCCEEDED": {"b", "c"}, "FAILED": {"a"}}
+    assert statuses(runs.instance, key, "abc") == {"SUCCEEDED": {"b", "c"}, "FAILED": {"a"}}
+
+
+# Of a user
+
+
+@dataclass(frozen=True)
+class LongTexts(checks.Check):
+    """Few texts are longer than a model reads"""
+
+    column: str
+    max_characters: int = 8
+    max_share: float = 0.0
+
+    def evaluate(self, context: checks.CheckContext) -> checks.CheckOutcome:
+        found: list[dict[str, Any]] = []
+        for batch in context.batches([context.id, self.column]):
+            for row in batch.to_pylist():
+                if len(row[self.column]) > self.max_characters:
+                    found.append({"id": row[context.id], "length": len(row[self.column])})
+        rows = context.counts.rows
+        return checks.CheckOutcome(
+            passed=len(found) <= self.max_share * rows,
+            description=f"{len(found)} of {rows} texts are long in {context.partition}",
+            metadata={"rows": rows, "long": found} if found else {"rows": rows},
+        )
+
+
+@dataclass(frozen=True)
+class Grows(checks.Check):
+    """A partition has no fewer rows than the one before"""
+
+    compares = True
+
+    def evaluate(self, context: checks.CheckContext) -> checks.CheckOutcome:
+        before = context.previous()
+        if before is None:
+            return checks.CheckOutcome(True, "the first")
+        rows = before.counts.rows, context.counts.rows
+        nulls = context.statistics(["label"])["label"].nulls
+        return checks.CheckOutcome(rows[0] <= rows[1], f"{rows}, {nulls} nulls")
+
+
+@dataclass(frozen=True)
+class Broken(checks.Check):
+    def evaluate(self, context: checks.CheckContext) -> checks.CheckOutcome:
+        raise ZeroDivisionError("in the check")
+
+
+def test_checks_of_a_user_from_declaration_to_the_event_log(tmp_path, runs):
+    source(tmp_path, "a", ["x", "y" * 9, "z"])
+    source(tmp_path, "b", ["x", "y"])
+    docs = pipeline(tmp_path, [LongTexts("label", severity="WARN"), Grows(), Broken()])
+    specs = docs.build_assets().check_specs
+    described = {spec.name: spec.description for spec in specs if "vectors" in spec.asset_key.path}
+    assert {"grows", "broken"} < described.keys()
+    assert described["long_texts"] == "Few texts are longer than a model reads"
+
+    result = runs(docs, "a", "b")
+    assert result.success, "none of them blocks"
+    assert runs.sequence("labels", "a") == 1
+    found = evaluations(result, runs.instance)
+    long = found["vectors", "long_texts", "a"]
+    assert (long.passed, long.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert long.description == "1 of 3 texts are long in a"
+    (record,) = long.metadata["long"].records
+    assert record.data == {"id": 1, "length": 9}
+    assert found["vectors", "long_texts", "b"].passed
+    assert found["vectors", "grows", "a"].description == "the first"
+    assert found["vectors", "grows", "b"].description == "(3, 2), 0 nulls"
+    broken = found["vectors", "broken", "a"]
+    assert not broken.passed
+    assert broken.metadata["error"].value == "ZeroDivisionError: in the check"
+
+    tolerant = runs(pipeline(tmp_path, [LongTexts("label", max_share=0.5), Grows()]), "a", "b")
+    found = evaluations(tolerant, runs.instance)
+    assert found["vectors", "long_texts", "a"].passed, "evaluated again for stored rows"

@@ -20,44 +20,12 @@ from support.event_world import (  # noqa: F401  # fixtures
     one_group,
     world,
 )
+from support.results import evaluations, statuses
 from vane_dagster.orchestration import reporting, run
-
-
-def evaluations(
-    instance: dg.DagsterInstance, run_id: str
-) -> dict[tuple[str, str, str | None], dg.AssetCheckEvaluation]:
-    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
-    events = [entry.dagster_event for entry in instance.all_logs(run_id, of_type=kind)]
-    found = [event.asset_check_evaluation_data for event in events]
-    keyed = {(e.asset_key.path[-1], e.check_name, e.partition): e for e in found}
-    assert len(keyed) == len(found), "an evaluation was logged twice"
-    return keyed
 
 
 def logged(instance: dg.DagsterInstance, run_id: str) -> str:
     return "\n".join(entry.message for entry in instance.all_logs(run_id))
-
-
-def statuses(instance: dg.DagsterInstance, key: dg.AssetCheckKey) -> dict[str, set[str]]:
-    definition = dg.StaticPartitionsDefinition(KEYS)
-    state = instance.event_log_storage.get_asset_check_state([(key, definition)])[key]
-    return {
-        status.value: set(subset.value.get_partition_keys())
-        for status, subset in state.subsets.items()
-        if not subset.is_empty
-    }
-
-
-def test_a_group_has_the_columns_once_in_the_latest_event(world, instance, one_group):
-    assert world.run(instance, *KEYS[:4]).success
-    for stage in STAGES:
-        found = materializations(instance, stage)
-        assert sorted(found) == KEYS[:4]
-        with_columns = [k for k, m in found.items() if "dagster/column_schema" in m.metadata]
-        latest = list(found)[-1]
-        assert with_columns == [latest]
-        assert "dagster/column_lineage" in found[latest].metadata
-        assert {m.metadata["dagster/partition_row_count"].value for m in found.values()} == {2}
 
 
 def test_groups_are_written_while_the_run_goes_on(world, instance, monkeypatch):
@@ -69,30 +37,33 @@ def test_groups_are_written_while_the_run_goes_on(world, instance, monkeypatch):
             assert "dagster/column_schema" in materialization.metadata
 
 
-def test_events_in_a_group_refer_to_each_other(world, instance, one_group):
-    """Pointers to inputs, and from evaluations to what was evaluated."""
+def test_events_in_a_group_refer_to_each_other_and_the_last_has_the_columns(
+    world, instance, one_group
+):
     result = world.run(instance, *KEYS[:4])
     assert result.success
     ids = {
-        key: {
-            record.asset_materialization.partition: record.storage_id
-            for record in instance.fetch_materializations(key, limit=100).records
-        }
-        for key in (dg.AssetKey(["docs", stage]) for stage in STAGES)
+        (record.asset_key.path[-1], record.asset_materialization.partition): record.storage_id
+        for stage in STAGES
+        for record in instance.fetch_materializations(dg.AssetKey(["docs", stage]), 100).records
     }
-    vectors, labels = ids
+    for stage in STAGES:
+        found = materializations(instance, stage)
+        assert sorted(found) == KEYS[:4]
+        with_columns = [k for k, m in found.items() if "dagster/column_schema" in m.metadata]
+        assert with_columns == [list(found)[-1]]
+        assert "dagster/column_lineage" in found[with_columns[0]].metadata
+        assert {m.metadata["dagster/partition_row_count"].value for m in found.values()} == {2}
     for partition, made in materializations(instance, "labels").items():
         pointer = made.tags["dagster/input_event_pointer/docs/vectors"]
-        assert pointer == str(ids[vectors][partition])
-    found = evaluations(instance, result.run_id)
+        assert pointer == str(ids["vectors", partition])
+    found = evaluations(result, instance)
     assert len(found) == 4 * len(world.pipeline().build_assets().check_keys)
-    for (_, _, partition), evaluation in found.items():
+    for (stage, _, partition), evaluation in found.items():
         target = evaluation.target_materialization_data
-        assert target.storage_id == ids[evaluation.asset_key][partition]
-        assert target.run_id == result.run_id
-    key = dg.AssetCheckKey(vectors, "vectors")
-    assert statuses(instance, key) == {"SUCCEEDED": set(KEYS[:4])}
-    assert labels in instance.get_asset_keys()
+        assert (target.storage_id, target.run_id) == (ids[stage, partition], result.run_id)
+    key = dg.AssetCheckKey(dg.AssetKey(["docs", "vectors"]), "vectors")
+    assert statuses(instance, key, KEYS) == {"SUCCEEDED": set(KEYS[:4])}
 
 
 def test_what_lacks_its_event_is_reported_by_the_next_run(world, instance, tmp_path):
@@ -105,7 +76,7 @@ def test_what_lacks_its_event_is_reported_by_the_next_run(world, instance, tmp_p
         found = materializations(instance, stage)
         assert list(found) == KEYS[:2]
         assert {m.metadata["fragments_computed"].value for m in found.values()} == {0}
-    assert evaluations(instance, result.run_id)
+    assert evaluations(result, instance)
 
 
 def test_a_late_run_does_not_report_a_version_that_was_replaced(world, instance, monkeypatch):
@@ -158,13 +129,13 @@ def test_planned_checks_give_results_that_dagster_sees(world, instance, caplog, 
     assert SKIPPED not in logged(instance, result.run_id)
     assert UNGATED not in caplog.text + logged(instance, result.run_id)
     assert not [e for e in result.all_events if e.is_step_skipped]
-    found = evaluations(instance, result.run_id)
+    found = evaluations(result, instance)
     assert {partition for _, _, partition in found} == set(keys or [None])
     selection = dg.AssetSelection.checks(dg.AssetCheckKey(docs["vectors"].key, "vectors"))
     alone = world.run(instance, assets=[docs.build_assets()], selection=selection)
     assert alone.success
     assert SKIPPED not in logged(instance, alone.run_id)
-    assert len(evaluations(instance, alone.run_id)) == len(keys or [None])
+    assert len(evaluations(alone, instance)) == len(keys or [None])
 
 
 def test_a_failed_blocking_check_withholds_an_ordinary_asset_below(world, instance, caplog):
@@ -174,7 +145,7 @@ def test_a_failed_blocking_check_withholds_an_ordinary_asset_below(world, instan
     assert not result.success
     assert UNGATED not in caplog.text
     assert not instance.fetch_materializations(dg.AssetKey("below"), limit=1).records
-    found = evaluations(instance, result.run_id)
+    found = evaluations(result, instance)
     assert not found["vectors", "vectors", "p00"].passed
     assert {stage for stage, _, _ in found} == {"vectors"}
     history = instance.event_log_storage.get_asset_check_execution_history
@@ -209,5 +180,5 @@ def test_a_second_attempt_leaves_one_execution_of_each_check(world, instance, tm
         history = instance.event_log_storage.get_asset_check_execution_history(key, 10)
         found = sorted((record.partition, record.status.value) for record in history)
         assert found == [("p00", "SUCCEEDED"), ("p01", "SUCCEEDED")]
-        assert statuses(instance, key) == {"SUCCEEDED": {"p00", "p01"}}
+        assert statuses(instance, key, KEYS) == {"SUCCEEDED": {"p00", "p01"}}
     assert list(materializations(instance, "vectors")) == ["p00", "p01"], "none is repeated"

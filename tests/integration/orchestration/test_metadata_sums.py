@@ -21,7 +21,9 @@ from support.counted_runs import (
 )
 from support.damage import stored_parts
 from support.paths import REPOSITORY
+from support.results import over
 from support.server_runs import SCHEMA, ask, echo
+from support.warm_workers import ForkedLocal
 from vane_dagster import testing
 from vane_dagster.events import WorkerReady
 from vane_dagster.orchestration.reporting import RunReport
@@ -79,10 +81,7 @@ class Ran:
                 },
                 raise_on_error=False,
                 instance=instance,
-                tags={
-                    "dagster/asset_partition_range_start": KEYS[0],
-                    "dagster/asset_partition_range_end": KEYS[-1],
-                },
+                **over(*KEYS),
                 **given,
             )
             self.seconds = time.perf_counter() - began
@@ -114,34 +113,9 @@ def run(source, local, monkeypatch):
         )
 
 
-def test_warm_workers_add_up_and_take_no_time_to_load(run, source, cluster):
-    compute = vd.RayCompute(cluster=cluster)
-    made = pipeline(source, concurrency=1)
-    run(made, compute)
-    forced = {"ops": {"sums_pipeline": {"config": {"force": True}}}}
-    again = run(made, compute, run_config=forced)
-
-    warm = [report.warm for report in again.ready()]
-    assert again.notes["load"] == warm.count(False)
-    assert again.sum("model_loads") == warm.count(False)
-    assert again.sum("warm_hits") == warm.count(True) >= 1
-    assert again.sum("model_load_seconds") == pytest.approx(
-        sum(r.seconds for r in again.ready() if not r.warm), abs=0.01
-    )
-
-
-def test_a_load_is_counted_where_its_first_partition_fails(run):
-    with testing.faults(testing.CallFault("one", ids=[0]), testing.CallFault("two", ids=[0])):
-        done = run()
-
-    assert not done.result.success
-    assert ("one", KEYS[0]) not in done.found
-    assert ("one", KEYS[-1]) in done.found
-    assert done.sum("model_loads") == len(done.ready())
-
-
 def test_loads_and_work_add_up_to_those_of_the_run(run, source):
-    done = run()
+    compute = ForkedLocal(num_cpus=2, resources={"accelerator": 1})  # models stay warm
+    done = run(compute=compute)
 
     assert done.result.success
     reports = done.ready()
@@ -166,6 +140,14 @@ def test_loads_and_work_add_up_to_those_of_the_run(run, source):
     for stage in ("one", "two"):
         in_code = done.sum("seconds_in_user_code", stage)
         assert 0.01 * fragments * 3 <= in_code <= done.sum("worker_seconds", stage)
+
+    again = run(compute=compute, run_config={"ops": {"sums_pipeline": {"config": {"force": True}}}})
+    warm = [report.warm for report in again.ready()]
+    assert again.sum("warm_hits") == warm.count(True) >= 1
+    assert again.sum("model_loads") == again.notes["load"] == warm.count(False)
+    assert again.sum("model_load_seconds") == pytest.approx(
+        sum(report.seconds for report in again.ready() if not report.warm), abs=0.01
+    )
 
 
 def test_starts_and_restarts_of_a_server_add_up(run, source, tmp_path):
@@ -196,27 +178,6 @@ def test_starts_and_restarts_of_a_server_add_up(run, source, tmp_path):
     assert not [name for name in done.found["one", KEYS[0]] if "server" in name]
 
 
-def test_what_a_failed_run_left_is_reused_and_counted_once(run):
-    with testing.faults(testing.CallFault("one", ids=[200])):  # in the last fragment of p0
-        first = run()
-    second = run()
-
-    assert not first.result.success
-    assert second.result.success
-    before, after = first.found, second.found
-    assert not [key for key in before if key == ("one", KEYS[0])]
-    found = after["one", KEYS[0]]
-    assert found["fragments_computed"] + found["fragments_reused"] == FILES
-    assert found["fragments_computed"] >= 1
-    assert (
-        second.sum("batches")
-        == second.notes["call"]
-        == 3 * second.sum("fragments_computed", "one", "two")
-    )
-    for key in KEYS[1:]:
-        assert ("one", key) not in after or after["one", key]["fragments_computed"] == 0
-
-
 def test_a_partition_that_is_reused_keeps_the_figures_of_its_computation(run):
     with testing.faults(testing.CallFault("one", ids=[0], times=2)):
         first, second = run(), run()
@@ -243,10 +204,13 @@ def test_retries_and_quarantined_rows_add_up_and_every_entry_is_documented(run, 
     with testing.faults(
         testing.CallFault("one", ids=bad, error="ValueError"),
         testing.CallFault("two", "disconnect", ids=[1001, 2002], times=2),
+        testing.CallFault("two", "kill", ids=[2203], times=1),
     ) as injected:
         done = run(made)
 
     assert done.result.success
+    assert done.sum("fragments_computed") == 3 * FILES * len(KEYS), "one of them started over"
+    assert done.sum("model_loads") == len(done.ready()) == done.notes["load"] >= 2
     assert done.sum("rows_quarantined") == done.sum("rows_quarantined", "one") == len(bad)
     assert done.sum("retries") == done.sum("retries", "two") == injected.fired[1]
 
@@ -254,13 +218,3 @@ def test_retries_and_quarantined_rows_add_up_and_every_entry_is_documented(run, 
     documented = (REPOSITORY / "docs" / "metadata.md").read_text()
     assert {"retries", "rows_quarantined", "model_loads", "batches"} <= entries
     assert [name for name in sorted(entries) if f"`{name}`" not in documented] == []
-
-
-def test_a_worker_that_dies_counts_its_rows_once(run, source):
-    """A worker that is lost is loaded again, and the fragment that it was at starts over."""
-    with testing.faults(testing.CallFault("one", "kill", ids=[2003], times=1)):
-        done = run(pipeline(source, concurrency=1))
-
-    assert done.result.success
-    assert done.sum("fragments_computed") == 3 * FILES * len(KEYS)
-    assert done.sum("model_loads") == len(done.ready()) == done.notes["load"] >= 2

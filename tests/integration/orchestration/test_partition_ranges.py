@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 
 import dagster as dg
 import pyarrow.compute as pc
 import pytest
-from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
-from dagster._core.loader import LoadingContextForTest
 
 import vane_dagster as vd
 from support.data import write_source
-from support.results import failure
-from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.events import Committed
-from vane_dagster.orchestration.run import RunContext, run_pipeline
+from support.results import failure, over
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-10")
 
@@ -72,13 +66,6 @@ def run(tmp_path, local, instance):
     return materialize
 
 
-def days(first: str, last: str) -> dict[str, str]:
-    return {
-        "dagster/asset_partition_range_start": first,
-        "dagster/asset_partition_range_end": last,
-    }
-
-
 def events(instance, stage):
     """Materializations by partition, as Dagster's own event log has them."""
     records = instance.fetch_materializations(dg.AssetKey(["days", stage]), limit=100).records
@@ -92,37 +79,11 @@ def test_run_without_a_partition_says_so(run):
     assert "the run names no partition" in failure(result)
 
 
-def test_slow_reporting_stalls_nothing(tmp_path, local):
-    """All partitions are committed while the report of the first is still being written."""
-    keys = ["a", "b", "c", "d"]
-    for key in keys:
-        write_source(tmp_path / "src" / key, {"id": [1, 2], "n": [1, 2]})
-    source = vd.parquet(str(tmp_path / "src" / "{partition_key}"))
-    partitions = dg.StaticPartitionsDefinition(keys)
-    many = vd.Pipeline("many", source=source, id="id", partitions_def=partitions)
-    many.map_batches("doubles", doubled, schema={"double": "BIGINT"})
-    manifests = tmp_path / "store" / "many" / "doubles" / "manifests"
-    committed = []
-
-    def listen(event):
-        if isinstance(event, Committed):
-            until = time.monotonic() + 60
-            while len(list(manifests.glob("*/*.json"))) < len(keys):
-                assert time.monotonic() < until, "the run waits for its report"
-                time.sleep(0.05)
-            committed.append(event.partition)
-
-    store = vd.FragmentStore(root=str(tmp_path / "store")).open()
-    context = RunContext(store, "run", CheckRunner(many, store), listen)
-    run_pipeline(context, many, ["doubles"], keys, local)
-    assert sorted(committed) == keys
-
-
 def test_manifest_that_cannot_be_read_fails_its_partition_alone(run, instance, tmp_path):
-    run(doubled, tags=days("2026-01-02", "2026-01-03"))
+    run(doubled, **over("2026-01-02", "2026-01-03"))
     (broken,) = (tmp_path / "store/days/kept/manifests/2026-01-02").iterdir()
     broken.write_text("{")
-    result = run(doubled, tags=days("2026-01-02", "2026-01-05"))
+    result = run(doubled, **over("2026-01-02", "2026-01-05"))
     assert "1 of 4 partitions failed ('2026-01-02')" in failure(result)
     made = instance.get_materialized_partitions(dg.AssetKey(["days", "doubles"]))
     assert "2026-01-05" in made
@@ -131,67 +92,12 @@ def test_manifest_that_cannot_be_read_fails_its_partition_alone(run, instance, t
 def test_force_with_retries_computes_everything_once(run, tmp_path, monkeypatch):
     """What the first attempt committed is not forced again by the second."""
     monkeypatch.setenv("COUNTED", str(tmp_path / "counted"))
-    whole = days("2026-01-01", "2026-01-04")
-    assert run(counted, tags=whole, env_vars=["COUNTED"]).success
+    whole = over("2026-01-01", "2026-01-04")
+    assert run(counted, **whole, env_vars=["COUNTED"]).success
     config = {"ops": {"days_pipeline": {"config": {"force": True}}}}
     (tmp_path / "counted").unlink()
     monkeypatch.setenv("POISON", "303")
     given = {"env_vars": ["COUNTED", "POISON"], "retry_policy": dg.RetryPolicy(max_retries=2)}
-    assert not run(counted, tags=whole, run_config=config, **given).success
+    assert not run(counted, **whole, run_config=config, **given).success
     calls = (tmp_path / "counted").read_text().split()
     assert sorted(calls) == ["100", "200", "300", "300", "300", "400"]
-
-
-def test_staleness_after_a_range(tmp_path, local, instance):
-    version = {"model": "a"}
-
-    @dg.asset(partitions_def=DAYS)
-    def raw(context) -> None:
-        for day in context.partition_keys:
-            write_source(tmp_path / "src" / day, {"id": [1, 2], "n": [3, 4]})
-
-    @dg.asset
-    def model():
-        return dg.MaterializeResult(data_version=dg.DataVersion(version["model"]))
-
-    source = vd.parquet(str(tmp_path / "src" / "{partition_key}"), asset=raw)
-    chain = vd.Pipeline("days", source=source, id="id", partitions_def=DAYS)
-    doubles = chain.map_batches(
-        "doubles", doubled, schema={"double": "BIGINT"}, asset=vd.Asset(deps=[model])
-    )
-    doubles.project("kept", ["double"])
-    assets = [raw, model, chain.build_assets()]
-
-    resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))}
-    graph = dg.Definitions(assets=assets, resources=resources).resolve_asset_graph()
-
-    def run(selection, **given):
-        given |= {"selection": selection, "resources": resources, "instance": instance}
-        assert dg.materialize(assets, **given).success
-
-    def stale():
-        resolver = CachingStaleStatusResolver(instance, graph, LoadingContextForTest(instance))
-        return {
-            (day[-1], name): str(resolver.get_status(dg.AssetKey(["days", name]), day).value)
-            for day in ("2026-01-02", "2026-01-03")
-            for name in ("doubles", "kept")
-            if resolver.get_status(dg.AssetKey(["days", name]), day) != StaleStatus.FRESH
-        }
-
-    both = days("2026-01-02", "2026-01-03")
-    run([model])
-    run([raw], tags=both)
-    run(["days/doubles", "days/kept"], tags=both)
-    assert stale() == {}
-
-    run([raw], partition_key="2026-01-03")
-    assert set(stale()) == {("3", "doubles")}
-
-    run(["days/doubles", "days/kept"], tags=both)
-    assert stale() == {}
-
-    version["model"] = "b"
-    run([model])
-    assert set(stale()) == {("2", "doubles"), ("3", "doubles")}
-    run(["days/doubles"], tags=both)
-    assert stale() == {}

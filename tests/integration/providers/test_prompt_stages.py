@@ -1,4 +1,4 @@
-"""Prompt stages: messages, providers, structured answers, and what becomes of errors."""
+"""Prompt stages: messages, structured answers, errors, and functions of a row."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster as vd
-from support.arguments import grouped
 from support.damage import stored_parts
 from support.data import read_stage
-from support.llm_server import KEY
-from support.prompts import TEXTS, Reversed, asked, docs
+from support.prompts import TEXTS, Person, Reversed, asked, docs
 from support.results import failure, metadata
 from support.warm_workers import workers_that_imported
-from vane_dagster.providers.base import Answer, Request, SamplingRefused
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,27 +35,15 @@ def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
 
 def test_a_template_is_filled_from_each_row(tmp_path, local, materialize):
     pipeline = docs(tmp_path, n=pa.array([1, 2, 3, 4]))
-    pipeline.prompt(
-        "asked",
-        "{n}. {{{text}}}",
-        provider=Reversed,
-        model="m",
-        include_columns=["n", "text"],
-        output_column="back",
-    )
+    given = {"include_columns": ["n"], "output_column": "back"}
+    pipeline.prompt("asked", "{n}. {{{text}}}", provider=Reversed, model="m", **given)
 
     materialize(pipeline, local)
 
     rows = read(tmp_path)
-    assert rows.column_names == ["id", "n", "text", "back", "back_usage"]
-    assert rows["back"].to_pylist() == [
-        f"{n}. {{{text}}}"[::-1] for n, text in zip([1, 2, 3, 4], TEXTS)
-    ]
-    usage = rows["back_usage"].to_pylist()
-    assert [u["prompt_tokens"] for u in usage] == [
-        len(f"{i}. {{{t}}}") for i, t in enumerate(TEXTS)
-    ]
-    assert all(u["finish_reason"] == "stop" and u["seconds"] >= 0 for u in usage)
+    assert rows.column_names == ["id", "n", "back", "back_usage"]
+    expected = [f"{n}. {{{text}}}"[::-1] for n, text in enumerate(TEXTS, 1)]
+    assert rows["back"].to_pylist() == expected
 
 
 def test_a_column_of_conversations(tmp_path, local, server, endpoint, materialize):
@@ -77,24 +62,18 @@ def test_a_column_of_conversations(tmp_path, local, server, endpoint, materializ
     assert roles == [["system", "user", "assistant", "user"]] * len(TEXTS)
 
 
-# Providers
-
-
 # An endpoint
 
 
 def test_completions_take_one_text_and_fields_of_the_servers_own(
     tmp_path, local, server, endpoint, materialize
 ):
-    def computed(extra: dict[str, Any], **options: Any) -> int:
-        pipeline = docs(tmp_path)
-        sampling = {"temperature": 0, "extra_body": extra}
-        given = {"extra_body": {"ignore_eos": True, "guided_regex": "b"}, **options}
-        asked(pipeline, endpoint[1], system="Be brief.", sampling_params=sampling,
-              options=given)  # fmt: skip
-        return metadata(materialize(pipeline, local), "asked")["fragments_computed"]
+    pipeline = docs(tmp_path)
+    sampling = {"temperature": 0, "extra_body": {"guided_regex": "a"}}
+    given = {"extra_body": {"ignore_eos": True, "guided_regex": "b"}, "api": "completions"}
+    asked(pipeline, endpoint[1], system="Be brief.", sampling_params=sampling, options=given)
 
-    assert computed({"guided_regex": "a"}, api="completions") == 1
+    materialize(pipeline, local)
 
     rows = read(tmp_path)
     assert rows["asked"].to_pylist() == [f"echo: Be brief.\n\n{text}" for text in TEXTS]
@@ -103,63 +82,6 @@ def test_completions_take_one_text_and_fields_of_the_servers_own(
     body = server.bodies[0]
     assert "messages" not in body
     assert (body["temperature"], body["guided_regex"], body["ignore_eos"]) == (0, "a", True)
-    assert computed({"guided_regex": "a"}, api="completions") == 0
-    assert computed({"guided_regex": "c"}, api="completions") == 1
-    assert computed({"guided_regex": "c"}) == 1, "a chat has other answers"
-    assert server.bodies[-1]["guided_regex"] == "c"
-
-
-def test_sampling_of_a_rows_own(tmp_path, local, server, endpoint, materialize):
-    heat = pa.array([0.5, None, 1.5, 0.0], pa.float64())
-    pipeline = docs(tmp_path, heat=heat)
-    asked(pipeline, endpoint[1], sampling_params={"temperature": "{heat}", "max_tokens": 3})
-
-    materialize(pipeline, local)
-
-    found = {body["messages"][-1]["content"]: body for body in server.bodies}
-    assert [found[text].get("temperature") for text in TEXTS] == heat.to_pylist()
-    assert {body["max_tokens"] for body in server.bodies} == {3}
-    clean = pipeline.project("clean", {"id": "id", "text": "text"})
-    given = {"sampling_params": {"temperature": "{heat}"}}
-    with pytest.raises(vd.DefinitionError, match="'clean' has no column 'heat'; it has"):
-        clean.prompt("again", "{text}", provider=Reversed, model="m", **grouped(given))
-
-
-class Fussy(Reversed):
-    async def submit(self, request: Request) -> Answer:
-        if (tone := request.sampling.get("tone")) not in (None, "mild"):
-            raise SamplingRefused(f"there is no tone {tone!r}")
-        return await super().submit(request)
-
-
-def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(
-    tmp_path, local, materialize
-):
-    pipeline = docs(tmp_path, tone=["mild", "harsh", None, "mild"])
-    given = {"provider": Fussy, "model": "m"}
-    pipeline.prompt(
-        "asked",
-        "{text}",
-        sampling_params={"tone": "{tone}"},
-        on_error=vd.Failures("null", max_error_rate=0.5),
-        include_columns=["text"],
-        **grouped(given),
-    )
-    pipeline.prompt(
-        "harsh",
-        "{text}",
-        sampling_params={"tone": "harsh"},
-        on_error=vd.Failures("null", max_error_rate=0.5),
-        **grouped(given),
-    )
-
-    done = materialize(pipeline, local, raises=False)
-
-    rows = read(tmp_path)
-    assert [row is None for row in rows["asked"].to_pylist()] == [False, True, False, False]
-    assert "there is no tone 'harsh'" in rows["error"][1].as_py()
-    assert rows["text"].to_pylist() == TEXTS, "what is passed on is no result"
-    assert "stage 'docs/harsh'" in failure(done)
 
 
 def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint, materialize):
@@ -178,23 +100,16 @@ def test_tokens_and_cost_stand_in_the_metadata(tmp_path, local, server, endpoint
     assert facts["cost"] == pytest.approx(((words - 4) * 2 + 4 * 1 + (words + 4) * 10) / 1e6)
 
 
-@pytest.mark.parametrize(
-    ("budget", "message"),
-    [
-        ({"token_budget": 60}, "tokens, token_budget=60"),
-        ({"cost_budget": 6e-5, "prices": {"prompt": 1, "completion": 1}}, ", cost_budget=6e-05"),
-    ],
-)
 def test_a_run_that_has_used_its_budget_stops_and_keeps_what_is_paid_for(
-    budget, message, tmp_path, local, server, endpoint, materialize
+    tmp_path, local, server, endpoint, materialize
 ):
     pipeline = docs(tmp_path, [f"text number {i}" for i in range(200)])
     pipeline.fragment_rows = 4
-    asked(pipeline, endpoint[1], batch_size=4, **budget)
+    asked(pipeline, endpoint[1], batch_size=4, token_budget=60)
 
     result = materialize(pipeline, local, raises=False)
 
-    assert message in failure(result)
+    assert "tokens, token_budget=60" in failure(result)
     first = sum(server.requests.values())
     assert 8 <= first < 200
     parts = tmp_path / "store" / "docs" / "asked" / "parts" / "~unpartitioned"
@@ -232,37 +147,6 @@ def test_budgets_and_costs_count_what_is_spent_not_what_is_copied(
     assert "tokens_per_second" not in again
 
 
-def test_answers_that_do_not_fit_are_paid_for_too(tmp_path, local, server, endpoint, materialize):
-    server.answers = {"a": ["yes"], "b": ["perhaps so"], "c": ["well", "no"]}
-    pipeline = docs(tmp_path, ["a", "b", "c"])
-    choices = ["yes", "no"]
-    asked(pipeline, endpoint[1], return_format=choices, explain_errors=1, on_error="null",
-          max_error_rate=0.5, prices={"completion": 1e6})  # fmt: skip
-
-    facts = metadata(materialize(pipeline, local), "asked")
-
-    assert len(server.bodies) == 5
-    assert facts["requests"] == 5
-    assert facts["completion_tokens"] == facts["cost"] == 1 + 2 * 2 + 2
-
-
-@pytest.mark.parametrize(
-    ("word", "requests", "tokens"),
-    [("refused", 1 + 1, 1 + 2), ("broken", 1 + 1 + 2, 1 + 2 + 2 + 1)],  # one is not tried again
-)
-def test_answers_before_a_follow_up_that_fails_are_paid_for_too(
-    word, requests, tokens, tmp_path, local, server, endpoint, materialize
-):
-    server.answers = {"a": ["yes"], "b": ["perhaps so", "yes"]}
-    pipeline = docs(tmp_path, ["a", "b"])
-    asked(pipeline, endpoint[1], return_format=["yes", word], explain_errors=1,
-          on_error="quarantine", max_error_rate=0.5)  # fmt: skip
-
-    facts = metadata(materialize(pipeline, local), "asked")
-
-    assert (facts["requests"], facts["completion_tokens"]) == (requests, tokens)
-
-
 def test_answers_that_do_not_fit_may_be_asked_for_again(
     tmp_path, local, server, endpoint, materialize
 ):
@@ -274,14 +158,6 @@ def test_answers_that_do_not_fit_may_be_asked_for_again(
     facts = metadata(materialize(pipeline, local), "asked")
 
     assert len(server.bodies) == facts["requests"] == facts["completion_tokens"] == 2
-
-
-def test_an_endpoint_that_is_not_there_is_named(tmp_path, local, monkeypatch, materialize):
-    monkeypatch.setenv("LLM_KEY", KEY)
-    pipeline = docs(tmp_path)
-    asked(pipeline, "http://127.0.0.1:9/v1", max_retries=1)
-    message = failure(materialize(pipeline, local, raises=False))
-    assert "http://127.0.0.1:9/v1/chat/completions: Cannot connect to host" in message
 
 
 # Structured answers
@@ -362,15 +238,121 @@ def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materia
     assert read(tmp_path)["id"].to_pylist() == [0, 1, 3]
 
 
-def test_a_prompt_and_an_embedding_of_one_model_share_its_worker(tmp_path, local, materialize):
+# As users of ray.data.llm write them
+
+
+def preprocess(row: dict[str, Any]) -> dict[str, Any]:
+    return dict(  # noqa: C408  # as in Ray's guide
+        messages=[
+            {"role": "system", "content": "You are a bot that responds with haikus."},
+            {"role": "user", "content": row["text"]},
+        ],
+        sampling_params=dict(temperature=0.3, max_tokens=row["id"] + 1),  # noqa: C408  # as in Ray's guide
+    )
+
+
+def postprocess(row: dict[str, Any]) -> dict[str, Any]:
+    return dict(answer=row["generated_text"], **row)
+
+
+def test_functions_of_another_system(tmp_path, local, server, endpoint, materialize):
     pipeline = docs(tmp_path)
-    shared = {"provider": Reversed, "model": "m", "concurrency": 1, "max_concurrency": 8}
-    pipeline.embed("asked", "text", dimensions=4, normalize=False, **grouped(shared))
-    pipeline.prompt("said", "{text}", **grouped(shared))
+    stage = asked(
+        pipeline, endpoint[1], preprocess, output_column="generated_text",
+        include_columns=["text"], sampling_params={"temperature": 1, "n": 1},
+    )  # fmt: skip
+    stage.map(
+        "answered",
+        postprocess,
+        schema={"answer": "VARCHAR", "generated_text": "VARCHAR", "text": "VARCHAR"},
+        columns=["generated_text", "text"],
+    )
 
-    result = materialize(pipeline, local)
+    materialize(pipeline, local)
 
-    loads = {stage: metadata(result, stage)["model_loads"] for stage in ("asked", "said")}
-    assert sum(loads.values()) == 1, loads
-    pids = {vector[3] for vector in read(tmp_path)["asked"].to_pylist()}
-    assert len(pids) == 1
+    rows = read(tmp_path, "answered")
+    assert rows.column_names == ["id", "answer", "generated_text", "text"]
+    assert rows["answer"].to_pylist() == [f"echo: {text}" for text in TEXTS]
+    assert rows["text"].to_pylist() == TEXTS
+    bodies = sorted(server.bodies, key=lambda body: body["max_tokens"])
+    assert [(body["temperature"], body["n"], body["max_tokens"]) for body in bodies] == [
+        (0.3, 1, place + 1) for place in range(4)
+    ]
+    assert [m["role"] for m in bodies[0]["messages"]] == ["system", "user"]
+
+
+def keys(row: dict[str, Any]) -> str:
+    return f"{sorted(row)} {row.get('__place')}"
+
+
+def test_rows_that_are_arranged_have_no_other_columns(tmp_path, local, materialize):
+    pipeline = docs(tmp_path, TEXTS[::-1], __place=[7, 8, 9, 10])
+    pipeline.prompt("asked", keys, provider=Reversed, model="m", include_columns=True)
+
+    materialize(pipeline, local)
+
+    rows = read_stage(tmp_path / "store", "docs", "asked")
+    expected = [f"['__place', 'id', 'text'] {place}"[::-1] for place in (7, 8, 9, 10)]
+    assert rows["id"].to_pylist() == [0, 1, 2, 3]
+    assert rows["asked"].to_pylist() == expected
+
+
+def test_rows_that_a_function_fails_for_lose_no_others_and_are_paid_for(
+    tmp_path, local, server, endpoint, materialize
+):
+    def before(row: dict[str, Any]) -> str:
+        return {1: "q", 2: "q"}.get(row["id"]) or row["text"][100]
+
+    server.answers = {"q": ['{"name": "Ada", "age": 36}']}
+    pipeline = docs(tmp_path)
+    asked(pipeline, endpoint[1], before, on_error="quarantine", max_error_rate=0.5,
+          return_format=Person)  # fmt: skip
+    server.answers["a fox"] = ['{"name": "Tim", "age": 1}']
+    options = {"base_url": endpoint[1], "api_key_env": "LLM_KEY"}
+    pipeline.prompt(
+        "fox", "{text}", provider="openai",
+        model=vd.Model("m", options=options, prices={"completion": 1e6}), return_format=Person,
+        concurrency=vd.Workers(env_vars=["LLM_KEY"]),
+        on_error=vd.Failures("null", max_error_rate=1.0),
+    )  # fmt: skip
+
+    facts = metadata(materialize(pipeline, local), "fox")
+
+    rows = read(tmp_path)
+    assert rows["id"].to_pylist() == [1, 2], "the others are in quarantine"
+    assert [answer["age"] for answer in rows["asked"].to_pylist()] == [36, 36]
+    errors = read(tmp_path, "fox")["error"].to_pylist()
+    assert [error is None for error in errors] == [True, False, False, False]
+    assert facts["requests"] == 4
+    words = [4, *(len(f"echo: {text}".split()) for text in TEXTS[1:])]
+    assert facts["completion_tokens"] == facts["cost"] == sum(words)
+
+
+def test_functions_get_their_columns_beside_those_that_pass_through(tmp_path, local, materialize):
+    def seen(row: dict[str, Any]) -> str:
+        return " ".join(sorted(row))
+
+    pipeline = docs(tmp_path, title=["t"] * 4, year=[1, 2, 3, 4])
+    given = {"provider": Reversed, "model": "m", "messages": seen}
+    pipeline.prompt("asked", columns=["title"], include_columns=True, **given)
+    pipeline.prompt("named", columns=["title", "id"], **given)
+    pipeline.prompt("parts", columns=["title"], reuse="fragments", **given)
+    pipeline.prompt("every", include_columns=["year"], **given)
+
+    materialize(pipeline, local)
+
+    rows = read(tmp_path)
+    assert set(rows.column_names) == {"id", "text", "title", "year", "asked", "asked_usage"}
+    assert rows["asked"].to_pylist() == ["title"[::-1]] * 4
+    for name in ("named", "parts"):
+        assert read(tmp_path, name)[name].to_pylist() == ["id title"[::-1]] * 4
+    every = read(tmp_path, "every")
+    assert set(every.column_names) == {"id", "year", "every", "every_usage"}
+    assert every["every"].to_pylist() == ["id text title year"[::-1]] * 4
+
+
+def test_columns_that_the_source_does_not_have(tmp_path, local, materialize):
+    for given in ({"messages": "title"}, {"messages": preprocess, "include_columns": ["title"]}):
+        pipeline = docs(tmp_path)
+        pipeline.prompt("asked", provider=Reversed, model="m", **given)
+        assert "has no column 'title'" in failure(materialize(pipeline, local, raises=False))

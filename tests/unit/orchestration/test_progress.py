@@ -1,41 +1,32 @@
-"""Progress and the summary in the run's log."""
+"""What a run logs: progress, workers, errors and a summary."""
 
 from __future__ import annotations
 
 import contextlib
-import queue
 from types import SimpleNamespace
+from typing import Any
 
+import dagster as dg
 import pytest
 
 import vane_dagster as vd
+from support.counted_runs import Clock
 from vane_dagster._texts import duration, rate
 from vane_dagster.engine.accounting import StageRows
 from vane_dagster.events import (
     Committed,
     Failed,
-    Noticed,
     Progress,
     RunPlanned,
     StageStats,
-    Unchanged,
     Waiting,
     WorkerReady,
 )
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary
 from vane_dagster.orchestration.reporting import RunReport
-from vane_dagster.orchestration.run import EventQueue
 from vane_dagster.planning.plan import RunPlan
+from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.reports import LoadReport
-
-
-class Clock:
-    """Seconds that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Log:
@@ -56,10 +47,24 @@ class Log:
 # Lines
 
 
-def test_a_line_has_rows_rate_and_time_left():
+@pytest.mark.parametrize(
+    ("before", "at", "line"),
+    [
+        ([(11, 5)], (15, 25), "25 of 100 rows (25%), 5.0 rows/s, 15 s left"),
+        ([(1, 0), (19, 0), (20, 10)], (25, 20), "20 of 100 rows (20%), 2.0 rows/s, 40 s left"),
+        ([(1, 1)], (6, 4), "4 of 100 rows (4%), 0.60 rows/s"),
+        ([(1, 1)], (6, 5), "5 of 100 rows (5%), 0.80 rows/s, 1 min 59 s left"),
+        ([(1, 10), (2, 50)], (16, 50), "50 of 100 rows (50%), 2.7 rows/s, 19 s left"),
+        ([(1, 10), (2, 50)], (17, 50), "50 of 100 rows (50%), no rows for 15 s"),
+        ([], (29, 0), None),
+        ([], (40, 0), "0 of 100 rows (0%), no rows for 40 s"),
+    ],
+)
+def test_a_line_has_rows_rate_and_time_left(before, at, line):
     log = Log()
-    log.at(11, 5, 100)
-    assert log.at(15, 25, 100) == ["embedding: 25 of 100 rows (25%), 5.0 rows/s, 15 s left"]
+    for seconds, done in before:
+        log.at(seconds, done, 100)
+    assert log.at(*at, 100) == ([f"embedding: {line}"] if line else [])
 
 
 def test_the_rate_is_that_of_the_last_30_seconds():
@@ -69,35 +74,6 @@ def test_the_rate_is_that_of_the_last_30_seconds():
     for seconds in range(101, 131):
         lines = log.at(seconds, 100_000 + 10 * (seconds - 100), 1_000_000)
     assert lines == ["embedding: 100,300 of 1,000,000 rows (10%), 10 rows/s, 1 d 0 h left"]
-
-
-def test_the_time_in_which_the_model_is_loaded_does_not_count():
-    log = Log()
-    for seconds in range(1, 20):
-        assert log.at(seconds, 0, 100) == []
-    log.at(20, 10, 100)
-    assert log.at(25, 20, 100) == ["embedding: 20 of 100 rows (20%), 2.0 rows/s, 40 s left"]
-
-
-def test_below_5_percent_there_is_no_time_left():
-    log = Log()
-    log.at(1, 1, 1000)
-    assert log.at(6, 49, 1000) == ["embedding: 49 of 1,000 rows (4%), 9.6 rows/s"]
-    assert log.at(12, 50, 1000) == ["embedding: 50 of 1,000 rows (5%), 4.5 rows/s, 3 min 33 s left"]
-
-
-def test_a_stage_without_rows_for_15_seconds_has_no_time_left():
-    log = Log()
-    log.at(1, 10, 100)
-    log.at(2, 50, 100)
-    assert log.at(16, 50, 100)[0].endswith(" left")
-    assert log.at(17, 50, 100) == ["embedding: 50 of 100 rows (50%), no rows for 15 s"]
-
-
-def test_a_stage_that_does_not_begin_is_mentioned_after_30_seconds():
-    log = Log()
-    assert log.at(29, 0, 100) == []
-    assert log.at(40, 0, 100) == ["embedding: 0 of 100 rows (0%), no rows for 40 s"]
 
 
 def test_a_second_wave_begins_anew():
@@ -119,7 +95,6 @@ def test_lines_are_five_seconds_apart():
     ("seconds", "text"),
     [
         (0.04, "40 ms"),
-        (6.31, "6.3 s"),
         (9.97, "10 s"),
         (200, "3 min 20 s"),
         (3600, "1 h 0 min"),
@@ -162,18 +137,6 @@ def test_a_fragment_that_is_dropped_leaves_the_total():
     assert rows.total == 100
 
 
-def test_progress_and_log_lines_overtake_results():
-    events = EventQueue()
-    result = Unchanged("clean", None, None)
-    progress = Progress({}, {}, 1.0)
-    for event in (result, None, result, progress, Noticed("a")):
-        events.put(event)
-
-    assert [events.get(0) for _ in range(5)] == [progress, Noticed("a"), result, result, None]
-    with pytest.raises(queue.Empty):
-        events.get(0.01)
-
-
 # The summary
 
 
@@ -203,8 +166,8 @@ def test_the_summary_adds_up_what_was_done():
         "1 failed; "
         "900 rows in 3.0 s, 300 rows/s; 1.9 workers busy, 93% of it in your code; "
         "fragments: 2 computed, 2 reused; 4 rows quarantined",
-        "  model Model: 1 load in 6.3 s, 1 warm worker",
-        "  function clean: 1 worker start in 17 s, 0 warm workers",
+        "  model Model: 1 started in 6.3 s, 1 warm",
+        "  function clean: 1 started in 17 s, 0 warm",
     ]
 
 
@@ -219,24 +182,69 @@ def test_the_summary_of_copied_rows_has_no_rate():
     )
 
 
-@pytest.mark.parametrize(
-    ("error", "ended"), [(None, "finished in"), (KeyboardInterrupt, "stopped")]
-)
-def test_a_run_that_is_interrupted_is_summed_up_too(tmp_path, error, ended):
-    lines: list[str] = []
+# The report
+
+
+def reporting(log: list[str], tmp_path: Any) -> RunReport:
+    """The report of a run that appends what it logs."""
     context = SimpleNamespace(
-        log=SimpleNamespace(info=lines.append),
+        log=SimpleNamespace(info=log.append, error=log.append),
         retry_number=0,
         selected_asset_keys=set(),
         instance=SimpleNamespace(event_log_storage=None),
         assets_def=SimpleNamespace(specs=()),
     )
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
-    report = RunReport(context, None, pipeline, None, [None], None)
-    plan = RunPlan(pipeline, (), (), {}, {}, "", None)
-    with contextlib.suppress(KeyboardInterrupt), report:
-        report.listen(RunPlanned(plan))
+    report = RunReport(
+        context, SimpleNamespace(blocked=[], outputs=list), pipeline, None, [None], None
+    )
+    report.listen(RunPlanned(RunPlan(pipeline, (), (), {}, {}, "", None)))
+    return report
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"), [(None, "finished in"), (KeyboardInterrupt, "stopped")]
+)
+def test_a_run_that_is_interrupted_is_summed_up_too(tmp_path, error, ended):
+    lines: list[str] = []
+    with contextlib.suppress(KeyboardInterrupt), reporting(lines, tmp_path) as report:
         report.listen(Waiting("fragments", "waiting for run b", ("b",)))
         if error:
             raise error
     assert [line.startswith(ended) for line in lines] == [False, True]
+
+
+def test_a_load_and_the_first_warm_worker_are_logged(tmp_path):
+    lines: list[str] = []
+    report = reporting(lines, tmp_path)
+    for warm in (False, True, True):
+        report.listen(WorkerReady(("a",), "Model", "w", LoadReport(warm, 6.3, 1, "cpu", "host")))
+    loaded = "Model loaded in 6.3 s (worker w, pid 1, cpu)"
+    assert lines == [loaded, "Model is warm (worker w, pid 1, cpu)"]
+
+
+@pytest.mark.parametrize(
+    ("node_id", "log"),
+    [("host", "/its.log, until it stops"), ("ray-node", "`vane-dagster servers logs llm`")],
+)
+def test_a_server_is_logged_with_its_place_and_how_to_read_its_log(tmp_path, node_id, log):
+    lines: list[str] = []
+    endpoint = Endpoint("http://127.0.0.1:1", node="host", node_id=node_id)
+    status = ServerStatus("ready", endpoint, log_path="/its.log")
+    load = LoadReport(False, 6.3, 1, "cpu", "host", server=status)
+    reporting(lines, tmp_path).listen(WorkerReady(("a",), "server llm", "w", load, server="llm"))
+    assert lines == [
+        f"server llm started in 6.3 s at http://127.0.0.1:1 (worker w, node host). Its log: {log}"
+    ]
+
+
+def test_the_log_has_all_errors_and_the_failure_the_first_five(tmp_path):
+    lines: list[str] = []
+    report = reporting(lines, tmp_path)
+    for number in range(7):
+        report.listen(Failed("a", None, vd.errors.UdfError(f"error {number}\n\nframes")))
+    assert lines == [f"stage 'a': error {n}\n\nframes" for n in range(7)]
+    with pytest.raises(dg.Failure) as raised:
+        list(report.results())
+    assert raised.value.description.count("frames") == 5
+    assert raised.value.description.endswith("The log has 2 more")

@@ -7,12 +7,10 @@ import pickle
 import re
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
 from support.prompts import Reversed, docs
-from support.udf_calls import run_stage
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.providers.prompt_function import PromptFunction
 
@@ -50,18 +48,6 @@ def test_sampling_parameters_of_a_row():
 def test_what_makes_no_prompt(made, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         prompt_of(made)
-
-
-def test_it_gets_arrays_of_a_tensor():
-    def shape(row: dict[str, Any]) -> str:
-        return str(getattr(row["image"], "shape", None))[::-1]
-
-    kind = vd.tensor("float32", (2, 3))
-    images = pa.array([[1, 2, 3, 4, 5, 6], None], kind.storage_type)
-    table = pa.table({"id": [1, 2], "image": pa.ExtensionArray.from_storage(kind, images)})
-    pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
-    stage = pipeline.prompt("out", shape, provider=Reversed, model="m")
-    assert run_stage(stage, table)["out"].to_pylist() == ["(2, 3)", "None"]
 
 
 # Declaration

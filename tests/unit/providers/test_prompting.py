@@ -13,12 +13,13 @@ import pytest
 import vane_dagster as vd
 from support.prompts import Person, Reversed, docs
 from vane_dagster.errors import RowErrors
-from vane_dagster.planning.definition import pool_identity
-from vane_dagster.providers.base import Answer, Request
+from vane_dagster.planning.definition import pool_identity, stage_definition
+from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer, parse_format
 from vane_dagster.providers.prompting import PromptTask, with_problem
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.template import parse_template
+from vane_dagster.providers.usage import finish_reason, token_count
 
 
 class Needy(Reversed):
@@ -71,32 +72,18 @@ def test_stages_share_a_worker_unless_their_answers_are_validated_by_other_class
     for name, form in formats.items():
         pipeline.prompt(name, "{text}", provider=Reversed, model="m", return_format=form)
     pools = {name: pool_identity(pipeline, pipeline[name].spec) for name in formats}
-    assert pools["plain"] == pools["choices"]
+    vectors = pipeline.embed("vectors", "text", provider=Reversed, model="m")
+    assert pools["plain"] == pools["choices"] == pool_identity(pipeline, vectors.spec)
     assert len(set(pools.values())) == 3
 
 
-def test_a_changed_prompt_makes_the_stage_stale_in_dagster(tmp_path):
-    def version(messages: str = "{text}", **kwargs: Any) -> str:
-        pipeline = docs(tmp_path)
-        given = {"provider": Reversed, "model": "m", **kwargs}
-        stage = pipeline.prompt("asked", messages, **given)
-        return pipeline.build_assets().code_versions_by_key[stage.key]
-
-    first = version()
-    assert version() == first
-    either = [{"temperature": 0, "seed": 1}, {"seed": 1, "temperature": 0}]
-    assert len({version(sampling_params=given) for given in either}) == 1
-    assert (
-        version(concurrency=4, batch_size=7, model=vd.Model("m", options={"address": "x"})) == first
-    )
-    others = [
-        version("Summarise: {text}"),
-        version(system="Be brief."),
-        version(sampling_params={"temperature": 0}),
-        version(return_format=Person),
-        version(return_format=["yes", "no"]),
-    ]
-    assert len({first, *others}) == 6
+def test_the_order_of_sampling_parameters_does_not_count(tmp_path):
+    definitions = set()
+    for sampling in ({"temperature": 0, "seed": 1}, {"seed": 1, "temperature": 0}):
+        given = {"provider": Reversed, "model": "m", "sampling_params": sampling}
+        stage = docs(tmp_path).prompt("asked", "{text}", **given)
+        definitions.add(stage_definition(stage.pipeline, stage.spec))
+    assert len(definitions) == 1
 
 
 @pytest.mark.parametrize(
@@ -147,9 +134,6 @@ def test_arguments_that_do_not_fit(arguments, message, tmp_path):
 def test_values_of_a_model_that_do_not_fit(arguments, message):
     with pytest.raises(vd.DefinitionError, match=f"^vd.Model: {re.escape(message)}"):
         vd.Model("m", **arguments)
-
-
-def test_a_number_of_explanations_that_does_not_fit():
     with pytest.raises(vd.DefinitionError, match=r"^vd\.Failures: explain_errors is -1"):
         vd.Failures(explain_errors=-1)
 
@@ -165,20 +149,14 @@ def test_a_number_of_explanations_that_does_not_fit():
         ({"sampling_params": {"extra_body": "x"}}, "sampling_params: an extra_body of type str"),
         (
             {"sampling_params": {"extra_body": {"a": {1, 2}}}},
-            "sampling_params: an extra_body that cannot be sent: Object of type set is not",
-        ),
-        (
-            {"sampling_params": {"top_k": b"x"}},
-            "has 'top_k', which cannot be sent: Object of type bytes",
+            "sampling_params has 'extra_body', which cannot be sent: Object of type set is not",
         ),
         (
             {"sampling_params": {"extra_headers": {"X-Key": "planted"}}},
             "has 'extra_headers', but sampling parameters are fields of the request's body, which "
             "the model's server reads: write base_url and timeout into the options of vd.Model",
         ),
-        ({"sampling_params": {"extra_query": "{text}"}}, "sampling_params has 'extra_query'"),
         ({"sampling_params": {"api_key": "planted"}}, "as its option 'api_key_env'"),
-        ({"sampling_params": {"timeout": 3}}, "timeout into the options of vd.Model"),
     ],
 )
 def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(
@@ -266,6 +244,63 @@ def test_counts_that_are_none_are_zero():
     error = run_task(Said(good=[answer], odd=[ValueError("no")]))
     (usage,) = error.rows["response_usage"].to_pylist()
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [(None, 0), ([3], 0), ({}, 0), ({"n": None}, 0), ({"n": "7"}, 0), ({"n": True}, 0),
+     ({"n": 1.5}, 0), ({"n": -1}, 0), ({"n": 2**70}, 0), ({"n": 5.0}, 5), ({"n": 3}, 3)],
+)  # fmt: skip
+def test_a_count_in_a_response_is_a_whole_number_or_zero(value, count):
+    assert token_count(value, "n") == count
+    assert token_count({"usage": value}, "usage", "n") == count
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [(3, ""), (None, ""), ("length", "length"), ("\ud800", "?")]
+)
+def test_a_finish_reason_is_text(value, reason):
+    assert finish_reason(value) == reason
+
+
+def test_answers_before_a_follow_up_that_fails_are_paid_for():
+    said = Said(good=[Answer("yes")], odd=[Answer("perhaps", 5, 2), ValueError("no")])
+    error = run_task(said, format=parse_format("stage", ["yes"]), explain=1)
+    assert list(error.errors) == [1]
+    assert (error.used["requests"], error.used["completion_tokens"]) == (1, 2)
+
+
+def test_sampling_of_a_rows_own():
+    said = Said(a=[Answer("yes")], b=[Answer("yes")], c=[ValueError("no")])
+    task = PromptTask(
+        parse_template("here", "text", None), "response", {"temperature": "{heat}", "max_tokens": 3}
+    )
+    batch = pa.table({"text": ["a", "b", "c"], "heat": [0.5, None, 0.0]})
+    with pytest.raises(RowErrors):
+        asyncio.run(task.run(said, batch))
+    assert [dict(request.sampling) for request in said.requests] == [
+        {"max_tokens": 3, "temperature": 0.5}, {"max_tokens": 3},
+        {"max_tokens": 3, "temperature": 0.0},
+    ]  # fmt: skip
+
+
+class Fussy(Reversed):
+    async def submit(self, request: Request) -> Answer:
+        if request.sampling.get("tone") == "harsh":
+            raise SamplingRefused("there is no tone 'harsh'")
+        return await super().submit(request)
+
+
+@pytest.mark.parametrize(("tone", "kind"), [("{tone}", ValueError), ("harsh", SamplingRefused)])
+def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(tone, kind):
+    task = PromptTask(parse_template("here", "text", None), "response", {"tone": tone})
+    batch = pa.table({"text": ["a", "b", "c"], "tone": ["mild", "harsh", None]})
+    with pytest.raises(RowErrors) as raised:
+        asyncio.run(task.run(Fussy("m"), batch))
+    errors = raised.value.errors
+    assert list(errors) == ([1] if tone == "{tone}" else [0, 1, 2])
+    assert type(errors[1]) is kind
+    assert "there is no tone 'harsh'" in str(errors[1])
 
 
 @pytest.mark.parametrize(

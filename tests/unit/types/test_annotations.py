@@ -18,7 +18,6 @@ from vane_dagster.types.annotations import (
     element_of,
     field_types,
     hints,
-    optional_fields,
 )
 
 if TYPE_CHECKING:
@@ -100,10 +99,7 @@ def test_annotations_of_one_type(annotation, expected):
     assert arrow_type(annotation) == expected
 
 
-def test_qualifiers_of_keys_say_which_may_be_left_out():
+def test_qualifiers_of_keys_are_no_part_of_their_types():
     kinds = {"a": pa.int64(), "b": pa.list_(pa.int64()), "c": pa.float64()}
     assert field_types(Qualified) == kinds
-    assert optional_fields(Qualified) == ("b", "c")
     assert field_types(OfExtensions) == {"a": pa.int64(), "b": pa.string()}
-    assert optional_fields(OfExtensions) == ("b",)
-    assert optional_fields(int) == ()

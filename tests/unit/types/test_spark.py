@@ -11,38 +11,25 @@ from vane_dagster.errors import SchemaError
 from vane_dagster.types.spark import parse_return_type
 
 FLOATS = pa.list_(pa.float32())
-PYSPARK = "pyspark is large and in no extra: a user of Spark has it"
 
 
 @pytest.mark.parametrize(
     ("ddl", "kind"),
     [
         ("float", pa.float32()),
-        (" FLOAT ", pa.float32()),
-        ("Boolean", pa.bool_()),
-        ("tinyint", pa.int8()),
         ("byte", pa.int8()),
-        ("smallint", pa.int16()),
         ("short", pa.int16()),
-        ("int", pa.int32()),
         ("integer", pa.int32()),
-        ("bigint", pa.int64()),
         ("long", pa.int64()),
-        ("binary", pa.binary()),
-        ("date", pa.date32()),
-        ("timestamp", pa.timestamp("us", "UTC")),
         ("timestamp_ntz", pa.timestamp("us")),
         ("time(6)", pa.time64("us")),
         ("varchar(10)", pa.string()),
-        ("char(3)", pa.string()),
         ("character(3)", pa.string()),
         ("dec(10,2)", pa.decimal128(10, 2)),
         ("timestamp_ltz", pa.timestamp("us", "UTC")),
         ("real", pa.float32()),
         ("decimal", pa.decimal128(10, 0)),
-        ("decimal(5)", pa.decimal128(5, 0)),
         ("numeric(10, 2)", pa.decimal128(10, 2)),
-        ("array<float>", FLOATS),
         ("Array < array<DOUBLE> >", pa.list_(pa.list_(pa.float64()))),
         ("map<string,int>", pa.map_(pa.string(), pa.int32())),
         ("struct<a:float,b:array<float>>", pa.struct([("a", pa.float32()), ("b", FLOATS)])),
@@ -123,27 +110,16 @@ def test_every_nesting_of_types_is_parsed(pair, upper):
 
 
 def test_types_of_pyspark_are_converted_as_their_ddl():
-    types = pytest.importorskip("pyspark.sql.types", reason=PYSPARK)
-    every = [
-        types.BooleanType(), types.ByteType(), types.ShortType(), types.IntegerType(),
-        types.LongType(), types.FloatType(), types.DoubleType(), types.StringType(),
-        types.BinaryType(), types.DateType(), types.TimestampType(), types.TimestampNTZType(),
-        types.DecimalType(12, 4), types.VarcharType(9), types.ArrayType(types.FloatType()),
-        types.MapType(types.StringType(), types.ArrayType(types.LongType())),
-    ]  # fmt: skip
+    types = pytest.importorskip("pyspark.sql.types", reason="pyspark is in no extra")
+    every = [types.ByteType(), types.TimestampNTZType(), types.DecimalType(12, 4),
+             types.MapType(types.StringType(), types.ArrayType(types.LongType()))]  # fmt: skip
     fields = [types.StructField(f"f{at}", kind) for at, kind in enumerate(every)]
-    for kind in (*every, types.StructType(fields), types.ArrayType(types.StructType(fields))):
+    for kind in (*every, types.ArrayType(types.StructType(fields))):
         parsed = parse_return_type(kind, "stage 'score'")
         assert parsed == parse_return_type(kind.simpleString(), "stage 'score'")
-
-
-def test_a_class_of_pyspark_and_its_types_without_arrow_are_refused():
-    types = pytest.importorskip("pyspark.sql.types", reason=PYSPARK)
-    vectors = pytest.importorskip("pyspark.ml.linalg", reason=PYSPARK)
     for wrong, fix in [
         (types.FloatType, r"the class FloatType; write FloatType\(\)"),
         (types.NullType(), "void"),
-        (vectors.VectorUDT(), "Expected a DDL string"),
         (types.StructType().add("a b", "integer"), "Expected a DDL string"),
     ]:
         with pytest.raises(SchemaError, match=fix):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from support.data import write_source
-from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.publish.delta_types import delta_type
@@ -145,14 +140,6 @@ def test_a_sample_is_short():
     assert [row["x"] for row in sample_rows(table)] == [
         "[0, 1, 0, … 6 in all]", "null", "[0, 1, 0, … 6 in all]",
     ]  # fmt: skip
-
-
-def test_a_source_keeps_it(tmp_path):
-    file = write_source(tmp_path, pa.table({"id": range(3), "x": rows(TENSOR)}))
-    assert plain_schema(pq.read_schema(file)).field("x").type == TENSOR
-    other = io.BytesIO()
-    pq.write_table(pq.read_table(file), other, store_schema=False)
-    assert pq.read_schema(other).field("x").type == pa.list_(pa.field("element", pa.float32()))
 
 
 def test_delta_holds_a_flat_list():

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pydantic
 import pytest
-from typing_extensions import NotRequired, Required
 
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
@@ -164,16 +163,6 @@ class Model(pydantic.BaseModel):
     score: float | None
 
 
-class Partial(TypedDict, total=False):
-    label: Required[str]
-    score: float
-
-
-class Sparse(TypedDict):
-    label: str
-    score: NotRequired[float | None]
-
-
 class Colour(enum.Enum):
     RED = "red"
 
@@ -310,24 +299,6 @@ def test_all_rows_may_fail(method):
     options = {"id": "part"} if method == "flat_map" else {}
     stage = row_stage(method, fn, on_error="quarantine", max_error_rate=1, **options)
     assert run_stage(stage, TEXTS).num_rows == 0
-
-
-@pytest.mark.parametrize("kind", [Partial, Sparse])
-@pytest.mark.parametrize("is_many", [True, False])
-def test_keys_that_a_typed_dict_may_lack_are_null(kind, is_many):
-    def fn(n: int):
-        found = {10: {"label": "x"}, 20: {"score": 1.0}, 30: {"label": "x", "score": 1.0}}[n]
-        return [found] if is_many else found
-
-    fn.__annotations__["return"] = list[kind] if is_many else kind
-    options = {"id": "part"} if is_many else {}
-    stage = row_stage(
-        "flat_map" if is_many else "map", fn, on_error="quarantine", max_error_rate=1, **options
-    )
-    found = run_stage(stage, TEXTS).select(["id", "label", "score"]).to_pylist()
-    assert found == [
-        {"id": 1, "label": "x", "score": None}, {"id": 3, "label": "x", "score": 1.0},
-    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_waits")
