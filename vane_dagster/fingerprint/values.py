@@ -62,39 +62,6 @@ _REDUCED = (
     slice,
 )
 """Types that pickle reduces to plain values."""
-_MODELS = frozenset(
-    {
-        ("torch", "Module"),
-        ("transformers", "Pipeline"),
-        ("keras", "Model"),
-        ("tensorflow", "Module"),
-        ("onnxruntime", "InferenceSession"),
-        ("xgboost", "Booster"),
-        ("lightgbm", "Booster"),
-        ("catboost", "CatBoost"),
-        ("spacy", "Language"),
-        ("ctranslate2", "Translator"),
-        ("llama_cpp", "Llama"),
-        ("vllm", "LLM"),
-    }
-)
-
-
-def model_class(value: object) -> str | None:
-    """Return the name of the class of a loaded model; None for any other value.
-
-    A torch module without weights, such as an activation, is none.
-    """
-    kind = type(value)
-    bases = {(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__}
-    if bases.isdisjoint(_MODELS):
-        return None
-    try:
-        parameters = getattr(value, "parameters", None)
-        is_empty = callable(parameters) and next(iter(parameters()), None) is None
-    except Exception:  # of a module that is not initialized, or of the user's own method
-        is_empty = False
-    return None if is_empty else kind.__name__
 
 
 class ValueEncoder:
@@ -160,12 +127,6 @@ class ValueEncoder:
         kind = type(value)
         if not self._strict:
             return combine("opaque", kind.__module__, kind.__qualname__)
-        if model := model_class(value):
-            raise CodeIdentityError(
-                f"{path} is a loaded model, a {model}, which has no stable identity, and would be "
-                "pickled for each worker. Pass what it is loaded from, such as its name or the "
-                "path of its weights, and load it in the __init__ of a class, once in each worker"
-            )
         raise CodeIdentityError(
             f"{path} is a {kind.__module__}.{kind.__qualname__}, which has no stable identity: "
             f"whether it is the same in the next process cannot be determined. Pass plain "
