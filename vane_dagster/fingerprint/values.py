@@ -1,25 +1,17 @@
-"""Digests that are the same in every process; a value without one is refused, by its path."""
+"""Digests that are the same in every process; what pickle cannot write is refused, by its path."""
 
 from __future__ import annotations
 
-import argparse
-import collections
 import copyreg
 import dataclasses
-import datetime
-import decimal
 import enum
-import fractions
 import functools
 import os
 import pathlib
-import re
 import struct
 import sys
 import types
 import typing
-import uuid
-import zoneinfo
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -46,22 +38,7 @@ _CODE = (
 )
 _SCALARS = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
-_REDUCED = (
-    bytearray,
-    collections.deque,
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
-    datetime.timezone,
-    zoneinfo.ZoneInfo,
-    decimal.Decimal,
-    fractions.Fraction,
-    uuid.UUID,
-    re.Pattern,
-    range,
-    slice,
-)
-"""Types that pickle reduces to plain values."""
+_PLAIN_MODULES = frozenset({*sys.stdlib_module_names, "pandas"})
 
 
 class ValueEncoder:
@@ -88,9 +65,12 @@ class ValueEncoder:
         except CodeIdentityError:
             raise
         except Exception as error:
+            if not self._strict:
+                return combine("opaque", kind.__module__, kind.__qualname__)
             raise CodeIdentityError(
-                f"{path} has no stable identity: reading it raised {type(error).__name__}. Pass "
-                f"flat, plain values, or give the stage `vd.Reuse(version=...)`."
+                f"{path} is a {kind.__module__}.{kind.__qualname__} without a stable identity: "
+                f"reading it for pickle raised {type(error).__name__}. Pass plain values and build "
+                f"the object inside the class, or give the stage `vd.Reuse(version=...)`."
             ) from error
 
     def _object(self, value: Any, path: str) -> str:
@@ -118,21 +98,16 @@ class ValueEncoder:
         return self._done[id(value)][0]
 
     def _compound(self, value: Any, path: str) -> str:
-        for step in (self._arrays.encode, self._standard, self._container, self._record):
+        for step in (self._arrays.encode, self._standard, self._container):
             found = step(value, path)
             if found is not None:
                 return found
         if hasattr(value, "__wrapped__") and callable(value):
             return self._code(value, path)
         kind = type(value)
-        if not self._strict:
+        if not self._strict and not _is_plain(kind):
             return combine("opaque", kind.__module__, kind.__qualname__)
-        raise CodeIdentityError(
-            f"{path} is a {kind.__module__}.{kind.__qualname__}, which has no stable identity: "
-            f"whether it is the same in the next process cannot be determined. Pass plain "
-            f"values and build the object inside the class, or give the stage "
-            f"`vd.Reuse(version=...)`."
-        )
+        return combine("object", *self._reduced(value, path))
 
     def _scalar(self, value: Any, kind: type, path: str) -> str:
         if kind is str:
@@ -162,10 +137,9 @@ class ValueEncoder:
             return combine("server urls", value.kind, self.digest(value.handle, path))
         if isinstance(value, enum.Enum):
             return self._member(value, path)
-        if isinstance(value, pathlib.PurePath) and type(value).__module__.startswith("pathlib"):
-            return self._with_content("path", value.as_posix(), value, path)
-        if isinstance(value, _REDUCED):
-            return combine("reduced", *self._reduced(value, path))
+        if isinstance(value, pathlib.PurePath):
+            kind = self._code(type(value), path)
+            return self._with_content(kind, value.as_posix(), value, path)
         if is_wrapped(value):
             return combine("secret", self.digest(value.get_secret_value(), path))
         return None
@@ -179,11 +153,7 @@ class ValueEncoder:
         kind = type(value)
         if isinstance(value, types.MappingProxyType):
             return combine("mapping", *self._items(dict(value), path))
-        if not issubclass(kind, (*_SCALARS, *_CONTAINERS)):
-            return None
-        if kind not in _CONTAINERS:
-            return combine("subclass", *self._reduced(value, path))
-        return combine(kind.__name__, *self._items(value, path))
+        return combine(kind.__name__, *self._items(value, path)) if kind in _CONTAINERS else None
 
     def _items(self, value: Any, path: str) -> list[str]:
         """Hash a container's items in their order, because the order can change a result."""
@@ -203,23 +173,15 @@ class ValueEncoder:
     def _each(self, values: Iterable[Any], path: str) -> list[str]:
         return [self.digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
 
-    def _record(self, value: Any, path: str) -> str | None:
-        kind = type(value)
-        if (
-            (hasattr(kind, "model_fields") and callable(getattr(value, "model_dump", None)))
-            or dataclasses.is_dataclass(kind)
-            or hasattr(kind, "__attrs_attrs__")
-            or kind in (types.SimpleNamespace, argparse.Namespace)
-        ):
-            return combine("record", *self._reduced(value, path))
-        return None
-
     def _reduced(self, value: Any, path: str) -> list[str]:
         """Hash an object by its class's code and by what pickle writes of it."""
         kind = type(value)
         reduce = copyreg.dispatch_table.get(kind)
         reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
         if isinstance(reduced, str):
+            module = sys.modules.get(getattr(value, "__module__", kind.__module__))
+            if module is not None and getattr(module, reduced, None) is value:
+                return [self._code(module, path), reduced]
             raise CodeIdentityError(
                 f"{path} is pickled by the name {reduced!r}, so it has no stable identity. Pass "
                 f"plain values, or give the stage `vd.Reuse(version=...)`."
@@ -230,9 +192,31 @@ class ValueEncoder:
         listed = (None if items is None else list(items), None if pairs is None else dict(pairs))
         parts = (make, arguments, *listed, setter)
         found = [self._code(kind, path), *(self.digest(part, path) for part in parts)]
+        if kind.__module__.startswith("pandas"):
+            state = _without_cache(state)
         if type(state) is dict and all(type(name) is str for name in state):
             return [*found, *self._attributes(state, path)]
         return [*found, self.digest(state, path)]
+
+
+def _without_cache(state: Any) -> Any:
+    """Return the state of an object of pandas without what was computed of it before."""
+    if isinstance(state, tuple):
+        parts = map(_without_cache, state)
+        return tuple(part for part in parts if not isinstance(part, dict) or part)
+    if isinstance(state, dict):
+        return {name: item for name, item in state.items() if name != "_cache"}
+    return state
+
+
+def _is_plain(kind: type) -> bool:
+    """Return whether objects of a class count by their content beside a version, too."""
+    return (
+        kind.__module__.partition(".")[0] in _PLAIN_MODULES
+        or issubclass(kind, (*_SCALARS, *_CONTAINERS))
+        or dataclasses.is_dataclass(kind)
+        or any(hasattr(kind, name) for name in ("model_fields", "__attrs_attrs__"))
+    )
 
 
 class ArrayEncoder:
@@ -250,7 +234,6 @@ class ArrayEncoder:
         step = {
             "numpy": self._numpy,
             "pyarrow": self._pyarrow,
-            "pandas": self._pandas,
             "torch": self._torch,
         }.get(root)
         library = sys.modules.get(root)
@@ -269,9 +252,6 @@ class ArrayEncoder:
         if kind in (np.ndarray, np.memmap):
             head = (self._digest(value.dtype, path), repr(value.shape))
             return combine("array", *head, self._buffer(np, value, path))
-        # Of a function of `np.frompyfunc`, the Python function is not known.
-        if isinstance(value, np.ufunc) and not value.__name__.endswith(" (vectorized)"):
-            return combine("ufunc", value.__name__)
         return None
 
     def _buffer(self, np: Any, value: Any, path: str) -> str:
@@ -321,32 +301,6 @@ class ArrayEncoder:
             return self._digest(value.to_numpy(zero_copy_only=False), path)
         # The memory of a null slot is arbitrary, so only the values count.
         return combine("values", *self._each(value.to_pylist(), path))
-
-    def _pandas(self, pd: Any, value: Any, path: str) -> str | None:
-        parts: list[Any]
-        if value is pd.NA or value is pd.NaT:
-            parts = []
-        elif isinstance(value, (pd.Timestamp, pd.Timedelta)):
-            details = [str(getattr(value, each, None)) for each in ("unit", "tz", "fold")]
-            parts = [value.value, str(value), *details]
-        elif isinstance(value, pd.CategoricalDtype):
-            parts = [value.categories, value.ordered]
-        elif isinstance(value, pd.api.extensions.ExtensionDtype):
-            parts = [repr(value)]
-        elif isinstance(value, pd.DataFrame):
-            columns = [value.iloc[:, at] for at in range(value.shape[1])]
-            parts = [value.columns, value.index, *([each.dtype, each.tolist()] for each in columns)]
-        elif isinstance(value, pd.MultiIndex):
-            parts = [*value.levels, *(each.tolist() for each in value.codes), list(value.names)]
-        elif isinstance(value, pd.Index):
-            parts = [value.name, getattr(value, "freqstr", None), value.dtype, value.tolist()]
-        elif isinstance(value, pd.Series):
-            parts = [value.name, value.index, value.dtype, value.tolist()]
-        else:
-            return None
-        if isinstance(value, (pd.DataFrame, pd.Series)):
-            parts += [value.attrs, value.flags.allows_duplicate_labels]
-        return combine("pandas", type(value).__name__, *self._each(parts, path))
 
     def _torch(self, torch: Any, value: Any, path: str) -> str | None:
         if isinstance(value, (torch.dtype, torch.device)):

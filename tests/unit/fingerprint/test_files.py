@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -296,7 +297,7 @@ def test_a_version_stands_for_content_and_for_what_has_no_identity(tmp_path, mon
     with pytest.raises(CodeIdentityError, match=r"'docs/x', argument fn_kwargs\['path'\]: '"):
         definition(tmp_path, **given)
     assert definition(tmp_path, version="1", **given)
-    locks = [definition(tmp_path, version="1", fn_kwargs={"path": object()}) for _ in range(2)]
+    locks = [definition(tmp_path, version="1", fn_kwargs={"path": Lock()}) for _ in range(2)]
     assert locks[0] == locks[1]
-    with pytest.raises(CodeIdentityError, match=r"fn_kwargs\['path'\] is a builtins\.object"):
-        definition(tmp_path, fn_kwargs={"path": object()})
+    with pytest.raises(CodeIdentityError, match=r"fn_kwargs\['path'\] is a _thread\.lock"):
+        definition(tmp_path, fn_kwargs={"path": Lock()})

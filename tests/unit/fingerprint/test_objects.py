@@ -54,21 +54,15 @@ class Anything:
         """Do nothing."""
 
 
-class Lying:
-    """An object that reports another class."""
-
-    @property
-    def __class__(self) -> Any:
-        return dict
-
-
 @pytest.mark.parametrize(
     "value",
-    [Raising(), Anything(), Lying(), np.frompyfunc(abs, 1, 1)],
+    [Raising(), Anything(), np.frompyfunc(abs, 1, 1)],
     ids=lambda each: type(each).__mro__[0].__name__,
 )
 def test_an_object_that_cannot_be_read_is_refused(value: Any) -> None:
-    with pytest.raises(CodeIdentityError, match=r"^kwargs.*has no stable identity") as info:
+    with pytest.raises(
+        CodeIdentityError, match=r"^kwargs.*(without a|so it has no) stable identity"
+    ) as info:
         value_digest(value, "kwargs")
     assert "hidden" not in str(info.value)
 
