@@ -244,8 +244,6 @@ class ArrayEncoder:
 
     def _numpy(self, np: Any, value: Any, path: str) -> str | None:
         kind = type(value)
-        if isinstance(value, np.dtype):
-            return combine("dtype", self._digest(value.__reduce__()[1:], path))
         if isinstance(value, np.generic):
             content = self._buffer(np, np.asarray(value), path)
             return combine("scalar", self._digest(value.dtype, path), content)
@@ -266,21 +264,15 @@ class ArrayEncoder:
         return combine("bytes", np.ascontiguousarray(value).tobytes())
 
     def _pyarrow(self, pa: Any, value: Any, path: str) -> str | None:
-        if isinstance(value, pa.Schema):
-            return combine("schema", value.serialize().to_pybytes())
-        if isinstance(value, pa.Field):
-            return combine("field", pa.schema([value]).serialize().to_pybytes())
-        if isinstance(value, pa.DataType):
-            return combine("type", pa.schema([("", value)]).serialize().to_pybytes())
         if isinstance(value, (pa.Table, pa.RecordBatch)):
-            columns = [self._pyarrow(pa, column, path) or "" for column in value.columns]
-            return combine("table", self._pyarrow(pa, value.schema, path) or "", *columns)
+            columns = self._each(value.columns, path)
+            return combine("table", self._digest(value.schema, path), *columns)
         if isinstance(value, pa.Scalar):
-            kind = self._pyarrow(pa, value.type, path) or ""
+            kind = self._digest(value.type, path)
             return combine("scalar", kind, self._elements(pa, pa.array([value], value.type), path))
         if not isinstance(value, (pa.Array, pa.ChunkedArray)):
             return None
-        kind = self._pyarrow(pa, value.type, path) or ""
+        kind = self._digest(value.type, path)
         return combine("array", kind, self._elements(pa, value, path))
 
     def _elements(self, pa: Any, value: Any, path: str) -> str:
@@ -303,8 +295,6 @@ class ArrayEncoder:
         return combine("values", *self._each(value.to_pylist(), path))
 
     def _torch(self, torch: Any, value: Any, path: str) -> str | None:
-        if isinstance(value, (torch.dtype, torch.device)):
-            return combine("torch", str(value))
         is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
         if not is_plain or value.is_quantized:
             return None
