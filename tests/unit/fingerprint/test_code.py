@@ -240,16 +240,26 @@ def test_every_form_of_import_is_followed(project: Project, line: str) -> None:
     assert project.digest() != before.digest
 
 
-def test_plugins_that_are_imported_by_computed_names_are_sent_along(project: Project) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("f'app.plugins.{b}'", "'app.plugins.' + b + ''", "f'{__name__}.{b}'"),
+        *("__name__ + '.' + b", "'.' + b, __name__"),
+    ],
+)
+def test_all_modules_of_a_package_that_a_computed_name_begins_with_count(
+    project: Project, name: str
+) -> None:
     project.write(
-        defs="import loader\nloader.load('plugins')\ndef udf(b):\n    return b\n",
-        loader="import importlib, pkgutil\ndef load(package):\n"
-        "    for info in pkgutil.iter_modules(importlib.import_module(package).__path__):\n"
-        "        importlib.import_module(f'{package}.{info.name}')\n",
-        plugins__in____init__="",
-        plugins__in__one="",
+        app__in____init__="",
+        app__in__plugins__in____init__="import importlib\ndef udf(b):\n"
+        f"    return importlib.import_module({name})\n",
+        app__in__plugins__in__one="K = 1\n",
     )
-    assert project.identity().modules == ("defs", "loader", "plugins", "plugins.one")
+    before = project.identity("udf", "app.plugins")
+    assert before.modules == ("app", "app.plugins", "app.plugins.one")
+    project.edit("app/plugins/one.py", "1", "2")
+    assert project.digest("udf", "app.plugins") != before.digest
 
 
 def test_own_file_imported_back_counts_name_by_name(project: Project) -> None:
@@ -421,6 +431,10 @@ def test_unstable_closure_names_its_path(project: Project) -> None:
             "line 3.*version=",
         ),
         ("def udf(b):\n    return __import__(b)\n", "line 2.*version="),
+        (
+            "import loader\nloader.load('pkg.there')\ndef udf(b):\n    return b\n",
+            "loader.py, line 2",
+        ),
         ("def udf(b):\n    from pkg import gone\n", r"line 2.*'pkg\.gone' cannot be found"),
         ("def udf(b):\n    from . import gone\n", "line 2.*cannot be found"),
         ("def udf(b):\n    import broken\n", "broken.py, line 2"),
@@ -429,7 +443,8 @@ def test_unstable_closure_names_its_path(project: Project) -> None:
 def test_what_cannot_be_resolved_asks_for_a_version(
     project: Project, text: str, match: str
 ) -> None:
-    project.write(defs=text, pkg__in__there="", broken="x = 1\nx = = 2\n")
+    loader = "def load(name):\n    return __import__(name)\n"
+    project.write(defs=text, pkg__in__there="", broken="x = 1\nx = = 2\n", loader=loader)
     with pytest.raises(CodeIdentityError, match=match):
         project.identity()
     assert project.identity(version="1").digest != project.identity(version="2").digest
@@ -634,17 +649,6 @@ def test_the_literals_of_the_code_that_counts(tmp_path, monkeypatch):
     assert project.identity(version="1").literals >= names
     assert project.identity("Model").literals == {"IN_CONSTRUCTOR"}
     project.forget()
-
-
-def test_a_literal_that_names_a_folder_in_a_folder_is_no_error(project: Project) -> None:
-    """Neither has an `__init__`, and the outer one is not imported."""
-    (project.root / "outer" / "inner").mkdir(parents=True)
-    project.write(
-        defs="import importlib\nNAMES = ['outer.inner', 'plugin']\n"
-        "for name in NAMES:\n    importlib.import_module(name)\ndef udf(b):\n    return b\n",
-        plugin="",
-    )
-    assert {"defs", "plugin"} <= set(project.identity().modules)
 
 
 def test_an_unpacked_argument_of_a_declaration_counts(project: Project) -> None:
