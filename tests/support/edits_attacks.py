@@ -134,4 +134,5 @@ EDITS = [
     Edit('attack: a function given to a decorator of attrs', {'defs.py': 'import attrs\nREG = []\ndef hook(cls, fields):\n    REG.append(cls.__name__)\n    return fields\n@attrs.define(field_transformer=hook)\nclass A:\n    x: int\ndef udf(x): return REG\n'}, 'defs.py', 'class A', 'class B'),
     Edit("attack: a library's function whose name begins like one that only wraps", {'defs.py': 'import torch\ndef go(n):\n    torch.compiler.is_compiling()\n    return n\nX = go(3)\ndef udf(x): return torch.ones(3)\n'}, 'defs.py', 'is_compiling()', 'is_dynamo_compiling()'),
     Edit('attack: TYPE_CHECKING alone in a case', {'defs.py': 'from typing import TYPE_CHECKING\ndef udf(x):\n    match x:\n        case 1:\n            if TYPE_CHECKING:\n                import json\n    return x\n'}, 'defs.py', 'import json', 'import nowhere', False),
+    Edit('attack: an unpacked argument of a declaration', {'defs.py': "import dagster as dg\nREG = {}\ndef made(n):\n    REG[n] = n\n    return []\ndefs = dg.Definitions(*made('a'))\ndef udf(b):\n    return REG\n"}, 'defs.py', "made('a')", "made('b')"),
 ]
