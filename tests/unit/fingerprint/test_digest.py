@@ -103,7 +103,7 @@ class Raising:
         raise RuntimeError("hidden")
 
 
-@pytest.mark.parametrize("value", [Raising(), np.frompyfunc(abs, 1, 1)])
+@pytest.mark.parametrize("value", [Raising(), np.frompyfunc(abs, 1, 1)], ids=["raising", "ufunc"])
 def test_an_object_that_cannot_be_read_is_refused(value: Any) -> None:
     with pytest.raises(CodeIdentityError, match=r"^kwargs.* stable identity") as info:
         value_digest(value, "kwargs")
