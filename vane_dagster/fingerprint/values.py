@@ -38,7 +38,8 @@ _CODE = (
 )
 _SCALARS = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
-_PLAIN_MODULES = frozenset({*sys.stdlib_module_names, "pandas"})
+_PLAIN_MODULES = frozenset({*sys.stdlib_module_names, "numpy", "pandas", "pyarrow"})
+_BYTES = (bytes, bytearray, memoryview)
 
 
 class ValueEncoder:
@@ -67,11 +68,8 @@ class ValueEncoder:
         except Exception as error:
             if not self._strict:
                 return combine("opaque", kind.__module__, kind.__qualname__)
-            raise CodeIdentityError(
-                f"{path} is a {kind.__module__}.{kind.__qualname__} without a stable identity: "
-                f"reading it for pickle raised {type(error).__name__}. Pass plain values and build "
-                f"the object inside the class, or give the stage `vd.Reuse(version=...)`."
-            ) from error
+            reason = f"that cannot be read for pickle ({type(error).__name__})"
+            raise _unstable(value, path, reason) from error
 
     def _object(self, value: Any, path: str) -> str:
         origin = typing.get_origin(value)
@@ -84,10 +82,7 @@ class ValueEncoder:
         if isinstance(value, _CODE):
             return self._code(value, path)
         if id(value) in self._open:
-            raise CodeIdentityError(
-                f"{path} refers back to itself, so it has no stable identity. Pass plain values "
-                f"without cycles, or give the stage `vd.Reuse(version=...)`."
-            )
+            raise _unstable(value, path, "that refers back to itself")
         if id(value) in self._done:
             return self._done[id(value)][0]
         self._open.add(id(value))
@@ -182,13 +177,14 @@ class ValueEncoder:
             module = sys.modules.get(getattr(value, "__module__", kind.__module__))
             if module is not None and getattr(module, reduced, None) is value:
                 return [self._code(module, path), reduced]
-            raise CodeIdentityError(
-                f"{path} is pickled by the name {reduced!r}, so it has no stable identity. Pass "
-                f"plain values, or give the stage `vd.Reuse(version=...)`."
-            )
+            raise _unstable(value, path, f"that is pickled by the name {reduced!r}")
         make, arguments, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
         if getattr(kind, "__reduce__", None) in (set.__reduce__, frozenset.__reduce__):
             arguments = frozenset(value)
+        written = (*arguments, state, *(state if isinstance(state, tuple) else ()))
+        if not _is_plain(kind) and any(isinstance(part, _BYTES) for part in written):
+            reason = "that is pickled as bytes, which may refer to code of yours"
+            raise _unstable(value, path, reason)
         listed = (None if items is None else list(items), None if pairs is None else dict(pairs))
         parts = (make, arguments, *listed, setter)
         found = [self._code(kind, path), *(self.digest(part, path) for part in parts)]
@@ -209,8 +205,17 @@ def _without_cache(state: Any) -> Any:
     return state
 
 
+def _unstable(value: object, path: str, reason: str) -> CodeIdentityError:
+    kind = type(value)
+    return CodeIdentityError(
+        f"{path} is a {kind.__module__}.{kind.__qualname__} {reason}, so it has no stable "
+        f"identity. Pass plain values and build the object inside the class, or give the stage "
+        f"`vd.Reuse(version=...)`."
+    )
+
+
 def _is_plain(kind: type) -> bool:
-    """Return whether objects of a class count by their content beside a version, too."""
+    """Return whether all that objects of a class hold is known, so they count beside a version."""
     return (
         kind.__module__.partition(".")[0] in _PLAIN_MODULES
         or issubclass(kind, (*_SCALARS, *_CONTAINERS))
