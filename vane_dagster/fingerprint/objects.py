@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
 import functools
@@ -34,7 +33,6 @@ _WRAPPERS: Mapping[Any, tuple[str, ...]] = {
     functools.partialmethod: ("func", "args", "keywords"),
     functools.cached_property: ("func",),
 }
-_TUPLE_DETAILS = vars(collections.namedtuple("_", "x")).keys() - {"_fields", "_field_defaults"}
 # The modules of classes that `make_dataclass` and `create_model` create for other modules.
 _MAKERS = ("types", "pydantic.main", "pydantic.root_model")
 _FIELDS = (
@@ -43,10 +41,10 @@ _FIELDS = (
 )  # fmt: skip
 """Attributes with the fields of a dataclass, pydantic model or attrs class."""
 _CLASS_DETAILS = {
-    "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__firstlineno__",
+    "__dict__", "__weakref__", "__module__", "__qualname__", "__firstlineno__",
     "__static_attributes__", "__annotations__", "__annotate__", "__annotate_func__",
     "__annotations_cache__", "__dataclass_fields__", "__dataclass_params__", "__match_args__",
-    "__slots__", "_abc_impl",
+    "_abc_impl",
 }  # fmt: skip
 
 
@@ -278,13 +276,8 @@ def _members(cls: type, body: Set[str]) -> Iterator[tuple[str, Any]]:
     if "__pydantic_fields__" in members:
         skipped |= {"__signature__", *(n for n in members if n.startswith("__pydantic_"))}
         skipped -= {name for name, member in members.items() if _is_written(member)}
-    if "__slots__" in body and "__slots__" in members:
-        yield "__slots__", members["__slots__"]
-    if issubclass(cls, tuple) and "_fields" in members:
-        skipped |= _TUPLE_DETAILS | set(members["_fields"])
-    docstring = members.get("__doc__")
-    if "__doc__" in body and isinstance(docstring, str) and not dataclasses.is_dataclass(cls):
-        yield "__doc__", docstring
+    if dataclasses.is_dataclass(cls):
+        skipped.add("__doc__")  # which may be generated
     yield from ((name, members[name]) for name in _FIELDS if name in members)
     for name, member in sorted(members.items()):
         if isinstance(member, _SLOTS) or name in skipped:
