@@ -636,6 +636,13 @@ edit(
     plugins__one="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
 )
 
+edit(
+    "a module of a folder in a folder, neither with an __init__",
+    file="outer/inner/part.py",
+    defs="def udf(b):\n    import outer.inner.part as part\n    return part.K\n",
+    outer__inner__part="K = 1\n",
+)
+
 # Packages' own files.
 edit(
     "an __init__ of a package of which a module is only imported",
