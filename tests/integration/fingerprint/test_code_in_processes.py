@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.code_project import DEFS, HELPERS, defs, project  # noqa: F401  # fixtures
+from support.code_project import defs, project  # noqa: F401  # fixtures
 from support.edits import Project
 from support.paths import REPOSITORY
 

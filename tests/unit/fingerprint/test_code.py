@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import importlib.util
 import itertools
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.code_project import DEFS, HELPERS, defs, project  # noqa: F401  # fixtures
+from support.code_project import defs, project  # noqa: F401  # fixtures
 from support.edits import Project
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest, hashing, modules
@@ -133,37 +132,6 @@ def test_modules_and_packages(defs: Project) -> None:
     assert defs.identity("udf").packages == ("orjson_missing",)
 
 
-def test_package_on_the_way_counts_by_what_it_changes(project: Project) -> None:
-    project.write(
-        pkg__in____init__="from pkg.defs import udf\nLEVEL = 1\n",
-        pkg__in__defs="from pkg import tools\nfrom .sub.deep import f\n"
-        "def udf(b):\n    return f(tools.g(b))\ndef other(b):\n    return b\n",
-        pkg__in__tools="from .consts import C\ndef g(b):\n    return b + C\n",
-        pkg__in__consts="C = 1\n",
-        pkg__in__sub__in____init__="",
-        pkg__in__sub__in__deep="def f(b):\n    return b\n",
-    )
-    found = project.identity(module="pkg.defs")
-    assert found.modules == (
-        "pkg", "pkg.consts", "pkg.defs", "pkg.sub", "pkg.sub.deep", "pkg.tools",
-    )  # fmt: skip
-    project.edit("pkg/defs.py", "    return b\n", "    return -b\n")
-    assert project.digest(module="pkg.defs") == found.digest
-    digests = {found.digest}
-    project.edit("pkg/__init__.py", "LEVEL = 1", "LEVEL = 2")
-    (project.root / "pkg/sub/__init__.py").write_text("X = 1\n")
-    assert project.digest(module="pkg.defs") == found.digest
-    for file, old, new in [
-        ("pkg/__init__.py", "LEVEL = 2", "from . import consts\nconsts.C += 1"),
-        ("pkg/consts.py", "C = 1", "C = 2"),
-        ("pkg/sub/__init__.py", "X = 1", "from pkg.sub import deep\ndeep.f.x = 1"),
-        ("pkg/sub/deep.py", "return b", "return -b"),
-    ]:
-        project.edit(file, old, new)
-        digests.add(project.digest(module="pkg.defs"))
-    assert len(digests) == 5
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -184,29 +152,6 @@ def test_all_modules_of_a_package_that_a_computed_name_begins_with_count(
     assert before.modules == ("app", "app.plugins", "app.plugins.one")
     project.edit("app/plugins/one.py", "1", "2")
     assert project.digest("udf", "app.plugins") != before.digest
-
-
-def test_closures_defaults_and_partials(project: Project) -> None:
-    project.write(
-        defs="import functools\nK = 2\n"
-        "def make(n):\n    def inner(b, m=n * 2):\n        return b * n + K\n    return inner\n"
-        "def plain(b, n):\n    return b\n"
-        "three, four = make(3), make(4)\n"
-        "pairs = [lambda b, i=i: b + i for i in range(2)]; one, two = pairs\n"
-        "up, down = (lambda b: b + 1), (lambda b: b - 1)\n"
-        "part = functools.partial(plain, n=1)\n"
-    )
-    names = ["three", "four", "one", "two", "up", "down", "part"]
-    digests = {name: project.digest(name) for name in names}
-    assert len(set(digests.values())) == 7
-    project.edit("defs.py", "import functools", "import functools\n\n# moved")
-    assert {name: project.digest(name) for name in digests} == digests
-    project.edit("defs.py", "K = 2", "K = 3")
-    assert project.digest("three") != digests["three"]
-    assert project.digest("part") == digests["part"]
-    plain = project.load("plain")
-    assert code_identity(functools.partial(plain, n=1)).digest == digests["part"]
-    assert code_identity(functools.partial(plain, n=2)).digest != digests["part"]
 
 
 def test_functions_of_one_statement_differ_and_count_with_it(project: Project) -> None:
