@@ -20,6 +20,7 @@ _LOADERS = frozenset({
 })  # fmt: skip
 """Functions that import in other ways; also those of any module that are named as follows."""
 _LOADER_NAMES = ("import_string", "module_from_spec", "spec_from_file_location")
+_OWN_NAMES = ("__name__", "__package__")
 _EVALUATORS = frozenset({"eval", "exec", "compile"})
 _NAMESPACES = frozenset({"globals", "locals", "vars"})
 _NAMESPACE_ATTRIBUTES = frozenset({"__globals__", "f_globals"})
@@ -169,8 +170,10 @@ def _mark_call(node: ast.Call, names: frozenset[str]) -> None:
         given = node.args[0] if node.args else named.get("name")
         text = _text(given) or _modules_of(given) if by_name else None
         if text is not None and text.startswith("."):
-            packages = (*node.args[1:2], named.get("package"))
-            text = "".join(_text(each) or "" for each in packages) + text
+            package = node.args[1] if len(node.args) > 1 else named.get("package")
+            is_own = package is None or getattr(package, "id", "") in _OWN_NAMES
+            base = "" if is_own else _text(package)
+            text = None if base is None else base + text
         node.__dict__["imports"] = _path(text)
         return
     called = {path.removeprefix("builtins.") for path in paths(node.func)}
@@ -201,7 +204,7 @@ def _modules_of(node: ast.AST | None) -> str | None:
     """Return the path of all modules of the package that a computed name begins with."""
     beginning = ""
     for part in _joined(node):
-        text = "@" if getattr(part, "id", "") in ("__name__", "__package__") else _text(part)
+        text = "@" if getattr(part, "id", "") in _OWN_NAMES else _text(part)
         if text is None:
             break
         beginning += text

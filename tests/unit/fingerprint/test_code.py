@@ -236,6 +236,10 @@ def test_unstable_closure_names_its_path(project: Project) -> None:
         ),
         ("def udf(b):\n    return __import__(b)\n", "line 2.*version="),
         (
+            "import importlib as i\nP = 'pkg'\ndef udf(b): return i.import_module('.' + b, P)\n",
+            "line 3.*version=",
+        ),
+        (
             "import loader\nloader.load('pkg.there')\ndef udf(b):\n    return b\n",
             "loader.py, line 2",
         ),
