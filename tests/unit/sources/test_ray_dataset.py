@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import threading
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
