@@ -50,7 +50,6 @@ class ValueEncoder:
         self._files = files or LocalFiles()
         # With `version=`, which replaces content, an object counts by its type.
         self._strict = self._files.read
-        self._arrays = ArrayEncoder(self.digest)
         self._open: set[int] = set()
         self._done: dict[int, tuple[str, Any]] = {}  # with the values, so that ids stay theirs
 
@@ -93,7 +92,7 @@ class ValueEncoder:
         return self._done[id(value)][0]
 
     def _compound(self, value: Any, path: str) -> str:
-        for step in (self._arrays.encode, self._standard, self._container):
+        for step in (self._array, self._standard, self._container):
             found = step(value, path)
             if found is not None:
                 return found
@@ -194,6 +193,82 @@ class ValueEncoder:
             return [*found, *self._attributes(state, path)]
         return [*found, self.digest(state, path)]
 
+    def _array(self, value: Any, path: str) -> str | None:
+        """Hash a value of a library for arrays and tables.
+
+        A subclass defined by a user or another library is not included, because it may hold more.
+        """
+        root = type(value).__module__.partition(".")[0]
+        steps = {"numpy": self._numpy, "pyarrow": self._pyarrow, "torch": self._torch}
+        library = sys.modules.get(root)
+        return steps[root](library, value, path) if root in steps and library is not None else None
+
+    def _numpy(self, np: Any, value: Any, path: str) -> str | None:
+        kind = type(value)
+        if isinstance(value, np.generic):
+            content = self._buffer(np, np.asarray(value), path)
+            return combine("scalar", self.digest(value.dtype, path), content)
+        if kind in (np.ndarray, np.memmap):
+            head = (self.digest(value.dtype, path), repr(value.shape))
+            return combine("array", *head, self._buffer(np, value, path))
+        return None
+
+    def _buffer(self, np: Any, value: Any, path: str) -> str:
+        """Hash an array's elements, ignoring the memory between them."""
+        dtype = value.dtype
+        if dtype.names is not None:
+            return combine("fields", *(self._buffer(np, value[n], path) for n in dtype.names))
+        if dtype.hasobject or dtype.kind in "TU":  # texts may name files
+            return combine("objects", *self._each(value.ravel().tolist(), path))
+        if dtype.char in "gG":  # some bytes of a long double are padding
+            raise CodeIdentityError(f"{path} is an array of {dtype}. Pass it as float64.")
+        return combine("bytes", np.ascontiguousarray(value).tobytes())
+
+    def _pyarrow(self, pa: Any, value: Any, path: str) -> str | None:
+        if isinstance(value, (pa.Table, pa.RecordBatch)):
+            columns = self._each(value.columns, path)
+            return combine("table", self.digest(value.schema, path), *columns)
+        if isinstance(value, pa.Scalar):
+            kind = self.digest(value.type, path)
+            return combine("scalar", kind, self._elements(pa, pa.array([value], value.type), path))
+        if not isinstance(value, (pa.Array, pa.ChunkedArray)):
+            return None
+        kind = self.digest(value.type, path)
+        return combine("array", kind, self._elements(pa, value, path))
+
+    def _elements(self, pa: Any, value: Any, path: str) -> str:
+        """Hash a column's elements, independent of its chunks."""
+        if isinstance(value, pa.ChunkedArray):
+            if pa.types.is_dictionary(value.type):
+                value = value.unify_dictionaries()
+            value = value.combine_chunks()
+        if isinstance(value, pa.ExtensionArray):
+            return combine("extension", self._elements(pa, value.storage, path))
+        if pa.types.is_dictionary(value.type):
+            parts = (value.indices, value.dictionary)
+            return combine("dictionary", *(self._elements(pa, part, path) for part in parts))
+        is_flat = pa.types.is_primitive(value.type) and value.type.bit_width <= 64
+        if is_flat and pa.types.is_temporal(value.type):
+            value = value.cast(f"int{value.type.bit_width}")  # Python's times lack nanoseconds
+        if is_flat and not value.null_count:
+            return self.digest(value.to_numpy(zero_copy_only=False), path)
+        # The memory of a null slot is arbitrary, so only the values count.
+        return combine("values", *self._each(value.to_pylist(), path))
+
+    def _torch(self, torch: Any, value: Any, path: str) -> str | None:
+        is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        if not is_plain or value.is_quantized:
+            return None
+        head = (
+            type(value).__name__,
+            str(value.dtype),
+            repr(tuple(value.shape)),
+            str(value.requires_grad),
+            value.device.type,
+        )
+        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        return combine("tensor", *head, plain.view(torch.uint8).numpy().tobytes())
+
 
 def _without_cache(state: Any) -> Any:
     """Return the state of an object of pandas without what was computed of it before."""
@@ -222,93 +297,3 @@ def _is_plain(kind: type) -> bool:
         or dataclasses.is_dataclass(kind)
         or any(hasattr(kind, name) for name in ("model_fields", "__attrs_attrs__"))
     )
-
-
-class ArrayEncoder:
-    """Hashes values of numpy, pyarrow, pandas and torch; `digest` hashes their contents."""
-
-    def __init__(self, digest: Callable[[Any, str], str]) -> None:
-        self._digest = digest
-
-    def encode(self, value: Any, path: str) -> str | None:
-        """Hash a value of one of the libraries.
-
-        A subclass defined by a user or another library is not included, because it may hold more.
-        """
-        root = type(value).__module__.partition(".")[0]
-        step = {
-            "numpy": self._numpy,
-            "pyarrow": self._pyarrow,
-            "torch": self._torch,
-        }.get(root)
-        library = sys.modules.get(root)
-        return None if step is None or library is None else step(library, value, path)
-
-    def _each(self, values: Iterable[Any], path: str) -> list[str]:
-        return [self._digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
-
-    def _numpy(self, np: Any, value: Any, path: str) -> str | None:
-        kind = type(value)
-        if isinstance(value, np.generic):
-            content = self._buffer(np, np.asarray(value), path)
-            return combine("scalar", self._digest(value.dtype, path), content)
-        if kind in (np.ndarray, np.memmap):
-            head = (self._digest(value.dtype, path), repr(value.shape))
-            return combine("array", *head, self._buffer(np, value, path))
-        return None
-
-    def _buffer(self, np: Any, value: Any, path: str) -> str:
-        """Hash an array's elements, ignoring the memory between them."""
-        dtype = value.dtype
-        if dtype.names is not None:
-            return combine("fields", *(self._buffer(np, value[n], path) for n in dtype.names))
-        if dtype.hasobject or dtype.kind in "TU":  # texts may name files
-            return combine("objects", *self._each(value.ravel().tolist(), path))
-        if dtype.char in "gG":  # some bytes of a long double are padding
-            raise CodeIdentityError(f"{path} is an array of {dtype}. Pass it as float64.")
-        return combine("bytes", np.ascontiguousarray(value).tobytes())
-
-    def _pyarrow(self, pa: Any, value: Any, path: str) -> str | None:
-        if isinstance(value, (pa.Table, pa.RecordBatch)):
-            columns = self._each(value.columns, path)
-            return combine("table", self._digest(value.schema, path), *columns)
-        if isinstance(value, pa.Scalar):
-            kind = self._digest(value.type, path)
-            return combine("scalar", kind, self._elements(pa, pa.array([value], value.type), path))
-        if not isinstance(value, (pa.Array, pa.ChunkedArray)):
-            return None
-        kind = self._digest(value.type, path)
-        return combine("array", kind, self._elements(pa, value, path))
-
-    def _elements(self, pa: Any, value: Any, path: str) -> str:
-        """Hash a column's elements, independent of its chunks."""
-        if isinstance(value, pa.ChunkedArray):
-            if pa.types.is_dictionary(value.type):
-                value = value.unify_dictionaries()
-            value = value.combine_chunks()
-        if isinstance(value, pa.ExtensionArray):
-            return combine("extension", self._elements(pa, value.storage, path))
-        if pa.types.is_dictionary(value.type):
-            parts = (value.indices, value.dictionary)
-            return combine("dictionary", *(self._elements(pa, part, path) for part in parts))
-        is_flat = pa.types.is_primitive(value.type) and value.type.bit_width <= 64
-        if is_flat and pa.types.is_temporal(value.type):
-            value = value.cast(f"int{value.type.bit_width}")  # Python's times lack nanoseconds
-        if is_flat and not value.null_count:
-            return self._digest(value.to_numpy(zero_copy_only=False), path)
-        # The memory of a null slot is arbitrary, so only the values count.
-        return combine("values", *self._each(value.to_pylist(), path))
-
-    def _torch(self, torch: Any, value: Any, path: str) -> str | None:
-        is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
-        if not is_plain or value.is_quantized:
-            return None
-        head = (
-            type(value).__name__,
-            str(value.dtype),
-            repr(tuple(value.shape)),
-            str(value.requires_grad),
-            value.device.type,
-        )
-        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        return combine("tensor", *head, plain.view(torch.uint8).numpy().tobytes())
