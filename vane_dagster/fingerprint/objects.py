@@ -33,8 +33,7 @@ _WRAPPERS: Mapping[Any, tuple[str, ...]] = {
     functools.partialmethod: ("func", "args", "keywords"),
     functools.cached_property: ("func",),
 }
-# The modules of classes that `make_dataclass` and `create_model` create for other modules.
-_MAKERS = ("types", "pydantic.main", "pydantic.root_model")
+_IS_HEAP_TYPE = 1 << 9  # CPython's flag of classes that are made at run time
 _FIELDS = (
     "__dataclass_fields__", "__pydantic_fields__", "model_fields", "__private_attributes__",
     "__attrs_attrs__",
@@ -100,9 +99,10 @@ class ObjectEncoder:
             return combine("wrapped", self.digest(parts, path))
         name = getattr(obj, "__module__", None) or "builtins"
         module = self._dependency_walk.finder.find(name)
-        if isinstance(obj, type) and name in _MAKERS and _lookup(obj) is not obj:
-            return combine("class", self._members(obj, None, path), *self._bases(obj, path))
         if module is None or module.kind != "own":
+            is_made = isinstance(obj, type) and obj.__flags__ & _IS_HEAP_TYPE
+            if is_made and _lookup(obj) is not obj:  # as `make_dataclass` and `create_model` do
+                return combine("class", self._members(obj, None, path), *self._bases(obj, path))
             return self._library(obj, name, module)
         if isinstance(obj, type):
             return self._class(obj, module, path)

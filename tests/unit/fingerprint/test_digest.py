@@ -97,6 +97,12 @@ def test_objects_count_by_their_class_and_what_pickle_writes() -> None:
     assert len({value_digest(value) for value in used}) == len(used)
 
 
+def test_an_object_of_a_class_that_a_library_made_counts_by_the_members_of_the_class() -> None:
+    made = [type("Made", (), {"__module__": "collections", "size": n})() for n in (1, 1, 2)]
+    one, again, two = map(value_digest, made)
+    assert one == again != two
+
+
 class Raising:
     """An object that raises for each attribute that it lacks."""
 
