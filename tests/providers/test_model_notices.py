@@ -1,4 +1,4 @@
-"""Advice about real models: loaded on import, or not moved to the GPU that a worker reserves."""
+"""Advice about a real model that is not moved to the GPU that its worker reserves."""
 
 from __future__ import annotations
 
@@ -6,29 +6,10 @@ import dagster as dg
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel
 
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import write_source
-from vane_dagster.fingerprint.loaded_models import models_on_import
-
-linear = torch.nn.Linear(1, 1)
-bert = BertModel(
-    BertConfig(
-        vocab_size=8,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=8,
-    )
-)
-activation = torch.nn.Sigmoid()
-
-
-def by_torch(batch):
-    values = torch.as_tensor(batch["id"], dtype=torch.float32).reshape(-1, 1)
-    return {"y": linear(values).reshape(-1)}
 
 
 class OnTheCpu:
@@ -51,19 +32,6 @@ def run_log(tmp_path, compute, materialize, fn, **given) -> str:
         result = materialize(docs, compute, instance=instance)
         records = instance.get_records_for_run(result.run_id).records
         return "\n".join(record.event_log_entry.user_message for record in records)
-
-
-def test_real_models_are_known():
-    bert_text, linear_text = models_on_import([__name__])  # `activation` has no weights
-    assert f"{__name__}.bert is a BertModel that is loaded" in bert_text
-    assert f"{__name__}.linear is a Linear that is loaded" in linear_text
-
-
-def test_a_model_loaded_on_import_is_noticed_in_the_run(tmp_path, materialize):
-    log = run_log(tmp_path, vd.LocalCompute(num_cpus=1), materialize, by_torch)
-    assert (
-        log.count(f"{__name__}.linear is a Linear that is loaded when the module is imported") == 1
-    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this torch uses the GPU of the machine")

@@ -38,7 +38,6 @@ class Open(pydantic.BaseModel, extra="allow"):
 class Holder(pydantic.BaseModel):
     one: Base = Base()
     many: list[Base] = []
-    either: int | Base = 0
 
 def with_private(value):
     made = Hidden()
@@ -52,15 +51,10 @@ import functools
 @dataclasses.dataclass
 class Options:
     size: int = 1
-    derived: int = dataclasses.field(init=False, default=0)
     scale: dataclasses.InitVar[int] = 1
 
     def __post_init__(self, scale):
         self.factor = scale
-
-    @functools.cached_property
-    def doubled(self):
-        return self.size * 2
 
 @dataclasses.dataclass(slots=True)
 class Slotted:
@@ -76,10 +70,6 @@ def having(value, **attributes):
     for name, item in attributes.items():
         setattr(value, name, item)
     return value
-
-def asked(value):
-    value.doubled
-    return value
 """
 _PARTIALS = """
 import functools
@@ -92,25 +82,18 @@ def having(value):
 _GENERICS = """
 import dataclasses
 import typing
-import pydantic
 
 T = typing.TypeVar("T")
 
 @dataclasses.dataclass
 class Box(typing.Generic[T]):
     x: int
-
-class Model(pydantic.BaseModel, typing.Generic[T]):
-    x: T
-
-class Words(pydantic.RootModel[list[str]]):
-    pass
 """
 _NUMPY = "import numpy as np\n"
 _PANDAS = "import pandas as pd\n"
 _ARROW = "import pyarrow as pa\n"
 _TIMES = "import datetime as dt, zoneinfo\nDAY = dt.datetime(2026, 1, 2, 3, 4, 5)\n"
-_PLAIN = "import collections, decimal, enum, fractions, functools, ipaddress, re, types\n"
+_PLAIN = "import collections, enum, functools, re, types\n"
 
 
 def _value(name: str, setup: str, old: str, new: str, changes: bool = True) -> Edit:
@@ -140,37 +123,25 @@ def _default(name: str, code: str, file: str = "model/weights") -> Edit:
 _MODEL = '"{root}/model"'
 _IN_FOLDERS = [
     _file("spaCy's component", _MODEL, "model/ner/model", others={"model/meta.json": "{}"}),
-    _file("SavedModel's variables", _MODEL, "model/variables/variables.data-00000-of-00001"),
-    _file("weights in a subfolder", _MODEL, "model/onnx/model.onnx"),
     _file("a deep text", _MODEL, "model/a/b/c/d/words"),
-    _file("templates", '"{root}/templates"', "templates/mail.txt"),
     _file("a vocabulary without a suffix", '"{root}/vocab"', "vocab"),
     _file("a trailing separator", '"{root}/model/"', "model/x"),
     _file("a file URL", '"file://{root}/model"', "model/x/weights"),
     _file("a file URL with escapes", '"file://{root}/my%20model"', "my model/weights"),
-    _file("a file URL with a host", '"file://localhost{root}/model"', "model/weights"),
     _file("a path", f"pathlib.Path({_MODEL})", "model/x", setup="import pathlib"),
-    _file("a pure path", f"pathlib.PurePath({_MODEL})", "model/x", setup="import pathlib"),
     _file("a path as bytes", f"{_MODEL}.encode()", "model/x"),
     _file("a key", f"{{{_MODEL}: 1}}", "model/x"),
-    _file("a key of a key", f"{{({_MODEL}, 1): 1}}", "model/x"),
     _file("in a list", f"[1, ({_MODEL},)]", "model/x"),
-    _file("in a set", f"{{{_MODEL}}}", "model/x"),
-    _file("in a namespace", f"types.SimpleNamespace(a={_MODEL})", "model/x", setup=_PLAIN),
     _file("in a dataclass", f"having(Options(), path={_MODEL})", "model/x", setup=_RECORDS),
     _file("in a text's subclass", f"Text({_MODEL})", "model/x", setup=_RECORDS),
-    _file("in a model's extra field", f"Open(path={_MODEL})", "model/x", setup=_PYDANTIC),
     _file("in a partial", f"functools.partial(print, {_MODEL})", "model/x", setup=_PLAIN),
     _file("in an array", f"np.array([{_MODEL}])", "model/x", setup=_NUMPY),
     _file("in a numpy text", f"np.str_({_MODEL})", "model/x", setup=_NUMPY),
     _file("in a series", f"pd.Series([{_MODEL}])", "model/x", setup=_PANDAS),
     _file("in a table", f'pa.table({{"a": [{_MODEL}]}})', "model/x", setup=_ARROW),
-    _file("in an enum", "E.A", "model/x",
-          setup=f'{_PLAIN}E = enum.Enum("E", {{"A": {_MODEL}}})'),
     _file("a hidden file that is named", '"{root}/.settings"', ".settings"),
     # Edits that do not count:
     _file("hidden", _MODEL, "model/.cache/when", False, others={"model/x": "1"}),
-    _file("version control", _MODEL, "model/.git/HEAD", False, others={"model/x": "1"}),
     _file("compiled", _MODEL, "model/__pycache__/x.pyc", False, others={"model/x": "1"}),
     _file("a tagged cache", _MODEL, "model/c/x", False, others={"model/c/CACHEDIR.TAG": ""}),
     _file("a model hub's cache", _MODEL, "model/models--a--b/x", False, others={"model/x": "1"}),
@@ -185,19 +156,7 @@ _IN_FOLDERS = [
 _CLASS = "class udf:\n    def __init__(self, {0}):\n        pass\n\n    def __call__(self, b{1}):\n"
 _IN_DEFAULTS = [
     _default("a function's", f"def udf(batch, path={_MODEL}):\n    return batch\n"),
-    _default("a function's keyword", f"def udf(batch, *, path={_MODEL}):\n    return batch\n"),
     _default("a constructor's", _CLASS.format(f"path={_MODEL}", "") + "        return b\n"),
-    _default("a constructor's keyword", _CLASS.format(f"*, p={_MODEL}", "") + "        return b\n"),
-    _default("a call's", _CLASS.format("a=0", f", path={_MODEL}") + "        return b\n"),
-    _default(
-        "beside one without identity",
-        _CLASS.format(f"lock=object(), path={_MODEL}", "") + "        return b\n",
-    ),
-    _default(
-        "a base's constructor",
-        f"class Base:\n    def __init__(self, path={_MODEL}):\n        pass\n\n"
-        "class udf(Base):\n    def __call__(self, batch):\n        return batch\n",
-    ),
     _default(
         "a dataclass's field",
         f"import dataclasses\n\n@dataclasses.dataclass\nclass udf:\n    path: str = {_MODEL}\n\n"
@@ -211,61 +170,34 @@ _IN_DEFAULTS = [
 ]
 _VALUES = [
     _value("a dict's order", "", '{"a": 1, "b": 2}', '{"b": 2, "a": 1}'),
-    _value("an inner dict's order", "", '[{"a": 1, "b": 2}]', '[{"b": 2, "a": 1}]'),
     _value("a proxy's order", _PLAIN, 'types.MappingProxyType({"a": 1, "b": 2})',
            'types.MappingProxyType({"b": 2, "a": 1})'),
-    _value("a partial's order", _PLAIN, "functools.partial(dict, a=1, b=2)",
-           "functools.partial(dict, b=2, a=1)"),
     _value("a truth for a number", "", "1", "True"),
     _value("a float for a number", "", "1", "1.0"),
-    _value("a truth as key", "", "{1: 2}", "{True: 2}"),
-    _value("a float as key", "", "{1: 2}", "{1.0: 2}"),
     _value("a text as key", "", "{1: 2}", '{"1": 2}'),
     _value("a negative zero", "", "0.0", "-0.0"),
-    _value("a negative nan", "", 'float("nan")', '-float("nan")'),
-    _value("a negative zero of a complex", "", "complex(0.0, 0.0)", "complex(0.0, -0.0)"),
     _value("bytes for a text", "", '"a"', 'b"a"'),
-    _value("a bytearray for bytes", "", 'b"a"', 'bytearray(b"a")'),
     _value("a tuple for a list", "", "[1]", "(1,)"),
-    _value("a deque's length", _PLAIN, "collections.deque([1], 1)", "collections.deque([1], 2)"),
     _value("a factory", _PLAIN, "collections.defaultdict(int)", "collections.defaultdict(float)"),
-    _value("a chain's order", _PLAIN, "collections.ChainMap({1: 1}, {1: 2})",
-           "collections.ChainMap({1: 2}, {1: 1})"),
     _value("a counter", _PLAIN, 'collections.Counter("ab")', 'collections.Counter("ba")'),
-    _value("a decimal's digits", _PLAIN, 'decimal.Decimal("1.0")', 'decimal.Decimal("1.00")'),
-    _value("a fraction", _PLAIN, "fractions.Fraction(1, 2)", "fractions.Fraction(1, 3)"),
-    _value("an address", _PLAIN, 'ipaddress.ip_address("::1")', 'ipaddress.ip_address("::2")'),
-    _value("a network", _PLAIN, 'ipaddress.ip_network("::/8")', 'ipaddress.ip_network("::/9")'),
     _value("a pattern's flags", _PLAIN, 're.compile("a")', 're.compile("a", re.S)'),
     _value("a generic type", "", "list[int]", "list[float]"),
     _value("an optional type", "import typing", "typing.Optional[int]", "typing.Optional[str]"),
-    _value("a literal type", "import typing", 'typing.Literal["a"]', 'typing.Literal["b"]'),
     _value("an enum's member", _PLAIN + 'E = enum.Enum("E", "A B")\n', "E.A", "E.B"),
     _value("members of a flag", _PLAIN + 'E = enum.Flag("E", "A B")\n', "E.A", "E.A | E.B"),
     _value("an offset of the same name", _TIMES,
            'dt.timezone(dt.timedelta(hours=1), "T")', 'dt.timezone(dt.timedelta(hours=2), "T")'),
-    _value("a zone", _TIMES, 'zoneinfo.ZoneInfo("Europe/Berlin")', 'zoneinfo.ZoneInfo("UTC")'),
     _value("a time's zone", _TIMES, 'DAY.replace(tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))',
            'DAY.replace(tzinfo=zoneinfo.ZoneInfo("Europe/Paris"))'),
-    _value("a zone for an offset", _TIMES, "DAY.replace(tzinfo=dt.timezone.utc)",
-           'DAY.replace(tzinfo=zoneinfo.ZoneInfo("UTC"))'),
     _value("a model's subclass", _PYDANTIC, "Holder(one=Base())", "Holder(one=Child())"),
-    _value("a subclass's field", _PYDANTIC, "Holder(one=Child(b=1))", "Holder(one=Child(b=2))"),
-    _value("a subclass in a list", _PYDANTIC, "Holder(many=[Child(b=1)])",
-           "Holder(many=[Child(b=2)])"),
-    _value("a subclass in a union", _PYDANTIC, "Holder(either=Child(b=1))",
-           "Holder(either=Child(b=2))"),
     _value("an excluded field", _PYDANTIC, "Hidden(rate=0.5)", "Hidden(rate=0.6)"),
     _value("a private attribute", _PYDANTIC, "with_private(1)", "with_private(2)"),
     _value("an extra field", _PYDANTIC, "Open(a=1)", "Open(a=2)"),
-    _value("a field that was set", _PYDANTIC, "Child()", "Child(b=0)"),
     Edit("value: a nested model's method", {"defs.py": _PARTIAL,
          "given.py": _PYDANTIC + "\nX = Holder(many=[Child()])\n"}, "given.py", "self.b * 2",
          "self.b * 3"),
     _value("a dataclass's attribute", _RECORDS, "having(Options(), more=1)",
            "having(Options(), more=2)"),
-    _value("a field that no argument sets", _RECORDS, "having(Options(), derived=1)",
-           "having(Options(), derived=2)"),
     _value("what an InitVar leaves", _RECORDS, "Options(scale=1)", "Options(scale=2)"),
     _value("a slot of a dataclass", _RECORDS, "Slotted(1)", "Slotted(2)"),
     _value("a text's attribute", _RECORDS, 'having(Text("a"), more=1)',
@@ -274,12 +206,9 @@ _VALUES = [
     _value("an array's byte order", _NUMPY, 'np.zeros(2, "<i4")', 'np.zeros(2, ">i4")'),
     _value("an array's mask", _NUMPY, "np.ma.array([1, 2], mask=[0, 1])",
            "np.ma.array([1, 2], mask=[1, 0])"),
-    _value("a mask's filling", _NUMPY, "np.ma.array([1], fill_value=1)",
-           "np.ma.array([1], fill_value=2)"),
     _value("a field's name", _NUMPY, 'np.zeros(2, [("a", "i4")])', 'np.zeros(2, [("b", "i4")])'),
     _value("a type's alignment", _NUMPY, 'np.dtype([("a", "i1"), ("b", "i4")])',
            'np.dtype([("a", "i1"), ("b", "i4")], align=True)'),
-    _value("a type's shape", _NUMPY, 'np.dtype(("i4", (2, 3)))', 'np.dtype(("i4", (3, 2)))'),
     _value("an index's name", _PANDAS, 'pd.Series([1], pd.Index([1], name="a"))',
            'pd.Series([1], pd.Index([1], name="b"))'),
     _value("names of levels", _PANDAS, 'pd.MultiIndex.from_tuples([(1, 2)], names=["a", "b"])',
@@ -288,13 +217,10 @@ _VALUES = [
            'pd.DataFrame({"b": [1], "a": [1]})'),
     _value("categories", _PANDAS, 'pd.Series(pd.Categorical(["a"], ["a", "b"]))',
            'pd.Series(pd.Categorical(["a"], ["b", "a"]))'),
-    _value("ordered categories", _PANDAS, 'pd.Series(pd.Categorical(["a"]))',
-           'pd.Series(pd.Categorical(["a"], ordered=True))'),
     _value("a frame's attributes", _PANDAS + "S = pd.Series([1])\nT = pd.Series([1])\n"
            'T.attrs["a"] = 1\n', "S", "T"),
     _value("a frequency", _PANDAS, 'pd.DatetimeIndex(["2026-01-01", "2026-01-02"], freq="D")',
            'pd.DatetimeIndex(["2026-01-01", "2026-01-02"])'),
-    _value("an interval", _PANDAS, "pd.Interval(0, 1)", 'pd.Interval(0, 1, closed="left")'),
     _value("a dictionary's order", _ARROW,
            'pa.DictionaryArray.from_arrays([0], ["a", "b"])',
            'pa.DictionaryArray.from_arrays([1], ["b", "a"])'),
@@ -302,14 +228,10 @@ _VALUES = [
     _value("a schema's metadata", _ARROW, 'pa.schema([], {"a": "1"})', 'pa.schema([], {"a": "2"})'),
     _value("a partial's attribute", _PARTIALS, "having(1)", "having(2)"),
     _value("a generic's field", _GENERICS, "Box(1)", "Box(2)"),
-    _value("a generic model's field", _GENERICS, "Model[int](x=1)", "Model[int](x=2)"),
-    _value("a root model's content", _GENERICS, "Words(['a'])", "Words(['b'])"),
     # Edits that do not count:
     _value("how a number is written", "", "1000", "1_000", False),
-    _value("how a dict is made", "", '{"a": 1}', "dict(a=1)", False),
     _value("a set's order", "", '{"a", "b"}', '{"b", "a"}', False),
     _value("arguments by name", _RECORDS, "Options(2)", "Options(size=2)", False),
-    _value("what is kept of other values", _RECORDS, "Options(2)", "asked(Options(2))", False),
     _value("chunks", _ARROW, "pa.chunked_array([[1, 2]])", "pa.chunked_array([[1], [2]])", False),
     _value("an array's layout", _NUMPY, "np.ones((2, 3))", 'np.ones((2, 3), order="F")', False),
     _value("an array's padding", _NUMPY + 'T = np.dtype([("a", "i1"), ("b", "i4")], align=True)\n',
@@ -317,8 +239,7 @@ _VALUES = [
 ]  # fmt: skip
 
 # The statement that makes the value counts too, because it calls a function that gets it.
-_COARSE = {"value: arguments by name", "value: what is kept of other values"}
 EDITS = [
-    replace(edit, needless=True) if edit.name in _COARSE else edit
+    replace(edit, needless=edit.name == "value: arguments by name")
     for edit in (*_IN_FOLDERS, *_IN_DEFAULTS, *_VALUES)
 ]

@@ -42,6 +42,11 @@ class Pair(NamedTuple):
     b: int
 
 
+class Blob(NamedTuple):
+    a: int
+    b: bytes
+
+
 class Settings(pydantic.BaseModel):
     rate: float = 0.5
     inner: dict[str, int] = {}
@@ -114,7 +119,7 @@ VALUES: list[Any] = [
     Parts((rebuilt_too, ())), Parts((rebuilt, (), ({"a": 1}, {"a": 2}))),
     Parts((rebuilt, (), ({"a": 3}, {"a": 2}))), Parts((rebuilt, (), None, [1])),
     Parts((rebuilt, (), None, None, [("a", 1)])),
-    Parts((rebuilt, (), {"a": 1}, None, None, function)), Text("1"),
+    Parts((rebuilt, (), {"a": 1}, None, None, function)), Text("1"), Blob(1, b"1"), Blob(1, b"2"),
     np.int64(1), np.float32(1), np.float64(1), np.str_("1"),
     np.dtype("f4"), np.dtype(">f4"), np.dtype([("a", "i4")]), np.arange(3), np.arange(3.0),
     np.arange(4).reshape(2, 2), np.arange(4), np.array(["a", None], dtype=object), np.add,

@@ -20,7 +20,6 @@ from vane_dagster.errors import (
 )
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import CodeIdentity
-from vane_dagster.fingerprint.loaded_models import models_on_import
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.planning.plan import RunPlan
@@ -95,9 +94,7 @@ def check_all(plan: RunPlan, store: Store, backend: Backend) -> Checked:
             findings += asked.result()
     variables = backend.variables()
     findings += missing_keys(pipeline, stages, capacity, variables)
-    others = other_variables(pipeline, identities, variables)
-    modules = dict.fromkeys(name for each in identities.values() for name in each.modules)
-    notices = (*models_on_import(modules), *others)
+    notices = tuple(other_variables(pipeline, identities, variables))
     return Checked(capacity, code, identities, tuple(findings), notices, servers)
 
 

@@ -56,8 +56,7 @@ class DependencyWalk:
         self._packages: set[str] = set()  # packages whose modules all count
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
         self._given: set[str] = set()  # what imported names stand for that are used as objects
-        self._computed_imports: list[tuple[Module, CodeIdentityError]] | None = None
-        self._own_units: set[int] = set()
+        self._allows_computed_imports = False
 
     def parts(self) -> dict[str, str]:
         """Return the digests of everything reached so far, by name; the names count."""
@@ -129,7 +128,6 @@ class DependencyWalk:
         """
         effects = Effects(self.finder, self._is_reached, self._reach_of)
         counting: dict[int, SymbolSource] = {}
-        self._computed_imports, self._own_units = [], set(self._walked)
         size = -1
         while size != len(self._walked) + len(counting):
             size = len(self._walked) + len(counting)
@@ -144,10 +142,8 @@ class DependencyWalk:
                     if nodes is not unit.nodes:
                         acting = SymbolSource(unit.path, nodes, unit.position)
                     counting[id(unit)] = acting
-                    self._own_units.discard(id(acting))
                     self._read_unit(module, acting)
                     self._drain()
-            self._reach_named_modules()
         self.imported = {each.module.name for each in statements}
         if parts := self._ordered(statements, counting):
             self._facts["top-level statements"] = combine("effects", *parts)
@@ -173,32 +169,6 @@ class DependencyWalk:
                 parts.append(combine("statement", self.label(module), str(is_sure), digest))
         return parts if counting or rebound else []
 
-    def _reach_named_modules(self) -> None:
-        """Collect the modules that computed imports may import.
-
-        These are the modules of the file's package, the modules that literals name, and the modules
-        below those.
-        """
-        if not self._computed_imports:
-            return
-        units = [unit for key, (_, unit) in self._walked.items() if key not in self._own_units]
-        texts = {text for unit in units for text in unit.texts}
-        # `plugins.`, `plugins.upper:Upper` and `plugins.upper.Upper` name modules too.
-        found = [text.partition(":")[0].strip(".") for text in sorted(texts)]
-        found = [text for text in found if all(part.isidentifier() for part in text.split("."))]
-        chains = [[each for _, each in self.finder.chain(text) if each] for text in found]
-        own = [chain[-1] for chain in chains if chain and chain[-1].kind == "own"]
-        packages: list[Module] = []
-        for importer, error in self._computed_imports:
-            top = self.finder.find(importer.package.partition(".")[0] or importer.name)
-            if top is not None and top.search is not None:
-                packages.append(top)
-            elif not own:
-                raise error
-        for module in (*own, *packages):
-            self._follow_import(module.name)
-        self._drain()
-
     def _files_named(self) -> dict[str, str]:
         """Return the digests of the files that literals of the code name, by these."""
         found: dict[str, set[str]] = {}
@@ -213,7 +183,7 @@ class DependencyWalk:
     def _reach_of(self, module: Module, nodes: Sequence[ast.stmt]) -> Reach:
         """Return what statements of a module name."""
         walk = DependencyWalk(self.finder, self._own, self._files)
-        walk._computed_imports = []
+        walk._allows_computed_imports = True
         unit = SymbolSource(str(module.path), nodes)
         with contextlib.suppress(CodeIdentityError):  # importing it fails
             walk.unit(module, unit, unit.names)
@@ -227,7 +197,7 @@ class DependencyWalk:
             frozenset(use for use in uses if not self.finder.is_own(use)),
             any(each.has_code for each in walk.units),
             any(each.is_hooked for each in walk.units),
-            bool(walk._computed_imports),
+            any(each.scan.dynamic for each in walk.units),
         )
 
     def _is_reached(self, name: tuple[str, str]) -> bool:
@@ -248,16 +218,13 @@ class DependencyWalk:
         return is_made or not (units or hasattr(builtins, name))
 
     def _follow(self, module: Module, scan: Scan, is_object: bool = True) -> None:
-        if scan.dynamic:
-            error = CodeIdentityError(
+        if scan.dynamic and not self._allows_computed_imports:
+            raise CodeIdentityError(
                 f"{module.path}, line {scan.dynamic[0]}: code may import a module that no literal "
                 f"names, as `exec` and `compile` may, so the code's dependencies cannot be "
                 f"determined. Import it by a literal name, or give the stage "
                 f"`vd.Reuse(version=...)`."
             )
-            if self._computed_imports is None:
-                raise error
-            self._computed_imports.append((module, error))
         for ref in scan.imports:
             targets = list(self.finder.targets(module, ref))
             for target in targets:

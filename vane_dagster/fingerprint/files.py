@@ -33,6 +33,7 @@ _MAX_PATH_LENGTH = 4096
 _READERS = 8
 _BLOCK = 1 << 20
 _MIN_CACHED_BYTES = 1 << 20
+_WHOLE = ("/", "/tmp", "/var/tmp", "/dev/shm", sys.prefix, sys.base_prefix)
 _WILD = re.compile(r"[*?\[{]")
 
 
@@ -71,7 +72,7 @@ class LocalFiles:
             if not stat.S_ISDIR(mode) or not os.access(path, os.R_OK | os.X_OK):
                 return None
             folder = os.path.realpath(path)
-            if _is_shared(folder) or self._is_apart(folder):
+            if self._is_apart(folder):
                 return None
             return self._folder(folder, text, where)
         except (OSError, UnicodeError) as error:
@@ -105,15 +106,21 @@ class LocalFiles:
         return combine("folder", *parts, *other)
 
     def _is_apart(self, folder: str) -> bool:
-        """Return whether runs or code edits change a folder; if so, only its path counts."""
-        if any(_contains(folder, os.path.realpath(file)) for file in self.code):
-            return True
+        """Return whether runs, code edits or others change a folder; if so, only its path counts.
+
+        A folder is apart if it contains the machine's or user's as a whole, or our own state.
+        """
+        state = _own_state()
+        inside = [*_WHOLE, os.path.expanduser("~"), os.getcwd(), str(temporary_root())]
+        inside += [*state, *self.code]
+        around = ["/proc", "/sys", *state]
         for pattern in self.data:
             root, *rest = _WILD.split(_plain(pattern) or "", maxsplit=1)
-            fixed = os.path.realpath(os.path.dirname(root) if rest else root) if root else ""
-            if fixed and (_contains(folder, fixed) or (not rest and _contains(fixed, folder))):
-                return True
-        return False
+            if fixed := os.path.dirname(root) if rest else root:
+                inside.append(fixed)
+                around += [] if rest else [fixed]
+        is_above = any(_contains(folder, os.path.realpath(path)) for path in inside)
+        return is_above or any(_contains(os.path.realpath(path), folder) for path in around)
 
 
 def file_digests(paths: Sequence[str], text: str | os.PathLike[str], where: str) -> Sequence[str]:
@@ -193,25 +200,6 @@ def walk_files(root: str) -> Iterator[tuple[str, str | None]]:
 
 def _inode(state: os.stat_result) -> tuple[int, int]:
     return state.st_dev, state.st_ino
-
-
-def _is_shared(folder: str) -> bool:
-    """Return whether a folder belongs to the machine or user as a whole, or holds our own state."""
-    whole = [
-        "/",
-        os.path.expanduser("~"),
-        os.getcwd(),
-        str(temporary_root()),
-        "/tmp",
-        "/var/tmp",
-        "/dev/shm",
-        sys.prefix,
-        sys.base_prefix,
-        *_own_state(),
-    ]
-    above = ("/proc", "/sys", *map(os.path.realpath, _own_state()))
-    contains = any(_contains(folder, os.path.realpath(item)) for item in whole)
-    return contains or any(_contains(item, folder) for item in above)
 
 
 def _own_state() -> list[str]:

@@ -154,9 +154,9 @@ def local_file(path: str | os.PathLike[str]) -> Any:
         raise DefinitionError("vd.local_file was given an empty path: name the file or folder")
     scheme, found, _ = text.partition("://")
     if found and not os.path.lexists(text):
-        write = "the path alone" if scheme == "file" else "the URL, and open it in the worker"
         raise DefinitionError(
-            f"vd.local_file was given a URL, {scheme}://..., in place of a path. Pass {write}"
+            f"vd.local_file was given a URL, {scheme}://..., in place of a path. Pass the path "
+            "alone, or pass the URL itself as the argument, and open it in the worker"
         )
     return LocalFile(os.path.abspath(os.path.expanduser(text)))
 
@@ -168,15 +168,13 @@ def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) 
     for file in files:
         try:
             mode = os.stat(file.path).st_mode
-        except FileNotFoundError:
-            if made_later:
+        except (OSError, ValueError) as error:
+            if made_later and isinstance(error, FileNotFoundError):
                 continue
             raise DefinitionError(
-                f"{where}: {file} does not exist. Correct the path, or name the asset that makes "
-                "it in deps"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise DefinitionError(f"{where}: {file} cannot be read: {error}") from error
+                f"{where}: {file} cannot be read: {error}. Correct the path, or name the asset "
+                "that makes it in deps"
+            ) from error
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise DefinitionError(f"{where}: {file} is neither a file nor a folder")
 

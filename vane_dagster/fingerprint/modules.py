@@ -251,10 +251,8 @@ class Finder:
     def _imported(self, found: Module | None, base: str, ref: ImportRef) -> Iterator[ImportTarget]:
         if ref.name is None or ref.name == "*":
             yield ImportTarget("whole", base, module=found, line=ref.line)
-            if ref.name == "*" and found is not None and found.is_source:
-                has_names = "__all__" in self.source(str(found.path)).units
-                for name in self.below(base) if has_names else ():
-                    yield ImportTarget("whole", name, module=self.find(name), line=ref.line)
+            for name in self.below(base) if ref.name == "*" else ():
+                yield ImportTarget("whole", name, module=self.find(name), line=ref.line)
             return
         inner = self.find(f"{base}.{ref.name}")
         if inner is not None:

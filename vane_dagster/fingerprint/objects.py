@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
 import functools
@@ -34,17 +33,17 @@ _WRAPPERS: Mapping[Any, tuple[str, ...]] = {
     functools.partialmethod: ("func", "args", "keywords"),
     functools.cached_property: ("func",),
 }
-_TUPLE_DETAILS = vars(collections.namedtuple("_", "x")).keys() - {"_fields", "_field_defaults"}
-# The modules of classes that `make_dataclass` and `create_model` create for other modules.
-_MAKERS = ("types", "pydantic.main", "pydantic.root_model")
-_FIELD_DETAILS = (
-    *("default", "default_factory", "factory", "init", "kw_only", "alias", "frozen", "metadata"),
-)
+_IS_HEAP_TYPE = 1 << 9  # CPython's flag of classes that are made at run time
+_FIELDS = (
+    "__dataclass_fields__", "__pydantic_fields__", "model_fields", "__private_attributes__",
+    "__attrs_attrs__",
+)  # fmt: skip
+"""Attributes with the fields of a dataclass, pydantic model or attrs class."""
 _CLASS_DETAILS = {
-    "__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__firstlineno__",
+    "__dict__", "__weakref__", "__module__", "__qualname__", "__firstlineno__",
     "__static_attributes__", "__annotations__", "__annotate__", "__annotate_func__",
     "__annotations_cache__", "__dataclass_fields__", "__dataclass_params__", "__match_args__",
-    "__slots__", "_abc_impl",
+    "_abc_impl",
 }  # fmt: skip
 
 
@@ -100,9 +99,10 @@ class ObjectEncoder:
             return combine("wrapped", self.digest(parts, path))
         name = getattr(obj, "__module__", None) or "builtins"
         module = self._dependency_walk.finder.find(name)
-        if isinstance(obj, type) and name in _MAKERS and _lookup(obj) is not obj:
-            return combine("class", self._members(obj, None, path), *self._bases(obj, path))
         if module is None or module.kind != "own":
+            is_made = isinstance(obj, type) and obj.__flags__ & _IS_HEAP_TYPE
+            if is_made and _lookup(obj) is not obj:  # as `make_dataclass` and `create_model` do
+                return combine("class", self._members(obj, None, path), *self._bases(obj, path))
             return self._library(obj, name, module)
         if isinstance(obj, type):
             return self._class(obj, module, path)
@@ -276,14 +276,9 @@ def _members(cls: type, body: Set[str]) -> Iterator[tuple[str, Any]]:
     if "__pydantic_fields__" in members:
         skipped |= {"__signature__", *(n for n in members if n.startswith("__pydantic_"))}
         skipped -= {name for name, member in members.items() if _is_written(member)}
-    if "__slots__" in body and "__slots__" in members:
-        yield "__slots__", members["__slots__"]
-    if issubclass(cls, tuple) and "_fields" in members:
-        skipped |= _TUPLE_DETAILS | set(members["_fields"])
-    docstring = members.get("__doc__")
-    if "__doc__" in body and isinstance(docstring, str) and not dataclasses.is_dataclass(cls):
-        yield "__doc__", docstring
-    yield from _fields(cls)
+    if dataclasses.is_dataclass(cls):
+        skipped.add("__doc__")  # which may be generated
+    yield from ((name, members[name]) for name in _FIELDS if name in members)
     for name, member in sorted(members.items()):
         if isinstance(member, _SLOTS) or name in skipped:
             continue
@@ -300,22 +295,6 @@ def _is_written(member: Any) -> bool:
     """Return whether a member is a user-written function."""
     files = [item.__code__.co_filename for item in _member_functions(member)]
     return any(not file.startswith("<") and path_kind(file) == "own" for file in files)
-
-
-def _fields(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a dataclass, pydantic model or attrs class, with their defaults."""
-    own = vars(cls)
-    fields: dict[str, Any] = {}
-    fields |= own.get("__dataclass_fields__") or {}
-    for name in ("__pydantic_fields__", "model_fields", "__private_attributes__"):
-        found = own.get(name)
-        fields |= found if isinstance(found, dict) else {}
-    fields |= {item.name: item for item in own.get("__attrs_attrs__") or ()}
-    for name, item in fields.items():
-        values = [getattr(item, key, None) for key in _FIELD_DETAILS]
-        plain = [None if _is_unset(value) else value for value in values]
-        hint = getattr(item, "type", None) or getattr(item, "annotation", None)
-        yield f"field {name}", [*plain, _plain_hint(hint)]
 
 
 def _plain_hints(obj: Any) -> list[Any]:
@@ -337,11 +316,6 @@ def _plain_hint(hint: Any) -> Any:
         return hint
     text = hint if isinstance(hint, str) else repr(hint)
     return None if " at 0x" in text else text
-
-
-def _is_unset(value: Any) -> bool:
-    name = type(value).__name__
-    return name in ("_MISSING_TYPE", "PydanticUndefinedType", "_Nothing", "_KW_ONLY_TYPE")
 
 
 def _functions(cls: type) -> Iterator[tuple[str, types.FunctionType]]:

@@ -1,25 +1,17 @@
-"""Digests that are the same in every process; a value without one is refused, by its path."""
+"""Digests that are the same in every process; what pickle cannot write is refused, by its path."""
 
 from __future__ import annotations
 
-import argparse
-import collections
 import copyreg
 import dataclasses
-import datetime
-import decimal
 import enum
-import fractions
 import functools
 import os
 import pathlib
-import re
 import struct
 import sys
 import types
 import typing
-import uuid
-import zoneinfo
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -46,55 +38,8 @@ _CODE = (
 )
 _SCALARS = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
-_REDUCED = (
-    bytearray,
-    collections.deque,
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
-    datetime.timezone,
-    zoneinfo.ZoneInfo,
-    decimal.Decimal,
-    fractions.Fraction,
-    uuid.UUID,
-    re.Pattern,
-    range,
-    slice,
-)
-"""Types that pickle reduces to plain values."""
-_MODELS = frozenset(
-    {
-        ("torch", "Module"),
-        ("transformers", "Pipeline"),
-        ("keras", "Model"),
-        ("tensorflow", "Module"),
-        ("onnxruntime", "InferenceSession"),
-        ("xgboost", "Booster"),
-        ("lightgbm", "Booster"),
-        ("catboost", "CatBoost"),
-        ("spacy", "Language"),
-        ("ctranslate2", "Translator"),
-        ("llama_cpp", "Llama"),
-        ("vllm", "LLM"),
-    }
-)
-
-
-def model_class(value: object) -> str | None:
-    """Return the name of the class of a loaded model; None for any other value.
-
-    A torch module without weights, such as an activation, is none.
-    """
-    kind = type(value)
-    bases = {(str(base.__module__).partition(".")[0], base.__name__) for base in kind.__mro__}
-    if bases.isdisjoint(_MODELS):
-        return None
-    try:
-        parameters = getattr(value, "parameters", None)
-        is_empty = callable(parameters) and next(iter(parameters()), None) is None
-    except Exception:  # of a module that is not initialized, or of the user's own method
-        is_empty = False
-    return None if is_empty else kind.__name__
+_PLAIN_MODULES = frozenset({*sys.stdlib_module_names, "numpy", "pandas", "pyarrow"})
+_BYTES = (bytes, bytearray, memoryview)
 
 
 class ValueEncoder:
@@ -105,7 +50,6 @@ class ValueEncoder:
         self._files = files or LocalFiles()
         # With `version=`, which replaces content, an object counts by its type.
         self._strict = self._files.read
-        self._arrays = ArrayEncoder(self.digest)
         self._open: set[int] = set()
         self._done: dict[int, tuple[str, Any]] = {}  # with the values, so that ids stay theirs
 
@@ -121,10 +65,10 @@ class ValueEncoder:
         except CodeIdentityError:
             raise
         except Exception as error:
-            raise CodeIdentityError(
-                f"{path} has no stable identity: reading it raised {type(error).__name__}. Pass "
-                f"flat, plain values, or give the stage `vd.Reuse(version=...)`."
-            ) from error
+            if not self._strict:
+                return combine("opaque", kind.__module__, kind.__qualname__)
+            reason = f"that cannot be read for pickle ({type(error).__name__})"
+            raise _unstable(value, path, reason) from error
 
     def _object(self, value: Any, path: str) -> str:
         origin = typing.get_origin(value)
@@ -137,10 +81,7 @@ class ValueEncoder:
         if isinstance(value, _CODE):
             return self._code(value, path)
         if id(value) in self._open:
-            raise CodeIdentityError(
-                f"{path} refers back to itself, so it has no stable identity. Pass plain values "
-                f"without cycles, or give the stage `vd.Reuse(version=...)`."
-            )
+            raise _unstable(value, path, "that refers back to itself")
         if id(value) in self._done:
             return self._done[id(value)][0]
         self._open.add(id(value))
@@ -151,27 +92,16 @@ class ValueEncoder:
         return self._done[id(value)][0]
 
     def _compound(self, value: Any, path: str) -> str:
-        for step in (self._arrays.encode, self._standard, self._container, self._record):
+        for step in (self._array, self._standard, self._container):
             found = step(value, path)
             if found is not None:
                 return found
         if hasattr(value, "__wrapped__") and callable(value):
             return self._code(value, path)
         kind = type(value)
-        if not self._strict:
+        if not self._strict and not _is_plain(kind):
             return combine("opaque", kind.__module__, kind.__qualname__)
-        if model := model_class(value):
-            raise CodeIdentityError(
-                f"{path} is a loaded model, a {model}, which has no stable identity, and would be "
-                "pickled for each worker. Pass what it is loaded from, such as its name or the "
-                "path of its weights, and load it in the __init__ of a class, once in each worker"
-            )
-        raise CodeIdentityError(
-            f"{path} is a {kind.__module__}.{kind.__qualname__}, which has no stable identity: "
-            f"whether it is the same in the next process cannot be determined. Pass plain "
-            f"values and build the object inside the class, or give the stage "
-            f"`vd.Reuse(version=...)`."
-        )
+        return combine("object", *self._reduced(value, path))
 
     def _scalar(self, value: Any, kind: type, path: str) -> str:
         if kind is str:
@@ -201,10 +131,9 @@ class ValueEncoder:
             return combine("server urls", value.kind, self.digest(value.handle, path))
         if isinstance(value, enum.Enum):
             return self._member(value, path)
-        if isinstance(value, pathlib.PurePath) and type(value).__module__.startswith("pathlib"):
-            return self._with_content("path", value.as_posix(), value, path)
-        if isinstance(value, _REDUCED):
-            return combine("reduced", *self._reduced(value, path))
+        if isinstance(value, pathlib.PurePath):
+            kind = self._code(type(value), path)
+            return self._with_content(kind, value.as_posix(), value, path)
         if is_wrapped(value):
             return combine("secret", self.digest(value.get_secret_value(), path))
         return None
@@ -218,11 +147,7 @@ class ValueEncoder:
         kind = type(value)
         if isinstance(value, types.MappingProxyType):
             return combine("mapping", *self._items(dict(value), path))
-        if not issubclass(kind, (*_SCALARS, *_CONTAINERS)):
-            return None
-        if kind not in _CONTAINERS:
-            return combine("subclass", *self._reduced(value, path))
-        return combine(kind.__name__, *self._items(value, path))
+        return combine(kind.__name__, *self._items(value, path)) if kind in _CONTAINERS else None
 
     def _items(self, value: Any, path: str) -> list[str]:
         """Hash a container's items in their order, because the order can change a result."""
@@ -242,75 +167,50 @@ class ValueEncoder:
     def _each(self, values: Iterable[Any], path: str) -> list[str]:
         return [self.digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
 
-    def _record(self, value: Any, path: str) -> str | None:
-        kind = type(value)
-        if (
-            (hasattr(kind, "model_fields") and callable(getattr(value, "model_dump", None)))
-            or dataclasses.is_dataclass(kind)
-            or hasattr(kind, "__attrs_attrs__")
-            or kind in (types.SimpleNamespace, argparse.Namespace)
-        ):
-            return combine("record", *self._reduced(value, path))
-        return None
-
     def _reduced(self, value: Any, path: str) -> list[str]:
         """Hash an object by its class's code and by what pickle writes of it."""
         kind = type(value)
         reduce = copyreg.dispatch_table.get(kind)
         reduced: Any = reduce(value) if reduce else value.__reduce_ex__(4)
         if isinstance(reduced, str):
-            raise CodeIdentityError(
-                f"{path} is pickled by the name {reduced!r}, so it has no stable identity. Pass "
-                f"plain values, or give the stage `vd.Reuse(version=...)`."
-            )
+            module = sys.modules.get(getattr(value, "__module__", kind.__module__))
+            if module is not None and getattr(module, reduced, None) is value:
+                return [self._code(module, path), reduced]
+            raise _unstable(value, path, f"that is pickled by the name {reduced!r}")
         make, arguments, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
         if getattr(kind, "__reduce__", None) in (set.__reduce__, frozenset.__reduce__):
             arguments = frozenset(value)
+        written = (*arguments, state, *(state if isinstance(state, tuple) else ()))
+        if not _is_plain(kind) and any(isinstance(part, _BYTES) for part in written):
+            reason = "that is pickled as bytes, which may refer to code of yours"
+            raise _unstable(value, path, reason)
         listed = (None if items is None else list(items), None if pairs is None else dict(pairs))
         parts = (make, arguments, *listed, setter)
         found = [self._code(kind, path), *(self.digest(part, path) for part in parts)]
+        if kind.__module__.startswith("pandas"):
+            state = _without_cache(state)
         if type(state) is dict and all(type(name) is str for name in state):
             return [*found, *self._attributes(state, path)]
         return [*found, self.digest(state, path)]
 
-
-class ArrayEncoder:
-    """Hashes values of numpy, pyarrow, pandas and torch; `digest` hashes their contents."""
-
-    def __init__(self, digest: Callable[[Any, str], str]) -> None:
-        self._digest = digest
-
-    def encode(self, value: Any, path: str) -> str | None:
-        """Hash a value of one of the libraries.
+    def _array(self, value: Any, path: str) -> str | None:
+        """Hash a value of a library for arrays and tables.
 
         A subclass defined by a user or another library is not included, because it may hold more.
         """
         root = type(value).__module__.partition(".")[0]
-        step = {
-            "numpy": self._numpy,
-            "pyarrow": self._pyarrow,
-            "pandas": self._pandas,
-            "torch": self._torch,
-        }.get(root)
+        steps = {"numpy": self._numpy, "pyarrow": self._pyarrow, "torch": self._torch}
         library = sys.modules.get(root)
-        return None if step is None or library is None else step(library, value, path)
-
-    def _each(self, values: Iterable[Any], path: str) -> list[str]:
-        return [self._digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
+        return steps[root](library, value, path) if root in steps and library is not None else None
 
     def _numpy(self, np: Any, value: Any, path: str) -> str | None:
         kind = type(value)
-        if isinstance(value, np.dtype):
-            return combine("dtype", self._digest(value.__reduce__()[1:], path))
         if isinstance(value, np.generic):
             content = self._buffer(np, np.asarray(value), path)
-            return combine("scalar", self._digest(value.dtype, path), content)
+            return combine("scalar", self.digest(value.dtype, path), content)
         if kind in (np.ndarray, np.memmap):
-            head = (self._digest(value.dtype, path), repr(value.shape))
+            head = (self.digest(value.dtype, path), repr(value.shape))
             return combine("array", *head, self._buffer(np, value, path))
-        # Of a function of `np.frompyfunc`, the Python function is not known.
-        if isinstance(value, np.ufunc) and not value.__name__.endswith(" (vectorized)"):
-            return combine("ufunc", value.__name__)
         return None
 
     def _buffer(self, np: Any, value: Any, path: str) -> str:
@@ -325,21 +225,15 @@ class ArrayEncoder:
         return combine("bytes", np.ascontiguousarray(value).tobytes())
 
     def _pyarrow(self, pa: Any, value: Any, path: str) -> str | None:
-        if isinstance(value, pa.Schema):
-            return combine("schema", value.serialize().to_pybytes())
-        if isinstance(value, pa.Field):
-            return combine("field", pa.schema([value]).serialize().to_pybytes())
-        if isinstance(value, pa.DataType):
-            return combine("type", pa.schema([("", value)]).serialize().to_pybytes())
         if isinstance(value, (pa.Table, pa.RecordBatch)):
-            columns = [self._pyarrow(pa, column, path) or "" for column in value.columns]
-            return combine("table", self._pyarrow(pa, value.schema, path) or "", *columns)
+            columns = self._each(value.columns, path)
+            return combine("table", self.digest(value.schema, path), *columns)
         if isinstance(value, pa.Scalar):
-            kind = self._pyarrow(pa, value.type, path) or ""
+            kind = self.digest(value.type, path)
             return combine("scalar", kind, self._elements(pa, pa.array([value], value.type), path))
         if not isinstance(value, (pa.Array, pa.ChunkedArray)):
             return None
-        kind = self._pyarrow(pa, value.type, path) or ""
+        kind = self.digest(value.type, path)
         return combine("array", kind, self._elements(pa, value, path))
 
     def _elements(self, pa: Any, value: Any, path: str) -> str:
@@ -357,39 +251,11 @@ class ArrayEncoder:
         if is_flat and pa.types.is_temporal(value.type):
             value = value.cast(f"int{value.type.bit_width}")  # Python's times lack nanoseconds
         if is_flat and not value.null_count:
-            return self._digest(value.to_numpy(zero_copy_only=False), path)
+            return self.digest(value.to_numpy(zero_copy_only=False), path)
         # The memory of a null slot is arbitrary, so only the values count.
         return combine("values", *self._each(value.to_pylist(), path))
 
-    def _pandas(self, pd: Any, value: Any, path: str) -> str | None:
-        parts: list[Any]
-        if value is pd.NA or value is pd.NaT:
-            parts = []
-        elif isinstance(value, (pd.Timestamp, pd.Timedelta)):
-            details = [str(getattr(value, each, None)) for each in ("unit", "tz", "fold")]
-            parts = [value.value, str(value), *details]
-        elif isinstance(value, pd.CategoricalDtype):
-            parts = [value.categories, value.ordered]
-        elif isinstance(value, pd.api.extensions.ExtensionDtype):
-            parts = [repr(value)]
-        elif isinstance(value, pd.DataFrame):
-            columns = [value.iloc[:, at] for at in range(value.shape[1])]
-            parts = [value.columns, value.index, *([each.dtype, each.tolist()] for each in columns)]
-        elif isinstance(value, pd.MultiIndex):
-            parts = [*value.levels, *(each.tolist() for each in value.codes), list(value.names)]
-        elif isinstance(value, pd.Index):
-            parts = [value.name, getattr(value, "freqstr", None), value.dtype, value.tolist()]
-        elif isinstance(value, pd.Series):
-            parts = [value.name, value.index, value.dtype, value.tolist()]
-        else:
-            return None
-        if isinstance(value, (pd.DataFrame, pd.Series)):
-            parts += [value.attrs, value.flags.allows_duplicate_labels]
-        return combine("pandas", type(value).__name__, *self._each(parts, path))
-
     def _torch(self, torch: Any, value: Any, path: str) -> str | None:
-        if isinstance(value, (torch.dtype, torch.device)):
-            return combine("torch", str(value))
         is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
         if not is_plain or value.is_quantized:
             return None
@@ -402,3 +268,32 @@ class ArrayEncoder:
         )
         plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
         return combine("tensor", *head, plain.view(torch.uint8).numpy().tobytes())
+
+
+def _without_cache(state: Any) -> Any:
+    """Return the state of an object of pandas without what was computed of it before."""
+    if isinstance(state, tuple):
+        parts = map(_without_cache, state)
+        return tuple(part for part in parts if not isinstance(part, dict) or part)
+    if isinstance(state, dict):
+        return {name: item for name, item in state.items() if name != "_cache"}
+    return state
+
+
+def _unstable(value: object, path: str, reason: str) -> CodeIdentityError:
+    kind = type(value)
+    return CodeIdentityError(
+        f"{path} is a {kind.__module__}.{kind.__qualname__} {reason}, so it has no stable "
+        f"identity. Pass plain values and build the object inside the class, or give the stage "
+        f"`vd.Reuse(version=...)`."
+    )
+
+
+def _is_plain(kind: type) -> bool:
+    """Return whether all that objects of a class hold is known, so they count beside a version."""
+    return (
+        kind.__module__.partition(".")[0] in _PLAIN_MODULES
+        or issubclass(kind, (*_SCALARS, *_CONTAINERS))
+        or dataclasses.is_dataclass(kind)
+        or any(hasattr(kind, name) for name in ("model_fields", "__attrs_attrs__"))
+    )

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -109,13 +110,6 @@ def test_links_are_followed_once(tmp_path):
     assert counts(str(root / "model"), root / "absent")
 
 
-def test_a_model_hubs_layout(tmp_path):
-    hub = write(tmp_path / "models--a--b", blobs__one="1", snapshots__r1__c="1")
-    (hub / "snapshots/r1/model.bin").symlink_to("../../blobs/one")
-    assert counts(str(hub / "snapshots/r1"), hub / "blobs/one")
-    assert counts(str(hub), hub / "blobs/one")
-
-
 def test_special_files_count_by_their_names(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.chdir(tmp_path)  # a socket's path is short
@@ -137,39 +131,20 @@ def test_a_file_in_a_folder_that_cannot_be_read_is_refused(tmp_path):
     (folder / "inner").chmod(0o700)
 
 
-def test_too_many_files_are_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("limit", "most", "named"),
+    [("MAX_FILES", 2, "3 bytes in 3 files"), ("MAX_BYTES", 2, "3 bytes in 3 files")],
+)
+def test_too_many_files_or_bytes_are_refused(limit, most, named, tmp_path, monkeypatch):
     folder = write(tmp_path / "model", a="1", b__c="1", d="1")
-    monkeypatch.setattr(files, "MAX_FILES", 3)
-    assert counts(str(folder), folder / "a")
-    write(folder, e="1")
+    monkeypatch.setattr(files, limit, 3)
+    assert counts(str(folder), folder / "a") if limit == "MAX_FILES" else value_digest(folder)
+    monkeypatch.setattr(files, limit, most)
     with pytest.raises(CodeIdentityError) as found:
         value_digest({"m": str(folder)}, "fn_kwargs")
     message = str(found.value)
-    assert message.startswith(f"fn_kwargs['m']: {str(folder)!r} names 4 bytes in 4 files or")
+    assert message.startswith(f"fn_kwargs['m']: {str(folder)!r} names {named} or more.")
     assert "version=" in message
-
-
-def test_too_many_bytes_are_refused(tmp_path, monkeypatch):
-    folder = write(tmp_path / "model", a="12345", b="12345")
-    monkeypatch.setattr(files, "MAX_BYTES", 9)
-    with pytest.raises(CodeIdentityError) as found:
-        value_digest([folder], "fn_args")
-    assert str(found.value).startswith(f"fn_args[0]: {str(folder)!r} names 10 bytes in 2 files or")
-    assert "At most 9 bytes in " in str(found.value)
-    assert "version=" in str(found.value)
-    with pytest.raises(CodeIdentityError, match="names 10 bytes in 1 files"):
-        value_digest(write(tmp_path, large="1234567890") / "large")
-
-
-def test_a_default_that_is_too_large_is_refused(tmp_path, monkeypatch):
-    folder = write(tmp_path / "model", a="12345")
-
-    def fn(batch, path=str(folder)):
-        return batch
-
-    monkeypatch.setattr(files, "MAX_BYTES", 4)
-    with pytest.raises(CodeIdentityError, match="names 5 bytes in 1 files"):
-        value_digest(fn)
 
 
 def test_a_change_that_keeps_size_and_time_counts(tmp_path, home, later):
@@ -225,11 +200,9 @@ def definition(tmp_path: Path, source: str = "src", target: str = "out", **given
         ("src", "src/below", "src/below/a.txt", False),
         ("all/src", "all", "all/a.txt", False),
         ("src", "out", "out/a.txt", False),
-        ("src", "out/day", "out/day/a.txt", False),
         ("src/*.parquet", "src", "src/a.txt", False),
         ("src/*.parquet", "src/model", "src/model/a.txt", True),
         ("src/**/*.parquet", "src", "src/a.txt", False),
-        ("src/*/part.parquet", "src/model", "src/model/a.txt", True),
         ("src/*/part.parquet", "src/day", "src/day/a.txt", True),
         ("s3://bucket/src", "src", "src/a.txt", True),
         ("source", "src", "src/a.txt", True),
@@ -269,15 +242,6 @@ def test_a_folder_with_the_code_counts_by_name(tmp_path, monkeypatch):
     assert counts(code / "data", code / "data/x", named)
 
 
-def test_a_folder_of_a_store_counts_by_name(tmp_path):
-    folder = tmp_path / "store/docs/x"
-    manifest = f"00000001-g0-{'0' * 32}-{'0' * 16}.json"
-    write(folder, **{f"manifests__~unpartitioned__{manifest}": "{}", "parts__a": "1"})
-    assert not counts(str(folder), folder / "parts/a")
-    assert not counts(str(tmp_path / "store"), folder / "parts/a")
-    assert counts(str(folder / "parts"), folder / "parts/a")
-
-
 def test_the_default_store_counts_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("VANE_DAGSTER_STORE", str(write(tmp_path / "a/store", x="1")))
     assert not counts(str(tmp_path / "a"), tmp_path / "a/b")
@@ -296,7 +260,7 @@ def test_a_version_stands_for_content_and_for_what_has_no_identity(tmp_path, mon
     with pytest.raises(CodeIdentityError, match=r"'docs/x', argument fn_kwargs\['path'\]: '"):
         definition(tmp_path, **given)
     assert definition(tmp_path, version="1", **given)
-    locks = [definition(tmp_path, version="1", fn_kwargs={"path": object()}) for _ in range(2)]
+    locks = [definition(tmp_path, version="1", fn_kwargs={"path": Lock()}) for _ in range(2)]
     assert locks[0] == locks[1]
-    with pytest.raises(CodeIdentityError, match=r"fn_kwargs\['path'\] is a builtins\.object"):
-        definition(tmp_path, fn_kwargs={"path": object()})
+    with pytest.raises(CodeIdentityError, match=r"fn_kwargs\['path'\] is a _thread\.lock"):
+        definition(tmp_path, fn_kwargs={"path": Lock()})

@@ -70,7 +70,7 @@ def test_a_relative_path_is_that_of_the_declaration(weights, monkeypatch):
     monkeypatch.chdir(weights.parent)
     file = vd.local_file("model.pt")
     monkeypatch.chdir("/")
-    assert file.path == str(weights)
+    assert file == vd.local_file(os.fsencode(weights))
     assert file.content().blobs[0].size == 7
 
 
@@ -87,7 +87,7 @@ def declare(path: Path, **asset: Any) -> vd.Stage:
 
 
 def test_a_missing_file_fails_where_it_is_declared(tmp_path):
-    with pytest.raises(vd.DefinitionError, match=r"docs/mapped.*gone\.pt.*does not exist.*deps"):
+    with pytest.raises(vd.DefinitionError, match=r"docs/mapped.*gone\.pt.*cannot be read.*deps"):
         declare(tmp_path / "gone.pt")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(vd.DefinitionError, match="neither a file nor a folder"):
@@ -128,14 +128,6 @@ def test_folders_that_cannot_travel(tmp_path, kind):
         vd.errors.CodeIdentityError, match="no files" if kind == "empty" else "link"
     ):
         vd.local_file(folder).content()
-
-
-def test_links_are_followed(tmp_path, weights):
-    (tmp_path / "snapshot").mkdir()
-    (tmp_path / "snapshot" / "model.pt").symlink_to(weights)
-    (blob,) = vd.local_file(tmp_path / "snapshot").content().blobs
-    (same,) = vd.local_file(weights).content().blobs
-    assert (blob.name, blob.digest, blob.size) == ("model.pt", same.digest, same.size)
 
 
 class Validated(pydantic.BaseModel):
@@ -198,21 +190,12 @@ def test_code_that_takes_it_for_a_path_is_told_where_it_is_one(weights):
     ("path", "message"),
     [
         ("", "empty path"),
-        ("s3://key:secret@lake/model.pt", r"a URL, s3://\.\.\., .* Pass the URL, and open it"),
+        ("s3://key:secret@lake/model.pt", r"a URL, s3://\.\.\., .* pass the URL itself .* open it"),
         ("file:///model.pt", "Pass the path alone"),
+        (["a"], "was given a list; expected a path of a file"),
     ],
 )
 def test_what_is_no_path_is_refused(path, message):
     with pytest.raises(vd.DefinitionError, match=message) as found:
         vd.local_file(path)
     assert "secret" not in str(found.value)
-
-
-def test_a_path_may_be_bytes(weights):
-    assert vd.local_file(os.fsencode(weights)) == vd.local_file(weights)
-
-
-@pytest.mark.parametrize("value", [3, None, ["a"]])
-def test_something_that_is_no_path_is_refused(value):
-    with pytest.raises(vd.DefinitionError, match=r"was given a .*; expected a path of a file"):
-        vd.local_file(value)

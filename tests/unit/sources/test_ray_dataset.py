@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ def test_arguments_count_with_a_version():
 
 
 def test_code_without_an_identity_is_an_error_of_the_listing():
-    source = vd.ray_dataset(functools.partial(lambda lock: lock, object()))
+    source = vd.ray_dataset(functools.partial(lambda lock: lock, threading.Lock()))
     found = source.list_files([None], "here")[None]
     assert isinstance(found, vd.errors.SourceError)
     assert "version=" in str(found)
