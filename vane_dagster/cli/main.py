@@ -13,6 +13,7 @@ from vane_dagster.errors import VaneError
 
 _COMMANDS = {
     "plan": "vane_dagster.cli.plan:plan",
+    "preview": "vane_dagster.cli.preview:preview",
     "run": "vane_dagster.cli.run:run",
     "cluster": "vane_dagster.cli.cluster:cluster",
     "pools": "vane_dagster.cli.pools:pools",

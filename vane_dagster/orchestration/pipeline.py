@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import dagster as dg
     import pyarrow as pa
 
-    from vane_dagster.orchestration.io_manager import FragmentStore
     from vane_dagster.planning.forecast import Forecast
 
 
@@ -60,16 +59,12 @@ class Pipeline(declared.Pipeline):
         return self.id_rule.schema(schema, location) if self.id_rule else schema
 
     def _preview(
-        self,
-        stage: str,
-        rows: int = 10,
-        partition: str | None = None,
-        store: FragmentStore | None = None,
+        self, stage: str, rows: int, partition: str | None, store: Any, compute: Any
     ) -> pa.Table:
         """See `Stage.preview`."""
         from vane_dagster.orchestration.preview import preview
 
-        return preview(self, stage, rows, partition, store)
+        return preview(self, stage, rows, partition, store, compute)
 
     @known_keywords("Pipeline.plan")
     def plan(

@@ -1,4 +1,4 @@
-"""The first rows of a stage, computed in subprocesses without Dagster, and not stored."""
+"""The first rows of a stage, computed without Dagster, and not stored."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pyarrow as pa
 from vane_dagster._arguments import positive
 from vane_dagster._private_folder import temporary_folder
 from vane_dagster._secrets import errors_masked, masked
-from vane_dagster.compute.local_backend import LocalBackend
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.inference import SchemaInference
 from vane_dagster.errors import DefinitionError
 from vane_dagster.events import Event, Noticed, Printed, SchemaInferred
 from vane_dagster.orchestration.io_manager import FragmentStore
-from vane_dagster.orchestration.run import RunContext, execute_preview
+from vane_dagster.orchestration.resources import Compute, LocalCompute
+from vane_dagster.orchestration.run import Connection, RunContext, execute_preview
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.plan import Part, RunPlan
@@ -27,7 +27,12 @@ from vane_dagster.storage.store import Store
 
 
 def preview(
-    pipeline: Pipeline, stage: str, rows: int, partition: str | None, store: FragmentStore | None
+    pipeline: Pipeline,
+    stage: str,
+    rows: int,
+    partition: str | None,
+    store: FragmentStore | None,
+    compute: Compute | None,
 ) -> pa.Table:
     """Implement `Stage.preview`."""
     location = f"stage '{pipeline.name}/{stage}'"
@@ -44,21 +49,24 @@ def preview(
             opened = Store(Location(str(stack.enter_context(temporary_folder("vane-preview-")))))
         else:
             opened = store.open()
-        backend = LocalBackend.warm()
-        stack.callback(backend.close)
+        selected = with_upstream(pipeline, stage) - {SOURCE}
+        if compute is None:
+            compute = LocalCompute()
+            for each in list(pipeline):  # all of them are subprocesses here
+                if each.spec.runs_udf and each.spec.workers.execution_backend is not None:
+                    here = replace(each.spec.workers, execution_backend=None)
+                    pipeline = pipeline._with_spec(replace(each.spec, workers=here))
+        connection = Connection(compute, pipeline, selected, print)
+        stack.callback(connection.close)
         run_id = f"preview-{secrets.token_hex(4)}"
 
         def run(plan: RunPlan) -> Mapping[str, Sequence[Part]]:
             checks = CheckRunner(plan.pipeline, opened)
-            return execute_preview(RunContext(opened, run_id, checks, _show), plan, backend)
+            context = RunContext(opened, run_id, checks, _show)
+            return execute_preview(context, plan, connection.backend())
 
-        for each in list(pipeline):  # all of them are subprocesses here
-            if each.spec.runs_udf and each.spec.workers.execution_backend is not None:
-                here = replace(each.spec.workers, execution_backend=None)
-                pipeline = pipeline._with_spec(replace(each.spec, workers=here))
-        selected = with_upstream(pipeline, stage) - {SOURCE}
-        given = (opened, run, run_id, _show, selected, [partition])
-        inference = stack.enter_context(SchemaInference(*given, pins=False))
+        given = (opened, run, run_id, _show, selected, [partition], False, connection.connect)
+        inference = stack.enter_context(SchemaInference(*given))
         found = inference.first_rows(inference.resolve(pipeline), stage, rows)
         if found is None:
             raise DefinitionError(f"{location}: preview: the source has no rows")

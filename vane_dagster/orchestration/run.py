@@ -79,23 +79,17 @@ def run_pipeline(
     retry_quarantined: bool = False,
 ) -> RunPlan:
     """Bring stages of some partitions up to date."""
-    connection = _Connection(compute, pipeline, selected, run.log)
-
-    def connect(room: bool) -> bool:
-        is_cluster = connection.backend().capacity().is_cluster
-        if is_cluster and room:
-            make_room()
-        return is_cluster
+    connection = Connection(compute, pipeline, selected, run.log)
 
     def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
         return execute_preview(run, first, connection.backend())
 
     try:
         first = (run.store, preview, run.run_id, run.listen, selected, partitions)
-        with SchemaInference(*first, connect=connect) as inference:
+        with SchemaInference(*first, connect=connection.connect) as inference:
             resolved = inference.resolve(pipeline)
         asked = (resolved, selected, partitions, run.store, force, run.run_id, retry_quarantined)
-        plan = plan_run(*asked, connect=connect)
+        plan = plan_run(*asked, connect=connection.connect)
         run.listen(RunPlanned(plan))
         for event in about_plan(plan):
             run.listen(event)
@@ -130,14 +124,14 @@ def execute_preview(
 
 def recompute(run: RunContext, plan: RunPlan, compute: Compute) -> None:
     """Execute the plan of a sample."""
-    connection = _Connection(compute, plan.pipeline, plan.selected, run.log)
+    connection = Connection(compute, plan.pipeline, plan.selected, run.log)
     try:
         _execute(run, plan, connection.backend())
     finally:
         connection.close()
 
 
-class _Connection:
+class Connection:
     """The backend of a run, which its previews use too. It is connected when it is first needed.
 
     Subprocesses are beside it if a selected stage runs in them.
@@ -164,6 +158,13 @@ class _Connection:
                 if self._on_driver:
                     self._backend = self._compute.with_subprocesses(self._backend)
             return self._backend
+
+    def connect(self, room: bool) -> bool:
+        """Connect; return whether it is a cluster, where room is made on request."""
+        is_cluster = self.backend().capacity().is_cluster
+        if is_cluster and room:
+            make_room()
+        return is_cluster
 
     def close(self) -> None:
         """Release everything that must not outlive the run."""

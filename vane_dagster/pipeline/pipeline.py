@@ -79,9 +79,14 @@ class Stage(Rows):
 
     @known_keywords("Stage.preview")
     def preview(
-        self, rows: int = 10, *, partition: str | None = None, store: Any = None
+        self,
+        rows: int = 10,
+        *,
+        partition: str | None = None,
+        store: Any = None,
+        compute: Any = None,
     ) -> pa.Table:
-        """Compute the stage's first rows, in subprocesses of this process and without Dagster.
+        """Compute the stage's first rows, without Dagster.
 
         It and the stages upstream compute the first rows of the source. Nothing is kept, and no
         schema is pinned. For each stage with ``schema="infer"`` the schema is printed as code to
@@ -94,6 +99,9 @@ class Stage(Rows):
             store: A `FragmentStore` whose stored rows and pinned schemas are used instead of being
                 computed. Needed if the source is another asset's rows. Of a preview only copies of
                 a `local_file` stay there, until ``vane-dagster store gc`` removes them.
+            compute: A `RayCompute`, on whose warm workers it runs and leaves its models loaded, or
+                a `LocalCompute`. Default: subprocesses, which this process keeps for its next
+                preview or run.
 
         Returns:
             The rows.
@@ -102,7 +110,7 @@ class Stage(Rows):
             DefinitionError: If an argument is invalid.
             VaneError: If the rows cannot be computed.
         """
-        return self.pipeline._preview(self.name, rows, partition, store)
+        return self.pipeline._preview(self.name, rows, partition, store, compute)
 
     def __repr__(self) -> str:
         return f"<Stage {self.pipeline.name}/{self.name} ({self.spec.kind})>"
@@ -220,7 +228,9 @@ class Pipeline(Rows):
         """Return the source's columns and types; `vane_dagster.Pipeline` reads them."""
         raise NotImplementedError
 
-    def _preview(self, stage: str, rows: int, partition: str | None, store: Any) -> pa.Table:
+    def _preview(
+        self, stage: str, rows: int, partition: str | None, store: Any, compute: Any
+    ) -> pa.Table:
         """See `Stage.preview`; `vane_dagster.Pipeline` computes the rows."""
         raise NotImplementedError
 

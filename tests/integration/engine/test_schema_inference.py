@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,28 @@ def test_a_wrong_argument_of_a_preview_is_refused(tmp_path, options, words):
 def test_a_preview_of_a_partition(tmp_path):
     table = partitioned(tmp_path, label)["labels"].preview(3, partition="b")
     assert table["label"].to_pylist() == ["T0", "T1", "T2"]
+
+
+class Slow:
+    """Takes a while to load, which a second preview must not."""
+
+    def __init__(self) -> None:
+        self.number = 7
+
+    def __call__(self, batch):
+        pids = [os.getpid()] * batch.num_rows
+        return {"y": [self.number] * batch.num_rows, "pid": pids}
+
+
+def test_previews_and_runs_on_a_cluster_share_warm_models(tmp_path, cluster, materialize):
+    write_source(tmp_path / "src", {"id": range(20), "n": range(20)})
+    made = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    slow = made.map_batches("slow", Slow, schema={"y": "BIGINT", "pid": "BIGINT"})
+    compute = vd.RayCompute(cluster=cluster)
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+
+    pids = [slow.preview(3, store=store, compute=compute)["pid"][0].as_py() for _ in range(2)]
+    assert pids[0] == pids[1] != os.getpid()
+    done = metadata(materialize(made, compute), "slow")
+    assert (done["model_loads"], done["warm_hits"]) == (0, 1)
+    assert read_stage(tmp_path / "store", "docs", "slow")["pid"][0].as_py() == pids[0]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
-from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import write_source
 from support.prompts import Reversed
 from support.results import metadata
-from vane_dagster.cli.main import main
 from vane_dagster.errors import DefinitionError
 
 KEYS = ["a", "b", "c"]
@@ -192,43 +189,3 @@ def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(tmp_path
     assert not found.is_up_to_date
     materialize(docs, vd.LocalCompute())
     assert docs.plan(store=str(tmp_path / "store")).is_up_to_date
-
-
-DEFINITIONS = """
-import dagster as dg
-import vane_dagster as vd
-
-one = vd.Pipeline("one", source=vd.table([{{"id": 1}}]), id="id")
-one.project("same", ["id"])
-two = vd.Pipeline("two", source=vd.table([{{"id": 1}}]), id="id")
-two.project("same", ["id"])
-store = vd.FragmentStore(root={store!r})
-assets = [one.build_assets(), two.build_assets()]
-resources = {{"store": store, "compute": vd.LocalCompute()}}
-"""
-PLAIN = "defs = dg.Definitions(assets=assets, resources=resources)\n"
-LAZY = (
-    "@dg.definitions\ndef defs():\n    return dg.Definitions(assets=assets, resources=resources)\n"
-)
-
-
-@pytest.mark.parametrize(("name", "how"), [("plain_defs", PLAIN), ("lazy_defs", LAZY)])
-def test_the_command_finds_pipelines_and_store_in_definitions(tmp_path, monkeypatch, name, how):
-    root = str(tmp_path / "its store")
-    (tmp_path / f"{name}.py").write_text(DEFINITIONS.format(store=root) + how)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
-    monkeypatch.setattr("vane_dagster.orchestration.assets.PIPELINES", {})
-
-    def run(*words: str) -> Any:
-        return CliRunner().invoke(main, ["plan", *words])
-
-    done = run("two", "-m", name, "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.output)["stages"][0]["causes"] == {"not computed before": 1}
-    assert Path(root).exists()  # rows in memory are kept there
-    assert "name one of the pipelines of the definitions: one, two" in run("-m", name).output
-    assert "give the definitions" in run("two").output
-    assert "there is no file 'none.py'" in run("two", "-f", "none.py").output
-    shown = run("one", "-f", f"{name}.py", "--store", str(tmp_path / "other"))
-    assert "same  1 of 1 partition: 1 row in 1 fragment" in shown.output
