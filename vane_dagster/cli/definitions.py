@@ -47,6 +47,15 @@ class Definitions:
         known = ", ".join(sorted(PIPELINES)) or "none"
         raise click.UsageError(f"name one of the pipelines of the definitions: {known}")
 
+    def stage(self, path: str) -> Any:
+        """Return a stage by its path, as docs/embedding; the pipeline may be left out."""
+        pipeline, _, name = path.rpartition("/")
+        found = self.pipeline(pipeline or None)
+        if name not in found.stages:
+            stages = ", ".join(found.stages)
+            raise click.UsageError(f"{name!r} is no stage of {found.name}: {stages}")
+        return found[name]
+
     def resource(self, kind: type) -> Any:
         """Return the first resource of a kind, with its values; None without one."""
         for definitions in self._definitions:

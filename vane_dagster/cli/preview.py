@@ -38,12 +38,8 @@ def preview(
     Example: vane-dagster preview docs/embedding -f definitions.py --rows 20
     """
     definitions = Definitions(file, module)
-    pipeline, _, name = stage.rpartition("/")
-    found = definitions.pipeline(pipeline or None)
-    if name not in found.stages:
-        raise click.UsageError(f"{name!r} is no stage of {found.name}: {', '.join(found.stages)}")
     store, compute = definitions.resource(FragmentStore), definitions.resource(Compute)
-    made = found[name].preview(rows, partition=partition, store=store, compute=compute)
+    made = definitions.stage(stage).preview(rows, partition=partition, store=store, compute=compute)
     if as_json:
         for row in made.to_pylist():
             click.echo(json.dumps(row, default=str))

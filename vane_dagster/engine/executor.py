@@ -126,7 +126,8 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
     """
     found = []
     for stage in stages:
-        spec, components = plan.pipeline[stage].spec, plan.components.get(stage, ())
+        spec = plan.pipeline[stage].spec
+        components = {**plan.components, **plan.declared}.get(stage, ())
         planned = {each for each in components if each.kind == "code"}
         parts = spec.code(plan.pipeline).parts if planned and spec.runs_udf else ()
         if planned != {Component(*part) for part in parts if part[0] == "code"}:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from vane_dagster.planning.forecast import Forecast
+    from vane_dagster.storage.adoptions import Adoption
 
 
 class Pipeline(declared.Pipeline):
@@ -65,6 +66,12 @@ class Pipeline(declared.Pipeline):
         from vane_dagster.orchestration.preview import preview
 
         return preview(self, stage, rows, partition, store, compute)
+
+    def _adopt(self, stage: str, rows: int, tolerance: float, store: Any, compute: Any) -> Adoption:
+        """See `Stage.adopt`."""
+        from vane_dagster.orchestration.adopt import adopt
+
+        return adopt(self, stage, rows, tolerance, store, compute)
 
     @known_keywords("Pipeline.plan")
     def plan(

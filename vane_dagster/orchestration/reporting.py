@@ -254,6 +254,7 @@ class RunReport:
         inferred = [stage for stage in self._pipeline if stage.spec.is_inferred]
         self._definitions = {
             **plan.definitions,  # Dagster knows the declared code, without inferred schemas
+            **{stage: adoption.definition for stage, adoption in plan.adopted.items()},
             **{each.name: stage_definition(self._pipeline, each.spec) for each in inferred},
         }
         self._inferred = {

@@ -38,6 +38,8 @@ from vane_dagster.types.schema import type_name
 if TYPE_CHECKING:
     import dagster as dg
 
+    from vane_dagster.storage.adoptions import Adoption
+
 
 class Stage(Rows):
     """A stage of a pipeline, created by methods of `Pipeline`. Its methods add further stages."""
@@ -111,6 +113,39 @@ class Stage(Rows):
             VaneError: If the rows cannot be computed.
         """
         return self.pipeline._preview(self.name, rows, partition, store, compute)
+
+    @known_keywords("Stage.adopt")
+    def adopt(
+        self,
+        rows: int = 200,
+        *,
+        tolerance: float = 1e-5,
+        store: Any = None,
+        compute: Any = None,
+    ) -> Adoption:
+        """Keep the stored rows in force after an edit of code or arguments that changes no result.
+
+        Some stored rows, of partitions chosen at random, are computed again with the edited code.
+        If they come out the same, the store records it, and no run computes the stage or those
+        downstream for this edit. Otherwise nothing changes. It is evidence, not a proof: of n equal
+        rows at most 3/n of all rows differ, with 95% confidence.
+
+        Args:
+            rows: Rows to compute again, over all partitions.
+            tolerance: The largest difference of floating-point numbers, absolute plus as a share of
+                the stored number. All other values must be equal.
+            store: A `FragmentStore` or the URL of a store's root. Default:
+                ``$VANE_DAGSTER_STORE``, else a folder of this user.
+            compute: A `RayCompute`, or a `LocalCompute`, the default.
+
+        Returns:
+            What was compared.
+
+        Raises:
+            PlanError: If a row differs or cannot be computed, or something else than code or
+                arguments changed.
+        """
+        return self.pipeline._adopt(self.name, rows, tolerance, store, compute)
 
     def __repr__(self) -> str:
         return f"<Stage {self.pipeline.name}/{self.name} ({self.spec.kind})>"
@@ -232,6 +267,10 @@ class Pipeline(Rows):
         self, stage: str, rows: int, partition: str | None, store: Any, compute: Any
     ) -> pa.Table:
         """See `Stage.preview`; `vane_dagster.Pipeline` computes the rows."""
+        raise NotImplementedError
+
+    def _adopt(self, stage: str, rows: int, tolerance: float, store: Any, compute: Any) -> Adoption:
+        """See `Stage.adopt`; `vane_dagster.Pipeline` compares the rows."""
         raise NotImplementedError
 
     def _resolve_schemas(

@@ -28,7 +28,7 @@ def causes(
     """Return why a stage's partition differs from its manifest in force."""
     if former is None:
         return Counter({"not computed before": 1})
-    found = Counter(f"{text} changed" for text in _edits(former.components, components))
+    found = Counter(f"{text} changed" for text in edits(former.components, components))
     if generation != former.generation:
         found["force or retry_quarantined"] = 1
     if SOURCE in former.reads:
@@ -41,7 +41,7 @@ def causes(
     return found or Counter({"stored parts are missing" if is_same else "other fragments": 1})
 
 
-def _edits(before: Iterable[Component], now: Iterable[Component]) -> Iterable[str]:
+def edits(before: Iterable[Component], now: Iterable[Component]) -> Sequence[str]:
     """Return the components that changed or are new, or else those that are gone."""
     then, today = ({str(each): each.digest for each in some} for some in (before, now))
     return [n for n in today if today[n] != then.get(n)] or [n for n in then if n not in today]

@@ -51,6 +51,7 @@ class StageForecast:
         gpu_hours: GPU hours reserved while workers compute; None for a stage without GPUs.
         tokens: Tokens of prompts and answers; None for a stage without any.
         cost: Price of these tokens; None without prices.
+        adopted: The adoption by which stored results stay in force, in a line; empty without one.
     """
 
     stage: str
@@ -67,12 +68,16 @@ class StageForecast:
     gpu_hours: Interval | None = None
     tokens: Interval | None = None
     cost: Interval | None = None
+    adopted: str = ""
 
     def lines(self) -> Iterator[str]:
         """Yield the forecast in words: what is to be computed, why, and what it costs."""
         todo = self.partitions - self.up_to_date
         if not todo:
             yield "up to date"
+        if self.adopted:
+            yield self.adopted
+        if not todo:
             return
         partitions = count(self.partitions, "partition")
         rows = {"exact": "", "at_most": "at most ", "about": "about "}[self.rows_are]
@@ -210,6 +215,7 @@ class _Forecaster:
             rows=rows.most,
             rows_are=max(rows.known, keyed, key=_ORDER.index),
             causes=dict(sum((each.causes for each in todo), Counter[str]())),
+            adopted=adoption.since if (adoption := self._plan.adopted.get(stage)) else "",
         )
         if not counts:
             return found

@@ -18,6 +18,7 @@ from vane_dagster.planning.causes import Causes, describe
 from vane_dagster.planning.definition import pool_identity
 from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.sources.row_ids import IdRule
+from vane_dagster.storage.adoptions import Adoption
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
     Component,
@@ -134,6 +135,9 @@ class RunPlan:
         listed_at: Time on the monotonic clock, in seconds, just before the store was listed.
         forced: Whether everything selected is recomputed.
         retried: Whether quarantined rows are computed again.
+        adopted: The stages that adopted results of another definition: `definitions` and
+            `components` have that one.
+        declared: The components of these stages' own definitions.
         files: The local files among each selected stage's arguments, with the contents that its
             keys were computed from.
     """
@@ -151,6 +155,8 @@ class RunPlan:
     retried: bool = False
     components: Mapping[str, Sequence[Component]] = field(default_factory=dict)
     files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
+    adopted: Mapping[str, Adoption] = field(default_factory=dict)
+    declared: Mapping[str, Sequence[Component]] = field(default_factory=dict)
     _pools: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def pool(self, spec: MapBatchesSpec) -> str:
@@ -191,6 +197,7 @@ class RunPlan:
         if self.failed:
             text += f" ({len(self.failed):,} cannot be planned)"
         lines = [f"pipeline {self.pipeline.name}: {text}; fragments of {self.rule}"]
+        lines += [f"  {adoption.since}" for adoption in self.adopted.values()]
         for stage in self.selected:
             plans = [partition.stages[stage] for partition in self.partitions]
             todo = [plan for plan in plans if plan.done is None]

@@ -26,8 +26,9 @@ from vane_dagster.sources import FragmentRule, Listed
 from vane_dagster.sources.base import Connect, default_rule
 from vane_dagster.sources.files import file_identity, reconcile
 from vane_dagster.sources.row_ids import with_ids
+from vane_dagster.storage.adoptions import Adoption, adoptions
 from vane_dagster.storage.filesystem import in_threads
-from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
+from vane_dagster.storage.manifest import Component, FileRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
 
@@ -60,6 +61,7 @@ def plan_run(
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
         planner.warnings, listed_at, force, retry_quarantined, planner.components, planner.files,
+        planner.adopted, planner.declared,
     )  # fmt: skip
 
 
@@ -101,9 +103,9 @@ class _Planner:
         self.files = {s: pipeline[s].spec.local_files() for s in selected}
         with files_read_once():
             self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
-        self.definitions = {s: definition_digest(each) for s, each in self.components.items()}
-        # A renamed stage is another one, as are those below it: its rows may differ this time.
-        self.named = {s: digest(each, s) for s, each in self.definitions.items()}
+        self.adopted: dict[str, Adoption] = {}
+        self.declared: dict[str, Sequence[Component]] = {}
+        self._name()
         self.rule = fragment_rule(pipeline, store, keep)
         self.source = pipeline.source.bind(store).with_cluster(connect)
         self.source_definition = source_definition(self.source)
@@ -120,6 +122,21 @@ class _Planner:
         self._fitting: list[tuple[str, pa.Schema]] = []
         self.warnings: list[str] = []
 
+    def _name(self) -> None:
+        """Determine the definitions from the components."""
+        self.definitions = {s: definition_digest(each) for s, each in self.components.items()}
+        # A renamed stage is another one, as are those below it: its rows may differ this time.
+        self.named = {s: digest(each, s) for s, each in self.definitions.items()}
+
+    def _adopt(self) -> None:
+        """Plan stages that adopted the results of another definition by that definition."""
+        known = adoptions(self.store, self.pipeline.name)
+        for stage, definition in self.definitions.items():
+            if adoption := known(stage, definition):
+                self.adopted[stage], self.declared[stage] = adoption, self.components[stage]
+                self.components[stage] = tuple(adoption.components)
+        self._name()
+
     def look_up(self, partitions: Iterable[str | None]) -> None:
         """List the source files and the manifests in force."""
         keys = list(partitions)
@@ -127,6 +144,8 @@ class _Planner:
             self.listed = self.source.list_files(keys, self.location)
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
+        if any(self.latest[stage] for stage in self.selected):
+            self._adopt()
 
     def attempt(self, key: str | None) -> PartitionPlan | VaneError:
         """Return a partition's plan, or the error that prevents it."""
@@ -176,6 +195,10 @@ class _Planner:
             generation = in_force.generation if in_force else 0
             generation += self._is_raised(key, stage)
             known[stage] = digest(self.named[stage], generation, *upstream)[:32]
+            if in_force and stage in self.adopted:  # computed before its edit was adopted
+                own = digest(self.adopted[stage].definition, stage)
+                if in_force.plan == (plan := digest(own, generation, *upstream)[:32]):
+                    known[stage] = plan
             is_done = in_force and in_force.plan == known[stage] and not in_force.unfinished
             done = in_force if is_done else None
             plans[stage] = StagePlan(known[stage], generation, done, former=in_force)

@@ -398,6 +398,16 @@ class Manifest:
         return _MANIFEST_CODEC.load(record)
 
 
+def read_components(records: Sequence[Sequence[str]]) -> tuple[Component, ...]:
+    """Read the components of a definition, as `component_records` wrote them."""
+    return tuple(Component(*record) for record in records)
+
+
+def component_records(components: Sequence[Component]) -> list[tuple[str, str, str]]:
+    """Convert the components of a definition to JSON."""
+    return [(each.kind, each.name, each.digest) for each in components]
+
+
 def _optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: value and convert(value)
 
@@ -434,7 +444,7 @@ _MANIFEST_CODEC = Codec(
         "files": _many(_FILE_CODEC.load),
         "checks": lambda records: tuple(map(_CHECK_CODEC.load, records)),
         "published": _optional(_PUBLISHED_CODEC.load),
-        "components": lambda records: tuple(Component(*record) for record in records),
+        "components": read_components,
     },
     write={
         "schema": schema_record,
@@ -443,7 +453,7 @@ _MANIFEST_CODEC = Codec(
         "files": _many(_FILE_CODEC.record),
         "checks": _many(_CHECK_CODEC.record),
         "published": _optional(_PUBLISHED_CODEC.record),
-        "components": _many(lambda each: (each.kind, each.name, each.digest)),
+        "components": component_records,
     },
 )
 

@@ -1,0 +1,135 @@
+"""Edits that change no result are adopted after a comparison; others are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage, write_source
+from support.results import metadata
+from vane_dagster.errors import DefinitionError, PlanError
+
+KEYS = ["a", "b", "c"]
+
+
+class Power:
+    def __init__(self, exponent: int) -> None:
+        self.exponent = exponent
+
+    def __call__(self, batch: Any) -> Any:
+        return {"y": [float(x**self.exponent) for x in batch["x"].to_pylist()]}
+
+
+class Product(Power):
+    def __call__(self, batch: Any) -> Any:
+        return {"y": [float(x * x) for x in batch["x"].to_pylist()]}
+
+
+class Almost(Power):
+    def __call__(self, batch: Any) -> Any:
+        return {"y": [x * x + (x == 5) / 8 for x in batch["x"].to_pylist()]}
+
+
+class Slightly(Power):
+    def __call__(self, batch: Any) -> Any:
+        return {"y": [x * x * (1 + 1e-7) for x in batch["x"].to_pylist()]}
+
+
+class Fails(Power):
+    def __call__(self, batch: Any) -> Any:
+        raise ValueError("no such weights")
+
+
+def numbers(
+    tmp_path: Path, fn: Any = Power, exponent: int = 2, kind: str = "DOUBLE", **options: Any
+) -> vd.Pipeline:
+    for day, key in enumerate(KEYS):
+        rows = range(10 * day, 10 * day + 10)
+        write_source(tmp_path / "src" / key, {"id": rows, "x": rows})
+    made = vd.Pipeline(
+        "numbers",
+        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(KEYS),
+    )
+    power = made.map_batches(
+        "power", fn, schema={"y": kind}, fn_constructor_kwargs={"exponent": exponent}, **options
+    )
+    power.project("last", ["id", "y"])
+    return made
+
+
+@pytest.fixture
+def stored(tmp_path: Path, materialize: Any) -> str:
+    """A store with the results of `Power` for all partitions."""
+    for key in KEYS:
+        materialize(numbers(tmp_path), vd.LocalCompute(), key)
+    return str(tmp_path / "store")
+
+
+def test_an_adopted_edit_computes_nothing_and_neither_does_what_reads_it(
+    tmp_path, stored, materialize
+):
+    edited = numbers(tmp_path, Product)
+    materialize(edited, vd.LocalCompute(), "c")  # before it is known that the edit changes nothing
+    assert [s.up_to_date for s in edited.plan(store=stored).stages] == [1, 1]
+    adoption = edited["power"].adopt(store=stored)
+    assert (adoption.rows, adoption.partitions) == (20, 2)
+    assert "at most 0.15 of all rows differ" in str(adoption)
+
+    found = edited.plan(store=stored)
+    assert found.is_up_to_date
+    assert "code of Product, code of Power, adopted on" in found.stages[0].adopted
+    done = materialize(edited, vd.LocalCompute(), "a")
+    assert metadata(done, "power")["fragments_computed"] == 0
+    assert numbers(tmp_path).plan("a..b", store=stored).is_up_to_date, "the former code too"
+
+    write_source(tmp_path / "src" / "a", {"id": [100], "x": [100]}, "more.parquet")
+    done = materialize(edited, vd.LocalCompute(), "a")
+    assert metadata(done, "power")["fragments_computed"] == 1
+    assert read_stage(tmp_path / "store", "numbers", "power", "a")["y"].to_pylist()[-1] == 10_000
+
+
+def test_an_argument_that_changes_nothing_is_adopted_with_warm_workers(tmp_path, stored, cluster):
+    edited = numbers(tmp_path, Product, exponent=7)
+    compute = vd.RayCompute(cluster=cluster)
+    assert edited["power"].adopt(10, store=stored, compute=compute).rows >= 10
+    assert edited.plan(store=stored).is_up_to_date
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"fn": Almost}, r"1 of 30 rows differ from the stored rows: ids 5, in 'y'. The first was"),
+        ({"exponent": 3}, "28 of 30 rows differ"),
+        ({"fn": Fails}, "stored rows cannot be computed again: .*no such weights"),
+        ({"kind": "FLOAT"}, "option 'schema' changed, and only edits of code and of arguments"),
+        ({"on_error": "null"}, "option 'on_error' changed"),
+        ({}, "all stored partitions are of the present definition"),
+    ],
+)
+def test_what_changes_results_is_not_adopted(tmp_path, stored, edit, message):
+    edited = numbers(tmp_path, **edit)
+    before = edited.plan(store=stored).to_dict()
+    with pytest.raises(PlanError, match=message):
+        edited["power"].adopt(store=stored)
+    assert edited.plan(store=stored).to_dict() == before
+    assert numbers(tmp_path).plan(store=stored).is_up_to_date
+
+
+def test_small_differences_of_floats_are_within_the_tolerance(tmp_path, stored):
+    edited = numbers(tmp_path, Slightly)
+    with pytest.raises(PlanError, match="nothing was adopted"):
+        edited["power"].adopt(store=stored, tolerance=1e-9)
+    assert edited["power"].adopt(store=stored).tolerance == 1e-5
+
+
+def test_only_stages_with_code_of_the_user_are_adopted(tmp_path, stored):
+    with pytest.raises(DefinitionError, match="it has no code of yours"):
+        numbers(tmp_path)["last"].adopt(store=stored)
+    with pytest.raises(DefinitionError, match="rows is 0"):
+        numbers(tmp_path, Product)["power"].adopt(0, store=stored)
