@@ -1,0 +1,86 @@
+"""``vane-dagster quarantine``: the failed rows of a stage, grouped by their error."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from vane_dagster._texts import count
+from vane_dagster.cli.store import JsonObject
+from vane_dagster.orchestration.read import open_store
+from vane_dagster.orchestration.read import quarantine as failed_rows
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+
+_SHOWN = 3
+_VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
+"""What differs in messages of one kind: numbers, addresses and quoted values."""
+
+
+@click.command()
+@click.argument("stage")
+@click.option("--partition", "partitions", multiple=True, help="A partition's key. Default: all.")
+@click.option("--store", help="The store's root. Default: $VANE_DAGSTER_STORE, else this user's.")
+@click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with all ids.")
+def quarantine(
+    stage: str,
+    partitions: tuple[str, ...],
+    store: str | None,
+    storage_options: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Lists the quarantined rows of STAGE, as docs/embedding, by the kind of their error.
+
+    Messages that differ in numbers and quoted values alone are of one kind. The most frequent kind
+    is first, with some ids and the partitions to run again.
+    """
+    opened = open_store(store, "--store")
+    if storage_options:
+        opened = Store(Location(opened.root.url, storage_options))
+    rows = failed_rows(stage, [*partitions] or None, store=opened).to_pylist()
+    groups = grouped(rows)
+    if as_json:
+        click.echo(json.dumps(groups, indent=1, default=str))
+    elif not groups:
+        click.echo("No row is quarantined.")
+    for group in () if as_json else groups:
+        click.echo(f"{count(group['rows'], 'row')}: {group['error']}: {group['message']}")
+        click.echo(f"  ids: {_some(group['ids'])}")
+        if group["partitions"] != [None]:
+            click.echo(f"  partitions: {_some(group['partitions'])}")
+    if groups and not as_json:
+        click.echo("Retry them: materialize the stage with retry_quarantined: true in the config.")
+
+
+def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the kinds of errors of quarantined rows, the most frequent first.
+
+    Args:
+        rows: The rows, as of `vane_dagster.quarantine`.
+    """
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        kind = (row["error"], _VARYING.sub("#", row["message"] or ""))
+        new = {
+            "error": row["error"],
+            "message": row["message"],
+            "rows": 0,
+            "ids": [],
+            "partitions": [],
+        }
+        group = groups.setdefault(kind, new)
+        group["rows"] += 1
+        group["ids"].append(row["id"])
+        if row["partition"] not in group["partitions"]:
+            group["partitions"].append(row["partition"])
+    return sorted(groups.values(), key=lambda group: -group["rows"])
+
+
+def _some(values: Sequence[Any]) -> str:
+    more = f" and {len(values) - _SHOWN:,} more" if len(values) > _SHOWN else ""
+    return ", ".join(map(str, values[:_SHOWN])) + more
