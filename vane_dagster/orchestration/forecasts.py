@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import dagster as dg
+
 from vane_dagster._secrets import errors_masked
 from vane_dagster.engine.inference import SchemaInference
 from vane_dagster.errors import DefinitionError, VaneError, names
+from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.forecast import Forecast, forecast
@@ -25,8 +28,8 @@ def make_forecast(pipeline: Pipeline, partitions: Any, select: Any, store: Any) 
     location = f"pipeline {pipeline.name!r}: plan"
     if not pipeline.stages:
         raise DefinitionError(f"{location}: the pipeline has no stages; add one to it")
-    selected = _selected(pipeline, select, location)
-    keys = _partition_keys(pipeline, partitions, location)
+    selected = selected_stages(pipeline, select, location)
+    keys = partition_keys(pipeline, partitions, location)
     opened = open_store(store, location)
 
     unknown: dict[str, str] = {}
@@ -64,7 +67,7 @@ def _forecast(
     return forecast(plan_run(resolved, selected, keys, store, keep=False), store)
 
 
-def _selected(pipeline: Pipeline, select: Any, location: str) -> set[str]:
+def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:
     """Return the stages that a selection names; "+" before or after a name adds those around it."""
     if select is None:
         return set(pipeline.stages)
@@ -87,19 +90,22 @@ def _selected(pipeline: Pipeline, select: Any, location: str) -> set[str]:
     return chosen
 
 
-def _partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[str | None]:
+def partition_order(pipeline: Pipeline) -> DagsterOrder:
+    """Return the order of partitions; those that are added at run time are Dagster's instance's."""
+    definition: Any = pipeline.partitions_def
+    parts = [each.partitions_def for each in getattr(definition, "partitions_defs", ())]
+    is_dynamic = any(isinstance(d, dg.DynamicPartitionsDefinition) for d in (definition, *parts))
+    return DagsterOrder(definition, dg.DagsterInstance.get() if is_dynamic else None)
+
+
+def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[str | None]:
     """Return the partition keys that are asked for: one, several, "first..last", or all."""
     definition = pipeline.partitions_def
     if definition is None:
         if partitions is not None:
             raise DefinitionError(f"{location}: the pipeline has no partitions; leave them out")
         return [None]
-    import dagster as dg
-
-    instance = None
-    if isinstance(definition, (dg.DynamicPartitionsDefinition, dg.MultiPartitionsDefinition)):
-        instance = dg.DagsterInstance.get()
-    known = definition.get_partition_keys(dynamic_partitions_store=instance)
+    known = partition_order(pipeline).all()
     if partitions is None:
         return list(known)
     found: list[str | None] = []

@@ -16,7 +16,7 @@ class DagsterOrder:
     dimension, else the last one.
     """
 
-    def __init__(self, partitions_def: Any, instance: dg.DagsterInstance) -> None:
+    def __init__(self, partitions_def: Any, instance: dg.DagsterInstance | None) -> None:
         self._definition, self._instance = partitions_def, instance
         self._lock = threading.Lock()
         self._keys: Sequence[str] | None = None

@@ -105,6 +105,37 @@ class Pipeline(declared.Pipeline):
 
         return make_forecast(self, partitions, select, store)
 
+    @known_keywords("Pipeline.run")
+    def run(
+        self,
+        partitions: str | Sequence[str] | None = None,
+        *,
+        select: str | Sequence[str] | None = None,
+        store: Any = None,
+        compute: Any = None,
+        force: bool = False,
+        retry_quarantined: bool = False,
+    ) -> None:
+        """Bring stages up to date in a notebook or script, without Dagster's events.
+
+        It computes, checks and commits as a run of Dagster does, in the same store: a run of
+        Dagster that follows finds the results and reports them. Progress and a summary are printed.
+
+        Args:
+            partitions: As for `plan`.
+            select: As for `plan`.
+            store: As for `plan`.
+            compute: A `RayCompute`, or a `LocalCompute`, the default.
+            force: Whether to compute everything again, whatever the store holds.
+            retry_quarantined: Whether to compute rows again that failed.
+
+        Raises:
+            VaneError: If a partition fails; the others are committed.
+        """
+        from vane_dagster.orchestration.plain_run import run
+
+        run(self, partitions, select, store, compute, force, retry_quarantined)
+
     def build_assets(self) -> dg.AssetsDefinition:
         """Build one Dagster `multi_asset` with a selectable asset per stage.
 

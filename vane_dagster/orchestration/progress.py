@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from vane_dagster._secrets import masked
 from vane_dagster._texts import count, duration, rate
@@ -22,9 +22,6 @@ from vane_dagster.events import (
     WorkerReady,
 )
 from vane_dagster.storage.manifest import Manifest
-
-if TYPE_CHECKING:
-    import dagster as dg
 
 _LOG_SECONDS = 5.0
 _WINDOW_SECONDS = 30.0
@@ -61,8 +58,8 @@ class ProgressReport:
                 self._log(f"{stage}: {line}")
 
 
-def log_text(log: dg.DagsterLogManager, event: Event) -> None:
-    """Log an event that is a text, and no other."""
+def log_text(log: Any, event: Event) -> None:
+    """Log an event that is a text, and no other, by `log.info` or `log.warning`."""
     if isinstance(event, Printed):
         log.info(f"{event.stage} printed:\n{masked(event.text.rstrip())}")
     elif isinstance(event, Noticed):

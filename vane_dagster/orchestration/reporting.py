@@ -215,7 +215,7 @@ class RunReport:
             self._failed.append(event)
             if event.because is None:
                 self._roots.append(event)
-                self._log.error(_failure_message(event))
+                self._log.error(failure_message(event))
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
         elif isinstance(event, WaveStarted) and event.count > 1:
@@ -339,7 +339,7 @@ class RunReport:
 
     def _failure(self) -> dg.Failure:
         keys = dict.fromkeys(failure.partition for failure in self._failed)
-        description = "\n\n".join(map(_failure_message, self._roots[:_SHOWN]))
+        description = "\n\n".join(map(failure_message, self._roots[:_SHOWN]))
         if (more := len(self._roots) - _SHOWN) > 0:
             description += f"\n\nThe log has {more} more"
         if len(self._partitions) > 1:
@@ -398,7 +398,7 @@ def _logged_before(
     return {(e.asset_key, e.partition, (e.tags or {}).get(DATA_VERSION)) for e in events if e}
 
 
-def _failure_message(failure: Failed) -> str:
+def failure_message(failure: Failed) -> str:
     """Return the error, prefixed with its stage and partition unless it begins with its stage."""
     text = str(failure.error)
     if text.startswith("stage "):

@@ -147,6 +147,23 @@ def test_a_stage_that_makes_several_rows_of_one_is_foretold_by_its_former_ratio(
     assert (last.rows, last.rows_are) == (80, "about")
 
 
+def test_partitions_of_several_dimensions_are_planned_without_an_instance(tmp_path, monkeypatch):
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    write_source(tmp_path / "src" / "x|1", {"id": range(3)})
+    made = vd.Pipeline(
+        "docs",
+        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
+        id="id",
+        partitions_def=dg.MultiPartitionsDefinition(
+            {name: dg.StaticPartitionsDefinition(keys) for name, keys in (("a", "xy"), ("b", "12"))}
+        ),
+    )
+    made.project("same", ["id"])
+    found = made.plan(store=str(tmp_path / "store"))
+    assert brief(found) == {"same": (0, 1, 3, "exact")}
+    assert sorted(found.unplanned) == ["partition 'x|2'", "partition 'y|1'", "partition 'y|2'"]
+
+
 @pytest.mark.parametrize(
     ("given", "selected"),
     [
