@@ -94,7 +94,7 @@ class StageForecast:
             return
         shared = self.seconds != self.worker_seconds and self.seconds[1] >= 1
         yield _times(self.seconds) + f" ({_times(self.worker_seconds)} of workers)" * shared
-        if self.load_seconds:
+        if self.load_seconds and self.load_seconds >= 1:
             yield f"{duration(self.load_seconds)} to load the model where it is not loaded"
         for amount, unit in ((self.gpu_hours, "GPU hours"), (self.tokens, "tokens")):
             if amount:
@@ -148,7 +148,7 @@ class Forecast:
             lines.append(f"  {stage.stage:{width}}  {first}")
             lines += [f"  {'':{width}}  {line}" for line in others]
         lines += [f"  {what}: {why}" for what, why in self.unplanned.items()]
-        if self.seconds:
+        if self.seconds and sum(bool(stage.fragments) for stage in self.stages) > 1:
             lines.append(f"  in all: {_times(self.seconds)} on the clock")
         return "\n".join(lines)
 

@@ -74,14 +74,17 @@ def test_stages_overlap_at_best_and_follow_each_other_at_worst():
 
 def test_a_forecast_is_text_html_and_plain_values():
     known = stage("a<b", seconds=(60.0, 90.0), worker_seconds=(60.0, 90.0))
-    found = Forecast("docs", [known], {"partition '2026-01-01'": "no files"})
+    found = Forecast("docs", [known, known], {"partition '2026-01-01'": "no files"})
     assert str(found).splitlines() == [
         "pipeline docs: what a run would compute",
         "  a<b  2 of 3 partitions: 1,200 rows in 4 fragments",
         "       because: code of Model changed",
         "       cost: 1 min 0 s to 1 min 30 s",
+        "  a<b  2 of 3 partitions: 1,200 rows in 4 fragments",
+        "       because: code of Model changed",
+        "       cost: 1 min 0 s to 1 min 30 s",
         "  partition '2026-01-01': no files",
-        "  in all: 1 min 0 s to 1 min 30 s on the clock",
+        "  in all: 1 min 0 s to 3 min 0 s on the clock",
     ]
     assert "<td>a&lt;b</td>" in found._repr_html_()
     assert json.loads(json.dumps(found.to_dict()))["stages"][0]["rows"] == 1200
