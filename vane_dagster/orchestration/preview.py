@@ -41,6 +41,11 @@ def preview(
         need = "name one, as partition=" if partition is None else "leave partition out"
         has = "has partitions" if partition is None else "has no partitions"
         raise DefinitionError(f"{location}: preview: the pipeline {has}; {need}")
+    if store is None and not isinstance(compute, (LocalCompute, type(None))):
+        raise DefinitionError(
+            f"{location}: preview: with compute= of a cluster, give store= too, where its workers "
+            "put what they compute for a moment"
+        )
     if pipeline[stage].spec.publishes:
         raise DefinitionError(f"{location}: preview: it publishes; preview the stage that it reads")
     with ExitStack() as stack:

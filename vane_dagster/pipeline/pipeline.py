@@ -101,8 +101,8 @@ class Stage(Rows):
             store: A `FragmentStore` whose stored rows and pinned schemas are used instead of being
                 computed. Needed if the source is another asset's rows. Of a preview only copies of
                 a `local_file` stay there, until ``vane-dagster store gc`` removes them.
-            compute: A `RayCompute`, on whose warm workers it runs and leaves its models loaded, or
-                a `LocalCompute`. Default: subprocesses, which this process keeps for its next
+            compute: A `RayCompute`, on whose warm workers it runs and leaves its models loaded,
+                with a `store`; or a `LocalCompute`. Default: subprocesses, which this process keeps for its next
                 preview or run.
 
         Returns:

@@ -241,7 +241,11 @@ def test_a_preview_leaves_an_empty_store_empty(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({}, "has partitions; name one"), ({"rows": 0, "partition": "a"}, "rows is 0")],
+    [
+        ({}, "has partitions; name one"),
+        ({"rows": 0, "partition": "a"}, "rows is 0"),
+        ({"compute": vd.RayCompute(), "partition": "a"}, "give store= too"),
+    ],
 )
 def test_a_wrong_argument_of_a_preview_is_refused(tmp_path, options, words):
     with pytest.raises(vd.DefinitionError, match=words):
