@@ -102,8 +102,8 @@ class Stage(Rows):
                 computed. Needed if the source is another asset's rows. Of a preview only copies of
                 a `local_file` stay there, until ``vane-dagster store gc`` removes them.
             compute: A `RayCompute`, on whose warm workers it runs and leaves its models loaded,
-                with a `store`; or a `LocalCompute`. Default: subprocesses, which this process keeps for its next
-                preview or run.
+                with a `store`; or a `LocalCompute`. Default: subprocesses, which this process keeps
+                for its next preview or run.
 
         Returns:
             The rows.
