@@ -107,3 +107,40 @@ def build_source(pipeline: Pipeline, options: Asset) -> dg.AssetsDefinition:
     made = decorate(observe_source)
     assert isinstance(made, dg.AssetsDefinition)
     return made
+
+
+class PlanOptions(dg.Config):
+    """Run config of a job that plans a pipeline."""
+
+    partitions: str | None = Field(
+        default=None, description='A partition, "first..last", or several by commas. Default: all.'
+    )
+    select: str | None = Field(
+        default=None,
+        description='Stages, as "clean,embedding+" with those downstream. Default: all.',
+    )
+
+
+def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
+    """Implement `Pipeline.build_plan_job`."""
+    name = f"{pipeline.name}_plan"
+
+    @dg.op(name=name, description="What a run would compute, why, and what it would cost.")
+    def plan(
+        context: dg.OpExecutionContext,
+        config: PlanOptions,
+        store: dg.ResourceParam[FragmentStore],
+    ) -> None:
+        from vane_dagster.orchestration.forecasts import make_forecast
+
+        partitions = config.partitions.split(",") if config.partitions else None
+        found = make_forecast(pipeline, partitions, config.select, store)
+        context.log.info(str(found))
+        text = dg.MetadataValue.md(f"```\n{found}\n```")
+        context.add_output_metadata({"plan": text, "up_to_date": found.is_up_to_date})
+
+    @dg.job(name=name)
+    def job() -> None:
+        plan()
+
+    return job

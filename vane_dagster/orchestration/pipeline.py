@@ -149,6 +149,15 @@ class Pipeline(declared.Pipeline):
 
         return build_assets(self)
 
+    def build_plan_job(self) -> dg.JobDefinition:
+        """Build a Dagster job, ``<pipeline>_plan``, that reports what a run would compute.
+
+        Its metadata has the text of `plan`. It requires the resource ``store``.
+        """
+        from vane_dagster.orchestration.assets import build_plan_job
+
+        return build_plan_job(self)
+
     @known_keywords("build_source")
     def build_source(self, asset: Asset | None = None) -> dg.AssetsDefinition:
         """Build the source as an observable Dagster asset, ``<pipeline>/source``.

@@ -147,6 +147,16 @@ def test_a_stage_that_makes_several_rows_of_one_is_foretold_by_its_former_ratio(
     assert (last.rows, last.rows_are) == (80, "about")
 
 
+def test_a_job_reports_the_plan_in_dagster(tmp_path):
+    job = numbers(tmp_path).build_plan_job()
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    config = {"ops": {job.name: {"config": {"partitions": "a..b", "select": "even"}}}}
+    done = job.execute_in_process(run_config=config, resources={"store": store})
+    (output,) = [e.event_specific_data for e in done.all_events if e.is_successful_output]
+    assert "even  2 of 2 partitions: 200 rows in 2 fragments" in output.metadata["plan"].value
+    assert output.metadata["up_to_date"].value is False
+
+
 def test_partitions_of_several_dimensions_are_planned_without_an_instance(tmp_path, monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
     write_source(tmp_path / "src" / "x|1", {"id": range(3)})
