@@ -229,9 +229,10 @@ def _serve(requests: socket.socket) -> list[str] | None:
             return None
         readable, writable = os.pipe()
         if (between := os.fork()) == 0:
-            if (program := os.fork()) > 0:  # the program's parent ends, and the test adopts it
-                os.write(writable, str(program).encode())
+            if os.fork() > 0:  # the program's parent ends, and the test adopts it
                 os._exit(0)
+            os.setsid()  # before its pid is known, so that it can be killed with its group
+            os.write(writable, str(os.getpid()).encode())
             requests.close()
             os.close(readable)
             os.close(writable)
@@ -248,7 +249,6 @@ def _serve(requests: socket.socket) -> list[str] | None:
 
 def _become(env: Mapping[str, str], descriptors: Mapping[int, int], cwd: str) -> None:
     """Give this process the environment, the file descriptors and the folder of its program."""
-    os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     free = 1 + max(descriptors.values(), default=2)
     above = {fcntl.fcntl(d, fcntl.F_DUPFD, free): number for d, number in descriptors.items()}

@@ -144,7 +144,7 @@ class _Planner:
             self.listed = self.source.list_files(keys, self.location)
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
-        if any(self.latest[stage] for stage in self.selected):
+        if any(self.latest[s] and self.pipeline[s].spec.runs_udf for s in self.selected):
             self._adopt()
 
     def attempt(self, key: str | None) -> PartitionPlan | VaneError:

@@ -43,6 +43,7 @@ def test_a_run_logs_progress_prints_and_a_summary(tmp_path, materialize, local, 
     assert re.search(r"Slow loaded in [\d.]+ s \(worker .*, pid \d+, cpu\)", log)
     assert re.search(
         r"finished in \d.*\n  slept: partitions: 1 committed; 20 rows in .* rows/s; "
+        r"\d\.\d workers busy, \d+% of it in your code; "
         r"fragments: 1 computed, 0 reused\n  model Slow: \d started in \d",
         log,
     ), log
