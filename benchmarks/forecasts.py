@@ -148,7 +148,7 @@ def _outcomes(pipeline: vd.Pipeline, root: Path, keys: list[str]) -> list[Outcom
     store, found = vd.FragmentStore(root=str(root / "store")), []
     with dg.DagsterInstance.local_temp(str(root)) as instance:
         for key in keys:
-            (stage,) = pipeline.plan(key, store=store).stages
+            planned = pipeline.plan(key, store=store).stages
             done = dg.materialize(
                 [pipeline.build_assets()],
                 partition_key=key,
@@ -157,8 +157,8 @@ def _outcomes(pipeline: vd.Pipeline, root: Path, keys: list[str]) -> list[Outcom
             )
             (event,) = done.asset_materializations_for_node(f"{pipeline.name}_pipeline")
             actual = float(event.metadata["worker_seconds"].value)  # type: ignore[arg-type]
-            if stage.worker_seconds is not None:
-                found.append(Outcome(*stage.worker_seconds, actual))
+            if planned and planned[0].worker_seconds:  # not before the first run
+                found.append(Outcome(*planned[0].worker_seconds, actual))
     return found
 
 

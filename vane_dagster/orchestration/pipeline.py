@@ -86,7 +86,7 @@ class Pipeline(declared.Pipeline):
         No code of a stage is called, nothing is committed, and no cluster is started. A source that
         is copied into the store, such as CSV files or rows in memory, is copied now. Costs are
         intervals by the stored rows of each stage: what the fastest and the slowest tenth of them
-        took, 10% wider.
+        took, wider by 10 to 35%, the more the fewer fragments are stored.
 
         Args:
             partitions: A partition key, "first..last", or several of these. Default: all.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +27,7 @@ Known = Literal["exact", "at_most", "about"]
 _ORDER: Sequence[Known] = ("exact", "at_most", "about")
 _MAX_MANIFESTS = 20
 _TAIL = 0.1
-_MARGIN = 0.1
+_MARGIN, _FEW_PARTS_MARGIN = 0.1, 0.25
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,8 @@ class _History:
             if not rates:
                 return None
             low, high = (_quantile(rates, share) for share in (_TAIL, 1 - _TAIL))
-            return low * (1 - _MARGIN) * least, high * (1 + _MARGIN) * most
+            margin = _MARGIN + _FEW_PARTS_MARGIN / math.sqrt(len(rates))
+            return low * (1 - margin) * least, high * (1 + margin) * most
 
         work = of(lambda part: part.made.seconds if part.made else None)
         if work is None:
