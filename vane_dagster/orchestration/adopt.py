@@ -34,6 +34,7 @@ from vane_dagster.storage.reader import find_all
 from vane_dagster.storage.store import Store
 
 _MAX_PARTITIONS = 8
+_MAX_FRAGMENTS = 25
 _ADOPTABLE = ("code", "argument")
 
 
@@ -133,7 +134,7 @@ def _compare(
 ) -> int:
     """Compute some stored rows again; return their number, or raise if one differs."""
     share = -(-rows // len(manifests))
-    sample = plan_sample(pipeline, stage, manifests, store, share, seed)
+    sample = plan_sample(pipeline, stage, manifests, store, share, seed, _MAX_FRAGMENTS)
     results = _Results(failed=[str(error) for error in sample.plan.failed.values()])
     run_id = f"adopt-{secrets.token_hex(4)}"
     run = RunContext(store, run_id, CheckRunner(pipeline, store), results.listen)

@@ -29,7 +29,7 @@ from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
 MAX_FRAGMENTS = 4
-"""Maximum number of fragments per partition in a sample, since each is read as a whole."""
+"""Fragments of a partition in the sample of a check, since each is read as a whole."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,9 @@ def plan_sample(
     store: Store,
     rows: int,
     seed: int,
+    fragments: int = MAX_FRAGMENTS,
 ) -> SamplePlan:
-    """Plan to recompute some rows of a stage."""
+    """Plan to recompute some rows of a stage, from at most so many fragments of each partition."""
     source, rule = pipeline.source.bind(store), fragment_rule(pipeline, store)
     listed: Mapping[str | None, Listed] = {}
     if SOURCE in pipeline[stage].spec.upstream:
@@ -83,7 +84,7 @@ def plan_sample(
     for key, manifest in manifests.items():
         planner = _Sampler(pipeline, stage, manifest, store, source, rule, listed.get(key, ()))
         try:
-            partition, sampled[key] = planner.plan(rows, seed)
+            partition, sampled[key] = planner.plan(rows, seed, fragments)
         except VaneError as error:
             failed[key] = error
             continue
@@ -99,15 +100,17 @@ def plan_sample(
     return SamplePlan(plan, sampled, definition)
 
 
-def choose(counts: Mapping[int, int], rows: int, seed: int) -> dict[int, tuple[int, ...]]:
-    """Choose rows at random, from at most `MAX_FRAGMENTS` fragments."""
+def choose(
+    counts: Mapping[int, int], rows: int, seed: int, fragments: int = MAX_FRAGMENTS
+) -> dict[int, tuple[int, ...]]:
+    """Choose rows at random, from at most so many fragments."""
     random = np.random.default_rng(seed)
     indexes = [index for index, count in counts.items() if count]
     if not indexes:
         return {}
     shares = np.array([counts[index] for index in indexes], float)
     few = random.choice(
-        indexes, min(len(indexes), MAX_FRAGMENTS), replace=False, p=shares / shares.sum()
+        indexes, min(len(indexes), fragments), replace=False, p=shares / shares.sum()
     )
     edges = np.cumsum([0, *(counts[int(index)] for index in sorted(few))])
     total = int(edges[-1])
@@ -139,7 +142,7 @@ class _Sampler:
         where = "" if manifest.partition is None else f", partition {manifest.partition!r}"
         self._location = f"stage '{pipeline.name}/{stage}'{where}"
 
-    def plan(self, rows: int, seed: int) -> tuple[PartitionPlan, Sampled]:
+    def plan(self, rows: int, seed: int, most: int) -> tuple[PartitionPlan, Sampled]:
         manifest, stage = self._manifest, self._stage
         keys = tuple(key.column for key in self._pipeline._keys_of(stage))
         if manifest.keys and tuple(manifest.keys) != keys:
@@ -155,7 +158,7 @@ class _Sampler:
             if listed is None or all(span.url in listed for span in fragment.spans):
                 own = fragment.stop - fragment.start
                 counts[index] = own if base == SOURCE else inputs[base].parts[index].rows
-        chosen = choose(counts, rows, seed)
+        chosen = choose(counts, rows, seed, most)
         changed = len(manifest.fragments) - len(counts)
         fragments = tuple(manifest.fragments[i] for i in chosen)
         few = {s: replace(m, parts=[m.parts[i] for i in chosen]) for s, m in inputs.items()}
