@@ -199,7 +199,7 @@ def test_a_run_that_waits_for_a_lease_can_be_cancelled(ray_compute):
     with pytest.raises(Cancelled):
         backend.lease("run-2", [other], stop, waits=Waits(events.append))
     text = "waiting for Theirs: its resources are leased or awaited by run run-1"
-    assert events == [Waiting("lease", text, ("run-1",))]
+    assert events == [Waiting(text, ("run-1",))]
     lease.release()
     backend.lease("run-3", [other]).release()
     assert [pool["label"] for pool in listed()] == ["Theirs"]
