@@ -44,18 +44,6 @@ class Model:
         return {"id": ids, "out": [self.factor * n for n in ids], "pid": [os.getpid()] * len(ids)}
 
 
-class Chained:
-    """Adds to what a model before it gave."""
-
-    def __init__(self, log: str, plus: int) -> None:
-        self.plus = plus
-        note(Path(log) / "loads", os.getpid())
-
-    def __call__(self, batch):
-        outs = [n + self.plus for n in batch["out"].to_pylist()]
-        return {"id": batch["id"], "out": outs, "pid": [os.getpid()] * len(outs)}
-
-
 def note(file: Path, *values: int) -> None:
     file.parent.mkdir(exist_ok=True, parents=True)
     with open(file, "a") as opened:

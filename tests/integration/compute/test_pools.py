@@ -127,18 +127,6 @@ def test_a_pool_goes_when_another_needs_what_it_holds(tmp_path, ray_compute, mat
         ray.kill(pool_manager)
 
 
-def test_three_models_that_need_all_run_wave_by_wave(tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
-    one = add(pipeline, "one", tmp_path, **ONE)
-    two = add(one, "two", tmp_path, Chained, plus=1, **ONE)
-    add(two, "three", tmp_path, Chained, plus=10, **ONE)
-
-    materialize(pipeline, local)
-
-    assert rows(tmp_path, "three")["out"].to_pylist() == [2 * n + 11 for n in range(60)]
-    assert len(set(noted(tmp_path / "loads"))) == 3
-
-
 def test_runs_that_want_each_others_models_never_deadlock(tmp_path, ray_compute):
     threads, ended = [], []
 
