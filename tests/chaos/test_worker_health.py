@@ -11,11 +11,18 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 import vane_dagster as vd
 from support.data import read_stage
 from support.results import failure, metadata
 from support.unhealthy import ROWS, noted, pipeline
+from support.warm_workers import WarmLocal
+
+
+@pytest.fixture
+def local() -> vd.LocalCompute:
+    return WarmLocal(num_cpus=2)
 
 
 def pids(folder: Path, name: str) -> Counter[str]:
@@ -110,11 +117,11 @@ def read(tmp_path: Path) -> pa.Table:
 
 def test_a_start_that_takes_too_long_tells_where_it_is(tmp_path, cluster, materialize):
     compute = vd.RayCompute(cluster=cluster)
-    docs = pipeline(tmp_path, Stuck, startup_timeout_s=12)
+    docs = pipeline(tmp_path, Stuck, startup_timeout_s=3)
 
     message = failure(materialize(docs, compute, raises=False))
 
-    assert "Stuck was not constructed within 12 seconds" in message
+    assert "Stuck was not constructed within 3 seconds" in message
     assert "raise startup_timeout_s" in message
     assert "in waits_for_its_weights" in message
     assert "local_worker.py" not in message
