@@ -19,15 +19,9 @@ from support.poison import (
     EXCEPTIONS,
 )
 from support.results import failure
-from support.warm_workers import WarmLocal
 
 ROWS = 20
 BAD = 7
-
-
-@pytest.fixture
-def local() -> vd.LocalCompute:
-    return WarmLocal(num_cpus=2)
 
 
 # In a run

@@ -36,7 +36,6 @@ from support.damage import (
 )
 from support.data import read_stage, write_source
 from support.results import failure, metadata
-from support.warm_workers import WarmLocal
 from vane_dagster.engine import committer
 from vane_dagster.storage.damage import damage_of
 from vane_dagster.storage.filesystem import TEMPORARY, Location
@@ -70,12 +69,6 @@ def source(tmp_path: Path) -> Path:
     notes = [f"{i:04}" * 50 for i in range(ROWS)]
     rows = {"id": range(ROWS), "x": range(ROWS), "note": notes}
     return write_source(tmp_path / "src", rows, row_group_size=10, compression="none")
-
-
-@pytest.fixture
-def local() -> vd.LocalCompute:
-    """Workers that stay: no test here ends them."""
-    return WarmLocal(num_cpus=2)
 
 
 def rows_of(tmp_path: Path, stage: str, column: str) -> list[int]:

@@ -11,18 +11,12 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 import vane_dagster as vd
 from support.data import read_stage
+from support.pool_models import alive, until
 from support.results import failure, metadata
 from support.unhealthy import ROWS, noted, pipeline
-from support.warm_workers import WarmLocal
-
-
-@pytest.fixture
-def local() -> vd.LocalCompute:
-    return WarmLocal(num_cpus=2)
 
 
 def pids(folder: Path, name: str) -> Counter[str]:
@@ -127,10 +121,7 @@ def test_a_start_that_takes_too_long_tells_where_it_is(tmp_path, cluster, materi
     assert "local_worker.py" not in message
     assert "threading.py" not in message
     pid = int((tmp_path / "loads").read_text())
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
-        assert time.monotonic() < deadline, "the worker was left"
-        time.sleep(0.1)
+    until(lambda: not alive(pid), "the worker ends")
 
 
 def test_a_start_that_lets_nobody_answer_ends_its_process():
