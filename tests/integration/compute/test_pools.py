@@ -22,7 +22,6 @@ import vane_dagster as vd
 from support.pool_models import (  # noqa: F401  # fixtures
     ONE,
     SCHEMA,
-    Chained,
     add,
     alive,
     all_loaded,
