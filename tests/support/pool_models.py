@@ -61,7 +61,7 @@ def docs(tmp_path: Path, rows: int = 60) -> vd.Pipeline:
 
 def add(above: Any, name: str, tmp_path: Path, model: type = Model, **settings: Any) -> vd.Stage:
     """Adds a stage of `Model` to a pipeline; what the class takes is sorted out."""
-    own = {k: settings.pop(k) for k in ("factor", "sleep", "needs", "plus") if k in settings}
+    own = {k: settings.pop(k) for k in ("factor", "sleep", "needs") if k in settings}
     given = {"batch_size": 5, "concurrency": 1, **settings}
     kwargs = {"log": str(tmp_path), **own}
     return above.map_batches(
