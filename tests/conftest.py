@@ -108,9 +108,9 @@ def compute(request: pytest.FixtureRequest) -> Any:
 def local(request: pytest.FixtureRequest) -> vd.LocalCompute:
     """Subprocesses alone, for what does not depend on where the work is done.
 
-    They start fast, except where a test kills them or loads an engine in them.
+    They start fast, except where a test loads an engine in them.
     """
-    is_real = request.path.relative_to(TESTS).parts[0] in ("chaos", "providers")
+    is_real = request.path.relative_to(TESTS).parts[0] == "providers"
     kind = EndingLocal if is_real else WarmLocal
     return kind(num_cpus=2, resources={"accelerator": 1})
 

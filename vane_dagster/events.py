@@ -220,16 +220,12 @@ class Waiting:
     """The run waits for other runs, or stopped waiting.
 
     Attributes:
-        reason: "lease" or "fragments". There is one wait for each reason at a time.
         text: A sentence for people.
         runs: Ids of the runs ahead of it, if known.
-        over: Whether the wait has ended.
     """
 
-    reason: str
     text: str
     runs: tuple[str, ...] = ()
-    over: bool = False
 
 
 @dataclass(frozen=True)

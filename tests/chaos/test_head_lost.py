@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from support.data import write_source
 from support.paths import TESTS
+from support.pool_models import until
 from support.pools_process import MODELS
 from vane_dagster.compute import head_watch
 from vane_dagster.compute.local_head import Head, LocalHead
@@ -74,11 +74,7 @@ def test_a_run_fails_by_an_error_of_ours(lost, head, tmp_path):
         text=True,
         env={**clean, head_watch.RECONNECT: "6"},
     )
-    deadline = time.monotonic() + 90
-    while not (tmp_path / "calls").exists():
-        assert time.monotonic() < deadline, "nothing was computed"
-        assert run.poll() is None, run.communicate()[0]
-        time.sleep(0.05)
+    until((tmp_path / "calls").exists, "it computes", 90)
 
     os.kill(head.pid if lost == "gcs" else head.raylet_pid, signal.SIGKILL)
 

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from support.pool_models import until
 from vane_dagster.cli.main import main
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.compute.local_heads import running_heads
@@ -65,13 +64,6 @@ def last_used(local: LocalHead) -> float:
     return use.last_used
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_an_idle_head_ends_and_the_next_run_starts_another(tmp_path: Path) -> None:
     local = LocalHead(home=tmp_path, name="idle")
     try:
@@ -80,12 +72,12 @@ def test_an_idle_head_ends_and_the_next_run_starts_another(tmp_path: Path) -> No
         assert first is not None
         (watcher,) = watchers(local)
         begun = last_used(local)
-        until(lambda: last_used(local) > begun + 1.2)  # twice the idle time
+        until(lambda: last_used(local) > begun + 1.2, "it is used")  # twice the idle time
         assert first.alive()  # a driver is connected
 
         # A watcher that was killed is replaced by the next driver, and 0 is never.
         os.kill(watcher, signal.SIGKILL)
-        until(lambda: not watchers(local))
+        until(lambda: not watchers(local), "the watcher ends")
         two = Driver(tmp_path, 0)
         assert not watchers(local)
         two.end()
@@ -95,8 +87,8 @@ def test_an_idle_head_ends_and_the_next_run_starts_another(tmp_path: Path) -> No
         assert local.find() == first
         three.end()
 
-        until(lambda: not first.alive())
-        until(lambda: marked(local.mark) == {})
+        until(lambda: not first.alive(), "the head ends", 60)
+        until(lambda: marked(local.mark) == {}, "its processes end")
         assert local.read() is None
         assert "stopped the head at" in local.watcher_log.read_text()
         assert Path(first.session_dir, "logs").is_dir()

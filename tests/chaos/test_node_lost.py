@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 
 from support.data import read_stage, write_source
 from support.heads import ENTRY, head
+from support.pool_models import noted, until
 from support.pools_process import Process
 
 ROWS = 400
@@ -72,11 +72,7 @@ def test_a_node_is_lost_with_its_workers_and_tables(cluster_of_three, tmp_path):
         "two": {**given, "fn_constructor_kwargs": {"sleep": 0.05}},
     }
     run = Process(tmp_path, stages, "a", address=address)
-    calls, deadline = tmp_path / "calls", time.monotonic() + 90
-    while not calls.exists() or len(calls.read_text().split()) < 100:
-        assert time.monotonic() < deadline, "nothing was computed"
-        assert run.process.poll() is None, run.failed()
-        time.sleep(0.05)
+    until(lambda: len(noted(tmp_path / "calls")) >= 100, "it computes", 90)
 
     os.killpg(lost.pid, signal.SIGKILL)
 
@@ -95,18 +91,13 @@ def test_a_row_is_not_blamed_for_the_nodes_that_are_lost_with_it(cluster_of_thre
     stage = {**row, "on_error": "quarantine", "fn_constructor_kwargs": {"sleep": 5.0}}
     with node(address):
         run = Process(tmp_path, {"one": stage}, "a", address=address)
-        calls, deadline = tmp_path / "calls", time.monotonic() + 120
         for lost in range(2):
-            while not calls.exists() or len(calls.read_text().split()) <= lost:
-                assert time.monotonic() < deadline, "the row was not sent again"
-                assert run.process.poll() is None, run.failed()
-                time.sleep(0.05)
-            worker = int((tmp_path / "loads").read_text().split()[-1])
-            machine = os.getsid(worker)
+            until(lambda n=lost: len(noted(tmp_path / "calls")) > n, "the row is sent again", 120)
+            machine = os.getsid(noted(tmp_path / "loads")[-1])
             for process in psutil.process_iter():
                 with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                     if os.getsid(process.pid) == machine:
                         process.kill()
         run.done()
     assert read_stage(tmp_path / "store", "docs", "one", "a")["id"].to_pylist() == [1]
-    assert len(calls.read_text().split()) == 3
+    assert len(noted(tmp_path / "calls")) == 3

@@ -77,27 +77,16 @@ def pipeline(tmp_path: Path, fn, kinds=(), rows=0, **kwargs) -> vd.Pipeline:
 
 
 @pytest.mark.parametrize(
-    ("fn", "timeout_s"),
-    [(output, 60), (in_a_task, None)],
+    ("fn", "timeout_s", "on_ray"), [(output, 60, True), (in_a_task, None, False)]
 )
-def test_each_poison_row_is_quarantined_alone(fn, timeout_s, tmp_path, local, materialize):
+def test_each_poison_row_is_quarantined_alone(
+    fn, timeout_s, on_ray, tmp_path, local, cluster, materialize
+):
     kinds = list(EXCEPTIONS)
     docs = pipeline(tmp_path, fn, kinds, timeout_s=timeout_s)
 
-    materialize(docs, local)
+    materialize(docs, vd.RayCompute(cluster=cluster) if on_ray else local)
 
-    check_poison(tmp_path, kinds)
-
-
-def test_each_poison_row_is_quarantined_alone_on_ray(tmp_path, cluster, materialize):
-    kinds = list(EXCEPTIONS)
-
-    materialize(pipeline(tmp_path, plain, kinds), vd.RayCompute(cluster=cluster))
-
-    check_poison(tmp_path, kinds)
-
-
-def check_poison(tmp_path: Path, kinds: list[str]) -> None:
     ys = read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
     assert ys == [2 * i for i in range(len(kinds), len(kinds) + ROWS)]
     rows = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()

@@ -11,7 +11,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +41,7 @@ from vane_dagster.storage.damage import damage_of
 from vane_dagster.storage.filesystem import TEMPORARY, Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.publish.base import publish as committer_publish
-from vane_dagster.storage.store import Store, read_part_info
+from vane_dagster.storage.store import read_part_info
 
 ROWS = 30
 
@@ -136,79 +135,6 @@ def test_a_full_disk(tiny, tmp_path, source, local, materialize):
     filling.unlink()
     materialize(make(tmp_path), local)
     assert rows_of(tmp_path, "negate", "z") == [-2 * x for x in range(1, ROWS + 1)]
-
-
-LIMITED = """
-    import resource, signal, sys
-    from vane_dagster.storage.filesystem import Location
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    try:
-        Location(sys.argv[1]).write("f", bytes(5000))
-    except Exception as error:
-        print(type(error).__name__, error)
-"""
-
-
-def test_a_file_that_may_not_be_that_large(tmp_path):
-    code = "\n".join(line[4:] for line in LIMITED.splitlines())
-    Location(str(tmp_path)).write("f", b"before")
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("StoreError")
-    assert "A file may not be that large there" in done.stdout
-    assert [p.name for p in tmp_path.iterdir()] == ["f"]
-    assert (tmp_path / "f").read_bytes() == b"before"
-
-
-DENIED = """
-    import os, sys
-    from vane_dagster.storage.filesystem import Location
-    folder = Location(sys.argv[1])
-    folder.names()
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-    for action in (
-        lambda: folder.write("f", b"new"),
-        lambda: folder.child("deeper").write("f", b"new"),
-        lambda: folder.delete(["f"]),
-        lambda: folder.child("closed").names(),
-        lambda: folder.child("closed").entries(),
-    ):
-        try:
-            action()
-            print("done")
-        except Exception as error:
-            print(type(error).__name__, error)
-"""
-
-
-def test_permission_is_denied():
-    """As another user, where this one may do everything."""
-    import shutil
-    import tempfile
-
-    place = Path(tempfile.mkdtemp(prefix="vane-denied-", dir="/tmp"))
-    try:
-        (place / "f").write_bytes(b"before")
-        (place / "closed").mkdir(mode=0o000)
-        place.chmod(0o555)
-        code = "\n".join(line[4:] for line in DENIED.splitlines())
-        command = [sys.executable, "-c", code, str(place)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        lines = done.stdout.splitlines()
-        assert len(lines) == 5
-        for line, verb in zip(lines, ["written", "written", "deleted from", "listed", "listed"]):
-            assert line.startswith("StoreError"), line
-            assert f"cannot be {verb}" in line
-            assert "Permission is denied: give the user or the credentials" in line
-        assert (place / "f").read_bytes() == b"before"
-    finally:
-        place.chmod(0o755)
-        (place / "closed").chmod(0o755)
-        shutil.rmtree(place)
 
 
 @pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
@@ -571,47 +497,3 @@ def test_reads_and_listings_go_on_after_faults(kind, faulty, bucket):
     faults.add("503", 2, "POST")
     bucket.delete([info.name])
     assert bucket.names() == {}
-
-
-def test_a_run_with_an_s3_that_fails_now_and_then(faulty, tmp_path, source, local):
-    """503s and cut connections in all phases; then one for good, and a run that repairs it."""
-    faults, options = faulty
-    url = f"s3://lake/{tmp_path.name}"
-    given = {**options, "config_kwargs": {"read_timeout": 20}}
-
-    def run(raises: bool = True) -> dg.ExecuteInProcessResult:
-        store = vd.FragmentStore(root=url, storage_options=given)
-        resources = {"compute": local, "store": store}
-        return dg.materialize(
-            [make(tmp_path).build_assets()], resources=resources, raise_on_error=raises
-        )
-
-    def negated() -> list[int]:
-        opened = Store(Location(url, given))
-        found = opened.in_force("docs", "negate", None)
-        assert found is not None
-        folder = opened.parts("docs", "negate", None)
-        tables = [read_part(folder, part.name) for part in found.parts]
-        return pa.concat_tables(tables)["z"].to_pylist()
-
-    for kind in ("503", "cut"):
-        faults.add(kind, 3, "PUT", "/parts/")
-        faults.add(kind, 2, "PUT", "/manifests/")
-        faults.add(kind, 2, "GET")
-    run()
-    assert faults.done.count("503") >= 6
-    assert faults.done.count("cut") >= 4
-    assert negated() == NEGATED
-
-    rows = {"id": range(ROWS), "x": range(1, ROWS + 1), "note": ["new"] * ROWS}
-    write_source(tmp_path / "src", rows)
-    given["config_kwargs"] = {"retries": {"max_attempts": 0}}
-    faults.rules.clear()
-    faults.add("503", 10_000, "PUT", "/negate/")
-    message = failure(run(raises=False))
-    assert "docs/negate" in message
-    assert "tried several times" in message
-    assert negated() == NEGATED
-    faults.rules.clear()
-    run()
-    assert negated() == [-2 * x for x in range(1, ROWS + 1)]

@@ -44,18 +44,6 @@ class Model:
         return {"id": ids, "out": [self.factor * n for n in ids], "pid": [os.getpid()] * len(ids)}
 
 
-class Chained:
-    """Adds to what a model before it gave."""
-
-    def __init__(self, log: str, plus: int) -> None:
-        self.plus = plus
-        note(Path(log) / "loads", os.getpid())
-
-    def __call__(self, batch):
-        outs = [n + self.plus for n in batch["out"].to_pylist()]
-        return {"id": batch["id"], "out": outs, "pid": [os.getpid()] * len(outs)}
-
-
 def note(file: Path, *values: int) -> None:
     file.parent.mkdir(exist_ok=True, parents=True)
     with open(file, "a") as opened:
@@ -73,7 +61,7 @@ def docs(tmp_path: Path, rows: int = 60) -> vd.Pipeline:
 
 def add(above: Any, name: str, tmp_path: Path, model: type = Model, **settings: Any) -> vd.Stage:
     """Adds a stage of `Model` to a pipeline; what the class takes is sorted out."""
-    own = {k: settings.pop(k) for k in ("factor", "sleep", "needs", "plus") if k in settings}
+    own = {k: settings.pop(k) for k in ("factor", "sleep", "needs") if k in settings}
     given = {"batch_size": 5, "concurrency": 1, **settings}
     kwargs = {"log": str(tmp_path), **own}
     return above.map_batches(

@@ -36,7 +36,7 @@ class Waits:
         """Report that the run waits. Call this repeatedly while the wait lasts."""
         now = self._clock()
         wait = self._waits.setdefault(reason, _Wait(now))
-        event = Waiting(reason, text, tuple(runs))
+        event = Waiting(text, tuple(runs))
         if now - wait.since < after or event == wait.event:
             return
         if now - self._reported_at.get(reason, -math.inf) >= _MIN_SECONDS:
@@ -53,7 +53,7 @@ class Waits:
         wait = self._waits.pop(reason, None)
         if wait is not None and wait.event is not None:
             seconds = self._clock() - wait.since
-            self._emit(Waiting(reason, f"{text} ({seconds:.0f} s)", wait.event.runs, over=True))
+            self._emit(Waiting(f"{text} ({seconds:.0f} s)", wait.event.runs))
 
 
 def short(runs: Sequence[str]) -> str:

@@ -485,8 +485,6 @@ def advice(error: Exception) -> str:
             "The disk is full: make room there, or have the store elsewhere, and run again; what "
             "is finished is kept"
         )
-    if number == errno.EFBIG:
-        return "A file may not be that large there: raise the limit, or set fewer fragment_rows"
     if isinstance(error, PermissionError) or number == errno.EROFS:
         return (
             "Permission is denied: give the user or the credentials of this process the right to "

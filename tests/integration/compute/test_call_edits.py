@@ -15,7 +15,6 @@ from support.data import read_stage, write_source
 from support.edits import Project
 from support.prompts import Reversed
 from support.results import metadata
-from support.warm_pools import clear
 from support.warm_workers import ForkedLocal, end_waiting
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
@@ -58,11 +57,6 @@ class Model(Base):
         return {"id": ids, "out": [self.made(n) for n in ids], "pid": [os.getpid()] * len(ids)}
 
 
-def plain(batch):
-    ids = batch["id"].to_pylist()
-    return {"id": ids, "out": [FACTOR * n for n in ids], "pid": [os.getpid()] * len(ids)}
-
-
 def asks(row):
     return f"{os.getpid()} row {row['id'] + helpers.more(0)}"
 
@@ -79,25 +73,6 @@ def uses(row):
 """
 
 
-@pytest.fixture
-def compute(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Subprocesses; or Ray for a test that asks for it, without models' pools before and after.
-
-    What is loaded again follows from a model's identity, and is decided in the worker: that is the
-    same for both.
-    """
-    if getattr(request, "param", "local") == "local":
-        yield ForkedLocal(num_cpus=2)
-        end_waiting()
-        return
-    cluster = request.getfixturevalue("cluster")
-    cluster.connect()
-    clear()
-    yield vd.RayCompute(cluster=cluster)
-    cluster.connect()
-    clear()
-
-
 class Runs:
     """Runs of one pipeline, before and after edits of its models."""
 
@@ -105,11 +80,11 @@ class Runs:
         self.project, self._folder, self._compute = project, tmp_path, compute
         self._materialize = materialize
 
-    def run(self, model: str = "Model", tag: str = "", force: bool = False) -> Any:
+    def run(self, tag: str = "", force: bool = False) -> Any:
         """Materializes; gives the metadata, the rows' outputs, the pids, and the code version."""
         docs = vd.Pipeline("docs", source=vd.parquet(str(self._folder / "src")), id="id")
-        found = self.project.load(model, "models")
-        kwargs = {"log": str(self._folder), "tag": tag} if isinstance(found, type) else None
+        found = self.project.load("Model", "models")
+        kwargs = {"log": str(self._folder), "tag": tag}
         docs.map_batches(
             "out", found, schema=SCHEMA, batch_size=5, concurrency=1, fn_constructor_kwargs=kwargs
         )
@@ -154,18 +129,16 @@ class Runs:
 
 
 @pytest.fixture
-def runs(
-    tmp_path: Path, materialize: Any, compute: Any, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Runs]:
+def runs(tmp_path: Path, materialize: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     project = Project(tmp_path / "models")
     monkeypatch.syspath_prepend(str(project.root))
     project.write(models=MODELS, helpers="def more(n):\n    return 100\n")
     write_source(tmp_path / "src", {"id": range(ROWS)})
-    yield Runs(project, tmp_path, materialize, compute)
+    yield Runs(project, tmp_path, materialize, ForkedLocal(num_cpus=2))
     project.forget()
+    end_waiting()
 
 
-@pytest.mark.parametrize("compute", ["local", "ray"], indirect=True)
 def test_each_edit_of_the_code_loads_the_model_again(runs):
     _, out, pid = runs.run()
     assert out == [5 + 2 * n + 100 for n in range(ROWS)]
@@ -199,14 +172,6 @@ def test_weights_that_a_call_has_changed_are_not_used_after_an_edit(runs):
     found, out, _ = runs.run()
     assert out == [2 * n + 100 for n in range(ROWS)]
     assert found["model_loads"] == 1
-
-
-def test_an_edited_function_runs_in_another_worker(runs):
-    _, out, pid = runs.run("plain")
-    runs.project.edit("models.py", "FACTOR = 2", "FACTOR = 3")
-    _, edited, other = runs.run("plain")
-    assert edited == [3 * n for n in range(ROWS)] != out
-    assert pid != other
 
 
 def test_a_forced_run_keeps_a_model_only_if_the_same_files_made_it(runs):

@@ -9,7 +9,6 @@ import os
 import platform
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -30,6 +29,8 @@ from support.head_processes import (
     processes_of,
     python,
 )
+from support.heads import free_port
+from support.pool_models import until
 from vane_dagster.cli.main import main
 from vane_dagster.compute import connection, local_head, processes
 from vane_dagster.compute.connection import LOOPBACK_ONLY, connect
@@ -186,7 +187,9 @@ def test_every_socket_listens_on_loopback(shared: Shared) -> None:
         """,
         shared.home,
     )
-    wait_for_agents(shared)
+    agents = ("dashboard_agent_listen_port", "metrics_export_port", "runtime_env_agent_port")
+    session = Path(shared.head.session_dir)
+    until(lambda: all(list(session.glob(f"{name}_*")) for name in agents), "Ray's agents listen")
     listening = listening_sockets(processes_of(shared.local))
     titles = {title.split()[0].rpartition("/")[2] for _, title in listening}
     assert {"gcs_server", "raylet", "ray::Actor"} <= titles
@@ -195,15 +198,6 @@ def test_every_socket_listens_on_loopback(shared: Shared) -> None:
     assert not any("ray.util.client.server" in title for _, title in listening)
     # The same by the code's own list: `stop` knows every process that holds a socket.
     assert set(listening_sockets(set(marked(str(shared.local.temp_dir))))) == set(listening)
-
-
-def wait_for_agents(shared: Shared) -> None:
-    deadline = time.monotonic() + 30
-    wanted = ("dashboard_agent_listen_port", "metrics_export_port", "runtime_env_agent_port")
-    session = Path(shared.head.session_dir)
-    while not all(list(session.glob(f"{name}_*")) for name in wanted):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def listening_sockets(pids: set[int]) -> list[tuple[str, str]]:
@@ -265,11 +259,6 @@ def test_connect_from_a_thread(shared: Shared) -> None:
         print(ray.is_initialized())
     """
     assert driven(code, shared.home).stdout == "True\n"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def test_connect_fails_at_once_where_nothing_answers(shared: Shared) -> None:
@@ -372,10 +361,7 @@ def test_drivers_are_seen_whatever_they_connect_by(
     finally:
         plain.kill()
         plain.communicate()
-    deadline = time.monotonic() + 10
-    while drivers(mark, shared.head.address):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not drivers(mark, shared.head.address), "the driver is gone")
 
 
 DENIED = psutil.AccessDenied()
@@ -473,45 +459,6 @@ def test_a_failing_start_says_why(tmp_path: Path) -> None:
     assert local.log_path.is_file()
     assert local.find() is None
     local.stop()
-    assert_nothing_left(local)
-
-
-FIRST_RUN = """
-    import sys
-    import dagster as dg, pyarrow as pa, pyarrow.parquet as pq
-    import vane_dagster as vd
-
-    def plus_one(batch):
-        return {"n": [number + 1 for number in batch["n"].to_pylist()]}
-
-    if __name__ == "__main__":
-        folder = sys.argv[1]
-        pq.write_table(pa.table({"id": [0, 1], "n": [0, 1]}), f"{folder}/a.parquet")
-        docs = vd.Pipeline("docs", source=vd.parquet(folder), id="id")
-        workers = vd.Workers(execution_backend="subprocess_task")
-        there = docs.map_batches("there", plus_one, schema={"n": "BIGINT"}, concurrency=workers)
-        docs.project("plain", ["n"])
-        store = vd.FragmentStore(root=f"{folder}/store")
-        compute = vd.RayCompute(cluster=vd.LocalCluster(num_cpus=2))
-        dg.materialize([docs.build_assets()], resources={"compute": compute, "store": store})
-        print(vd.load(there, store=store)["n"].to_pylist())
-"""
-
-
-def test_the_first_run_of_a_machine_has_stages_in_subprocesses(tmp_path: Path) -> None:
-    """The head is not running yet when the run is validated."""
-    home = tmp_path / "home"
-    home.mkdir(0o700)
-    program = tmp_path / "first_run.py"
-    program.write_text(textwrap.dedent(FIRST_RUN))
-    local = LocalHead(num_cpus=2, home=home)
-    try:
-        program_of_user = [str(program), str(tmp_path)]
-        done = forked.run(program_of_user, driver_environment(home), tmp_path, timeout=180)
-        assert done.stdout == "[1, 2]\n", done.stderr[-3000:]
-        assert local.find() is not None
-    finally:
-        local.stop()
     assert_nothing_left(local)
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from support.server_processes import (
     FAST,
@@ -43,16 +44,14 @@ def assert_nothing_is_left(worker: Worker) -> None:
     until(lambda: not folder.exists())
 
 
-def test_a_killed_worker(tmp_path):
-    one = worker(tmp_path)
+@pytest.mark.parametrize("group", [False, True])
+def test_a_killed_worker(group, tmp_path):
+    one = worker(tmp_path, "import os; os.setsid()" if group else "")
     assert not tree(one.process.pid), "Ray kills the child processes of a worker that it ends"
-    one.kill()
-    assert_nothing_is_left(one)
-
-
-def test_a_worker_killed_with_its_process_group(tmp_path):
-    one = worker(tmp_path, "import os; os.setsid()")
-    os.killpg(one.process.pid, signal.SIGKILL)
+    if group:
+        os.killpg(one.process.pid, signal.SIGKILL)
+    else:
+        one.process.kill()
     one.close()
     assert_nothing_is_left(one)
 
@@ -80,25 +79,16 @@ def test_a_worker_killed_after_it_has_forked(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_worker_killed_while_its_server_starts(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_worker_ended_while_its_server_starts(number, tmp_path):
     children = tmp_path / "children"
     made = launch("--leak-children", 2, "--children", children, "--warm-up-seconds", 100)
     one = Worker(made)
     until(lambda: children.exists() and len(children.read_text().split()) == 2)
     one.pids = one.descendants()
-    one.kill()
-    until(lambda: not left(one.pids))
-
-
-def test_an_interrupt_of_the_start_ends_the_server(tmp_path):
-    children = tmp_path / "children"
-    made = launch("--leak-children", 2, "--children", children, "--warm-up-seconds", 100)
-    one = Worker(made)
-    until(lambda: children.exists() and len(children.read_text().split()) == 2)
-    one.pids = one.descendants()
-    one.process.send_signal(signal.SIGINT)
+    one.process.send_signal(number)
     one.close()
-    assert not left(one.pids)
+    until(lambda: not left(one.pids))
 
 
 def test_a_killed_guard(tmp_path):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import read_stage
-from support.results import failure
+from support.pool_models import until
 from support.server_runs import asking, echo
 from vane_dagster.engine.server_pools import server_pool
 from vane_dagster.storage.filesystem import Location
@@ -24,13 +22,6 @@ from vane_dagster.storage.filesystem import Location
 def ray_compute(cluster: vd.LocalCluster) -> vd.RayCompute:
     """The session's Ray head."""
     return vd.RayCompute(cluster=cluster)
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.1)
 
 
 def starts(file: Path) -> list[int]:
@@ -62,21 +53,11 @@ def test_stages_and_pipelines_share_a_server(tmp_path, compute, materialize):
     assert (servers(tmp_path) == servers(tmp_path, "other")) is is_warm
 
 
-def test_a_changed_flag_is_another_server(tmp_path, ray_compute, materialize):
-    llm, file = counted(tmp_path, "flagged")
-    assert materialize(asking(tmp_path / "src", llm), ray_compute).success
-    changed, _ = counted(tmp_path, "flagged", "--access-log")
-    assert materialize(
-        asking(tmp_path / "src", changed), ray_compute, config={"force": True}
-    ).success
-    assert len(starts(file)) == 2
-
-
 def test_an_idle_server_ends(tmp_path, ray_compute, materialize):
     llm, file = counted(tmp_path, "idle", idle_minutes=0.02)
     assert materialize(asking(tmp_path / "src", llm), ray_compute).success
     (pid,) = starts(file)
-    until(lambda: not psutil.pid_exists(pid))
+    until(lambda: not psutil.pid_exists(pid), "the server ends")
 
 
 def double(batch: pa.Table) -> dict[str, Any]:
@@ -115,7 +96,7 @@ def test_an_idle_server_makes_room_and_a_leased_one_does_not(tmp_path, ray_compu
     assert starts(file) == [pid]
     assert psutil.pid_exists(pid)
     assert materialize(needing(tmp_path), ray_compute).success
-    until(lambda: not psutil.pid_exists(pid))
+    until(lambda: not psutil.pid_exists(pid), "the server ends")
 
 
 def _request(backend: Any) -> Any:
@@ -161,13 +142,6 @@ def test_a_server_of_local_compute_finishes_before_the_run_ends(tmp_path, local,
     pipeline.map("url", served, fn_kwargs={"llm": slow})
     assert materialize(pipeline, local).success
     assert ended.read_text() == "ended"
-
-
-def test_a_server_that_never_fits_is_refused_before_the_run(tmp_path, compute, materialize):
-    llm, file = counted(tmp_path, "huge", gpus=64)
-    result = materialize(asking(tmp_path / "src", llm), compute, raises=False)
-    assert "server huge: 1 replica of 64 GPU was asked for" in failure(result)
-    assert starts(file) == []
 
 
 def test_a_server_that_does_not_start_fails_its_stages_with_its_log(tmp_path, compute, materialize):

@@ -63,17 +63,7 @@ def test_a_killed_server_is_restarted_on_its_port_with_its_key():
         assert after.uptime_seconds < 5
 
 
-def test_while_it_is_restarted_it_has_no_endpoint():
-    with running(launch(), restarts=Restarts(Backoff(0.5, 0.5))) as server:
-        os.kill(server.status().pid, signal.SIGKILL)
-        status = until(lambda: server.status() if server.status().state != "ready" else None)
-        assert status.state == "restarting"
-        assert (status.endpoint, status.pid) == (None, None)
-        server.check_health()
-        ready(server, restarts=1)
-
-
-def test_it_gets_another_port_if_its_own_is_taken():
+def test_while_it_is_restarted_it_has_no_endpoint_and_then_another_if_its_port_is_taken():
     with (
         running(launch(), restarts=Restarts(Backoff(0.2, 0.2))) as server,
         socket.socket() as other,
@@ -81,6 +71,8 @@ def test_it_gets_another_port_if_its_own_is_taken():
         before = server.status().endpoint
         os.kill(server.status().pid, signal.SIGKILL)
         until(lambda: server.status().state == "restarting")
+        assert (server.status().endpoint, server.status().pid) == (None, None)
+        server.check_health()
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", port(before)))
         other.listen()
@@ -170,30 +162,23 @@ def test_a_server_that_cannot_be_restarted_fails(tmp_path):
         server.stop()
 
 
-def test_child_processes_are_gone_before_the_restart(tmp_path):
-    file = tmp_path / "children"
-    with running(launch("--leak-children", 3, "--children", file)) as server:
+def test_child_processes_and_shared_memory_are_gone_before_the_restart(tmp_path):
+    """Python's resource tracker removes the memory, if it lives longer than the server."""
+    file, blocks = tmp_path / "children", tmp_path / "blocks"
+    flags = ("--leak-children", 3, "--children", file, "--shared-memory", blocks)
+    with running(launch(*flags)) as server:
+        (block,) = blocks.read_text().split()
+        assert Path("/dev/shm", block).exists()
         first = {int(line) for line in file.read_text().split()}
         assert len(left(first)) == 3
         os.kill(server.status().pid, signal.SIGKILL)
         ready(server, restarts=1)
         assert not left(first)
+        assert not Path("/dev/shm", block).exists()
         second = {int(line) for line in file.read_text().split()} - first
         assert len(left(second)) == 3
     assert not left(second)
-
-
-def test_shared_memory_of_a_killed_server_is_removed(tmp_path):
-    """Python's resource tracker does it, if it lives longer than the server."""
-    file = tmp_path / "blocks"
-    with running(launch("--leak-children", 1, "--shared-memory", file)) as server:
-        (block,) = file.read_text().split()
-        assert Path("/dev/shm", block).exists()
-        os.kill(server.status().pid, signal.SIGKILL)
-        ready(server, restarts=1)
-        assert not Path("/dev/shm", block).exists()
-        server.stop()
-        assert not any(Path("/dev/shm", block).exists() for block in file.read_text().split())
+    assert not any(Path("/dev/shm", block).exists() for block in blocks.read_text().split())
 
 
 def test_a_stop_waits_for_requests_in_flight():

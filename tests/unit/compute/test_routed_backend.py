@@ -14,7 +14,7 @@ from vane_dagster.compute.routed_backend import RoutedBackend, RoutedLease, Rout
 from vane_dagster.errors import ClusterLostError, ComputeError
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import Gather, Work
-from vane_dagster.worker.reports import LoadReport, WorkReport
+from vane_dagster.worker.reports import LoadReport
 
 ON_CLUSTER, ON_DRIVER = PoolSpec("c", "C", (1, 1)), PoolSpec("d", "D", (1, 1), on_driver=True)
 CLUSTER, DRIVER, OTHER = Worker("c-1", "c"), Worker("d-1", "d"), Worker("d-2", "d")
@@ -101,14 +101,6 @@ def pair():
     made.lease.release()
 
 
-def test_each_pool_has_the_workers_of_its_place(pair):
-    assert pair.lease.workers() == [CLUSTER, DRIVER, OTHER]
-    for worker in (CLUSTER, DRIVER):
-        pair.lease.run(worker, work(), [])
-    assert [call[0] for call in pair.cluster.sent] == [CLUSTER]
-    assert [call[0] for call in pair.driver.sent] == [DRIVER]
-
-
 def test_answers_come_from_both_sides(pair):
     tickets = [pair.lease.load(CLUSTER, {}), pair.lease.load(DRIVER, {}), pair.lease.status(DRIVER)]
     assert len({*tickets}) == 3
@@ -131,16 +123,6 @@ def test_a_table_is_copied_once_and_only_for_the_other_side(pair):
     assert {names[0] for _, _, names in pair.driver.sent} == {"driver table 0"}
     assert pair.driver.tables["driver table 0"].equals(ROWS)
     assert pair.cluster.fetched == ["cluster table 0"]
-
-
-def test_the_table_of_an_answer_belongs_to_its_side(pair):
-    ticket = pair.lease.run(DRIVER, work(), [])
-    pair.driver.answers = [CallResult(ticket, WorkReport(), pair.driver.put(ROWS))]
-    (done,) = pair.lease.wait(1)
-    assert done.ticket == ticket
-    pair.lease.run(CLUSTER, work(), [done.table])
-    assert pair.cluster.sent == [(CLUSTER, "here", ["cluster table 0"])]
-    assert pair.cluster.tables["cluster table 0"].equals(ROWS)
 
 
 def test_a_lost_table_is_no_loss_of_the_worker(pair):
@@ -218,33 +200,8 @@ def test_a_lease_without_subprocesses_is_the_clusters_own():
     assert driver.asked == []
 
 
-def test_pools_are_leased_where_they_belong():
-    cluster, driver = hosts()
-    leased = RoutedBackend(cluster, driver).lease("run", [ON_DRIVER, ON_CLUSTER])
-    assert (cluster.asked, driver.asked) == ([["c"]], [["d"]])
-    assert leased.workers() == [CLUSTER, DRIVER]
-    assert leased.id == "cluster"
-
-
 def test_a_lease_is_returned_if_the_machine_cannot_hold_the_rest():
     cluster, driver = hosts("they do not fit on this machine")
     with pytest.raises(ComputeError, match="do not fit on this machine"):
         RoutedBackend(cluster, driver).lease("run", [ON_DRIVER, ON_CLUSTER])
     assert cluster.side.is_released
-
-
-def test_capacity_is_known_for_each_place():
-    cluster, driver = hosts()
-    routed = RoutedBackend(cluster, driver)
-    capacity = routed.capacity()
-    assert (capacity.of(False).cpus, capacity.of(True).cpus) == (64, 2)
-    assert routed.variables() == "cluster"
-    assert routed.claims("run") == "cluster"
-    routed.close()
-    assert cluster.is_closed
-    assert driver.is_closed
-
-
-def test_all_pools_are_subprocesses_without_a_cluster():
-    machine = Capacity(({"CPU": 2.0},), 10, is_cluster=False)
-    assert machine.of(True) is machine.of(False) is machine

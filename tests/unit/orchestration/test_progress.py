@@ -208,7 +208,7 @@ def reporting(log: list[str], tmp_path: Any) -> RunReport:
 def test_a_run_that_is_interrupted_is_summed_up_too(tmp_path, error, ended):
     lines: list[str] = []
     with contextlib.suppress(KeyboardInterrupt), reporting(lines, tmp_path) as report:
-        report.listen(Waiting("fragments", "waiting for run b", ("b",)))
+        report.listen(Waiting("waiting for run b", ("b",)))
         if error:
             raise error
     assert [line.startswith(ended) for line in lines] == [False, True]
