@@ -59,8 +59,8 @@ class Adoption:
         return (
             f"{self.stage}: adopted {', '.join(self.changes)}: {self.rows:,} rows of "
             f"{self.partitions:,} partitions came out the same within {self.tolerance:g}, so with "
-            f"95% confidence at most {min(1.0, 3 / self.rows):.2g} of all rows differ, if those that "
-            "differ are spread over the partitions"
+            f"95% confidence at most {min(1.0, 3 / self.rows):.2g} of all rows differ, if those "
+            "that differ are spread over the partitions"
         )
 
 
