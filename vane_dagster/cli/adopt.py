@@ -5,8 +5,6 @@ from __future__ import annotations
 import click
 
 from vane_dagster.cli.definitions import FILE, MODULE, Definitions
-from vane_dagster.orchestration.io_manager import FragmentStore
-from vane_dagster.orchestration.resources import Compute
 
 
 @click.command()
@@ -23,7 +21,7 @@ def adopt(stage: str, file: str | None, module: str | None, rows: int, tolerance
     adopted.
     """
     definitions = Definitions(file, module)
-    store, compute = definitions.resource(FragmentStore), definitions.resource(Compute)
+    store, compute = definitions.resource("store"), definitions.resource("compute")
     click.echo(
         definitions.stage(stage).adopt(rows, tolerance=tolerance, store=store, compute=compute)
     )

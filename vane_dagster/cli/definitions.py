@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
 import dagster as dg
 
+from vane_dagster.errors import described
 from vane_dagster.orchestration.assets import PIPELINES
 
 FILE = click.option("-f", "--python-file", "file", help="The file with the definitions.")
@@ -18,24 +22,26 @@ MODULE = click.option("-m", "--module-name", "module", help="The module with the
 
 
 class Definitions:
-    """Definitions, imported as Dagster does: the working folder and the file's are on the path."""
+    """Definitions, imported as Dagster does: the working folder is on the path."""
 
     def __init__(self, file: str | None, module: str | None) -> None:
         if (file is None) == (module is None):
-            raise click.UsageError(
-                "give the definitions, as -f definitions.py or -m my.definitions"
-            )
+            raise click.UsageError("give the definitions, as -f defs.py or -m my.definitions")
+        if file is not None and not Path(file).is_file():
+            raise click.UsageError(f"there is no file {file!r}")
         sys.path.insert(0, os.getcwd())
-        if file is not None:
-            if not Path(file).is_file():
-                raise click.UsageError(f"there is no file {file!r}")
-            sys.path.insert(0, str(Path(file).resolve().parent))
-        loaded = importlib.import_module(module or Path(str(file)).stem)
-        found = [
-            # Those of @dg.definitions are made when they are called.
-            value() if type(value).__name__ == "LazyDefinitions" else value
-            for value in list(vars(loaded).values())
-        ]
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # what they print is no result
+                loaded = importlib.import_module(module) if module else _executed(str(file))
+                found = [
+                    # Those of @dg.definitions are made when they are called.
+                    value() if type(value).__name__ == "LazyDefinitions" else value
+                    for value in list(vars(loaded).values())
+                ]
+        except Exception as error:
+            raise click.ClickException(
+                f"{file or module} cannot be loaded: {described(error)}"
+            ) from error
         self._definitions = [value for value in found if isinstance(value, dg.Definitions)]
 
     def pipeline(self, name: str | None) -> Any:
@@ -56,10 +62,25 @@ class Definitions:
             raise click.UsageError(f"{name!r} is no stage of {found.name}: {stages}")
         return found[name]
 
-    def resource(self, kind: type) -> Any:
-        """Return the first resource of a kind, with its values; None without one."""
+    def resource(self, key: str) -> Any:
+        """Return the resource with a key, with its values; None without one."""
         for definitions in self._definitions:
-            for resource in (definitions.resources or {}).values():
-                if isinstance(resource, kind):
-                    return resource.process_config_and_initialize()  # type: ignore[attr-defined]
+            if (resource := (definitions.resources or {}).get(key)) is not None:
+                try:
+                    return resource.process_config_and_initialize()
+                except Exception as error:  # as a variable that is not set
+                    text = f"the resource {key!r} is not complete: {described(error)}"
+                    raise click.ClickException(text) from error
         return None
+
+
+def _executed(file: str) -> ModuleType:
+    """Execute a file as the module of its name, unless another module has that name."""
+    name = Path(file).stem
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(name, loaded)
+    spec.loader.exec_module(loaded)
+    return loaded

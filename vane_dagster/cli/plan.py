@@ -7,7 +7,6 @@ import json
 import click
 
 from vane_dagster.cli.definitions import FILE, MODULE, Definitions
-from vane_dagster.orchestration.io_manager import FragmentStore
 
 
 @click.command()
@@ -37,8 +36,8 @@ def plan(
     """
     definitions = Definitions(file, module)
     found = definitions.pipeline(pipeline).plan(
-        partitions.split(",") if partitions else None,
+        None if partitions is None else [key.strip() for key in partitions.split(",")],
         select=select,
-        store=store if store is not None else definitions.resource(FragmentStore),
+        store=store if store is not None else definitions.resource("store"),
     )
     click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))

@@ -9,8 +9,6 @@ import click
 
 from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 from vane_dagster.cli.output import table
-from vane_dagster.orchestration.io_manager import FragmentStore
-from vane_dagster.orchestration.resources import Compute
 
 _WIDTH = 40
 
@@ -38,7 +36,7 @@ def preview(
     Example: vane-dagster preview docs/embedding -f definitions.py --rows 20
     """
     definitions = Definitions(file, module)
-    store, compute = definitions.resource(FragmentStore), definitions.resource(Compute)
+    store, compute = definitions.resource("store"), definitions.resource("compute")
     made = definitions.stage(stage).preview(rows, partition=partition, store=store, compute=compute)
     if as_json:
         for row in made.to_pylist():

@@ -83,7 +83,7 @@ class SliceSizer:
         """
         batches = spec.max_concurrency if spec.udf.is_async else 1
         unit = (spec.batch_size or DEFAULT_BATCH) * batches
-        if last and rows >= unit * workers:
+        if last and rows >= unit * workers and spec.workers.max_batches is None:
             unit = math.ceil(rows / workers / math.ceil(rows / workers / unit))
         share = math.ceil(left / max(1, 2 * workers))
         known = self._row_seconds.get(spec.name)

@@ -87,15 +87,22 @@ def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:
                 chosen |= with_upstream(pipeline, name) - {SOURCE}
             if each.strip().endswith("+"):
                 chosen |= {s for s in pipeline.stages if name in with_upstream(pipeline, s)}
+    if not chosen:
+        raise DefinitionError(f"{location}: select is {select!r}, which names no stage")
     return chosen
 
 
-def partition_order(pipeline: Pipeline) -> DagsterOrder:
-    """Return the order of partitions; those that are added at run time are Dagster's instance's."""
+def _instance(pipeline: Pipeline) -> dg.DagsterInstance | None:
+    """Return Dagster's instance if it has the keys of partitions that are added at run time."""
     definition: Any = pipeline.partitions_def
     parts = [each.partitions_def for each in getattr(definition, "partitions_defs", ())]
     is_dynamic = any(isinstance(d, dg.DynamicPartitionsDefinition) for d in (definition, *parts))
-    return DagsterOrder(definition, dg.DagsterInstance.get() if is_dynamic else None)
+    return dg.DagsterInstance.get() if is_dynamic else None
+
+
+def partition_order(pipeline: Pipeline) -> DagsterOrder:
+    """Return the order of a pipeline's partitions."""
+    return DagsterOrder(pipeline.partitions_def, _instance(pipeline))
 
 
 def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[str | None]:
@@ -105,19 +112,28 @@ def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[s
         if partitions is not None:
             raise DefinitionError(f"{location}: the pipeline has no partitions; leave them out")
         return [None]
-    known = partition_order(pipeline).all()
+    known = dict.fromkeys(partition_order(pipeline).all())
+    if not known:
+        raise DefinitionError(f"{location}: the pipeline has no partitions yet")
     if partitions is None:
         return list(known)
     found: list[str | None] = []
     for text in [partitions] if isinstance(partitions, str) else partitions:
+        if text in known:
+            found.append(text)
+            continue
         first, dots, last = text.replace("...", "..").partition("..")  # as Dagster writes them
-        edges = (first, last) if dots else (text, text)
-        if unknown := [key for key in dict.fromkeys(edges) if key not in known]:
+        edges = [first, last] if dots else [text]
+        keys = list(known)
+        if unknown := [key for key in edges if key not in known]:
             raise DefinitionError(
-                f"{location}: there is no partition {names(unknown)}; the first is {known[0]!r}, "
-                f"the last {known[-1]!r}"
-                if known
-                else f"{location}: the pipeline has no partitions yet"
+                f"{location}: there is no partition {names(unknown)}; the first is {keys[0]!r}, "
+                f"the last {keys[-1]!r}"
             )
-        found += known[known.index(edges[0]) : known.index(edges[1]) + 1]
+        if isinstance(definition, dg.MultiPartitionsDefinition):  # a range in each dimension
+            found += definition.get_partition_keys_in_range(dg.PartitionKeyRange(first, last))
+        else:
+            found += keys[keys.index(first) : keys.index(last) + 1]
+    if not found:
+        raise DefinitionError(f"{location}: {partitions!r} names no partition")
     return list(dict.fromkeys(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import functools
 import itertools
 import math
@@ -13,6 +14,7 @@ from html import escape
 from typing import Any, Literal
 
 from vane_dagster._texts import count, duration
+from vane_dagster.errors import StoreError
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import describe
@@ -26,6 +28,7 @@ Known = Literal["exact", "at_most", "about"]
 
 _ORDER: Sequence[Known] = ("exact", "at_most", "about")
 _MAX_MANIFESTS = 20
+_MAX_UNPLANNED = 10
 _TAIL = 0.1
 _MARGIN, _FEW_PARTS_MARGIN = 0.1, 0.25
 
@@ -36,7 +39,7 @@ class StageForecast:
 
     Attributes:
         stage: The stage.
-        partitions: Number of partitions that were asked for.
+        partitions: Number of partitions that could be planned.
         up_to_date: Number of these that need nothing.
         fragments: Fragments to compute.
         stored_fragments: Stored fragments of the partitions that are not up to date.
@@ -74,6 +77,9 @@ class StageForecast:
     def lines(self) -> Iterator[str]:
         """Yield the forecast in words: what is to be computed, why, and what it costs."""
         todo = self.partitions - self.up_to_date
+        if not self.partitions:
+            yield "not planned"
+            return
         if not todo:
             yield "up to date"
         if self.adopted:
@@ -122,7 +128,8 @@ class Forecast:
     @property
     def is_up_to_date(self) -> bool:
         """Whether a run would compute nothing."""
-        return not self.unplanned and all(s.up_to_date == s.partitions for s in self.stages)
+        done = (0 < stage.up_to_date == stage.partitions for stage in self.stages)
+        return not self.unplanned and all(done)
 
     @property
     def seconds(self) -> Interval | None:
@@ -148,7 +155,10 @@ class Forecast:
             first, *others = stage.lines()
             lines.append(f"  {stage.stage:{width}}  {first}")
             lines += [f"  {'':{width}}  {line}" for line in others]
-        lines += [f"  {what}: {why}" for what, why in self.unplanned.items()]
+        shown = list(itertools.islice(self.unplanned.items(), _MAX_UNPLANNED))
+        lines += [f"  {what}: {why}" for what, why in shown]
+        if (more := len(self.unplanned) - len(shown)) > 0:
+            lines.append(f"  and {more:,} more")
         if self.seconds and sum(bool(stage.fragments) for stage in self.stages) > 1:
             lines.append(f"  in all: {_times(self.seconds)} on the clock")
         return "\n".join(lines)
@@ -171,7 +181,10 @@ def forecast(plan: RunPlan, store: Store) -> Forecast:
     """Return what a run by a plan would compute, and its cost by the store's manifests."""
     forecaster = _Forecaster(plan, store)
     stages = [forecaster.stage(stage) for stage in plan.selected]
-    unplanned = {f"partition {key!r}": str(error) for key, error in plan.failed.items()}
+    unplanned = {
+        "the pipeline" if key is None else f"partition {key!r}": str(error)
+        for key, error in plan.failed.items()
+    }
     return Forecast(plan.pipeline.name, stages, unplanned)
 
 
@@ -195,13 +208,14 @@ class _Forecaster:
         self._plan, self._pipeline = plan, plan.pipeline
         # Of stages with something to compute alone: a store that is up to date is listed once.
         self._history = functools.cache(lambda stage: _History(store, plan.pipeline.name, stage))
+        self._known: dict[tuple[str | None, str, int], _Count] = {}
 
     def stage(self, stage: str) -> StageForecast:
         """Return what is to be computed of a stage, and what it costs."""
         plans = [partition.stages[stage] for partition in self._plan.partitions]
         todo = [each for each in plans if each.done is None]
         counts = [
-            (self._rows_in(partition, stage, index), partition.stages[stage])
+            (self._rows(partition, self._base(stage), index), partition.stages[stage])
             for partition in self._plan.partitions
             for index in partition.stages[stage].missing
         ]
@@ -224,12 +238,18 @@ class _Forecaster:
         new = [count.expected for count, plan in counts if not history.may_copy(plan)]
         return history.priced(found, self._pipeline[stage].spec, sum(new), rows.expected)
 
-    def _rows_in(self, partition: PartitionPlan, stage: str, index: int) -> _Count:
-        upstream = self._pipeline[stage].spec.upstream
-        return max((self._rows(partition, each, index) for each in upstream), key=_most)
+    def _base(self, stage: str) -> str:
+        """Return the node whose rows are the input rows of a stage."""
+        return self._pipeline[stage].spec.base_node(self._pipeline)
 
     def _rows(self, partition: PartitionPlan, stage: str, index: int) -> _Count:
         """Return the rows of a stage in a fragment: stored ones, or those to expect."""
+        place = (partition.key, stage, index)
+        if place not in self._known:
+            self._known[place] = self._count(partition, stage, index)
+        return self._known[place]
+
+    def _count(self, partition: PartitionPlan, stage: str, index: int) -> _Count:
         if stage == SOURCE:
             fragment = partition.fragments[index]
             rows = fragment.stop - fragment.start
@@ -238,8 +258,8 @@ class _Forecaster:
         elif index in partition.stages[stage].parts:
             rows = partition.stages[stage].parts[index].info.rows
         else:
-            given, spec = self._rows_in(partition, stage, index), self._pipeline[stage].spec
-            ratio = self._history(stage).rows_ratio
+            given = self._rows(partition, self._base(stage), index)
+            spec, ratio = self._pipeline[stage].spec, self._history(stage).rows_ratio
             if spec.runs_udf and spec.cardinality == "zero_to_many":
                 return _Count(round(given.most * ratio), given.expected * ratio, "about")
             known = max(given.known, "at_most", key=_ORDER.index)
@@ -254,15 +274,23 @@ class _History:
         latest = sorted(store.latest_of_all(pipeline, stage).items())
         step = max(1, -(-len(latest) // _MAX_MANIFESTS))
         folder = store.root.child(pipeline, stage, "manifests")
-        read = (store.opened_if_there(folder.child(key), str(n)) for key, n in latest[::step])
-        self._manifests = [manifest for manifest in read if manifest is not None]
+        self._manifests = []
+        for key, name in latest[::step]:
+            with contextlib.suppress(StoreError):  # it is damaged, or was collected
+                self._manifests.append(store.opened(folder.child(key), str(name)))
         self._parts = [part for manifest in self._manifests for part in manifest.parts]
 
-    @property
+    @functools.cached_property
     def rows_ratio(self) -> float:
         """Output rows for each input row; 1 without stored parts."""
         rows_in = sum(part.rows_in for part in self._parts)
         return sum(part.rows for part in self._parts) / rows_in if rows_in else 1.0
+
+    @functools.cached_property
+    def _computed(self) -> float:
+        """The share of input rows that were computed, and not copied from equal ones."""
+        rows_in = sum(part.rows_in for part in self._parts)
+        return 1 - sum(part.copied for part in self._parts) / rows_in if rows_in else 1.0
 
     def may_copy(self, plan: StagePlan) -> bool:
         """Whether stored rows of the same partition, by the same definition, may be copied."""
@@ -288,16 +316,16 @@ class _History:
                 return None
             low, high = (_quantile(rates, share) for share in (_TAIL, 1 - _TAIL))
             margin = _MARGIN + _FEW_PARTS_MARGIN / math.sqrt(len(rates))
-            return low * (1 - margin) * least, high * (1 + margin) * most
+            return low * (1 - margin) * least * self._computed, high * (1 + margin) * most
 
         work = of(lambda part: part.made.seconds if part.made else None)
         if work is None:
             return found
-        workers = self._workers(spec)
+        busy, most_busy = self._workers(spec)
         priced = replace(
             found,
             worker_seconds=work,
-            seconds=(work[0] / workers, work[1] / workers),
+            seconds=(work[0] / most_busy, work[1] / busy),
             load_seconds=self._load_seconds(),
         )
         if spec.runs_udf and spec.gpus:
@@ -311,13 +339,15 @@ class _History:
             )
         return priced
 
-    def _workers(self, spec: StageSpec) -> float:
-        """Return the number of workers to expect: those that are declared, else that were busy."""
-        if spec.runs_udf and spec.concurrency is not None:
-            return max(1, spec.concurrency[1])
+    def _workers(self, spec: StageSpec) -> tuple[float, float]:
+        """Return the number of workers to expect: at least those that were busy, at most all."""
         known = [m.figures for m in self._manifests if m.figures.get("worker_seconds")]
         seconds = sum(each["seconds"] for each in known)
-        return max(1.0, sum(each["worker_seconds"] for each in known) / seconds) if seconds else 1.0
+        busy = sum(each["worker_seconds"] for each in known) / seconds if seconds else 1.0
+        if not spec.runs_udf or spec.concurrency is None:
+            return max(1.0, busy), max(1.0, busy)
+        most = max(1, spec.concurrency[1])
+        return max(1.0, min(busy, most)), most
 
     def _load_seconds(self) -> float | None:
         loads = [m.figures for m in self._manifests if m.figures.get("model_loads")]
@@ -330,15 +360,15 @@ def tokens_of(used: Mapping[str, int]) -> int:
     return used["prompt_tokens"] + used["completion_tokens"]
 
 
-def _most(count: _Count) -> int:
-    return count.most
-
-
 def _quantile(rates: Sequence[tuple[float, int]], share: float) -> float:
     """Return the rate below which a share of all rows is."""
     ordered = sorted(rates)
     ends = list(itertools.accumulate(rows for _, rows in ordered))
     return ordered[bisect.bisect_left(ends, share * ends[-1])][0]
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def _between(

@@ -109,6 +109,34 @@ def test_rows_that_may_be_copied_have_no_lowest_cost(tmp_path, materialize):
     assert found.stages[1].worker_seconds[0] == 0
 
 
+def test_input_rows_of_a_join_are_those_of_its_base(tmp_path, materialize):
+    write_source(tmp_path / "src", {"id": range(40), "x": range(40)})
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    odd = docs.project("odd", {"id": "id", "x": "x"}, where="x % 2 = 1")
+    every = docs.project("every", {"id": "id", "z": "x"})
+    docs.join("joined", odd, every)
+    store = str(tmp_path / "store")
+    materialize(docs, vd.LocalCompute(), select=["odd", "every"])
+    assert brief(docs.plan(store=store))["joined"] == (0, 1, 20, "exact")
+
+    parts = every.map_batches(
+        "parts", twice, schema={"id": "BIGINT", "part": "VARCHAR"}, cardinality=vd.Children("part")
+    )
+    docs.join("each", odd, parts, children="rows")
+    docs.join("listed", odd, parts, children="list")
+    found = brief(docs.plan(store=store))
+    assert found["each"] == (0, 1, 40, "about")
+    assert found["listed"] == (0, 1, 20, "exact")
+
+
+def test_a_damaged_manifest_of_another_partition_is_no_history(tmp_path, materialize):
+    pipeline, store = numbers(tmp_path), tmp_path / "store"
+    materialize(pipeline, vd.LocalCompute(), "a")
+    for manifest in (store / "numbers").glob("*/manifests/*/*.json"):
+        manifest.write_text("{")
+    assert pipeline.plan("b", store=str(store)).seconds is None
+
+
 def test_tokens_and_their_price(tmp_path, materialize):
     texts = ["one", "three", "fifteen"]
 
@@ -172,6 +200,10 @@ def test_partitions_of_several_dimensions_are_planned_without_an_instance(tmp_pa
     found = made.plan(store=str(tmp_path / "store"))
     assert brief(found) == {"same": (0, 1, 3, "exact")}
     assert sorted(found.unplanned) == ["partition 'x|2'", "partition 'y|1'", "partition 'y|2'"]
+    ranged = made.plan("x|1...y|1", store=str(tmp_path / "store"))
+    assert sorted(ranged.unplanned) == ["partition 'y|1'"]
+    none = made.plan("y|2", store=str(tmp_path / "store"))
+    assert ([*none.stages[0].lines()], none.is_up_to_date) == (["not planned"], False)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +226,9 @@ def test_stages_are_selected_as_in_dagster(tmp_path, given, selected):
     [
         ({"select": "adde"}, "select names 'adde'; expected of 'even', 'added', 'last'"),
         ({"partitions": "a..d"}, "there is no partition 'd'; the first is 'a', the last 'c'"),
+        ({"partitions": "b..a"}, "'b..a' names no partition"),
+        ({"partitions": []}, "names no partition"),
+        ({"select": []}, "which names no stage"),
         ({"stages": "added"}, "unknown argument 'stages' of Pipeline.plan"),
     ],
 )

@@ -47,7 +47,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
                 "because: 7 new files, force or retry_quarantined in 1 partition",
                 "cost: 2 min 30 s to 5 min 0 s (5 min 0 s to 10 min 0 s of workers), "
                 "12 s to load the model where it is not loaded, up to 0.25 GPU hours, "
-                "1e+06 to 2e+06 tokens, a price of 0.5",
+                "1,000,000 to 2,000,000 tokens, a price of 0.5",
             ],
         ),
         (
