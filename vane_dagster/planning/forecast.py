@@ -371,9 +371,7 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def _between(
-    interval: Interval, text: Callable[[float], str] = lambda amount: f"{amount:,.3g}"
-) -> str:
+def _between(interval: Interval, text: Callable[[float], str] = _amount) -> str:
     low, high = map(text, interval)
     return high if low == high else f"up to {high}" if not interval[0] else f"{low} to {high}"
 
