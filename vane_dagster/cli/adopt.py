@@ -12,8 +12,11 @@ from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 @FILE
 @MODULE
 @click.option("--rows", default=200, show_default=True, type=click.IntRange(1), help="To compare.")
-@click.option("--tolerance", default=1e-5, show_default=True, help="Of floating-point numbers.")
-def adopt(stage: str, file: str | None, module: str | None, rows: int, tolerance: float) -> None:
+@click.option("--tolerance", default=0.0, show_default=True, help="Of floating-point numbers.")
+@click.option("--undo", is_flag=True, help="Make the two definitions different again.")
+def adopt(
+    stage: str, file: str | None, module: str | None, rows: int, tolerance: float, undo: bool
+) -> None:
     """Keeps the stored rows of STAGE, as docs/embedding, in force after an edit of its code.
 
     Computes some of them again, with the store and the compute resource of the definitions. Exit

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vane_dagster._arguments import positive
@@ -18,28 +18,31 @@ from vane_dagster.checks.comparison import Difference, compare, described
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.inference import pinned
 from vane_dagster.engine.recompute import delete_parts, read_sample
-from vane_dagster.errors import DefinitionError, PlanError
+from vane_dagster.errors import DefinitionError, PlanError, SchemaError
 from vane_dagster.events import Event, Failed, Recomputed
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCompute
 from vane_dagster.orchestration.run import RunContext, recompute
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.planning.causes import edits
 from vane_dagster.planning.definition import components, definition_digest
 from vane_dagster.planning.plan import Part
 from vane_dagster.planning.sample_plan import plan_sample
-from vane_dagster.storage.adoptions import Adoption, keep_adoption
+from vane_dagster.storage.adoptions import Adoption, adoptions, keep_adoption, undo_adoption
 from vane_dagster.storage.manifest import Component, Manifest
 from vane_dagster.storage.reader import find_all
 from vane_dagster.storage.store import Store
 
-_MAX_PARTITIONS = 8
-_MAX_FRAGMENTS = 25
 _ADOPTABLE = ("code", "argument")
 
 
 def adopt(
-    pipeline: Pipeline, stage: str, rows: int, tolerance: float, store: Any, compute: Any
+    pipeline: Pipeline,
+    stage: str,
+    rows: int,
+    tolerance: float,
+    undo: bool,
+    store: Any,
+    compute: Any,
 ) -> Adoption:
     """Implement `Stage.adopt`."""
     location = f"stage '{pipeline.name}/{stage}': adopt"
@@ -52,20 +55,30 @@ def adopt(
         )
     opened = open_store(store, location)
     with errors_masked():
-        pipeline = pinned(pipeline, stage, opened)
+        try:
+            pipeline = pinned(pipeline, stage, opened)
+        except SchemaError as error:
+            raise PlanError(f"{location}: declare its schema, which is inferred") from error
         now = components(pipeline, pipeline[stage].spec)
-        manifests = _former(location, opened, pipeline, stage, definition_digest(now))
+        known = adoptions(opened, pipeline.name).of(stage, definition_digest(now))
+        if undo:
+            if known is None:
+                raise PlanError(f"{location}: its definition was not adopted, or that was undone")
+            undo_adoption(opened, pipeline.name, known)
+            return known
+        manifests = _former(location, opened, pipeline, stage, definition_digest(now), known)
         stored = next(iter(manifests.values()))
-        changes = list(edits(stored.components, now))
+        changes = _changes(stored.components, now)
         _require_adoptable(location, stored.components, now, changes)
         seed = secrets.randbits(32)
-        keys = random.Random(seed).sample([*manifests], min(len(manifests), _MAX_PARTITIONS))
-        sample = {key: manifests[key] for key in keys}
+        weights = [sum(part.rows_in for part in each.parts) for each in manifests.values()]
+        if not sum(weights):
+            raise PlanError(f"{location}: there is no stored row to compare with; materialize it")
+        most = min(rows, sum(weights))
+        counts = Counter(random.Random(seed).sample([*manifests], most, counts=weights))
         compared = _compare(
-            location, pipeline, stage, sample, opened, compute, rows, tolerance, seed
+            location, pipeline, stage, manifests, counts, opened, compute, tolerance, seed, now
         )
-        if components(pipeline, pipeline[stage].spec) != now:
-            raise PlanError(f"{location}: the code was edited meanwhile; adopt it again")
         adoption = Adoption(
             stage=stage,
             definition=definition_digest(now),
@@ -73,7 +86,7 @@ def adopt(
             components=stored.components,
             changes=changes,
             rows=compared,
-            partitions=len(sample),
+            partitions=len(counts),
             tolerance=tolerance,
             seed=seed,
             user=getpass.getuser(),
@@ -84,15 +97,30 @@ def adopt(
 
 
 def _former(
-    location: str, store: Store, pipeline: Pipeline, stage: str, definition: str
+    location: str,
+    store: Store,
+    pipeline: Pipeline,
+    stage: str,
+    definition: str,
+    known: Adoption | None,
 ) -> Mapping[str | None, Manifest]:
-    """Return the manifests of the former definition that most partitions have."""
+    """Return the manifests of all partitions, which must be of one other definition."""
     found = find_all(store, pipeline[stage].key.path, None)
-    counts = Counter(each.definition for each in found.values() if each.definition != definition)
-    if not counts:
+    definitions = {each.definition for each in found.values()}
+    if definitions == {known.stored if known else definition}:
         raise PlanError(f"{location}: all stored partitions are of the present definition")
-    ((former, _),) = counts.most_common(1)
-    return {key: each for key, each in found.items() if each.definition == former}
+    if len(definitions) > 1:
+        raise PlanError(
+            f"{location}: the stored partitions are of {len(definitions)} definitions, and only "
+            "edits are adopted by which no partition was computed yet. Materialize it"
+        )
+    return found
+
+
+def _changes(before: Sequence[Component], now: Sequence[Component]) -> list[str]:
+    """Return what was edited, added or removed."""
+    then, today = ({str(each): each.digest for each in some} for some in (before, now))
+    return [name for name in {**today, **then} if then.get(name) != today.get(name)]
 
 
 def _require_adoptable(
@@ -126,38 +154,39 @@ def _compare(
     pipeline: Pipeline,
     stage: str,
     manifests: Mapping[str | None, Manifest],
+    counts: Mapping[str | None, int],
     store: Store,
     compute: Any,
-    rows: int,
     tolerance: float,
     seed: int,
+    now: Sequence[Component],
 ) -> int:
     """Compute some stored rows again; return their number, or raise if one differs."""
-    share = -(-rows // len(manifests))
-    sample = plan_sample(pipeline, stage, manifests, store, share, seed, _MAX_FRAGMENTS)
-    results = _Results(failed=[str(error) for error in sample.plan.failed.values()])
+    chosen = {key: manifests[key] for key in counts}
+    sample = plan_sample(pipeline, stage, chosen, store, counts, seed, max(counts.values()))
+    plan = replace(sample.plan, components={stage: now})  # an edit meanwhile is then an error
+    results = _Results(failed=[str(error) for error in plan.failed.values()])
     run_id = f"adopt-{secrets.token_hex(4)}"
     run = RunContext(store, run_id, CheckRunner(pipeline, store), results.listen)
     differences: list[Difference] = []
     compared = 0
     try:
-        for partition in sample.plan.partitions:
+        for partition in plan.partitions:
             if partition.schemas[stage] != manifests[partition.key].schema:
                 raise PlanError(f"{location}: the types of its columns changed. Materialize it")
-        if sample.plan.partitions:
-            recompute(run, sample.plan, LocalCompute() if compute is None else compute)
+        if plan.partitions:
+            recompute(run, plan, LocalCompute() if compute is None else compute)
         if results.failed:
             raise PlanError(
                 f"{location}: stored rows cannot be computed again: {results.failed[0]}"
             )
-        for partition in sample.plan.partitions:
+        for partition in plan.partitions:
             key = partition.key
-            made = results.made[key]
-            for each in read_sample(sample.plan, partition, sample.sampled[key], made, store):
-                compared += len(each.ids)
+            for each in read_sample(plan, partition, sample.sampled[key], results.made[key], store):
+                compared += sum(id not in each.stored.failed for id in each.ids)
                 differences += compare(each.stored, each.computed, each.ids, None, tolerance)
     finally:
-        delete_parts(sample.plan, store)
+        delete_parts(plan, store)
     if differences:
         raise PlanError(
             f"{location}: nothing was adopted: {described(differences, compared, 'stored rows')}. "

@@ -67,11 +67,13 @@ class Pipeline(declared.Pipeline):
 
         return preview(self, stage, rows, partition, store, compute)
 
-    def _adopt(self, stage: str, rows: int, tolerance: float, store: Any, compute: Any) -> Adoption:
+    def _adopt(
+        self, stage: str, rows: int, tolerance: float, undo: bool, store: Any, compute: Any
+    ) -> Adoption:
         """See `Stage.adopt`."""
         from vane_dagster.orchestration.adopt import adopt
 
-        return adopt(self, stage, rows, tolerance, store, compute)
+        return adopt(self, stage, rows, tolerance, undo, store, compute)
 
     @known_keywords("Pipeline.plan")
     def plan(

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,7 +17,7 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.inference import SchemaInference
 from vane_dagster.errors import DefinitionError
 from vane_dagster.events import Event, Noticed, Printed, SchemaInferred
-from vane_dagster.orchestration.io_manager import FragmentStore
+from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import Compute, LocalCompute
 from vane_dagster.orchestration.run import Connection, RunContext, execute_preview
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -31,7 +32,7 @@ def preview(
     stage: str,
     rows: int,
     partition: str | None,
-    store: FragmentStore | None,
+    store: Any,
     compute: Compute | None,
 ) -> pa.Table:
     """Implement `Stage.preview`."""
@@ -53,7 +54,7 @@ def preview(
         if store is None:
             opened = Store(Location(str(stack.enter_context(temporary_folder("vane-preview-")))))
         else:
-            opened = store.open()
+            opened = open_store(store, f"{location}: preview")
         selected = with_upstream(pipeline, stage) - {SOURCE}
         if compute is None:
             compute = LocalCompute()

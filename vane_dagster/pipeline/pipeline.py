@@ -119,21 +119,25 @@ class Stage(Rows):
         self,
         rows: int = 200,
         *,
-        tolerance: float = 1e-5,
+        tolerance: float = 0.0,
+        undo: bool = False,
         store: Any = None,
         compute: Any = None,
     ) -> Adoption:
         """Keep the stored rows in force after an edit of code or arguments that changes no result.
 
-        Some stored rows, of partitions chosen at random, are computed again with the edited code.
-        If they come out the same, the store records it, and no run computes the stage or those
-        downstream for this edit. Otherwise nothing changes. It is evidence, not a proof: of n equal
-        rows at most 3/n of all rows differ, with 95% confidence.
+        Some stored rows, chosen at random, are computed again with the edited code. If they come
+        out the same, the store records that both definitions are one, and no run computes the stage
+        or those downstream for this edit. Otherwise nothing changes. It is evidence, not a proof:
+        of n equal rows at most 3/n of all rows differ, with 95% confidence. It is to be adopted
+        before a partition is computed by the edited code.
 
         Args:
             rows: Rows to compute again, over all partitions.
             tolerance: The largest difference of floating-point numbers, absolute plus as a share of
                 the stored number. All other values must be equal.
+            undo: Whether to make them two definitions again. Runs of either then compute the stage
+                anew, because what was computed meanwhile cannot be told apart.
             store: A `FragmentStore` or the URL of a store's root. Default:
                 ``$VANE_DAGSTER_STORE``, else a folder of this user.
             compute: A `RayCompute`, or a `LocalCompute`, the default.
@@ -145,7 +149,7 @@ class Stage(Rows):
             PlanError: If a row differs or cannot be computed, or something else than code or
                 arguments changed.
         """
-        return self.pipeline._adopt(self.name, rows, tolerance, store, compute)
+        return self.pipeline._adopt(self.name, rows, tolerance, undo, store, compute)
 
     def __repr__(self) -> str:
         return f"<Stage {self.pipeline.name}/{self.name} ({self.spec.kind})>"
@@ -269,7 +273,9 @@ class Pipeline(Rows):
         """See `Stage.preview`; `vane_dagster.Pipeline` computes the rows."""
         raise NotImplementedError
 
-    def _adopt(self, stage: str, rows: int, tolerance: float, store: Any, compute: Any) -> Adoption:
+    def _adopt(
+        self, stage: str, rows: int, tolerance: float, undo: bool, store: Any, compute: Any
+    ) -> Adoption:
         """See `Stage.adopt`; `vane_dagster.Pipeline` compares the rows."""
         raise NotImplementedError
 

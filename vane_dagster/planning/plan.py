@@ -137,7 +137,7 @@ class RunPlan:
         retried: Whether quarantined rows are computed again.
         adopted: The stages that adopted results of another definition: `definitions` and
             `components` have that one.
-        declared: The components of these stages' own definitions.
+        declared: The components of a stage's own definition, where `components` has others.
         files: The local files among each selected stage's arguments, with the contents that its
             keys were computed from.
     """

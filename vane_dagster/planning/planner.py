@@ -131,10 +131,15 @@ class _Planner:
     def _adopt(self) -> None:
         """Plan stages that adopted the results of another definition by that definition."""
         known = adoptions(self.store, self.pipeline.name)
-        for stage, definition in self.definitions.items():
-            if adoption := known(stage, definition):
-                self.adopted[stage], self.declared[stage] = adoption, self.components[stage]
+        for stage in self.selected:
+            own = self.components[stage]
+            if adoption := known.of(stage, self.definitions[stage]):
+                self.adopted[stage] = adoption
                 self.components[stage] = tuple(adoption.components)
+            definition = definition_digest(self.components[stage])
+            self.components[stage] = known.split(stage, definition, self.components[stage])
+            if self.components[stage] != own:
+                self.declared[stage] = own
         self._name()
 
     def look_up(self, partitions: Iterable[str | None]) -> None:
@@ -144,7 +149,7 @@ class _Planner:
             self.listed = self.source.list_files(keys, self.location)
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
-        if any(self.latest[s] and self.pipeline[s].spec.runs_udf for s in self.selected):
+        if any(self.pipeline[s].spec.runs_udf for s in self.selected):
             self._adopt()
 
     def attempt(self, key: str | None) -> PartitionPlan | VaneError:
@@ -195,10 +200,6 @@ class _Planner:
             generation = in_force.generation if in_force else 0
             generation += self._is_raised(key, stage)
             known[stage] = digest(self.named[stage], generation, *upstream)[:32]
-            if in_force and stage in self.adopted:  # computed before its edit was adopted
-                own = digest(self.adopted[stage].definition, stage)
-                if in_force.plan == (plan := digest(own, generation, *upstream)[:32]):
-                    known[stage] = plan
             is_done = in_force and in_force.plan == known[stage] and not in_force.unfinished
             done = in_force if is_done else None
             plans[stage] = StagePlan(known[stage], generation, done, former=in_force)

@@ -68,11 +68,21 @@ def plan_sample(
     stage: str,
     manifests: Mapping[str | None, Manifest],
     store: Store,
-    rows: int,
+    rows: int | Mapping[str | None, int],
     seed: int,
     fragments: int = MAX_FRAGMENTS,
 ) -> SamplePlan:
-    """Plan to recompute some rows of a stage, from at most so many fragments of each partition."""
+    """Plan to recompute some rows of a stage.
+
+    Args:
+        pipeline: The pipeline.
+        stage: The stage.
+        manifests: The partitions to sample.
+        store: The store.
+        rows: The rows of each partition.
+        seed: Chooses the rows.
+        fragments: The rows of a partition are from at most so many fragments.
+    """
     source, rule = pipeline.source.bind(store), fragment_rule(pipeline, store)
     listed: Mapping[str | None, Listed] = {}
     if SOURCE in pipeline[stage].spec.upstream:
@@ -84,7 +94,8 @@ def plan_sample(
     for key, manifest in manifests.items():
         planner = _Sampler(pipeline, stage, manifest, store, source, rule, listed.get(key, ()))
         try:
-            partition, sampled[key] = planner.plan(rows, seed, fragments)
+            share = rows if isinstance(rows, int) else rows[key]
+            partition, sampled[key] = planner.plan(share, seed, fragments)
         except VaneError as error:
             failed[key] = error
             continue

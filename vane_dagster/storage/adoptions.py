@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from vane_dagster.storage.codec import Codec, read_file
+from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Component, component_records, read_components
 from vane_dagster.storage.store import Store
 
@@ -59,8 +60,7 @@ class Adoption:
         return (
             f"{self.stage}: adopted {', '.join(self.changes)}: {self.rows:,} rows of "
             f"{self.partitions:,} partitions came out the same within {self.tolerance:g}, so with "
-            f"95% confidence at most {min(1.0, 3 / self.rows):.2g} of all rows differ, if those "
-            "that differ are spread over the partitions"
+            f"95% confidence at most {min(1.0, 3 / self.rows):.2g} of all rows differ"
         )
 
 
@@ -69,24 +69,50 @@ _CODEC = Codec(
 )
 
 
-def adoptions(store: Store, pipeline: str) -> Callable[[str, str], Adoption | None]:
-    """Return a function of stage and definition that finds an adoption, from one listing."""
-    folder = store.root.child(pipeline)
-    names = set(folder.names())
+@dataclass(frozen=True)
+class Adoptions:
+    """The adoptions of a pipeline, and those that were undone, from one listing."""
 
-    def find(stage: str, definition: str) -> Adoption | None:
-        name = _name(stage, definition)
+    _folder: Location
+    _names: Collection[str]
+
+    def of(self, stage: str, definition: str) -> Adoption | None:
+        """Return how a definition was adopted; None if it was not, or no longer is."""
+        name = _name("adopted", stage, definition)
         fix = "Delete it, and the next run computes the stage again"
-        return read_file(folder, name, _CODEC.load, fix) if name in names else None
+        return read_file(self._folder, name, _CODEC.load, fix) if name in self._names else None
 
-    return find
+    def split(
+        self, stage: str, definition: str, components: Sequence[Component]
+    ) -> tuple[Component, ...]:
+        """Return a definition's components, with one more if an adoption of it was undone.
+
+        What was computed while two definitions counted as one is then found by neither.
+        """
+        beginning = _name("undone", stage, definition, suffix="")
+        undone = sorted(name for name in self._names if name.startswith(beginning))
+        return (*components, *(Component("adoption", "undone", name) for name in undone))
+
+
+def adoptions(store: Store, pipeline: str) -> Adoptions:
+    """List the adoptions of a pipeline."""
+    folder = store.root.child(pipeline)
+    return Adoptions(folder, frozenset(folder.names()))
 
 
 def keep_adoption(store: Store, pipeline: str, adoption: Adoption) -> None:
     """Record an adoption; it takes effect with the next plan."""
-    text = json.dumps(_CODEC.record(adoption)).encode()
-    store.root.child(pipeline).write(_name(adoption.stage, adoption.definition), text)
+    name = _name("adopted", adoption.stage, adoption.definition)
+    store.root.child(pipeline).write(name, json.dumps(_CODEC.record(adoption)).encode())
 
 
-def _name(stage: str, definition: str) -> str:
-    return f"adopted-{stage}-{definition}.json"
+def undo_adoption(store: Store, pipeline: str, adoption: Adoption) -> None:
+    """Split two definitions that count as one; see `Adoptions.split`."""
+    folder, moment = store.root.child(pipeline), f"-{time.time_ns()}.json"
+    for definition in (adoption.definition, adoption.stored):
+        folder.write(_name("undone", adoption.stage, definition, moment), b"{}")
+    folder.delete([_name("adopted", adoption.stage, adoption.definition)])
+
+
+def _name(kind: str, stage: str, definition: str, suffix: str = ".json") -> str:
+    return f"{kind}-{stage}-{definition}{suffix}"
