@@ -303,8 +303,8 @@ def _end_server(compute: str) -> None:
             sys.executable,
             "-m",
             "vane_dagster.cli.main",
-            "servers",
-            "stop",
+            "pools",
+            "evict",
             "echo",
             "--force",
         ]

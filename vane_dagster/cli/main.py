@@ -19,7 +19,6 @@ _COMMANDS = {
     "adopt": "vane_dagster.cli.adopt:adopt",
     "cluster": "vane_dagster.cli.cluster:cluster",
     "pools": "vane_dagster.cli.pools:pools",
-    "servers": "vane_dagster.cli.servers:servers",
     "store": "vane_dagster.cli.store:store",
     "trace": "vane_dagster.cli.trace:trace",
 }

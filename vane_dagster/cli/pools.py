@@ -1,39 +1,45 @@
-"""``vane-dagster pools``: list and evict the warm models of a cluster."""
+"""``vane-dagster pools``: the warm models and servers of a cluster: list, logs, address, end."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import socket
 import sys
 from typing import Any
 
 import click
 
-from vane_dagster.cli.managed_pools import (
-    ADDRESS,
-    NAME,
-    end_pool,
-    is_list,
-    listed_pools,
-    managers_of,
-)
 from vane_dagster.cli.output import duration, joined, table
+from vane_dagster.compute.actor_names import NAMESPACE
+from vane_dagster.compute.client import ask_worker, brief, pool_managers
+from vane_dagster.compute.connection import connect, connect_address
+from vane_dagster.compute.local_head import LocalHead
+from vane_dagster.compute.local_heads import running_heads
+from vane_dagster.errors import ComputeError
 
-_STATES = ("busy", "ready", "starting", "dead")
+_ANSWER_SECONDS = 30.0
+_Pool = dict[str, Any]
+_NAME = click.option("--name", help="Which local head.  [default: default]")
+_ADDRESS = click.option("--address", help="Address of another Ray cluster, or of a local head.")
+_POOL = click.argument("pool")
 
 
 @click.group(invoke_without_command=True)
-@NAME
-@ADDRESS
+@_NAME
+@_ADDRESS
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every worker.")
 @click.pass_context
 def pools(context: click.Context, name: str | None, address: str | None, as_json: bool) -> None:
-    """Lists the pools of warm models.
+    """Lists the pools of warm models and of model servers.
 
     Exit code 1: the cluster or a pool manager does not answer.
     """
-    if not is_list(context, name, address, as_json):
+    if context.invoked_subcommand:
+        if name or address or as_json:
+            raise click.UsageError(f"write the options after {context.invoked_subcommand}")
         return
-    listed, silent = listed_pools(managers_of(name, address))
+    listed, silent = _listed(_managers(name, address))
     if as_json:
         click.echo(json.dumps(listed, indent=1))
     elif listed:
@@ -44,73 +50,182 @@ def pools(context: click.Context, name: str | None, address: str | None, as_json
 
 
 @pools.command()
-@click.argument("identity", required=False)
+@click.argument("pool", required=False)
 @click.option("--all", "everything", is_flag=True, help="All pools.")
 @click.option("--force", is_flag=True, help="Leased ones too; their runs construct them again.")
-@NAME
-@ADDRESS
+@_NAME
+@_ADDRESS
 def evict(
-    identity: str | None,
-    everything: bool,
-    force: bool,
-    name: str | None,
-    address: str | None,
+    pool: str | None, everything: bool, force: bool, name: str | None, address: str | None
 ) -> None:
-    """Ends the pool IDENTITY (its beginning is enough), or all, and frees what they hold.
+    """Ends POOL, or all pools, and frees what they hold; a server finishes its requests first.
 
     Exit code 1: there is no such pool, or runs lease it.
     """
-    if (identity is None) == (not everything):
-        raise click.UsageError("give the identity of one pool, or --all")
-    found = managers_of(name, address)
-    every, silent = listed_pools(found)
-    listed = _chosen(every, identity)
-    ended = [pool for pool in listed if end_pool(found[pool["keeper"]], pool, force)]
-    for pool in ended:
-        click.echo(f"Ended {pool['label']} ({pool['identity']}).")
-    left = [pool for pool in listed if pool not in ended]
-    for pool in left:
-        runs = ", ".join(pool["leases"]) or "a run that has just begun"
-        click.echo(
-            f"{pool['label']} ({pool['identity']}) is leased by {runs}; --force ends it.", err=True
-        )
+    if (pool is None) == (not everything):
+        raise click.UsageError("give one pool, or --all")
+    found = _managers(name, address)
+    every, silent = _listed(found)
+    listed = every if pool is None else _chosen(every, pool)
+    ended = [one for one in listed if _end(found[one["keeper"]], one, force)]
+    for one in ended:
+        click.echo(f"Ended {_shown(one)}.")
+    left = [one for one in listed if one not in ended]
+    for one in left:
+        runs = ", ".join(one["leases"]) or "a run that has just begun"
+        click.echo(f"{_shown(one)} is leased by {runs}; --force ends it.", err=True)
     if not listed and not silent:
         click.echo("No pools: nothing to end.")
     sys.exit(1 if left or silent else 0)
 
 
-def _chosen(listed: list[dict[str, Any]], identity: str | None) -> list[dict[str, Any]]:
-    """Return the pools with an identity, or the only one with that prefix; all for None."""
-    if identity is None:
-        return listed
-    known = {pool["identity"] for pool in listed}
-    matches = {identity} & known or {i for i in known if i.startswith(identity)}
-    if len(matches) != 1:
-        are = f"are {len(matches)} pools that begin with" if matches else "is no pool"
-        raise click.ClickException(f"there {are} {identity!r}; see `vane-dagster pools`")
-    return [pool for pool in listed if pool["identity"] in matches]
+@pools.command()
+@_POOL
+@click.option("--lines", default=100, show_default=True, type=click.IntRange(1), help="At most.")
+@_NAME
+@_ADDRESS
+def logs(pool: str, lines: int, name: str | None, address: str | None) -> None:
+    """Prints the log of each replica of the server POOL, also while it starts.
+
+    Secrets in it are masked.
+    """
+    workers = _server(pool, name, address)["workers"]
+    for worker in workers:
+        if len(workers) > 1:
+            click.echo(f"==> {worker['name']} <==")
+        click.echo(ask_worker(worker["name"], "server_log", lines))
+
+
+@pools.command()
+@_POOL
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with gRPC address and model.")
+@click.option("--api-key", "with_key", is_flag=True, help="With its key, on a line of its own.")
+@_NAME
+@_ADDRESS
+def endpoint(
+    pool: str, as_json: bool, with_key: bool, name: str | None, address: str | None
+) -> None:
+    """Prints the URL of a ready replica of the server POOL: on this machine if there is one.
+
+    It takes no lease, so the server may stop at any time.
+    """
+    server = _server(pool, name, address)
+    own = socket.gethostname()
+    for worker in sorted(server["workers"], key=lambda worker: worker.get("node") != own):
+        if (info := ask_worker(worker["name"], "server_endpoint")) is not None:
+            break
+    else:
+        raise click.ClickException(f"{_shown(server)} has no ready replica: it is {_state(server)}")
+    key = info.pop("api_key")
+    if as_json:
+        click.echo(json.dumps({**info, **({"api_key": key} if with_key else {})}, indent=1))
+        return
+    click.echo(info["url"])
+    if with_key:
+        click.echo(key)
+
+
+def _managers(name: str | None, address: str | None) -> dict[str, Any]:
+    """Return the pool managers of a running cluster, by name."""
+    if name is not None and address is not None:
+        raise click.UsageError("give either --name or --address, not both")
+    if address is None:
+        local = LocalHead(name="default" if name is None else name)
+        if local.connect(NAMESPACE, start=False) is None:
+            raise ComputeError(
+                f"The local cluster {local.name!r} is not running, so no model is loaded and no "
+                "server runs; `vane-dagster cluster list` shows the clusters that run"
+            )
+    else:
+        if heads := [one.head for one in running_heads() if one.head.address == address]:
+            connect(heads[0], NAMESPACE)  # it takes a token, and listens on 127.0.0.1 alone
+        else:
+            connect_address(address, {})
+    return pool_managers()
+
+
+def _listed(found: dict[str, Any]) -> tuple[list[_Pool], list[str]]:
+    """Return the pools of all pool managers, and the names of managers that do not answer."""
+    ray: Any = importlib.import_module("ray")
+    listed, silent = [], []
+    for name, pool_manager in found.items():
+        try:
+            answer = ray.get(pool_manager.pools.remote(), timeout=_ANSWER_SECONDS)
+        except ray.exceptions.RayError as error:
+            silent.append(name)
+            click.echo(f"{name} does not answer: {brief(error)}", err=True)
+        else:
+            # The field keeps its former name, because scripts read the JSON.
+            listed += [{"keeper": name, **pool} for pool in answer]
+    return listed, silent
+
+
+def _end(pool_manager: Any, pool: _Pool, force: bool) -> bool:
+    """End a pool, unless runs lease it."""
+    ray: Any = importlib.import_module("ray")
+    try:
+        return bool(
+            ray.get(pool_manager.evict.remote(pool["identity"], force), timeout=_ANSWER_SECONDS)
+        )
+    except ray.exceptions.RayError as error:
+        raise ComputeError(
+            f"{pool['keeper']} does not answer, so {_shown(pool)} may not have ended: "
+            f"{brief(error)}. See `vane-dagster pools`"
+        ) from error
+
+
+def _chosen(listed: list[_Pool], text: str) -> list[_Pool]:
+    """Return the pool of a server's name or an identity, whose beginning is enough."""
+    matches = [pool for pool in listed if text in (pool["identity"], pool["server"])]
+    matches = matches or [pool for pool in listed if pool["identity"].startswith(text)]
+    if len({pool["identity"] for pool in matches}) != 1:
+        are = f"are {len(matches)} pools" if matches else "is no pool"
+        known = ", ".join(map(_shown, matches or listed)) or "none"
+        raise click.ClickException(
+            f"there {are} {text!r}; give a server's name or the beginning of one identity, as "
+            f"`vane-dagster pools` shows them: {known}"
+        )
+    return matches
+
+
+def _server(text: str, name: str | None, address: str | None) -> _Pool:
+    """Return the pool of a server."""
+    pool = _chosen(_listed(_managers(name, address))[0], text)[0]
+    if not pool["server"]:
+        raise click.ClickException(f"{_shown(pool)} is no server; the run's log has its output")
+    return pool
+
+
+def _shown(pool: _Pool) -> str:
+    return f"{pool['label']} ({pool['identity']})"
+
+
+def _state(pool: _Pool) -> str:
+    """Return the states of a pool's workers, with their numbers if they differ."""
+    states = [worker.get("server", worker)["state"] for worker in pool["workers"]]
+    counts = [f"{states.count(state)} {state}" for state in sorted({*states})]
+    return ", ".join(counts) if len(counts) > 1 else (states or ["empty"])[0]
 
 
 HEADER = (
-    "MODEL", "IDENTITY", "STATE", "ACTORS", "PIDS", "DEVICE", "NODE", "LEASES", "IDLE",
+    "POOL", "IDENTITY", "STATE", "ACTORS", "PIDS", "DEVICE", "NODE", "URL", "LEASES", "IDLE",
     "BATCHES", "LOAD",
 )  # fmt: skip
 
 
-def row(pool: dict[str, Any]) -> tuple[str, ...]:
+def row(pool: _Pool) -> tuple[str, ...]:
     """Return a pool as a row of the table."""
     workers = pool["workers"]
-    states = [worker["state"] for worker in workers]
     loads = [worker["load_seconds"] for worker in workers if worker.get("load_seconds")]
-    counts = [f"{states.count(s)} {s}" for s in _STATES if s in states]
     return (
         pool["label"],
         pool["identity"],
-        counts[0].split()[1] if len(counts) == 1 else ", ".join(counts),
+        _state(pool),
         str(len(workers)),
         joined(worker.get("pid") for worker in workers),
         joined(worker.get("device") for worker in workers),
         joined(worker.get("node") for worker in workers),
+        joined(worker.get("server", {}).get("url") for worker in workers),
         ", ".join(run[:8] for run in pool["leases"]) or "-",
         "-" if pool["leases"] else duration(pool["idle_seconds"]),
         str(sum(worker.get("batches", 0) for worker in workers)),

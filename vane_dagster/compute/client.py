@@ -46,7 +46,7 @@ def ask_worker(worker: str, method: WorkerMethod, *args: Any) -> Any:
         raise ComputeError(f"worker {worker} does not answer: {brief(error)}") from error
 
 
-WorkerMethod = Literal["read_log", "server_endpoint"]
+WorkerMethod = Literal["server_log", "server_endpoint"]
 """Control methods of `HostActor` for people and programs outside of runs."""
 
 

@@ -383,5 +383,5 @@ class WorkerGroup:
 
 
 def _log_hint(pool: PoolSpec) -> str:
-    command = f"`vane-dagster servers logs {pool.server}`"
+    command = f"`vane-dagster pools logs {pool.server}`"
     return f". On a Ray cluster, {command} shows its log" if pool.server else ""

@@ -237,7 +237,7 @@ class RunReport:
         state = "is warm" if report.warm else f"{done} in {report.seconds:.1f} s"
         if (server := report.server) is not None and (endpoint := server.endpoint) is not None:
             place = f"at {endpoint.url} (worker {event.worker}, node {endpoint.node})"
-            log = f"`vane-dagster servers logs {event.server}`"
+            log = f"`vane-dagster pools logs {event.server}`"
             if not endpoint.is_on_ray:
                 log = f"{server.log_path}, until it stops"
             self._log.info(f"{event.model} {state} {place}. Its log: {log}")

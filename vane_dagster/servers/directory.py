@@ -73,7 +73,7 @@ class Directory:
             raise StageError(
                 "the address of a server was asked for in a process that does not use it. It is "
                 "known in the workers of a stage that was given the server, while they construct "
-                "its class or call its function. Elsewhere, `vane-dagster servers endpoint` has it"
+                "its class or call its function. Elsewhere, `vane-dagster pools endpoint` has it"
             )
         return found
 

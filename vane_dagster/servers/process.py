@@ -156,9 +156,9 @@ class ServerProcess:
             reason = f": {status.reason}" if status.reason else ""
             raise RuntimeError(f"Server {self._launch.label!r} has {_PAST[status.state]}{reason}")
 
-    def read_log(self, offset: int, limit: int) -> tuple[bytes, int]:
-        """Read a part of the server's log, with secrets masked."""
-        return self._log.read(offset, limit)
+    def log(self, lines: int) -> str:
+        """Return the last lines of the server's log, with secrets masked."""
+        return self._log.tail(lines)
 
     def stop(self) -> None:
         """End the server and all its processes: SIGTERM, after `drain_timeout_s` SIGKILL.
@@ -327,7 +327,7 @@ class ServerProcess:
 
     def _with_log(self, reason: str) -> str:
         """Append the log's last lines since the last start to a reason."""
-        tail = self._log.tail(self._log_start)
+        tail = self._log.tail(since=self._log_start)
         where = f"{self._log.path} on {socket.gethostname()}"
         return f"{reason}\nLast lines of its log ({where}):\n{tail}" if tail else reason
 

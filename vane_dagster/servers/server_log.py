@@ -8,7 +8,7 @@ import threading
 
 from vane_dagster._secrets import masked
 
-_TAIL_BYTES = 2**16
+_TAIL_BYTES = 2**20
 
 
 class ServerLog:
@@ -42,27 +42,21 @@ class ServerLog:
                 self.end += count
                 data = data[count:]
 
-    def read(self, offset: int, limit: int) -> tuple[bytes, int]:
-        """Read a part of the log; known secrets in it are masked."""
+    def tail(self, lines: int = 50, since: int = 0) -> str:
+        """Return the last lines; known secrets in them are masked."""
         data = b""
         with self._lock:
-            offset = offset + self.end if offset < 0 else offset
-            offset = max(offset, 0, min(self._files, default=0) * self._size)
-            while len(data) < limit:
-                number, start = divmod(offset + len(data), self._size)
-                most = min(limit - len(data), self._size - start)
-                found = os.pread(self._files[number], most, start) if number in self._files else b""
+            start = max(since, self.end - _TAIL_BYTES, min(self._files, default=0) * self._size)
+            while start + len(data) < self.end:
+                number, offset = divmod(start + len(data), self._size)
+                file = self._files.get(number)
+                found = b"" if file is None else os.pread(file, self._size - offset, offset)
                 if not found:
                     break
                 data += found
-        if len(data) == limit and b"\n" in data:  # a secret is not divided
-            data = data[: data.rindex(b"\n") + 1]
-        return masked(data.decode(errors="replace")).encode(), offset + len(data)
-
-    def tail(self, since: int = 0, lines: int = 50) -> str:
-        """Return the last lines."""
-        data, _ = self.read(max(since, self.end - _TAIL_BYTES), _TAIL_BYTES)
-        return "\n".join(data.decode().rstrip().splitlines()[-lines:])
+        if start > since:  # the first line may lack the beginning of a secret
+            data = data.partition(b"\n")[2]
+        return "\n".join(masked(data.decode(errors="replace")).rstrip().splitlines()[-lines:])
 
     def close(self) -> None:
         """Close the files; nothing can be read after it."""

@@ -72,11 +72,9 @@ class HostActor:
             self._host.server.stop()
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
-    def read_log(self, offset: int, limit: int) -> tuple[bytes, int]:
-        """See `ServerProcess.read_log`."""
-        if self._host.server is None:
-            return b"", 0
-        return self._host.server.read_log(offset, limit)
+    def server_log(self, lines: int) -> str:
+        """See `ServerProcess.log`."""
+        return "" if self._host.server is None else self._host.server.log(lines)
 
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
     def server_endpoint(self) -> dict[str, Any] | None:

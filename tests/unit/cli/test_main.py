@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import pwd
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import ray
 from click.testing import CliRunner
 
-from vane_dagster.cli import cluster, pools, servers
+from vane_dagster.cli import cluster, pools
 from vane_dagster.cli.main import main
 
 
@@ -22,9 +22,7 @@ from vane_dagster.cli.main import main
         ("pools --json --name a --address b:1", 2, "not both"),
         ("pools --json --wrong", 2, "No such option"),
         ("pools --json evict x", 2, "write the options after evict"),
-        ("servers --json --name absent", 1, "'absent' is not running"),
-        ("servers --json stop x", 2, "write the options after stop"),
-        ("servers endpoint x --json --name absent", 1, "'absent' is not running"),
+        ("pools endpoint x --json --name absent", 1, "'absent' is not running"),
         ("cluster list --json --wrong", 2, "No such option"),
         ("trace docs/x --json --id 1 --store nowhere", 1, "holds no stage of a pipeline 'docs'"),
         ("trace docs/x --json --id 1 --store nosuch://x", 1, "no file system"),
@@ -61,28 +59,21 @@ class SilentPoolManager:
             raise ray.exceptions.RayActorError
 
 
-@pytest.mark.parametrize("module", [pools, servers])
-def test_a_pool_manager_that_does_not_answer_is_a_failure(
-    module: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        module, "managers_of", lambda name, address: {"keeper-1": SilentPoolManager}
-    )
-    name = module.__name__.rpartition(".")[2]
-    listed = CliRunner().invoke(main, [name, "--json"])
+def test_a_pool_manager_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_managers", lambda name, address: {"keeper-1": SilentPoolManager})
+    listed = CliRunner().invoke(main, ["pools", "--json"])
     assert (listed.exit_code, json.loads(listed.stdout)) == (1, [])
     assert listed.stderr.startswith("keeper-1 does not answer: ")
-    deep = {"pools": ["evict", "--all"], "servers": ["logs", "llm"]}[name]
-    for command in ([name], [name, *deep]):
-        done = CliRunner().invoke(main, command)
+    for command in ([], ["evict", "--all"], ["logs", "llm"]):
+        done = CliRunner().invoke(main, ["pools", *command])
         assert (done.exit_code, done.stdout) == (1, "")
 
 
 def test_a_pool_manager_that_dies_during_evict_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = {"keeper": "keeper-1", "identity": "abc", "label": "Model", "leases": []}
     silent = SimpleNamespace(evict=SilentPoolManager.pools)
-    monkeypatch.setattr(pools, "managers_of", lambda name, address: {"keeper-1": silent})
-    monkeypatch.setattr(pools, "listed_pools", lambda found: ([pool], []))
+    monkeypatch.setattr(pools, "_managers", lambda name, address: {"keeper-1": silent})
+    monkeypatch.setattr(pools, "_listed", lambda found: ([pool], []))
     done = CliRunner().invoke(main, ["pools", "evict", "--all"])
     assert done.exit_code == 1
     assert "keeper-1 does not answer, so Model (abc) may not have ended" in done.stderr

@@ -225,7 +225,7 @@ def test_a_load_and_the_first_warm_worker_are_logged(tmp_path):
 
 @pytest.mark.parametrize(
     ("node_id", "log"),
-    [("host", "/its.log, until it stops"), ("ray-node", "`vane-dagster servers logs llm`")],
+    [("host", "/its.log, until it stops"), ("ray-node", "`vane-dagster pools logs llm`")],
 )
 def test_a_server_is_logged_with_its_place_and_how_to_read_its_log(tmp_path, node_id, log):
     lines: list[str] = []
