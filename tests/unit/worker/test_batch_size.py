@@ -6,7 +6,9 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.bad_rows import OutOfMemoryError
 from support.devices import Device
+from support.udf_calls import row_stage, run_stage
 from vane_dagster.pipeline.options import AUTO
 from vane_dagster.worker.batch_size import BatchSizer
 
@@ -43,6 +45,30 @@ def test_it_stays_within_memory():
     sizes = found(lambda rows: 1.0, fits=300)
     assert 100 <= sizes.used(AUTO) <= 300
     assert sizes.of(4096, 10**6) <= 300
+
+
+def test_memory_that_runs_out_halves_the_batches_of_the_worker_and_costs_no_row():
+    sizes: list[int] = []
+
+    def fn(batch: pa.Table) -> pa.Table:
+        sizes.append(len(batch))
+        if len(batch) > 8:
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return batch
+
+    stage = row_stage("map_batches", fn, schema={"id": "BIGINT"}, batch_size=50)
+    assert run_stage(stage, pa.table({"id": range(200)})).num_rows == 200
+    assert sizes[:4] == [50, 25, 12, 6]
+    assert max(sizes[3:]) <= 8, "the worker remembers"
+
+
+def test_a_stage_may_leave_the_size_to_its_worker():
+    stage = row_stage("map_batches", Device, schema={"size": "BIGINT"}, batch_size="auto")
+    table = run_stage(stage, pa.table({"id": range(40_000)}))
+    sizes = table["size"].to_pylist()
+    assert table["id"].to_pylist() == list(range(40_000))
+    assert sizes[0] == 16
+    assert max(sizes) >= 256
 
 
 def test_a_size_that_is_given_is_kept():
