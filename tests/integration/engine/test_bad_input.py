@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.results import failure, metadata
 from vane_dagster.planning.planner import plan_run
@@ -20,21 +19,8 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
 
-class Model:
-    """Leaves a file behind when it is constructed, and scales a number."""
-
-    def __init__(self, trace: str) -> None:
-        Path(trace).touch()
-
-    def __call__(self, batch):
-        return {"scaled": pa.array([2 * n for n in batch["n"].to_pylist()], pa.int64())}
-
-
-class Faulty(Model):
-    """Returns a batch without one of its columns."""
-
-    def __call__(self, batch):
-        return {"id": batch["id"]}
+def doubled(batch):
+    return {"scaled": pa.array([2 * n for n in batch["n"].to_pylist()], pa.int64())}
 
 
 GOOD = {"id": [1, 2, 3], "n": [10, 20, 30], "text": ["a", "b", "c"]}
@@ -44,72 +30,22 @@ def make(
     tmp_path: Path,
     where: str | None = None,
     columns: Any = None,
-    model: Any = Model,
     id: str = "id",
     source: ParquetSource | None = None,
     project: Any = ("n", "text"),
     partitions: list[str] | None = None,
-    **mapped: Any,
 ) -> vd.Pipeline:
-    """source -> clean -> scaled, with a model that leaves a trace."""
+    """source -> clean -> scaled."""
     key = "/{partition_key}" if partitions else ""
     docs = vd.Pipeline(
         "docs",
-        source=source or vd.parquet(f"{tmp_path}/src{key}"),
+        source=source or vd.parquet(f"{tmp_path}/src{key}", allow_empty=bool(partitions)),
         id=id,
         partitions_def=dg.StaticPartitionsDefinition(partitions) if partitions else None,
     )
     clean = docs.project("clean", project, where=where)
-    clean.map_batches(
-        "scaled",
-        model,
-        schema={"scaled": "BIGINT"},
-        columns=columns,
-        fn_constructor_kwargs={"trace": str(tmp_path / "constructed")},
-        **grouped(mapped),
-    )
+    clean.map_batches("scaled", doubled, schema={"scaled": "BIGINT"}, columns=columns)
     return docs
-
-
-def manifests(tmp_path: Path) -> dict[str, bytes]:
-    found = (tmp_path / "store").rglob("manifests/*/*.json")
-    return {str(path): path.read_bytes() for path in found}
-
-
-@pytest.fixture
-def refused(tmp_path, local, materialize) -> Callable[..., str]:
-    """Runs a pipeline that must fail once, and gives the error; what was committed stays."""
-
-    def run(
-        docs: vd.Pipeline,
-        *words: str,
-        constructed: bool | None = False,
-        unchanged: Sequence[str] = (),
-        **given: Any,
-    ) -> str:
-        before = manifests(tmp_path)
-        trace = tmp_path / "constructed"
-        trace.unlink(missing_ok=True)
-        result = materialize(docs, local, raises=False, **given)
-        text = failure(result)
-        for word in words:
-            assert word in text
-            assert text.count(word) == 1, f"{word!r} is named more than once:\n{text}"
-        assert constructed in (None, trace.exists())
-        assert manifests(tmp_path) == before
-        made = [event.asset_key.path[-1] for event in result.get_asset_materialization_events()]
-        assert made == list(unchanged)
-        return text
-
-    return run
-
-
-@pytest.fixture
-def committed(tmp_path, local, materialize) -> None:
-    """A good run before the bad one."""
-    write_source(tmp_path / "src", GOOD)
-    materialize(make(tmp_path), local)
-    assert len(manifests(tmp_path)) == 2
 
 
 @pytest.fixture
@@ -204,118 +140,82 @@ def test_columns_that_do_not_fit(rows, given, words, tmp_path):
 def test_an_id_declared_as_another_type(tmp_path):
     write_source(tmp_path / "src", GOOD)
     docs = make(tmp_path)
-    docs["clean"].map_batches("sized", echo, schema={"id": "VARCHAR", "n": "BIGINT"})
+    docs["clean"].map_batches("sized", doubled, schema={"id": "VARCHAR", "n": "BIGINT"})
     words = ("'docs/sized': schema declares the id 'id' as string", "comes in as int64")
     refuse(tmp_path, docs, *words)
 
 
-def echo(batch):
-    return batch
-
-
-# Runs
-
-
-def test_a_source_without_rows_may_be_allowed(tmp_path, local, materialize):
-    write_source(tmp_path / "src", pa.table(GOOD).slice(0, 0))
-    allowed = vd.parquet(str(tmp_path / "src"), allow_empty=True)
-    result = materialize(make(tmp_path, source=allowed), local)
-    assert metadata(result, "scaled")["dagster/row_count"] == 0
-    assert not (tmp_path / "constructed").exists()
-    assert read_stage(tmp_path / "store", "docs", "scaled").schema.names == ["id", "scaled"]
-
-
-def test_columns_of_types_that_are_not_needed_are_not_looked_at(tmp_path, local, materialize):
-    """DuckDB knows neither in memory; a column that no stage needs must not fail the run."""
-    half = pa.array([1.5, 2.5, 3.5], pa.float16())
-    large = pa.array([1, 2, 3], pa.decimal256(50, 2))
-    write_source(tmp_path / "src", pa.table({**GOOD, "half": half, "large": large}))
-    result = materialize(make(tmp_path), local)
-    assert metadata(result, "scaled")["dagster/row_count"] == 3
-
-
-@pytest.mark.usefixtures("committed")
-def test_a_column_that_does_not_come_back(tmp_path, refused):
-    write_source(tmp_path / "src", {"id": [4], "n": [40], "text": ["d"]}, "b.parquet")
-    before = {path for path in manifests(tmp_path) if "/scaled/" in path}
-    docs = make(tmp_path, model=Faulty)
-    refused(
-        docs, "stage 'docs/scaled', fragment 0", "'scaled' is declared in the schema",
-        "returned: 'id'", constructed=True, select=["scaled"],
+def test_columns_of_a_join_that_clash_or_are_not_there(tmp_path):
+    write_source(tmp_path / "src", GOOD)
+    docs = make(tmp_path)
+    other = docs.project("other", {"n": "n + 1"})
+    docs.join("both", docs["clean"], other)
+    refuse(
+        tmp_path, docs, "column 'n' comes from both 'clean' and 'other'",
+        "columns={'other': {'other_name': 'n'}}",
     )  # fmt: skip
-    assert {path for path in manifests(tmp_path) if "/scaled/" in path} == before
+    docs = make(tmp_path)
+    docs.join("both", docs["clean"], docs["scaled"], columns={"scaled": ["z"]})
+    refuse(tmp_path, docs, "'scaled' has no column 'z'; it has")
+    with pytest.raises(vd.DefinitionError, match="columns names 'none'"):
+        docs.join("again", docs["clean"], docs["scaled"], columns={"none": ["z"]})
 
 
-@pytest.mark.usefixtures("committed")
-@pytest.mark.parametrize(
-    ("ids", "words"),
-    [
-        ([4, 5, 4, 5, 6], "the source has 2 ids more than once: 4, 5 in 'id'"),
-        ([4, None, 5, 6, 7], "the source has 1 null ids in 'id'"),
-    ],
-)
-def test_ids_twice_or_null_inside_a_fragment(ids, words, tmp_path, refused):
-    rows = {"id": ids, "n": range(5), "text": ["x"] * 5}
-    write_source(tmp_path / "src", rows, "b.parquet")
-    text = refused(make(tmp_path), "stage 'docs/clean', fragment 1", words, constructed=None)
-    assert "b.parquet" in text
+# A run
 
 
-def test_rows_that_are_filtered_out_may_lack_an_id(tmp_path, local, materialize):
-    rows = {"id": [1, None, 2, 2], "n": [1, 2, 3, 4], "text": ["x"] * 4}
-    write_source(tmp_path / "src", rows)
-    result = materialize(make(tmp_path, where="id IS NOT NULL AND n < 4"), local)
-    assert metadata(result, "scaled")["dagster/row_count"] == 2
-
-
-@pytest.mark.usefixtures("committed")
-def test_an_id_in_two_files(tmp_path, refused):
-    write_source(tmp_path / "src", {**GOOD, "id": [9, 8, 3]}, "b.parquet")
-    text = refused(
-        make(tmp_path),
-        "stage 'docs/clean': ids 3 of 'id' are in more than one fragment",
-        "must be unique inside a partition",
-        constructed=True,
-    )
-    assert "a.parquet'" in text
-    assert "b.parquet'" in text
-
-
-BAD_FILES: dict[str, dict[str, Any]] = {
-    "corrupt": {},
-    "typed": {**GOOD, "id": [1.5, 2.5, 3.5]},
-    "without_n": {"id": [1], "text": ["a"]},
-    "duplicate": {**GOOD, "id": [1, 1, 2]},  # the last one, as it is found only when it is read
+HALVES = pa.array([1.5, 2.5, 3.5, None], pa.float16())
+LARGE = pa.array([1, 2, 3, None], pa.decimal256(50, 2))
+GOOD_FILES: dict[str, Any] = {
+    "a": GOOD,
+    "filtered": {"id": [1, 2, 3, None], "n": [10, 20, 30, 0], "text": ["x"] * 4,
+                 "half": HALVES, "large": LARGE},
+    "none": pa.table(GOOD).slice(0, 0),
+}  # fmt: skip
+"""Rows that are filtered out may lack an id, and no stage needs the types that DuckDB lacks."""
+BAD_FILES: dict[str, tuple[dict[str, Any], str]] = {
+    "corrupt": (GOOD, "a.parquet' (7 bytes) cannot be read as Parquet"),
+    "without_n": ({"id": [1], "text": ["a"]}, 'Referenced column "n" not found'),
+    "twice": ({**GOOD, "id": [1, 1, 2]}, "the source has 1 ids more than once: 1 in 'id'"),
+    "null": ({**GOOD, "id": [1, None, 2]}, "the source has 1 null ids in 'id'"),
+    "apart": (GOOD, "ids 3 of 'id' are in more than one fragment"),
 }
 
 
 def test_bad_partitions_leave_the_others(tmp_path, local, instance):
-    keys = ["a", *BAD_FILES, "z"]
-    for key in keys:
-        write_source(tmp_path / "src" / key, BAD_FILES.get(key) or GOOD)
+    keys = [*GOOD_FILES, *BAD_FILES]
+    for key, rows in GOOD_FILES.items():
+        write_source(tmp_path / "src" / key, rows)
+    for key, (rows, _) in BAD_FILES.items():
+        write_source(tmp_path / "src" / key, rows)
     (tmp_path / "src/corrupt/a.parquet").write_bytes(b"nothing")
-    docs = make(tmp_path, partitions=keys)
+    write_source(tmp_path / "src/apart", {**GOOD, "id": [9, 8, 3]}, "b.parquet")
+    docs = make(tmp_path, where="n > 0", partitions=keys)
     resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))}
     result = dg.materialize(
         [docs.build_assets()],
         instance=instance,
         resources=resources,
         tags={
-            "dagster/asset_partition_range_start": "a",
-            "dagster/asset_partition_range_end": "z",
+            "dagster/asset_partition_range_start": keys[0],
+            "dagster/asset_partition_range_end": keys[-1],
         },
         raise_on_error=False,
     )
     text = failure(result)
-    named = ", ".join(f"'{key}'" for key in BAD_FILES)
-    assert f"4 of 6 partitions failed ({named}); the others are materialized" in text
+    assert "5 of 8 partitions failed (" in text
+    assert "); the others are materialized" in text
+    assert all(f"'{key}'" in text for key in BAD_FILES)
+    for _, words in BAD_FILES.values():
+        assert text.count(words) == 1, words
     for stage in docs:
-        assert instance.get_materialized_partitions(stage.key) == {"a", "z"}
-    for key in "az":
+        assert instance.get_materialized_partitions(stage.key) == {*GOOD_FILES}
+    for key, rows in (("a", [20, 40, 60]), ("filtered", [20, 40, 60]), ("none", [])):
         scaled = read_stage(tmp_path / "store", "docs", "scaled", key)
-        assert scaled["scaled"].to_pylist() == [20, 40, 60]
-    for key in BAD_FILES:
-        assert not [path for path in manifests(tmp_path) if f"/manifests/{key}/" in path]
+        assert scaled.schema.names == ["id", "scaled"]
+        assert scaled["scaled"].to_pylist() == rows
+    committed = (tmp_path / "store").rglob("manifests/*/*.json")
+    assert not {path.parent.name for path in committed} & {*BAD_FILES}
 
     write_source(tmp_path / "src/corrupt", GOOD)
     fixed = dg.materialize([docs.build_assets()], resources=resources, partition_key="corrupt")

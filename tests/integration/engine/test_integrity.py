@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 import vane_dagster as vd
 from support.damage import parts
@@ -28,25 +27,6 @@ def pipeline(tmp_path, rows: int = 40) -> vd.Pipeline:
     clean = docs.project("clean", ["x"])
     clean.map_batches("double", double, schema={"y": "BIGINT"})
     return docs
-
-
-def test_each_part_says_who_made_it(tmp_path, local, materialize):
-    docs = pipeline(tmp_path)
-    result = materialize(docs, local)
-    opened = vd.FragmentStore(root=str(tmp_path / "store")).open()
-    manifest = opened.in_force("docs", "double", None)
-    assert manifest.keys == ("id",)
-    assert manifest.reads == ("clean",)
-    assert manifest.model["name"] == "double"
-    for part in manifest.parts:
-        assert (part.rows_in, part.rows, part.filtered, part.quarantined) == (10, 10, 0, 0)
-        assert part.made.run_id == result.run_id
-        assert part.made.workers
-        assert all(part.made.workers)
-        assert part.made.seconds > 0
-        assert part.made.at <= manifest.committed_at
-    first = manifest.sample[0]  # of the part that came first
-    assert int(first["y"]) == 2 * int(first["id"])
 
 
 def test_rows_that_vanish_from_a_part_above_are_missed(tmp_path, local, materialize):
@@ -80,18 +60,3 @@ def test_a_part_that_lost_rows_is_not_committed_by_a_later_run(tmp_path, local, 
     message = failure(materialize(docs, local, raises=False))
     assert "'docs/double'" in message
     assert opened.in_force("docs", "double", None) is None
-
-
-def test_columns_that_clash_or_are_not_there(tmp_path, local, materialize):
-    docs = pipeline(tmp_path)
-    other = docs.project("other", {"x": "x + 1"})
-    docs.join("both", docs["clean"], other)
-    message = failure(materialize(docs, local, raises=False))
-    assert "column 'x' comes from both 'clean' and 'other'" in message
-    assert "columns={'other': {'other_name': 'x'}}" in message
-    docs = pipeline(tmp_path)
-    docs.join("both", docs["clean"], docs["double"], columns={"double": ["z"]})
-    message = failure(materialize(docs, local, raises=False))
-    assert "'double' has no column 'z'; it has" in message
-    with pytest.raises(vd.DefinitionError, match="columns names 'none'"):
-        docs.join("again", docs["clean"], docs["double"], columns={"none": ["z"]})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
@@ -38,64 +37,57 @@ def expected() -> list[tuple[str, int, str]]:
     return [(f"{i}/{n}", i, w) for i, t in enumerate(TEXTS) for n, w in enumerate(t.split())]
 
 
-def test_rows_below_are_keyed_by_the_new_id_and_keep_the_parent(tmp_path, local, materialize):
+def test_rows_below_are_keyed_by_the_new_id_and_joins_lead_back_to_the_parent(
+    tmp_path, local, materialize
+):
     docs = pipeline(tmp_path)
-    made = words(docs)
+    clean = docs.project("clean", ["text"])
+    few = docs.project("few", ["text"], where="id <> 4")
+    made = words(clean)
     loud = made.map_batches("loud", upper, schema={"upper": "VARCHAR"}, columns=["word"])
     short = loud.project("short", {"first": "upper[1]"}, where="upper <> 'D'")
     assert made.id == loud.id == short.id == "word_id"
-    result = materialize(docs, local)
-    store = tmp_path / "store"
-    assert rows(read_stage(store, "docs", "words"), "word_id", "id", "word") == expected()
-    table = read_stage(store, "docs", "loud")
-    assert table.schema.names == ["word_id", "id", "upper"]
-    assert rows(table, *table.schema.names) == [(a, b, c.upper()) for a, b, c in expected()]
-    table = read_stage(store, "docs", "short")
-    assert rows(table, "word_id", "id", "first") == [
-        (a, b, c.upper()) for a, b, c in expected() if c != "d"
-    ]
-    assert metadata(result, "words")["dagster/row_count"] == len(expected())
-
-
-def test_a_returned_id_carries_its_parent_along_in_any_order(tmp_path, local, materialize):
-    docs = pipeline(tmp_path)
-    words(docs).map_batches("loud", reversed_upper, schema={"upper": "VARCHAR"})
-    materialize(docs, local)
-    table = read_stage(tmp_path / "store", "docs", "loud")
-    found = sorted(rows(table, "word_id", "id", "upper"))
-    assert found == sorted((a, b, c.upper()) for a, b, c in expected())
-
-
-def test_many_of_many(tmp_path, local, materialize):
-    docs = pipeline(tmp_path)
-    made = words(docs).map_batches(
+    made.map_batches("turned", reversed_upper, schema={"upper": "VARCHAR"})
+    spelled = made.map_batches(
         "letters", letters, schema={"letter": "VARCHAR"}, cardinality=vd.Children("letter_id")
     )
-    docs.join("all", docs.project("clean", ["text"]), made, children="list")
-    materialize(docs, local)
+    docs.join("all", clean, spelled, children="list")
+    for how in ("inner", "left"):
+        assert docs.join(how, clean, loud, how=how, children="list").id == "id"
+    assert docs.join("each", few, made, children="rows", source_columns=[]).id == "word_id"
+    docs.join("beside", made, few, how="left", children="rows")
+
+    result = materialize(docs, local)
+
+    def read(stage: str, *names: str) -> list[tuple]:
+        return rows(read_stage(tmp_path / "store", "docs", stage), *names)
+
+    raised = [(a, b, c.upper()) for a, b, c in expected()]
+    assert metadata(result, "words")["dagster/row_count"] == len(raised)
+    assert read("words", "word_id", "id", "word") == expected()
+    table = read_stage(tmp_path / "store", "docs", "loud")
+    assert table.schema.names == ["word_id", "id", "upper"]
+    assert rows(table, *table.schema.names) == raised
+    assert read("short", "word_id", "id", "first") == [row for row in raised if row[2] != "D"]
+    assert sorted(read("turned", "word_id", "id", "upper")) == sorted(raised), "in any order"
     table = read_stage(tmp_path / "store", "docs", "letters")
     assert table.schema.names == ["letter_id", "word_id", "id", "letter"]
     assert rows(table, *table.schema.names) == [(f"{a}-0", a, b, c) for a, b, c in expected()]
-    joined = read_stage(tmp_path / "store", "docs", "all")
-    assert [[r["letter"] for r in row] for row in joined["letters"].to_pylist()] == [
-        text.split() for text in TEXTS if text
+    (lists,) = zip(*read("all", "letters"))
+    assert [[r["letter"] for r in row] for row in lists] == [t.split() for t in TEXTS if t]
+    for how in ("inner", "left"):
+        kept = [i for i, text in enumerate(TEXTS) if text or how == "left"]
+        table = read_stage(tmp_path / "store", "docs", how)
+        assert table.schema.names == ["id", "text", "loud"]
+        assert table["id"].to_pylist() == kept
+        assert table["loud"].to_pylist() == [
+            [{"word_id": a, "upper": c} for a, b, c in raised if b == i] for i in kept
+        ]
+    assert read("each", "word_id", "id", "text", "word") == [
+        (a, b, TEXTS[b], c) for a, b, c in expected() if b != 4
     ]
-
-
-@pytest.mark.parametrize("how", ["inner", "left"])
-def test_return_to_the_parent_with_a_list(how, tmp_path, local, materialize):
-    docs = pipeline(tmp_path)
-    clean = docs.project("clean", ["text"])
-    loud = words(clean).map_batches("loud", upper, schema={"upper": "VARCHAR"}, columns=["word"])
-    joined = docs.join("joined", clean, loud, how=how, children="list")
-    assert joined.id == "id"
-    materialize(docs, local)
-    table = read_stage(tmp_path / "store", "docs", "joined")
-    kept = [i for i, text in enumerate(TEXTS) if text or how == "left"]
-    assert table.schema.names == ["id", "text", "loud"]
-    assert table["id"].to_pylist() == kept
-    assert table["loud"].to_pylist() == [
-        [{"word_id": a, "upper": c.upper()} for a, b, c in expected() if b == i] for i in kept
+    assert read("beside", "word_id", "id", "text", "word") == [
+        (a, b, None if b == 4 else TEXTS[b], c) for a, b, c in expected()
     ]
 
 
@@ -161,21 +153,3 @@ def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path, l
     missing = [word for word, found in rows(table, "word", "letters") if found is None]
     assert missing == ["g", "h", "i", "j"]
     assert table.num_rows == len(expected())
-
-
-def test_one_row_a_child_with_the_parents_columns(tmp_path, local, materialize):
-    docs = pipeline(tmp_path)
-    clean = docs.project("clean", ["text"], where="id <> 4")
-    made = words(docs)
-    joined = docs.join("joined", clean, made, children="rows", source_columns=[])
-    assert joined.id == "word_id"
-    docs.join("left", made, clean, how="left", children="rows")
-    materialize(docs, local)
-    table = read_stage(tmp_path / "store", "docs", "joined")
-    assert rows(table, "word_id", "id", "text", "word") == [
-        (a, b, TEXTS[b], c) for a, b, c in expected() if b != 4
-    ]
-    table = read_stage(tmp_path / "store", "docs", "left")
-    assert rows(table, "word_id", "id", "text", "word") == [
-        (a, b, None if b == 4 else TEXTS[b], c) for a, b, c in expected()
-    ]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import ray
 
 import vane_dagster as vd
@@ -16,10 +14,6 @@ from support.data import write_source
 from support.results import failure
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.worker.calls import LoadCall
-from vane_dagster.worker.code_digest import versions
-from vane_dagster.worker.pools import PoolRequest
-from vane_dagster.worker.ray_actor import HostActor
 
 ROWS = {"id": [1, 2, 3], "n": [10, 20, 30]}
 
@@ -116,18 +110,3 @@ def test_a_bucket_that_is_missing(tmp_path, local, materialize, s3):
     assert "NoSuchBucket" in text or "bucket does not exist" in text
     assert "docs/kept" not in text
     assert Location("s3://lake", s3).entries() == {}, "the probe is deleted"
-
-
-def test_a_worker_of_other_versions_does_not_load(cluster):
-    cluster.connect()
-    request = PoolRequest("a", "A", (1, 1), {}, 1)
-    actor = ray.remote(num_cpus=0, concurrency_groups={"control": 1})(HostActor).remote(request, 1)
-    try:
-        expected = {**versions(), "pyarrow": "1.0"}
-        report = ray.get(actor.load.remote(LoadCall(None, versions=expected), b""))
-        assert report.fault.kind == "ComputeError"
-        wrong = f"the driver has pyarrow 1.0; workers there have pyarrow {pa.__version__}. Install"
-        assert f"node {socket.gethostname()}: {wrong}" in report.fault.message
-        assert ray.get(actor.load.remote(LoadCall(None, versions=versions()), b"")).fault is None
-    finally:
-        ray.kill(actor)

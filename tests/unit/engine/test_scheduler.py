@@ -454,6 +454,12 @@ def test_within_a_wave_rows_go_on_in_memory(wave):
     assert made.part().rows == ROWS
 
 
+def test_the_next_fragment_is_prepared_while_the_model_computes(wave):
+    made = wave(chain(), partitions=(3,)).run()
+    kinds = [(call.stage, call.kind) for call in made.lease.calls]
+    assert kinds[: kinds.index(("model", "gather"))].count(("clean", "whole")) > 1
+
+
 def test_the_next_wave_reads_the_parts_of_the_former(wave):
     made = wave(chain(), partitions=(2,)).run("clean")
     assert {call.stage for call in made.lease.calls} == {"clean"}
@@ -607,8 +613,6 @@ def test_a_fragment_that_lost_its_worker_whole_is_sliced(wave):
 
 
 def test_a_worker_due_for_recycling_is_replaced_after_its_queued_call(wave):
-    reports: list[Call] = []
-
     def outcome(call: Call) -> Outcome:
         if call.kind == "slice" and call.worker.name == "m-0":
             return replace(done(call), recycle_reason="has answered enough")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import vane_dagster as vd
+from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.code_digest import code_digest, disagreement, versions
+from vane_dagster.worker.ray_actor import HostActor
 
 PACKAGE = Path(vd.__file__).parent
 
@@ -47,3 +51,11 @@ def test_versions_that_differ_are_named(name: str) -> None:
     driver, worker = disagreement({**versions(), name: "0.1"}).split("; ")
     assert driver == f"the driver has {name} 0.1"
     assert worker.startswith(f"workers there have {name} {versions()[name]}. Install the driver's")
+
+
+def test_a_worker_of_other_versions_loads_nothing() -> None:
+    nobody: Any = None
+    report = HostActor.load(nobody, LoadCall(None, versions={**versions(), "pyarrow": "1.0"}), b"")
+    assert report.fault is not None
+    assert report.fault.kind == "ComputeError"
+    assert f"node {socket.gethostname()}: the driver has pyarrow 1.0" in report.fault.message

@@ -1,8 +1,7 @@
-"""A run that is killed goes on where it was; and what a run keeps is read by its manifest."""
+"""Two runs that publish the same partition at one time."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +12,6 @@ from support.data import write_source
 from support.results import failure
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.store import Store
-
-
-class Sleeper:
-    """Notes when each of its batches begins and ends."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __call__(self, batch):
-        began = time.time()
-        time.sleep(self.seconds)
-        times = [began] * batch.num_rows, [time.time()] * batch.num_rows
-        return {"id": batch["id"], "began": times[0], "ended": times[1]}
-
-
-def noted(batch):
-    """Notes when it was called."""
-    return {"called": [time.time()] * batch.num_rows}
-
-
-def test_cpu_stages_work_ahead_of_the_model(tmp_path: Path, local, materialize):
-    write_source(tmp_path / "src", {"id": range(60)})
-    pipeline = vd.Pipeline(
-        "ahead", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=10
-    )
-    prepared = pipeline.map_batches("prepared", noted, schema={"called": "DOUBLE"})
-    prepared.map_batches(
-        "modelled",
-        Sleeper,
-        schema={"id": "BIGINT", "began": "DOUBLE", "ended": "DOUBLE"},
-        fn_constructor_kwargs={"seconds": 0.3},
-    )
-
-    materialize(pipeline, local)
-
-    store = vd.FragmentStore(root=str(tmp_path / "store"))
-    prepared_rows, modelled = (
-        store.dataset(f"ahead/{stage}").to_table() for stage in ("prepared", "modelled")
-    )
-    assert prepared_rows.num_rows == modelled.num_rows == 60
-    ((ahead,),) = duckdb.sql(
-        "SELECT count(*) FROM prepared_rows AS p JOIN modelled AS m ON p.id // 10 = m.id // 10 + 1"
-        " WHERE p.called < m.ended"
-    ).fetchall()
-    assert ahead > 0, "no fragment was prepared while the one before it was in the model"
 
 
 def _publishing(tmp_path: Path, where: str) -> vd.Pipeline:
