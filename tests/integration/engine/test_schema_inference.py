@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.arguments import grouped
 from support.damage import stored_parts
 from support.data import read_stage, write_source
 from support.results import failure, metadata
@@ -43,11 +42,15 @@ def rows(folder: Path, count: int = 60) -> str:
     return str(folder)
 
 
-def docs(tmp_path: Path, fn: Any = label, where: str | None = None) -> vd.Pipeline:
+def docs(
+    tmp_path: Path, fn: Any = label, where: str | None = None, checks: Any = (), **options: Any
+) -> vd.Pipeline:
     made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
     clean = made.project("clean", {"text": "text", "n": "n"}, where=where)
-    labels = clean.map("labels", fn, schema="infer", include_columns=["n"])
-    labels.map_batches("twice", doubled, schema="infer", batch_format="numpy")
+    labels = clean.map("labels", fn, schema="infer", include_columns=["n"], **options)
+    labels.map_batches(
+        "twice", doubled, schema="infer", batch_format="numpy", asset=vd.Asset(checks=checks)
+    )
     labels.flat_map("letters", Letters, id="letter_id", schema="infer")
     return made
 
@@ -111,42 +114,59 @@ def test_the_first_run_infers_pins_and_shows_the_schema(tmp_path, local, materia
     assert files(tmp_path) == before
 
 
-def test_a_stage_alone_infers_from_stored_rows(tmp_path, local, materialize):
-    made = docs(tmp_path)
-    materialize(made, local, select=["clean", "labels"])
-    write_source(tmp_path / "src", {"id": ["not read"], "n": [0], "text": ["x"]})
-    result = materialize(made, local, select=["twice"])
-    assert json.loads(pins(tmp_path, "twice")[0].read_text())["rows"] == 16
-    assert computed(result, "twice") == [1]
-
-
-def test_a_stage_has_one_pin_whether_it_runs_alone_or_not(tmp_path, local, materialize):
+def test_a_stage_has_one_pin_whether_it_runs_alone_or_not(tmp_path, local, materialize, capsys):
     def made() -> vd.Pipeline:
-        pipeline = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
-        labels = pipeline.map("labels", label, schema="infer")
-        check = vd.checks.Reproducible(rows=5)
-        options: Any = {"schema": "infer", "batch_format": "numpy", "checks": [check]}
-        labels.map_batches("twice", doubled, **grouped(options))
-        return pipeline
+        return docs(tmp_path, checks=[vd.checks.Reproducible(rows=5)])
 
-    materialize(made(), local, select=["labels"])
-    materialize(made(), local, select=["twice"])
-    result = materialize(made(), local)
-    assert computed(result, "labels", "twice") == [0, 0]
+    materialize(made(), local, select=["clean", "labels"])
+    before = files(tmp_path)
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    assert made()["twice"].preview(2, store=store)["twice"].to_pylist() == [2.0, 2.0]
+    assert files(tmp_path) == before
+    printed = capsys.readouterr().out
+    assert 'stage \'labels\': schema={"label": "VARCHAR", "score": "DOUBLE"}' in printed  # pinned
+
+    alone = made()
+    write_source(tmp_path / "src", {"id": ["not read"], "n": [0], "text": ["x"]})
+    assert computed(materialize(alone, local, select=["twice"]), "twice") == [1]
+    assert json.loads(pins(tmp_path, "twice")[0].read_text())["rows"] == 16
+    assert computed(materialize(made(), local), "labels", "twice") == [0, 0]
     assert len(pins(tmp_path, "twice")) == 1
     checked = dg.materialize(
         [made().build_assets()],
         selection=dg.AssetSelection.checks(dg.AssetCheckKey(made()["twice"].key, "reproducible")),
-        resources={"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))},
+        resources={"compute": local, "store": store},
     )
     assert [evaluation.passed for evaluation in checked.get_asset_check_evaluations()] == [True]
 
 
-def test_without_rows_there_is_no_schema(tmp_path, local, materialize):
-    result = materialize(docs(tmp_path, where="n > 100"), local, raises=False)
-    assert "'docs/labels': its schema cannot be inferred, because there is no input row" in failure(
-        result
-    )
+def later(text: str) -> Any:
+    return {"score": 1 if int(text[1:]) < 20 else "many"}
+
+
+def fails(text: str) -> Any:
+    raise ValueError("no luck")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"where": "n > 100"}, ["its schema cannot be inferred, because there is no input row"]),
+        (
+            {"fn": later},
+            [
+                "column 'score': expected int64, found string",
+                "declare {'score': 'VARCHAR'} in the schema",
+            ],
+        ),
+        ({"fn": fails, "on_error": "quarantine"}, ["none of the first", "no luck"]),
+    ],
+)
+def test_what_cannot_be_inferred_is_named(tmp_path, local, materialize, given, words):
+    made = docs(tmp_path, **given)
+    message = failure(materialize(made, local, select=["clean", "labels"], raises=False))
+    for word in ("'docs/labels'", *words):
+        assert word in message
 
 
 def partitioned(tmp_path: Path, fn: Any) -> vd.Pipeline:
@@ -160,31 +180,6 @@ def partitioned(tmp_path: Path, fn: Any) -> vd.Pipeline:
     )
     made.map("labels", fn, schema="infer", columns={"text": "text"})
     return made
-
-
-def test_another_type_than_the_pinned_one_is_refused(tmp_path, local, materialize):
-    def later(text: str) -> Any:
-        return {"score": 1 if int(text[1:]) < 20 else "many"}
-
-    result = materialize(docs(tmp_path, later), local, select=["clean", "labels"], raises=False)
-    message = failure(result)
-    for words in (
-        "stage 'docs/labels'",
-        "column 'score': expected int64, found string",
-        "declare {'score': 'VARCHAR'} in the schema",
-    ):
-        assert words in message
-
-
-def test_if_all_rows_fail_the_error_is_shown(tmp_path, local, materialize):
-    def fails(text: str) -> Any:
-        raise ValueError("no luck")
-
-    made = vd.Pipeline("docs", source=vd.parquet(rows(tmp_path / "src")), id="id")
-    made.map("labels", fails, schema="infer", on_error="quarantine")
-    message = failure(materialize(made, local, raises=False))
-    assert "none of the first" in message
-    assert "no luck" in message
 
 
 def test_empty_partitions_may_come_first(tmp_path, local, materialize):
@@ -212,30 +207,13 @@ def test_empty_partitions_may_come_first(tmp_path, local, materialize):
 
 def test_a_preview_computes_the_first_rows_and_keeps_nothing(tmp_path, capsys):
     made = docs(tmp_path)
-    table = made["letters"].preview(4)
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    table = made["letters"].preview(4, store=store)
     assert table.schema.names == ["letter_id", "id", "letter"]
     assert table["letter"].to_pylist() == ["T", "0", "T", "1"]
     printed = capsys.readouterr().out
     assert 'stage \'labels\': schema={"label": "VARCHAR", "score": "DOUBLE"}' in printed
     assert 'stage \'letters\': schema={"letter": "VARCHAR"}' in printed
-    assert not (tmp_path / "store").exists()
-
-
-def test_a_preview_reads_what_a_store_has(tmp_path, local, materialize, capsys):
-    made = docs(tmp_path)
-    materialize(made, local, select=["clean", "labels"])
-    before = files(tmp_path)
-    store = vd.FragmentStore(root=str(tmp_path / "store"))
-    table = made["twice"].preview(2, store=store)
-    assert table["twice"].to_pylist() == [2.0, 2.0]
-    assert files(tmp_path) == before
-    printed = capsys.readouterr().out
-    assert 'stage \'labels\': schema={"label": "VARCHAR", "score": "DOUBLE"}' in printed  # pinned
-
-
-def test_a_preview_leaves_an_empty_store_empty(tmp_path):
-    store = vd.FragmentStore(root=str(tmp_path / "store"))
-    assert docs(tmp_path)["letters"].preview(4, store=store).num_rows == 4
     assert files(tmp_path) == []  # nor has it decided how files are cut into fragments
 
 

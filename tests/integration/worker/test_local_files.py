@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import shutil
@@ -10,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,9 +18,8 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
-from support.arguments import grouped
 from support.data import read_stage, write_source
-from support.results import failure, metadata
+from support.results import metadata
 from vane_dagster.engine import executor
 from vane_dagster.fingerprint.local_file import FileContent, local_file
 from vane_dagster.storage.filesystem import Location
@@ -129,58 +127,17 @@ def test_workers_that_cannot_see_a_file_get_its_content(
     assert labels == ["c", "e", "g"]
     assert len(os.listdir(tmp_path / "store" / FILES)) == 8  # 4 contents and their records
 
-
-def test_a_sample_is_computed_again_with_the_same_files(local, models, tmp_path, monkeypatch):
-    def run(**selection: Any) -> dg.ExecuteInProcessResult:
-        assets = [declared(monkeypatch).build_assets()]
-        store = vd.FragmentStore(root=str(tmp_path / "store"))
-        resources = {"compute": local, "store": store}
-        return dg.materialize(assets, instance=instance, resources=resources, **selection)
-
-    with dg.DagsterInstance.ephemeral() as instance:
-        run()
-        shutil.rmtree(tmp_path / "store" / FILES)
-        key = dg.AssetCheckKey(dg.AssetKey(["docs", "scaled"]), "reproducible")
-        (found,) = run(selection=dg.AssetSelection.checks(key)).get_asset_check_evaluations()
+    shutil.rmtree(tmp_path / "store" / FILES)
+    checked = dg.materialize(
+        [declared(monkeypatch, "moved").build_assets()],
+        selection=dg.AssetSelection.checks(
+            dg.AssetCheckKey(dg.AssetKey(["docs", "scaled"]), "reproducible")
+        ),
+        resources={"compute": compute, "store": vd.FragmentStore(root=str(tmp_path / "store"))},
+    )
+    (found,) = checked.get_asset_check_evaluations()
     assert found.passed, found.description
     assert "3 rows were computed again" in (found.description or "")
-
-
-def edits(monkeypatch: pytest.MonkeyPatch, name: str, file: Path) -> None:
-    """Edit a file just before a step of the executor."""
-    step: Callable[..., Any] = getattr(executor, name)
-
-    def edited(*given: Any) -> Any:
-        file.write_text("3")
-        return step(*given)
-
-    monkeypatch.setattr(executor, name, edited)
-
-
-@pytest.mark.parametrize("step", ["check_all", "upload"])
-def test_an_edit_while_a_run_begins_is_not_stored_under_the_former_key(
-    step, local, models, tmp_path, materialize, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        edits(patch, step, models / "weights.txt")
-        done = materialize(declared(monkeypatch), local, raises=False)
-    assert "weights.txt') was edited while the run began. Run it again" in failure(done)
-    materialize(declared(monkeypatch), local)
-    labels = read_stage(tmp_path / "store", "docs", "scaled")["label"].to_pylist()
-    assert labels == ["three", "two", "one"]
-
-
-def test_a_file_that_is_gone_before_it_is_copied_is_named(local, models, materialize, monkeypatch):
-    step: Callable[..., Any] = executor.upload
-
-    def gone(*given: Any) -> Any:
-        (models / "weights.txt").unlink()
-        return step(*given)
-
-    monkeypatch.setattr(executor, "upload", gone)
-    done = materialize(declared(monkeypatch), local, raises=False)
-    assert "weights.txt') cannot be read" in failure(done)
-    assert "Restore it, or correct the path" in failure(done)
 
 
 def test_contents_travel_through_an_object_store(s3, tmp_path):
@@ -296,78 +253,3 @@ def test_what_a_killed_process_has_copied_is_deleted_by_the_next(root, copies, t
     local_copy(following, root, copies)
     assert [path.name for path in copies.glob("?" * 64)] == [following]
     assert not [*(copies / ".partial").iterdir()]
-
-
-VERSIONED = """
-from pathlib import Path
-
-class Reads:
-    def __init__(self, weights):
-        self.text = Path(weights).read_text()
-
-    def __call__(self, batch):
-        return {"text": [self.text for _ in batch["id"]]}
-
-def factory(weights, mark):
-    text = Path(weights).read_text() + mark
-    return lambda ids: [{"text": text} for _ in ids]
-
-def read(batch, weights):
-    return {"text": [Path(weights).read_text() for _ in batch["id"]]}
-
-def closure(weights):
-    return lambda batch: read(batch, weights)
-
-def call(batch, function):
-    return function(batch)
-"""
-
-
-def test_stages_of_one_version_have_their_own_files_and_arguments(
-    local, tmp_path, materialize, monkeypatch
-):
-    write_source(tmp_path / "src", {"id": [1, 2]})
-    (tmp_path / "versioned_reads.py").write_text(VERSIONED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    code = importlib.import_module("versioned_reads")
-    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-    given: dict[str, Any] = {"version": "1", "concurrency": 1}
-    for folder in ("a", "b"):
-        file(tmp_path / folder / "model.pt", folder)
-        weights = {"weights": vd.local_file(tmp_path / folder / "model.pt")}
-        docs.map_batches(
-            f"class_{folder}", code.Reads, schema={"text": "VARCHAR"},
-            fn_constructor_kwargs=weights, **grouped(given),
-        )  # fmt: skip
-        docs.map_batches(
-            f"partial_{folder}", functools.partial(code.read, **weights),
-            schema={"text": "VARCHAR"}, **grouped(given),
-        )  # fmt: skip
-        docs.map_batches(
-            f"closure_{folder}",
-            code.closure(**weights),
-            schema={"text": "VARCHAR"},
-            **grouped(given),
-        )
-        docs.map_batches(
-            f"argument_{folder}", code.call, schema={"text": "VARCHAR"},
-            fn_kwargs={"function": code.closure(**weights)}, **grouped(given),
-        )  # fmt: skip
-        docs.predict_batch(
-            f"factory_{folder}",
-            functools.partial(code.factory, mark=folder, **weights),
-            return_type="struct<text: string>",
-            columns=["id"],
-            **grouped(given),
-        )
-    materialize(docs, local)
-    found = {
-        stage.name: read_stage(tmp_path / "store", "docs", stage.name)["text"].to_pylist()[0]
-        for stage in docs
-    }
-    sys.modules.pop("versioned_reads")
-    assert found == {
-        "class_a": "a", "class_b": "b", "partial_a": "a", "partial_b": "b",
-        "closure_a": "a", "closure_b": "b", "argument_a": "a", "argument_b": "b",
-        "factory_a": "aa", "factory_b": "bb",
-    }  # fmt: skip

@@ -8,7 +8,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
@@ -46,16 +45,12 @@ def docs(tmp_path: Path, count: int, texts: list[str]) -> vd.Pipeline:
     return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
 
 
-@pytest.mark.parametrize("above", ["source", "project"])
 def test_a_fragments_prompts_are_asked_in_order_and_answered_in_their_own(
-    above, tmp_path, local, materialize
+    tmp_path, local, materialize
 ):
     texts = ["poison" if i in (0, 5, 39) else f"{i}" for i in range(40)]
     pipeline = docs(tmp_path, 40, texts)
-    stage = pipeline
-    if above == "project":
-        stage = pipeline.project("clean", {"id": "id", "doc": "doc", "text": "text"})
-    stage.prompt(
+    pipeline.project("clean", ["doc", "text"]).prompt(
         "asked",
         "{doc} {text}",
         provider=WaveProgress,
@@ -74,26 +69,3 @@ def test_a_fragments_prompts_are_asked_in_order_and_answered_in_their_own(
     (order_asked,) = asked(tmp_path).values()
     changes = sum(a != b for a, b in itertools.pairwise(order_asked))
     assert changes < 20, "a batch of three has two letters at most; as they stood there were 36"
-
-
-def test_two_workers_share_the_prefixes(tmp_path, local, materialize):
-    pipeline = docs(tmp_path, 400, [f"{i}" for i in range(400)])
-    pipeline.prompt(
-        "asked",
-        "{doc} {text}",
-        provider=WaveProgress,
-        model="m",
-        batch_size=5,
-        concurrency=vd.Workers(2, max_concurrency=2),
-    )
-
-    materialize(pipeline, local)
-
-    found = read_stage(tmp_path / "store", "docs", "asked")
-    assert found["id"].to_pylist() == list(range(400))
-    answered = [answer.split()[-1] for answer in found["asked"].to_pylist()]
-    assert answered == ["abcd"[i % 4] for i in range(400)]
-    changes = sum(
-        a != b for letters in asked(tmp_path).values() for a, b in itertools.pairwise(letters)
-    )
-    assert changes < 120, "a batch of five has two letters at most; as they stood there were 398"

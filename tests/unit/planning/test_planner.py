@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.data import write_source
-from support.plans import docs, double, keys, missing, plan, settle, source, triple
-from vane_dagster.engine.executor import _ship_files, edited
-from vane_dagster.planning import planner
+from support.plans import docs, keys, missing, plan, settle, source, triple
+from vane_dagster.engine.executor import edited
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
@@ -645,31 +644,6 @@ def test_code_that_is_edited_while_a_run_begins_is_noticed_and_its_own_files_are
     sys.modules.pop("user_code")
 
 
-def test_a_local_file_that_is_edited_while_a_run_is_planned_is_noticed(
-    tmp_path, store, monkeypatch
-):
-    """No row may be kept under the key of other weights."""
-    write_source(tmp_path / "src", {"id": [1]})
-    weights = tmp_path / "model.pt"
-    weights.write_text("former")
-    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-    docs.map_batches(
-        "same", double, schema={"n": "BIGINT"},
-        fn_kwargs={"by": vd.local_file(weights)},
-    )  # fmt: skip
-    components = planner.components
-
-    def edited_after(*given: Any) -> Any:
-        found = components(*given)
-        weights.write_text("edited")
-        return found
-
-    monkeypatch.setattr(planner, "components", edited_after)
-    plan = plan_run(docs, ["same"], [None], store)
-    (found,) = _ship_files(plan, ["same"], store, print)
-    assert "model.pt') was edited while the run began" in found.problem
-
-
 def reads(weights: Any, scale: int = 1) -> Any:
     return lambda ids: ids
 
@@ -700,3 +674,41 @@ def test_the_arguments_of_equal_versions_have_workers_of_their_own(tmp_path):
     opaque = [identities(Opaque(number), 1) for number in (1, 2)]
     assert opaque[0][0] == opaque[1][0], "objects count by their type"
     assert opaque[0][1] != opaque[1][1]
+
+
+class Reads:
+    def __init__(self, weights: Any) -> None:
+        self.weights = weights
+
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
+
+def same(batch: Any, weights: Any) -> Any:
+    return batch
+
+
+def closure(weights: Any) -> Any:
+    return lambda batch: weights and batch
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda weights: (Reads, {"fn_constructor_kwargs": {"weights": weights}}),
+        lambda weights: (functools.partial(same, weights=weights), {}),
+        lambda weights: (closure(weights), {}),
+    ],
+    ids=["class", "partial", "closure"],
+)
+def test_the_files_of_equal_versions_have_workers_of_their_own(tmp_path, made):
+    found = set()
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.pt").write_text(folder)
+        fn, options = made(vd.local_file(tmp_path / folder / "model.pt"))
+        docs = vd.Pipeline("docs", source=vd.parquet("/data"), id="id")
+        options = {**options, "reuse": vd.Reuse(version="1")}
+        spec = docs.map_batches("n", fn, schema={"n": "BIGINT"}, **options).spec
+        found.add(pool_identity(docs, spec))
+    assert len(found) == 2
