@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -104,8 +103,7 @@ def test_tensors_survive_every_stage(source, tmp_path, local, materialize):
     lists = docs.join("lists", ends, cut, children="list")
     docs.join("children", ends, cut, children="rows")
     for name, options in {
-        "folder": {}, "few": {"target_file_bytes": 1 << 20}, "delta": {"format": "delta"},
-        "few_in_delta": {"format": "delta", "target_file_bytes": 1 << 20},
+        "folder": {}, "delta": {"format": "delta", "target_file_bytes": 1 << 20},
     }.items():  # fmt: skip
         joined.write(name, f"{tmp_path}/{name}", **grouped(options))
     lists.write("lists_in_delta", f"{tmp_path}/lists", format="delta")
@@ -135,16 +133,14 @@ def test_tensors_survive_every_stage(source, tmp_path, local, materialize):
     columns = metadata(result, "joined")["dagster/column_schema"].columns
     assert {c.name: c.type for c in columns}["image"] == 'vd.tensor("uint8", (200, 200, 3))'
 
-    for name in "folder", "few":
-        parquet = pq.read_table(tmp_path / name)
-        assert parquet.schema.field("image").type == kinds["image"]
-        assert_rows(parquet.sort_by("id"))
-    for name in "delta", "few_in_delta":
-        table = pa.table(DeltaTable(tmp_path / name).to_pyarrow_dataset().to_table()).sort_by("id")
-        assert table.schema.field("image").type == pa.list_(pa.int16())
-        assert table["image"].to_pylist()[-1] == IMAGES[LEFT[-1]].reshape(-1).tolist()
-        loaded = vd.load(f"docs/{name}", store=str(store)).sort_by("id")
-        assert loaded["image"].to_pylist()[-1] == table["image"].to_pylist()[-1]
+    parquet = pq.read_table(tmp_path / "folder")
+    assert parquet.schema.field("image").type == kinds["image"]
+    assert_rows(parquet.sort_by("id"))
+    table = pa.table(DeltaTable(tmp_path / "delta").to_pyarrow_dataset().to_table()).sort_by("id")
+    assert table.schema.field("image").type == pa.list_(pa.int16())
+    assert table["image"].to_pylist()[-1] == IMAGES[LEFT[-1]].reshape(-1).tolist()
+    loaded = vd.load("docs/delta", store=str(store)).sort_by("id")
+    assert loaded["image"].to_pylist()[-1] == table["image"].to_pylist()[-1]
 
 
 def assert_rows(found: pa.Table) -> None:
@@ -154,39 +150,3 @@ def assert_rows(found: pa.Table) -> None:
     stacked = np.stack([np.array(row, np.float16) for row in found["planes"].to_pylist()])
     assert np.array_equal(stacked.reshape(-1, 3, 200, 200), np.moveaxis(IMAGES[LEFT], -1, 1))
     assert found["grid"].to_pylist() == GRIDS[LEFT].tolist() == found["turned"].to_pylist()
-
-
-def test_stored_tensors_are_read_in_any_form_and_by_another_pipeline(
-    source, tmp_path, local, materialize
-):
-    docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=6)
-    docs.project("clean", ["image", "grid"])
-    materialize(docs, local)
-    store = str(tmp_path / "store")
-    for form in pa.Table, pd.DataFrame, pl.DataFrame, pl.LazyFrame:
-        found = vd.load("docs/clean", as_=form, store=store)
-        if form is pa.Table:
-            assert found.schema.field("image").type == vd.tensor("uint8", LARGE)
-            images, grids = found["image"].combine_chunks().to_numpy_ndarray(), None
-        elif form is pd.DataFrame:
-            images, grids = np.stack(found["image"]), np.stack(found["grid"])
-        else:
-            found = found.lazy().collect()
-            images, grids = found["image"].to_numpy(), found["grid"].to_numpy()
-        assert np.array_equal(images, IMAGES)
-        assert grids is None or np.array_equal(grids, GRIDS)
-    import duckdb
-
-    relation = vd.load("docs/clean", as_=duckdb.DuckDBPyRelation, store=store)
-    assert relation.aggregate("max(len(image)), max(grid[2][3])").fetchall() == [
-        (120_000, int(GRIDS[-1, 1, 2]))
-    ]
-
-    again = vd.Pipeline("again", source=vd.stored("docs/clean"), id="id", fragment_rows=4)
-    again.map_batches(
-        "planes", planes, schema={"planes": vd.tensor("float16", (3, 200, 200))},
-        batch_format="numpy",
-    )  # fmt: skip
-    materialize(again, local)
-    found = read_stage(tmp_path / "store", "again", "planes")
-    assert found["planes"].to_pylist()[-1] == np.moveaxis(IMAGES[-1], -1, 0).reshape(-1).tolist()

@@ -76,26 +76,19 @@ def files(tmp_path, monkeypatch):
     return world
 
 
-def test_only_the_file_that_changed_is_read(files):
-    files.write("c", "other text")
-    assert files.calls() == ["other text"]
-
-
-def test_a_file_with_another_content_of_the_same_size_is_read(files):
-    files.write("c", "TEXT C")
-    assert files.calls() == ["TEXT C"]
-
-
-def test_a_file_that_is_given_the_content_of_another_one_is_read(files):
-    """A path is part of what the function gets, so two paths are two rows."""
-    files.write("c", "text a")
-    assert files.calls() == ["text a"]
-
-
-def test_files_that_are_swapped_are_read(files):
-    for name, other in [("a", "b"), ("b", "a")]:
-        files.write(name, f"text {other}")
-    assert files.calls() == ["text a", "text b"]
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"c": "other text"},
+        {"c": "TEXT C"},  # of the same size
+        {"c": "text a"},  # of another file: the path is part of what the function gets
+        {"a": "text b", "b": "text a"},
+    ],
+)
+def test_only_files_that_changed_are_read(files, written):
+    for name, text in written.items():
+        files.write(name, text)
+    assert files.calls() == sorted(written.values())
 
 
 def test_a_file_that_was_only_touched_is_not_read(files):

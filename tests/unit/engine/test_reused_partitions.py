@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -95,15 +94,6 @@ def test_a_backfill_of_snapshots_pays_for_the_first_and_the_changes(tmp_path, no
     assert sum(each.copied for each in stats) == 9 * (ROWS - 1)
 
 
-def test_workers_in_this_process_leave_its_import_path_alone(tmp_path, notes):
-    """Processes that a later test spawns would find the sent part of `support` first."""
-    path = list(sys.path)
-    world = Snapshots(tmp_path)
-    world.write_days(DAYS[:1], changed=0)
-    world.run(DAYS[:1])
-    assert sys.path == path
-
-
 @pytest.mark.parametrize(("partitions", "calls"), [(0, ROWS), (1, ROWS), (2, 3)])
 def test_rows_are_looked_up_in_as_many_partitions_as_declared(tmp_path, notes, partitions, calls):
     world = Snapshots(tmp_path, partitions=partitions)
@@ -125,14 +115,6 @@ def test_rows_that_move_to_the_next_partition_are_found_in_one_run(tmp_path, not
         world.write(day, [f"{before if n < 10 else day} {n}" for n in range(ROWS)])
     assert world.run(DAYS[:3]) == 10
     assert world.rows(DAYS[1]) == [f"{DAYS[0 if n < 10 else 1]} {n}".upper() for n in range(ROWS)]
-
-
-def test_partitions_without_common_rows_end_their_chain(tmp_path, notes):
-    world = Snapshots(tmp_path)
-    for number, day in enumerate(DAYS[:6]):
-        world.write(day, [f"{day} {number} {n}" for n in range(ROWS)])
-    assert world.run(DAYS[:6]) == 6 * ROWS
-    assert [len(world.rows(day)) for day in DAYS[:6]] == [ROWS] * 6
 
 
 def test_a_partition_that_fails_holds_up_no_other(tmp_path, notes):
@@ -229,13 +211,6 @@ def test_rows_that_are_retried_need_no_file_that_is_gone(tmp_path, notes, suffix
     (tmp_path / "store/docs/upper/parts" / DAYS[0] / file).unlink()
     assert world.run(DAYS[:1], retry_quarantined=True) <= 3
     assert world.rows(DAYS[0]) == ["SAME", "SAME"]
-
-
-def test_equal_rows_that_are_retried_share_a_result(tmp_path, notes):
-    world = Snapshots(tmp_path, fragment_rows=64)
-    world.write(DAYS[0], ["same"] * 3 + ["bad"] * 5)
-    assert world.run(DAYS[:1]) == 2
-    assert world.run(DAYS[:1], retry_quarantined=True) == 1
 
 
 def test_a_forced_run_takes_no_parts_of_another_one(tmp_path, notes):

@@ -370,22 +370,6 @@ def test_a_fragment_is_loaded_once_sliced_and_gathered(wave):
     assert made.part().rows_in == ROWS
 
 
-def test_the_gather_gets_the_slices_in_the_order_of_their_rows(wave):
-    given = {}
-
-    class Watched(Lease):
-        def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
-            given[super().run(worker, work, tables)] = tables
-            return self.calls[-1].ticket
-
-    made = wave(mapped(), lambda call: replace(done(call), seconds=0.1 + 1 / (1 + call.ticket)))
-    made.lease.__class__ = Watched
-    made.run()
-    (gather,) = made.lease.sent("gather")
-    in_order = sorted(made.lease.sent("slice"), key=lambda call: call.rows.start)
-    assert given[gather.ticket] == [f"table {call.ticket}" for call in in_order]
-
-
 def test_no_worker_has_more_than_one_call_at_work_and_one_queued(wave):
     made = wave(mapped(), partitions=(3,)).run()
     assert made.lease.most == {"m": 2, IO_WORKERS: 2}

@@ -167,14 +167,6 @@ def test_slices_are_taken_until_no_rows_are_left():
     assert fragment.state("model").slices_in_flight == 4
 
 
-def test_each_worker_takes_its_own_share_first_and_then_the_end_of_the_largest():
-    fragment = Fragment()
-    fragment.state("model").give(Held("input", 100), shares=(40, 100))
-    taken = [fragment.take("slice", worker=worker)[2:] for worker in (SECOND, FIRST, FIRST, FIRST)]
-    assert taken == [(40, 30), (0, 30), (30, 10), (70, 30)]
-    assert len(fragment.queue) == 0
-
-
 def test_slices_of_arranged_rows_have_the_columns_of_the_upstream_stage_alone():
     fragment = Fragment()
     state = fragment.state("model")

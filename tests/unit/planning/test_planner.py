@@ -72,12 +72,6 @@ def test_where_fragments_end(rule, rows, group, edges, tmp_path):
     assert fragments(tmp_path, rule, rows, group) == list(pairwise(edges))
 
 
-def test_bytes_cap_a_fragment(tmp_path):
-    cut = fragments(tmp_path, FragmentRule(1000, bytes=400), 100, 100)
-    assert len(cut) >= 4
-    assert max(stop - start for start, stop in cut) <= 25, "16 bytes a row and more"
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 900)), max_size=12),
     st.integers(1, 60),
@@ -326,13 +320,6 @@ def test_arguments_by_name_are_passed_and_count_in_the_order_of_their_names(tmp_
     assert [*made["doubled"].spec.udf.kwargs] == ["a", "b"]
 
 
-def test_keys_are_different_everywhere(tmp_path, store):
-    source(tmp_path, {"a.parquet": 10, "b.parquet": 10})
-    found = keys(plan(docs(tmp_path, fragment_rows=5), store))
-    every = [key for stage in found.values() for key in stage]
-    assert len(every) == len(set(every)) == 4 * len(ALL)
-
-
 def test_a_renamed_stage_and_those_below_it_are_computed(tmp_path, store):
     """Its rows may differ this time; those beside it are not computed."""
     source(tmp_path, {"a.parquet": 10})
@@ -575,22 +562,6 @@ def test_a_manifest_that_is_broken_is_named(tmp_path, store):
     assert "Delete it" in str(error)
 
 
-def test_a_partition_that_cannot_be_planned_leaves_the_others(tmp_path, store):
-    write_source(tmp_path / "src/a", {"id": [1]})
-    write_source(tmp_path / "src/b", {"id": [1]})
-    some = vd.Pipeline(
-        "some",
-        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(["a", "b", "c"]),
-    )
-    some.project("clean", ["id"])
-    planned = plan_run(some, ["clean"], ["a", "c", "b"], store)
-    assert [p.key for p in planned.partitions] == ["a", "b"]
-    assert list(planned.failed) == ["c"]
-    assert "no Parquet file for partition 'c'" in str(planned.failed["c"])
-
-
 def test_a_printed_plan_counts_the_partitions_that_are_not_up_to_date(tmp_path, store):
     for key in "abc":
         write_source(tmp_path / "src" / key, {"id": [1]})
@@ -684,10 +655,6 @@ class Reads:
         return batch
 
 
-def same(batch: Any, weights: Any) -> Any:
-    return batch
-
-
 def closure(weights: Any) -> Any:
     return lambda batch: weights and batch
 
@@ -696,10 +663,9 @@ def closure(weights: Any) -> Any:
     "made",
     [
         lambda weights: (Reads, {"fn_constructor_kwargs": {"weights": weights}}),
-        lambda weights: (functools.partial(same, weights=weights), {}),
         lambda weights: (closure(weights), {}),
     ],
-    ids=["class", "partial", "closure"],
+    ids=["class", "closure"],
 )
 def test_the_files_of_equal_versions_have_workers_of_their_own(tmp_path, made):
     found = set()

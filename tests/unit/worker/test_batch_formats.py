@@ -62,19 +62,6 @@ def test_rows_of_one_shape_are_arrays_of_several_dimensions(case, form):
     assert np.asarray(x).tolist() == CUBE.tolist()
 
 
-@pytest.mark.parametrize("case", SHAPED)
-@pytest.mark.parametrize("form", ["pyarrow", "numpy", "torch", "pandas", "polars"])
-@pytest.mark.parametrize("gaps", [False, True])
-def test_what_is_given_can_be_returned(case, form, gaps):
-    kind = SHAPED[case]
-    rows = [CUBE[0], None, CUBE[1]] if gaps else [*CUBE, CUBE[0]]
-    table = pa.table({"id": [1, 2, 3], "x": column(rows, kind)})
-    output = call(lambda batch: {"x": batch["x"]}, {"x": kind}, table, form)
-    assert output["x"].equals(table["x"])
-    whole = call(lambda batch: batch, table.schema, table, form)
-    assert whole.equals(table)
-
-
 @pytest.mark.parametrize("form", ["numpy", "torch"])
 def test_arrays_are_copied_once(form, monkeypatch):
     """Arrays are the memory of the batch's own copy, in any number of chunks."""

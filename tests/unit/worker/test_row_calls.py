@@ -366,23 +366,6 @@ def test_a_revoked_lease_ends_the_wait_before_a_retry(style, monkeypatch):
     assert time.monotonic() - began < 10
 
 
-def test_a_revoked_lease_stops_between_two_rows():
-    seen: list[int] = []
-    stopped = threading.Event()
-
-    def fn(n: int) -> int:
-        seen.append(n)
-        stopped.set()
-        return n
-
-    assert run_stage(row_stage("map", fn), TEXTS, revoked=stopped.is_set) is None
-    assert seen == [10]
-
-
-class Shade(enum.Enum):
-    DARK = "dark"
-
-
 # Results that are reused
 
 
@@ -483,9 +466,9 @@ def test_rows_of_several_types_fit_if_each_does():
     ]  # fmt: skip
 
     def shade(n: int) -> str:
-        return "light" if n == 10 else Shade.DARK  # type: ignore[return-value]  # a mixture
+        return "light" if n == 10 else Colour.RED  # type: ignore[return-value]  # a mixture
 
-    assert column(shade) == ["light", "dark", "dark"]
+    assert column(shade) == ["light", "red", "red"]
 
 
 @pytest.mark.parametrize("bad", [{0}, {49}, {3, 4, 20}, set(range(50))])
