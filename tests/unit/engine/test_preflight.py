@@ -127,11 +127,6 @@ def test_a_key_that_is_set_nowhere_is_refused(given, name, monkeypatch):
     assert ray == f"{there}, and name it in vd.Workers(env_vars=[{name!r}]). {without}"
 
 
-def test_an_endpoint_may_need_no_key(monkeypatch):
-    monkeypatch.delenv(KEY, raising=False)
-    assert keyless(MACHINE, model=vd.Model("m", options={"api_key_env": None})) == []
-
-
 def test_a_key_that_is_not_sent_is_refused_on_a_cluster(monkeypatch):
     there = node(**{KEY: None})
     monkeypatch.setenv(KEY, "sk-here")

@@ -42,26 +42,31 @@ def test_a_stage_is_costly_until_it_is_known_to_take_no_longer_than_a_lookup():
     assert copied.is_costly("model")
 
 
-def test_before_the_first_measurement_slices_are_a_few_batches():
-    assert sizer().slice_rows(spec(batch_size=10), 1000, 1000, 4, last=False) == 40
-    assert sizer().slice_rows(spec(batch_size=10), 100, 100, 4, last=False) == 20, (
-        "half a share each"
-    )
+TEN = spec(batch_size=10)
+MANY = 100_000
+SIZES: dict[str, tuple[float | None, Any, int, int, bool, int]] = {
+    "a few batches before the first measurement": (None, TEN, 1000, 4, False, 40),
+    "and at most half a share": (None, TEN, 100, 4, False, 20),
+    "whole batches worth half a second": (0.001, TEN, MANY, 4, False, 500),
+    "of slower rows": (0.01, TEN, MANY, 4, False, 50),
+    "rounded up": (0.02, TEN, MANY, 4, False, 30),
+    "at least one": (9.0, TEN, MANY, 4, False, 10),
+    "no more rows than are left": (0.001, TEN, 7, 4, False, 7),
+    "not shared before the last table": (0.001, TEN, 160, 4, False, 160),
+    "the last rows are shared": (0.001, TEN, 160, 4, True, 20),
+    "many workers get more, for one driver": (0.001, TEN, MANY, 400, False, 2_000),
+    "an async worker is filled": (
+        0.01, spec(remote, batch_size=10, max_concurrency=8), MANY, 4, False, 80,
+    ),
+    "without a batch size": (1.0, spec(), MANY, 4, False, DEFAULT_BATCH),
+    "a worker of few batches": (0.001, spec(batch_size=10, max_batches=3), MANY, 4, False, 30),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("row_seconds", "rows"), [(0.001, 500), (0.01, 50), (0.02, 30), (9.0, 10)])
-def test_a_slice_is_whole_batches_worth_half_a_second(row_seconds, rows):
-    assert sizer(row_seconds).slice_rows(spec(batch_size=10), 10_000, 10_000, 4, last=False) == rows
-
-
-def test_a_slice_has_no_more_rows_than_are_left():
-    assert sizer(0.001).slice_rows(spec(batch_size=10), 7, 7, 4, last=False) == 7
-
-
-def test_the_last_rows_are_shared_so_that_the_workers_finish_together():
-    quick = sizer(0.001)
-    assert quick.slice_rows(spec(batch_size=10), 160, 160, 4, last=False) == 160
-    assert quick.slice_rows(spec(batch_size=10), 160, 160, 4, last=True) == 20
+@pytest.mark.parametrize("case", SIZES)
+def test_the_rows_of_a_slice(case):
+    row_seconds, stage, rows, workers, last, expected = SIZES[case]
+    assert sizer(row_seconds).slice_rows(stage, rows, rows, workers, last=last) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,24 +84,6 @@ def test_the_last_table_gives_each_worker_as_many_batches_of_one_size(rows, slic
         found.append(slow.slice_rows(spec(batch_size=64), rows, left, 2, last=True))
         left -= found[-1]
     assert found == slices
-
-
-def test_many_workers_get_longer_slices_for_one_driver():
-    assert sizer(0.001).slice_rows(spec(batch_size=10), 10_000, 10_000, 400, last=False) == 2_000
-
-
-def test_a_slice_fills_an_async_worker():
-    concurrent = spec(remote, batch_size=10, max_concurrency=8)
-    assert sizer(0.01).slice_rows(concurrent, 10_000, 10_000, 4, last=False) == 80
-
-
-def test_a_stage_without_a_batch_size_gets_the_default():
-    assert sizer(1.0).slice_rows(spec(), 100_000, 100_000, 4, last=False) == DEFAULT_BATCH
-
-
-def test_a_slice_does_not_exceed_the_batches_of_a_workers_life():
-    limited = spec(batch_size=10, max_batches=3)
-    assert sizer(0.001).slice_rows(limited, 10_000, 10_000, 4, last=False) == 30
 
 
 def test_the_last_call_counts_for_half_of_the_estimate():

@@ -33,24 +33,29 @@ def returning(predict: Any) -> Any:
     return lambda: predict
 
 
-def test_each_column_is_an_array():
-    given: list[Any] = []
+def scale(factor: float, *, offset: float = 0) -> Any:
+    return lambda a: a * factor + offset
 
-    def predict(first, second):
-        given.append((first, second))
-        return first + second
 
-    table = predicted(returning(predict), ["a", "b"], "float")
-    assert table.schema.field("out").type == pa.float32()
-    assert table["out"].to_pylist() == [11, 22, 33]
-    ((first, second),) = given
+def added(first: Any, second: Any) -> Any:
     assert first.dtype == second.dtype == np.float32
     assert first.shape == (3,)
+    return first + second
 
 
-def test_one_parameter_gets_several_columns_as_one_array():
-    table = predicted(returning(lambda x: x.sum(axis=1)), ["a", "b"], "double")
-    assert table["out"].to_pylist() == [11, 22, 33]
+@pytest.mark.parametrize(
+    ("factory", "inputs", "expected"),
+    [
+        (returning(added), ["a", "b"], [11, 22, 33]),
+        (returning(lambda first, second: first * second), ["b", "b"], [100, 400, 900]),
+        (returning(lambda x: x.sum(axis=1)), ["a", "b"], [11, 22, 33]),  # one array of both
+        (functools.partial(scale, 2.0, offset=1), ["a"], [3, 5, 7]),
+    ],
+)
+def test_each_parameter_gets_an_array(factory, inputs, expected):
+    table = predicted(factory, inputs, "float")
+    assert table.schema.field("out").type == pa.float32()
+    assert table["out"].to_pylist() == expected
 
 
 @pytest.mark.parametrize("shapes", [[[2, 2]], {0: [2, 2]}])
@@ -89,11 +94,6 @@ def test_structs_are_columns_or_one_column(result, output):
     assert found == rows
 
 
-def test_two_parameters_may_get_one_column():
-    table = predicted(returning(lambda first, second: first * second), ["b", "b"], "float")
-    assert table["out"].to_pylist() == [100, 400, 900]
-
-
 def test_fields_of_a_struct_of_different_lengths_are_named():
     wrong = returning(lambda a: {"x": a, "y": a[:2]})
     with pytest.raises(vd.errors.UdfError, match=r"fragment 0.*differ in length.*'x': 3, 'y': 2"):
@@ -108,15 +108,6 @@ def test_arrays_of_bytes_are_text_where_text_is_declared(output):
     table = predicted(predict, ["a"], "one string, raw binary", **options)
     rows = table[output].to_pylist() if output else table.select(["one", "raw"]).to_pylist()
     assert [tuple(row.values()) for row in rows] == [("é", b"a"), (None, b"bc"), ("z", b"")]
-
-
-def scale(factor: float, *, offset: float = 0) -> Any:
-    return lambda a: a * factor + offset
-
-
-def test_arguments_of_the_factory():
-    factory = functools.partial(scale, 2.0, offset=1)
-    assert predicted(factory, ["a"], "float")["out"].to_pylist() == [3, 5, 7]
 
 
 @pytest.mark.parametrize(

@@ -44,27 +44,22 @@ def answer(label: str) -> Any:
     return {"label": label, "score": 1.0} if label == "c" else {"label": label}
 
 
+async def later(text: str) -> Any:
+    return answer(text)
+
+
 @pytest.mark.parametrize(
-    "fn",
+    ("method", "fn", "options"),
     [
-        lambda text: answer(text),
-        lambda text: Answer(text, 1.0) if text == "c" else {"label": text},
-    ],
-)
-def test_a_column_that_a_later_row_has_is_refused(fn):
-    message = refused("map", fn, {"label": pa.string()})
-    assert "returned column 'score', which the pinned schema lacks" in message
-
-
-def test_async_rows_and_rows_of_a_flat_map_are_refused_too():
-    async def later(text):
-        return answer(text)
-
-    for method, fn, options in (
+        ("map", lambda text: answer(text), {}),
+        ("map", lambda text: Answer(text, 1.0) if text == "c" else {"label": text}, {}),
         ("map", later, {}),
         ("flat_map", lambda text: [answer(text)], {"id": "new"}),
-    ):
-        assert "column 'score'" in refused(method, fn, {"label": pa.string()}, **options)
+    ],
+)
+def test_a_column_that_a_later_row_has_is_refused(method, fn, options):
+    message = refused(method, fn, {"label": pa.string()}, **options)
+    assert "returned column 'score', which the pinned schema lacks" in message
 
 
 def test_it_is_the_error_of_one_row_where_rows_are_isolated():

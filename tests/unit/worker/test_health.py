@@ -15,34 +15,20 @@ class EngineDeadError(RuntimeError):
     """As of vLLM."""
 
 
-def dead(batch: Any) -> Any:
+def dead(n: Any) -> Any:
     raise EngineDeadError("the engine is dead")
 
 
-async def dead_later(batch: Any) -> Any:
+async def dead_later(n: Any) -> Any:
     raise EngineDeadError("the engine is dead")
 
 
 @pytest.mark.parametrize("fn", [dead, dead_later])
-def test_an_error_of_a_batch_that_means_a_dead_model_is_no_error_of_its_rows(fn):
+def test_an_error_that_means_a_dead_model_is_no_error_of_its_rows(fn):
     with pytest.raises(UnhealthyModelError, match="the engine is dead") as raised:
         call(fn, {"y": "BIGINT"})
     assert raised.value.rows
-    assert not isinstance(raised.value.__context__, BatchError), (
-        "which would be a fault of the task"
-    )
-
-
-def dead_row(n: int) -> int:
-    raise EngineDeadError("the engine is dead")
-
-
-async def dead_row_later(n: int) -> int:
-    raise EngineDeadError("the engine is dead")
-
-
-@pytest.mark.parametrize("fn", [dead_row, dead_row_later])
-def test_an_error_of_a_row_that_means_a_dead_model_is_no_error_of_the_row(fn):
+    assert not isinstance(raised.value.__context__, BatchError), "a fault of the task"
     with pytest.raises(UnhealthyModelError, match="the engine is dead"):
         run_stage(row_stage("map", fn, schema={"y": "BIGINT"}, on_error="quarantine"), IDS)
 

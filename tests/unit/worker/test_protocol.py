@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from typing import get_args
 
 import pytest
 
@@ -16,7 +15,6 @@ from vane_dagster.errors import (
     UdfError,
     VaneError,
 )
-from vane_dagster.retries import TIMED_OUT, WORKER_DIED, RowLoss
 from vane_dagster.worker.reports import ERRORS, Fault, Tally, WorkReport, fault_kind
 
 
@@ -81,7 +79,3 @@ def test_a_report_is_vain_where_no_row_came_through_user_code() -> None:
     assert not WorkReport(tally=Tally(3, quarantined=2)).all_rows_failed
     assert not WorkReport().all_rows_failed
     assert ERRORS["UdfError"] is UdfError
-
-
-def test_losses_of_a_row_have_the_names_that_records_hold() -> None:
-    assert set(get_args(RowLoss)) == {WORKER_DIED, TIMED_OUT}
