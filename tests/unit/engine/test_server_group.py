@@ -110,6 +110,14 @@ def test_workers_wait_until_all_replicas_are_ready():
     assert ("load", CLIENTS[0]) not in world.lease.calls, "the other replica still starts"
     world.ready(REPLICAS[1], ENDPOINTS[1])
     assert {("load", worker) for worker in CLIENTS} <= set(world.lease.calls)
+    for worker in CLIENTS:
+        world.ready(worker)
+    assert world.lease.told == {
+        "c1": ["http://one:1", "http://two:2"],
+        "c2": ["http://two:2", "http://one:1"],
+    }, "each prefers another replica"
+    assert world.group.size == len(CLIENTS), "servers get no work"
+    assert world.group.stages(REPLICAS[0]) == ("answers",)
 
 
 def test_workers_wait_while_no_replica_is_up():
@@ -138,22 +146,6 @@ def test_a_replica_that_cannot_be_replaced_holds_up_nobody():
     world.group.replace_lost(CLIENTS[0], "its node is gone", starting=False)
     assert ("load", Worker("c1'", "client")) in world.lease.calls
     assert world.lease.told["c1'"] == ["http://two:2"]
-
-
-def test_each_worker_prefers_another_replica():
-    world = World()
-    world.start()
-    assert world.lease.told == {
-        "c1": ["http://one:1", "http://two:2"],
-        "c2": ["http://two:2", "http://one:1"],
-    }
-
-
-def test_servers_get_no_work():
-    world = World()
-    world.start()
-    assert world.group.size == len(CLIENTS)
-    assert world.group.stages(REPLICAS[0]) == ("answers",)
 
 
 def test_a_restart_is_noticed_and_keeps_the_url():

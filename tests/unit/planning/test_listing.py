@@ -79,16 +79,11 @@ def test_listing_together_finds_what_listing_one_by_one_finds(root, pattern):
     assert set(together) == set(KEYS)
     for key in KEYS:
         assert described(together[key]) == described(single[key]), key
+    assert any(not isinstance(files, SourceError) and files for files in single.values())
 
 
 def described(listed):
     return str(listed) if isinstance(listed, SourceError) else [file.url for file in listed]
-
-
-def test_every_pattern_finds_something(root):
-    for pattern in PATTERNS:
-        found = vd.parquet(f"{root}/{pattern}").list_files(KEYS, "here").values()
-        assert any(not isinstance(files, SourceError) and files for files in found), pattern
 
 
 @settings(max_examples=50)

@@ -149,15 +149,11 @@ def test_few_fragments_are_read(tmp_path, store):
     assert read == {1000 * n for n in range(MAX_FRAGMENTS)}
 
 
-def test_first_rows_of_a_file():
+def test_first_rows_of_one_file_and_of_several():
     whole = FragmentRecord("a", 10, 110, "x", 1000)
     assert first_rows(whole, 100) == first_rows(whole, 200) == whole
     assert first_rows(whole, 16) == FragmentRecord("a", 10, 26, "x", 160)
-
-
-def test_first_rows_of_several_files():
     files = (FileSpan("a", 0, 5), FileSpan("b", 0, 5), FileSpan("c", 0, 5))
-    whole = FragmentRecord("a", 0, 15, "x", 150, files)
-    found = first_rows(whole, 7)
+    found = first_rows(FragmentRecord("a", 0, 15, "x", 150, files), 7)
     assert (found.start, found.stop, found.bytes) == (0, 7, 70)
     assert list(found.files) == [FileSpan("a", 0, 5), FileSpan("b", 0, 2)]

@@ -27,7 +27,7 @@ def trace(*steps: Step, **given: Any) -> Trace:
 
 
 def test_a_trace_names_row_file_runs_workers_and_code():
-    text = str(trace(SOURCE, CLEAN))
+    text = str(trace(SOURCE, CLEAN, missing={"docs/after": "filtered by 'docs/after'"}))
     assert text.startswith("docs/clean, partition p, id 7, back to the source")
     assert "docs/source  id 7\n" in text
     assert "row 3 of /data/a.parquet\n" in text
@@ -36,6 +36,7 @@ def test_a_trace_names_row_file_runs_workers_and_code():
     assert "run one, committed by run two, 1970-01-01 00:00:00 UTC" in text
     assert "by io-1" in text
     assert "code abc, manifest 1-g0" in text
+    assert text.splitlines()[-1] == "docs/after   filtered by 'docs/after'"
 
 
 def test_rows_that_are_not_listed_are_counted_after_the_last_of_their_stage():
@@ -44,11 +45,6 @@ def test_rows_that_are_not_listed_are_counted_after_the_last_of_their_stage():
     ).splitlines()
     (place,) = [i for i, line in enumerate(lines) if line.strip() == "and 1,500 more rows"]
     assert lines[place + 1].startswith("docs/source")
-
-
-def test_a_stage_without_rows_has_the_reason():
-    text = str(trace(SOURCE, missing={"docs/after": "filtered by 'docs/after'"}))
-    assert text.splitlines()[-1] == "docs/after   filtered by 'docs/after'"
 
 
 def test_files_of_a_target_are_listed_up_to_three():
