@@ -18,12 +18,12 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
+from support.copied_files import copies, file, root, shipped  # noqa: F401  # fixtures
 from support.data import read_stage, write_source
 from support.results import metadata
 from vane_dagster.engine import executor
-from vane_dagster.fingerprint.local_file import FileContent, local_file
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.shipped_files import FILES, mark_needed, upload
+from vane_dagster.storage.shipped_files import FILES
 from vane_dagster.worker.local_copies import local_copy
 from vane_dagster.worker.node_files import UNUSED_SECONDS
 
@@ -144,8 +144,8 @@ def test_contents_travel_through_an_object_store(s3, tmp_path):
     (tmp_path / "tokenizer" / "inner").mkdir(parents=True)
     (tmp_path / "tokenizer" / "vocab.txt").write_text("vocab")
     (tmp_path / "tokenizer" / "inner" / "merges.txt").write_text("merges")
-    root, content = Location("s3://lake/store", s3), local_file(tmp_path / "tokenizer").content()
-    shipped(root, content)
+    root = Location("s3://lake/store", s3)
+    content = shipped(root, tmp_path / "tokenizer")
     shutil.rmtree(tmp_path / "tokenizer")
     (tmp_path / "copies").mkdir()
     copy = Path(local_copy(content.digest, root, tmp_path / "copies"))
@@ -167,30 +167,6 @@ sys.stdin.read()
 """
 
 
-def shipped(root: Location, content: FileContent) -> str:
-    mark_needed(root, content.digest, content.record)
-    upload(root, {blob.digest: blob.path for blob in content.blobs})
-    return content.digest
-
-
-def file(path: Path, text: str) -> FileContent:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    return local_file(path).content()
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Location:
-    return Location(str(tmp_path / "store"))
-
-
-@pytest.fixture
-def copies(tmp_path: Path) -> Path:
-    folder = tmp_path / "copies"
-    folder.mkdir()
-    return folder
-
-
 def worker(root: Location, copies: Path, *digests: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", HOLD, root.url, str(copies), *digests]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -198,7 +174,7 @@ def worker(root: Location, copies: Path, *digests: str) -> subprocess.Popen[str]
 
 def test_what_no_process_uses_is_deleted_after_a_while(root, copies, tmp_path):
     used, unused, recent, new = (
-        shipped(root, file(tmp_path / name / "model.pt", name))
+        shipped(root, file(tmp_path / name / "model.pt", name)).digest
         for name in ("used", "unused", "recent", "new")
     )
     with worker(root, copies, unused, recent) as ended, worker(root, copies, used) as living:
@@ -218,7 +194,7 @@ def test_what_no_process_uses_is_deleted_after_a_while(root, copies, tmp_path):
 
 
 def test_workers_that_start_together_copy_once(root, copies, tmp_path):
-    digest = shipped(root, file(tmp_path / "large" / "model.pt", "w" * 10_000_000))
+    digest = shipped(root, file(tmp_path / "large" / "model.pt", "w" * 10_000_000)).digest
     started = [worker(root, copies, digest) for _ in range(3)]
     paths = {one.communicate()[0] for one in started}
     assert len(paths) == 1
@@ -244,12 +220,12 @@ local_copies.local_copy(sys.argv[3], Location(sys.argv[1]), Path(sys.argv[2]))
 
 @pytest.mark.parametrize("following", ["same", "other"])
 def test_what_a_killed_process_has_copied_is_deleted_by_the_next(root, copies, tmp_path, following):
-    digest = shipped(root, file(tmp_path / "same" / "model.pt", "same"))
+    digest = shipped(root, file(tmp_path / "same" / "model.pt", "same")).digest
     command = [sys.executable, "-c", KILLED, root.url, str(copies), digest]
     assert subprocess.run(command).returncode == -signal.SIGKILL
     assert len([*(copies / ".partial").iterdir()]) == 1
     (copies / ".cleaned").unlink()
-    following = shipped(root, file(tmp_path / following / "model.pt", following))
+    following = shipped(root, file(tmp_path / following / "model.pt", following)).digest
     local_copy(following, root, copies)
     assert [path.name for path in copies.glob("?" * 64)] == [following]
     assert not [*(copies / ".partial").iterdir()]

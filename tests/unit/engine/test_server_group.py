@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from typing import Any
 
+from support.group_leases import Lease
 from vane_dagster.compute.api import CallResult, Worker
 from vane_dagster.engine.pool_usage import PoolUsage
 from vane_dagster.engine.worker_group import WorkerGroup
@@ -19,49 +19,12 @@ REPLICAS = [Worker("s1", "server"), Worker("s2", "server")]
 ENDPOINTS = [Endpoint("http://one:1", node_id="a"), Endpoint("http://two:2", node_id="b")]
 
 
-class Lease:
-    """Records what workers are asked, and what they are told."""
-
-    def __init__(self) -> None:
-        self.leased = [*CLIENTS, *REPLICAS]
-        self.tickets = itertools.count(1)
-        self.calls: dict[tuple[str, Worker], int] = {}
-        self.told: dict[str, list[str]] = {}
-        self.evicted: list[str] = []
-
-    def workers(self) -> list[Worker]:
-        return self.leased
-
-    def _called(self, kind: str, worker: Worker) -> int:
-        self.calls[kind, worker] = next(self.tickets)
-        return self.calls[kind, worker]
-
-    def load(self, worker: Worker, endpoints: Any) -> int:
-        self.announce(worker, endpoints)
-        return self._called("load", worker)
-
-    def status(self, worker: Worker) -> int:
-        return self._called("status", worker)
-
-    def announce(self, worker: Worker, endpoints: Any) -> None:
-        for urls in endpoints.values():
-            self.told[worker.name] = [endpoint.url for endpoint in urls]
-
-    def replace(self, worker: Worker) -> Worker:
-        fresh = Worker(f"{worker.name}'", worker.pool)
-        self.leased = [fresh if each == worker else each for each in self.leased]
-        return fresh
-
-    def evict(self, pool: str) -> None:
-        self.evicted.append(pool)
-
-
 class World:
     """A stage whose two workers call a server with two replicas."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.lease: Any = Lease()
+        self.lease: Any = Lease(*CLIENTS, *REPLICAS)
         self.events: list[Any] = []
         self.given_up: list[tuple[Any, str]] = []
         self.usage = PoolUsage()

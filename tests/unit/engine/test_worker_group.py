@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
+from support.group_leases import Lease
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Worker
 from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue
 from vane_dagster.events import Noticed
@@ -68,28 +68,6 @@ def test_a_worker_that_is_retired_is_drained_when_its_last_call_is_answered():
     assert not both.remove(FIRST)
 
 
-class Lease:
-    """A lease of the workers given, which start when the test says so."""
-
-    def __init__(self, *workers: Worker) -> None:
-        self._workers, self._tickets = workers, itertools.count()
-        self.loading: dict[Worker, int] = {}
-        self.evicted: list[str] = []
-
-    def workers(self) -> tuple[Worker, ...]:
-        return self._workers
-
-    def load(self, worker: Worker, endpoints: Any = None) -> int:
-        self.loading[worker] = next(self._tickets)
-        return self.loading[worker]
-
-    def replace(self, worker: Worker) -> Worker:
-        return Worker(f"{worker.name}'", worker.pool)
-
-    def evict(self, pool: str) -> None:
-        self.evicted.append(pool)
-
-
 class Group:
     """A group of workers, with its events and notices."""
 
@@ -108,7 +86,7 @@ class Group:
 
     def answer(self, worker: Worker, **report: Any) -> None:
         """A worker says how its start went; without a report it died."""
-        ticket = self.lease.loading.pop(worker)
+        ticket = self.lease.calls.pop(("load", worker))
         lost = report.pop("lost", "")
         answer = LoadReport(False, 1.0, 1, "cpu", "node", **report)
         self.group.handle_done(CallResult(ticket, None if lost else answer, lost=lost))
@@ -126,7 +104,7 @@ def test_a_spent_worker_is_replaced_after_its_last_answer():
     queue.begin(FIRST, 20)
     group.group.finish_call(FIRST, 10, "has answered 2 calls")
     assert queue.pick_worker() is None
-    assert group.lease.loading == {}, "it has one more call"
+    assert group.lease.loading == [], "it has one more call"
     group.group.finish_call(FIRST, 20, "has answered 3 calls")
     assert [worker.name for worker in group.lease.loading] == ["m-1'"]
     assert group.notices == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
@@ -149,7 +127,7 @@ def test_a_pool_whose_workers_die_as_they_start_is_given_up():
     for _ in range(4):
         (worker,) = group.lease.loading
         group.answer(worker, lost="exit code 1")
-    assert group.lease.loading == {}
+    assert group.lease.loading == []
     assert group.lease.evicted == ["m"]
     ((stages, error),) = group.given_up
     assert stages == ("model",)

@@ -1,0 +1,49 @@
+"""A lease for tests of worker groups: workers start and answer when the test says so."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from vane_dagster.compute.api import Worker
+
+
+class Lease:
+    """Records what workers are asked, and what they are told."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.leased = [*workers]
+        self.tickets = itertools.count(1)
+        self.calls: dict[tuple[str, Worker], int] = {}
+        self.told: dict[str, list[str]] = {}
+        self.evicted: list[str] = []
+
+    @property
+    def loading(self) -> list[Worker]:
+        return [worker for kind, worker in self.calls if kind == "load"]
+
+    def workers(self) -> list[Worker]:
+        return self.leased
+
+    def _called(self, kind: str, worker: Worker) -> int:
+        self.calls[kind, worker] = next(self.tickets)
+        return self.calls[kind, worker]
+
+    def load(self, worker: Worker, endpoints: Any = None) -> int:
+        self.announce(worker, endpoints or {})
+        return self._called("load", worker)
+
+    def status(self, worker: Worker) -> int:
+        return self._called("status", worker)
+
+    def announce(self, worker: Worker, endpoints: Any) -> None:
+        for urls in endpoints.values():
+            self.told[worker.name] = [endpoint.url for endpoint in urls]
+
+    def replace(self, worker: Worker) -> Worker:
+        fresh = Worker(f"{worker.name}'", worker.pool)
+        self.leased = [fresh if each == worker else each for each in self.leased]
+        return fresh
+
+    def evict(self, pool: str) -> None:
+        self.evicted.append(pool)
