@@ -217,4 +217,21 @@ def test_a_change_by_others_right_before_a_transaction_is_respected(published, m
     assert published.ids == [1, 3, 98, 99]
 
 
+def test_of_two_runs_with_one_target_the_one_that_lost_says_so(published, monkeypatch):
+    """The other run publishes after this one, and commits its manifest before."""
+    made, real = published.manifest("p", {"a": [1]}, "1"), published.store.commit
+    with monkeypatch.context() as patch:
+
+        def overtaken(manifest: Manifest) -> ManifestName:
+            patch.undo()
+            published.publish("p", {"b": [2]}, "2")
+            return real(manifest)
+
+        patch.setattr(published.store, "commit", overtaken)
+        error = published.commit("p", made)
+    assert "Another run may have published the partition at the same time" in str(error)
+    published.publish("p", {"a": [1]}, "1")
+    assert published.ids == [1]
+
+
 __all__ = [name for name in dir() if name.startswith("test_")]

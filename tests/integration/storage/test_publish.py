@@ -1,4 +1,4 @@
-"""What `write` publishes: plain folders of Parquet and Delta tables, as other tools read them."""
+"""What `write` publishes in each format, as the readers of that format see it."""
 
 from __future__ import annotations
 
@@ -17,56 +17,85 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
+from pyiceberg.types import StringType
 
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import SECRET, write_source
+from support.iceberg_tables import catalog_in, opened
 from support.published import docs
-from support.results import failure, metadata
-from vane_dagster import retries
+from support.results import failure, metadata, over
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
+from vane_dagster.storage.lance_table import driver_options
+from vane_dagster.storage.paths import published_folder
+from vane_dagster.storage.table_options import table_options
 
-FORMATS = ("parquet", "delta")
-PLACES: dict[str, dict[str, Any]] = {
-    "parts": {},
-    "merged": {"target_file_bytes": 3000},
-    "delta_parts": {"format": "delta"},
-    "delta_merged": {"format": "delta", "target_file_bytes": 3000},
-}
+FORMATS = ("parquet", "delta", "iceberg", "lance")
+PLACES = {f"{format}{size}": (format, size) for format in FORMATS for size in ("", 3000)}
+NAMES = ["id", "n", "text"]
 
 
 def rows(ids: Any) -> dict[str, Any]:
     return {"id": list(ids), "n": [i * 10 for i in ids], "text": [f"text {i}" for i in ids]}
 
 
-def everywhere(root: Path, checks: Any = (), **given: Any) -> vd.Pipeline:
-    """Publish the same rows in all `PLACES`: in each format, as they are and in merged files."""
-    pipeline = docs(root, **given)
-    below = "/{partition_key}" if given.get("keys") else ""
-    for name, written in PLACES.items():
-        url = f"{root}/{name}" + ("" if "format" in written else below)
-        pipeline["clean"].write(name, url, asset=vd.Asset(checks=checks), **grouped(written))
-    return pipeline
+class Lake:
+    """A target of each format, with files as they are and merged ones, below a URL."""
 
+    def __init__(self, root: Path, url: str = "", s3: dict[str, Any] | None = None) -> None:
+        self.root, self.url, self.s3 = root, url or str(root), s3 or {}
+        self.catalog = catalog_in(root / "catalog")
+        if s3:
+            names = {"endpoint": "endpoint_url", "access-key-id": "key"}
+            names |= {"secret-access-key": "secret"}
+            self.catalog |= {f"s3.{name}": s3[given] for name, given in names.items()}
+            self.catalog |= {"s3.region": "us-east-1", "warehouse": url}
 
-def ids_in(folder: Path, format: str = "parquet") -> list[int]:
-    """The ids, as a reader of the format sees them."""
-    if format == "delta":
-        return sorted(DeltaTable(folder).to_pandas()["id"].tolist())
-    found = ds.dataset(folder, exclude_invalid_files=True).to_table()
-    return sorted(found["id"].to_pylist())
+    def target(self, name: str, keys: Any = None) -> dict[str, Any]:
+        """The arguments of `write` for one of `PLACES`."""
+        format, size = PLACES[name]
+        below = "/{partition_key}" if keys and format == "parquet" else ""
+        own: dict[str, Any] = {"target_file_bytes": size} if size else {}
+        if format == "iceberg":  # the catalog's properties say how its storage is reached
+            own |= {"catalog": self.catalog, "table": f"db.{name}"}
+        else:
+            own["storage_options"] = self.s3
+        return {"url": f"{self.url}/{name}{below}", "format": format, **own}
 
+    def pipeline(self, places: Any = PLACES, checks: Any = (), **given: Any) -> vd.Pipeline:
+        made = docs(self.root, **given)
+        for name in places:
+            target = self.target(name, given.get("keys"))
+            made["clean"].write(name, asset=vd.Asset(checks=checks), **grouped(target))
+        return made
 
-def read(root: Path, format: str) -> list[int]:
-    return ids_in(root / "out", format)
+    def iceberg(self, name: str) -> Any:
+        return opened(self.catalog).load_table(f"db.{name}")
 
+    def read(self, name: str) -> pa.Table:
+        """The rows of a target, by the format's own library."""
+        where = Location(f"{self.url}/{name}", self.s3)
+        if name.startswith("parquet"):
+            given = {"filesystem": where.fs, "exclude_invalid_files": True}
+            read = ds.dataset(where.path, **given).to_table()
+        elif name.startswith("delta"):
+            options = table_options(where) if self.s3 else None
+            table = DeltaTable(where.url, storage_options=options)
+            read = table.to_pyarrow_dataset().to_table()
+        elif name.startswith("lance"):
+            options = driver_options(where) if self.s3 else None
+            read = lance.dataset(where.url, storage_options=options).to_table()
+        else:
+            read = self.iceberg(name).scan().to_arrow()
+        return read.sort_by("id")
 
-def in_places(root: Path) -> dict[str, list[int]]:
-    return {
-        name: ids_in(root / name, given.get("format", "parquet")) for name, given in PLACES.items()
-    }
+    def ids(self, name: str) -> list[int]:
+        return self.read(name)["id"].to_pylist()
+
+    @property
+    def all_ids(self) -> dict[str, list[int]]:
+        return {name: self.ids(name) for name in PLACES}
 
 
 def in_all(ids: Any) -> dict[str, list[int]]:
@@ -82,269 +111,223 @@ def staged(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if "_vane_staging" in path.parts and path.is_file()]
 
 
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
 def test_a_relative_target_is_below_the_folder_of_the_declaration_on_ray_too(
-    tmp_path, cluster, materialize, monkeypatch
+    tmp_path, lake, cluster, materialize, monkeypatch
 ):
     write_source(tmp_path / "src", rows(range(20)))
     monkeypatch.chdir(tmp_path)
-    pipeline = docs(tmp_path, out="parquet")
-    for format in ("delta", "lance"):
-        pipeline["clean"].write(format, format, format=format)
-    assert materialize(pipeline, vd.RayCompute(cluster=cluster)).success
-    assert ids_in(tmp_path / "parquet") == ids_in(tmp_path / "delta", "delta") == [*range(20)]
-    assert lance.dataset(tmp_path / "lance").count_rows() == 20
+    lake.url = "out"
+    assert materialize(lake.pipeline(), vd.RayCompute(cluster=cluster)).success
+    lake.url = f"{tmp_path}/out"
+    assert lake.all_ids == in_all(range(20))
 
 
 # Readers
 
 
-@pytest.mark.parametrize("target", [None, 3000])
-def test_a_plain_folder_is_read_by_every_tool(tmp_path, local, materialize, target):
-    write_source(tmp_path / "src", rows(range(25)))
-    materialize(docs(tmp_path, target_file_bytes=target), local)
-
-    (tmp_path / "out/notes.txt").write_text("of somebody else")
-    pattern = f"{tmp_path}/out/*.parquet"
-    found = duckdb.sql(f"SELECT id, n, text FROM '{pattern}' ORDER BY id").fetchall()
-    assert found == [(i, i * 10, f"text {i}") for i in range(25)]
-    assert pl.read_parquet(pattern).sort("id").rows() == found
-    (tmp_path / "out/notes.txt").unlink()
-    frame = pd.read_parquet(tmp_path / "out").sort_values("id")
-    assert list(frame.itertuples(index=False, name=None)) == found
+def test_partitions_are_read_by_every_tool(tmp_path, lake, local, materialize, monkeypatch):
+    """Also as sources of other pipelines, and by `load` and `trace`."""
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    keys, store = ["a", "it's"], str(tmp_path / "store")
+    for key, first in zip(keys, (0, 100)):
+        write_source(tmp_path / "src" / key, rows(range(first, first + 25)))
+        result = materialize(lake.pipeline(keys=keys), local, partition=key)
+    names = [*NAMES, "partition_key"]
+    ids = [*range(25), *range(100, 125)]
+    columns = {**rows(ids), "partition_key": ["a"] * 25 + ["it's"] * 25}
+    expected = list(zip(*(columns[name] for name in names)))
+    for name, (format, merged) in PLACES.items():
+        read = lake.read(name)
+        assert read.to_pydict() == {each: columns[each] for each in read.schema.names}, name
+        target, found = f"{tmp_path}/{name}", metadata(result, name)
+        uri = f"{target}/{published_folder(keys[1])}" if format == "parquet" else target
+        assert found["dagster/uri"] == uri
+        if format == "parquet":
+            (tmp_path / name / "a/notes.txt").write_text("of somebody else")
+            pattern = f"{target}/a/*.parquet"
+            frames = [pl.read_parquet(pattern).with_columns(partition_key=pl.lit("a"))]
+            one = "id, n, text, 'a'"
+            found_rows = duckdb.sql(f"SELECT {one} FROM '{pattern}' ORDER BY id").fetchall()
+            assert frames[0].sort("id").select(names).rows() == found_rows == expected[:25]
+            (tmp_path / name / "a/notes.txt").unlink()
+            assert sorted(pd.read_parquet(f"{target}/a")["id"]) == ids[:25]
+        elif format == "delta":
+            table = DeltaTable(target)
+            assert found["table_version"] == str(table.version()) == "2", "a commit a partition"
+            assert table.history(1)[0]["vane_dagster.stage"] == f"docs/{name}"
+            dataset = table.to_pyarrow_dataset()
+            assert dataset.count_rows() == 50
+            query = f"SELECT {', '.join(names)} FROM dataset ORDER BY id"
+            assert duckdb.sql(query).fetchall() == expected
+            assert pl.read_delta(target).sort("id").select(names).rows() == expected
+            assert sorted(table.to_pandas()["id"]) == ids
+            actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+            sizes = {file.stat().st_size for file in Path(target).rglob("*.parquet")}
+            assert sizes == {action["size_bytes"] for action in actions}
+            counts = sorted((a["min.id"], a["max.id"], a["num_records"]) for a in actions)
+            if not merged:
+                assert counts[:3] == [(0, 7, 8), (8, 15, 8), (16, 24, 9)], "readers skip files"
+        elif format == "lance":
+            table = lance.dataset(target)
+            assert found["table_version"] == str(table.version) == "3"
+            properties = table.read_transaction(3).transaction_properties
+            assert properties["vane_dagster.stage"] == f"docs/{name}"
+            assert properties["vane_dagster.partition"] == "it's"
+        else:
+            table = lake.iceberg(name)
+            current = table.current_snapshot()
+            assert found["table_version"] == str(current.snapshot_id)
+            assert len(table.snapshots()) == 2, "one a partition"
+            assert current.summary["vane_dagster.stage"] == f"docs/{name}"
+            assert current.summary["vane_dagster.partition"] == "it's"
+            assert current.summary["total-records"] == "50"
+            connection = table.scan(row_filter="partition_key = 'a' and id < 3").to_duckdb("out")
+            assert connection.sql("SELECT count(*), max(n) FROM out").fetchall() == [(3, 20)]
+            by_polars = pl.scan_iceberg(table).sort("id").select(names).collect()
+            assert by_polars.rows() == expected
+            first = table.scan(row_filter="id < 2 and partition_key = 'a'").plan_files()
+            assert len(list(first)) == 1, "bounds let readers skip files"
+        loaded = vd.load(f"docs/{name}", store=store, partition="a")
+        assert sorted(loaded["id"].to_pylist()) == ids[:25]
+        step = vd.trace(f"docs/{name}", 103, store=store, partition="it's").steps[0]
+        assert step.url.endswith("src/it's/a.parquet")
     assert not staged(tmp_path)
+    assert computed(materialize(lake.pipeline(keys=keys), local, partition="a")) == {0}
+    for source in (
+        vd.iceberg(lake.catalog, "db.iceberg", filter="partition_key = 'a' and n > 30"),
+        vd.delta(f"{tmp_path}/delta", filter="partition_key = 'a' and n > 30"),
+        vd.lance(f"{tmp_path}/lance", filter="partition_key = 'a' and n > 30"),
+    ):
+        again = vd.Pipeline("again", source=source, id="id")
+        again.project("kept", ["partition_key", "text"])
+        materialize(again, local)
+        found = vd.load(again["kept"], store=store)
+        assert sorted(found["id"].to_pylist()) == list(range(4, 25))
+        assert set(found["partition_key"].to_pylist()) == {"a"}
 
 
-@pytest.mark.parametrize("target", [None, 3000])
-def test_a_delta_table_is_read_by_every_tool(tmp_path, local, materialize, target):
-    for key in ("a", "b"):
-        write_source(tmp_path / "src" / key, rows(range(25)))
-        pipeline = docs(tmp_path, keys=["a", "b"], format="delta", target_file_bytes=target)
-        result = materialize(pipeline, local, partition=key)
-        found = metadata(result, "out")
-        assert found["dagster/uri"] == f"{tmp_path}/out"
-        assert found["table_version"] == str(DeltaTable(tmp_path / "out").version())
-
-    table = DeltaTable(tmp_path / "out")
-    expected = [(i, i * 10, f"text {i}", key) for key in ("a", "b") for i in range(25)]
-    dataset = table.to_pyarrow_dataset()
-    assert dataset.count_rows() == 50
-    names = "id, n, text, partition_key"
-    query = f"SELECT {names} FROM dataset ORDER BY partition_key, id"
-    assert duckdb.sql(query).fetchall() == expected
-    frame = pl.read_delta(str(tmp_path / "out")).sort("partition_key", "id")
-    assert frame.select(names.split(", ")).rows() == expected
-    frame = table.to_pandas().sort_values(["partition_key", "id"])[names.split(", ")]
-    assert list(frame.itertuples(index=False, name=None)) == expected
-    assert table.version() == 2, "the table, and one transaction a partition"
-    assert not staged(tmp_path)
-    assert len(table.history()) == 3
-    assert table.history(1)[0]["vane_dagster.stage"] == "docs/out"
-
-
-def test_types_that_delta_does_not_have_are_widened(tmp_path, local, materialize):
+def test_types_that_a_format_does_not_have_are_widened(tmp_path, lake, local, materialize):
     moment = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
-    table = pa.table(
-        {
-            "id": pa.array([1, 2], pa.uint32()),
-            "small": pa.array([255, None], pa.uint8()),
-            "vector": pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2)),
-            "at": pa.array([moment, None], pa.timestamp("ms", "Europe/Berlin")),
-            "raw": pa.array([b"abc", None], pa.binary(3)),
-            "rows": pa.array([[{"a": 1}], []], pa.list_(pa.struct([("a", pa.uint16())]))),
-            "price": pa.array([None, None], pa.decimal128(10, 2)),
-        }
-    )
-    write_source(tmp_path / "src", table)
-    pipeline = docs(tmp_path, columns=table.column_names, format="delta", target_file_bytes=10_000)
-    materialize(pipeline, local)
-
-    first = {
-        "id": 1,
-        "small": 255,
-        "vector": [1.5, 2.5],
-        "at": moment,
-        "raw": b"abc",
-        "rows": [{"a": 1}],
-        "price": None,
+    columns = {
+        "id": pa.array([1, 2], pa.uint32()),
+        "small": pa.array([255, None], pa.uint8()),
+        "vector": pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2)),
+        "tensor": pa.array([[1, 2, 3, 4], [5, 6, 7, 8]], pa.list_(pa.float32(), 4)),
+        "at": pa.array([moment, None], pa.timestamp("ms", "Europe/Berlin")),
+        "raw": pa.array([b"abc", None], pa.binary(3)),
+        "rows": pa.array([[{"a": 1}], []], pa.list_(pa.struct([("a", pa.uint16())]))),
+        "price": pa.array([None, None], pa.decimal128(10, 2)),
+        "day": pa.array([datetime.date(2026, 1, 1), None]),
+        "of": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
     }
-    read = DeltaTable(tmp_path / "out").to_pyarrow_table().sort_by("id")
-    assert read.to_pylist()[0] == first
-    frame = pl.read_delta(str(tmp_path / "out")).sort("id")
-    assert frame.row(0, named=True) == first
-    assert frame.row(1)[1:5] == (None, None, None, None)
+    expected = pa.table(columns).to_pylist()
+    kind = vd.tensor("float32", (2, 2))
+    columns["tensor"] = pa.ExtensionArray.from_storage(kind, columns["tensor"])
+    write_source(tmp_path / "src", pa.table(columns))
+    places = [name for name in PLACES if not name.startswith("parquet")]
+    pipeline = lake.pipeline(places, columns=list(columns))
+    materialize(pipeline, local)
+    for name in places:
+        assert lake.read(name).to_pylist() == expected, name
+    for name in ("delta", "delta3000"):
+        frame = pl.read_delta(f"{tmp_path}/{name}").sort("id")
+        first = {name: frame[name][0] for name in ("id", "small", "at", "raw", "price", "day")}
+        assert first == {name: expected[0][name] for name in first}
+    assert lake.read("lance").schema.field("vector").type == pa.list_(pa.float32(), 2)
+    assert lake.read("lance").schema.field("tensor").type == pa.list_(pa.float32(), 4)
+    loaded = vd.load("docs/lance", store=str(tmp_path / "store")).sort_by("id")
+    assert loaded["tensor"].to_pylist() == [row["tensor"] for row in expected]
+    again = materialize(pipeline, local)
+    assert {metadata(again, name)["fragments_computed"] for name in places} == {0}
 
 
-def test_a_type_that_delta_cannot_hold_is_refused_before_anything_runs(
-    tmp_path, local, materialize
-):
-    write_source(tmp_path / "src", {"id": [1], "big": pa.array([1], pa.uint64())})
-    result = materialize(docs(tmp_path, columns=["big"], format="delta"), local, raises=False)
-    assert "'docs/out': column 'big' is uint64, which a Delta table cannot hold" in failure(result)
-    assert "cast it in a project" in failure(result)
-    assert not list((tmp_path / "store").rglob("*.parquet"))
+STRANGE = ["a/b", 'it\'s "q" 100%', "..", " x ", "ü=&;`", "a*?{}#", "~\\%2F", "A", "a"]
 
 
-def test_statistics_let_readers_pass_over_files(tmp_path, local, materialize):
-    write_source(tmp_path / "src", rows(range(25)))
-    materialize(docs(tmp_path, format="delta"), local)
-    actions = pa.table(DeltaTable(tmp_path / "out").get_add_actions(flatten=True)).to_pylist()
-    statistics = sorted((a["min.id"], a["max.id"], a["num_records"]) for a in actions)
-    assert statistics == [(0, 7, 8), (8, 15, 8), (16, 24, 9)]
-    for action in actions:
-        assert action["size_bytes"] == (tmp_path / "out" / action["path"]).stat().st_size
-    assert DeltaTable(tmp_path / "out").count() == 25
-
-
-STRANGE = ["a/b", 'it\'s "q" 100%', "..", " x ", "ü=&;", "a*?{}#", "~\\%2F", "A", "a"]
-
-
-def test_partition_keys_of_any_characters_stand_in_the_table(tmp_path, local, materialize):
-    write_source(tmp_path / "src", {"id": [1], "n": [1], "text": [""]})
-    source = dg.StaticPartitionsDefinition(STRANGE)
-    both = dg.MultiPartitionsDefinition(
-        {"key": source, "one": dg.StaticPartitionsDefinition(["src"])}
-    )
-    pipeline = vd.Pipeline(
-        "docs",
-        source=vd.parquet(f"{tmp_path}/{{partition_key.one}}"),
-        id="id",
-        partitions_def=both,
-    )
-    pipeline.project("clean", ["n"]).write("out", f"{tmp_path}/out", format="delta")
+def test_partition_keys_of_any_characters_stand_in_the_table(tmp_path, lake, local, materialize):
+    write_source(tmp_path / "src", rows([1]))
+    key, one = (dg.StaticPartitionsDefinition(keys) for keys in (STRANGE, ["src"]))
+    both = dg.MultiPartitionsDefinition({"key": key, "one": one})
     keys = both.get_partition_keys()
-    ends = {"start": keys[0], "end": keys[-1]}
-    tags = {f"dagster/asset_partition_range_{end}": key for end, key in ends.items()}
-    for given in ({"tags": tags}, {"partition": keys[0]}):
-        assert materialize(pipeline, local, **given).success
     expected = sorted(str(key) for key in keys)
-    assert sorted(DeltaTable(tmp_path / "out").to_pandas()["partition_key"]) == expected
-    assert sorted(pl.read_delta(str(tmp_path / "out"))["partition_key"]) == expected
-    assert {path.name for path in tmp_path.iterdir()} == {"src", "out", "store"}
+    for columns in (["n"], {"n": "n + 1"}):
+        pipeline = vd.Pipeline(
+            "docs",
+            source=vd.parquet(f"{tmp_path}/{{partition_key.one}}"),
+            id="id",
+            partitions_def=both,
+        )
+        clean = pipeline.project("clean", columns)
+        for name in ("delta", "iceberg", "lance"):
+            clean.write(name, **grouped(lake.target(name)))
+        assert materialize(pipeline, local, tags=over(*keys)["tags"]).success
+        for name in ("delta", "iceberg", "lance"):
+            assert sorted(lake.read(name)["partition_key"].to_pylist()) == expected, name
+        lance.dataset(f"{tmp_path}/lance").optimize.compact_files()
+    assert set(lake.read("lance")["n"].to_pylist()) == {11}
+    assert materialize(pipeline, local, partition=keys[0]).success
+    assert sorted(pl.read_delta(f"{tmp_path}/delta")["partition_key"]) == expected
+    names = {"src", "store", "catalog", "delta", "iceberg", "lance"}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 # Replaced as a whole
 
 
-def test_a_partition_that_becomes_empty(tmp_path, local, materialize):
+def test_partitions_that_are_empty_or_become_so_have_their_columns(
+    tmp_path, lake, local, materialize
+):
     write_source(tmp_path / "src", rows(range(20)))
-    materialize(everywhere(tmp_path), local)
-    materialize(everywhere(tmp_path, where="id < 0"), local)
-    assert in_places(tmp_path) == in_all([])
-    for name in ("parts", "merged"):
-        assert ds.dataset(tmp_path / name).schema.names == ["id", "n", "text"]
-    assert computed(materialize(everywhere(tmp_path, where="id < 0"), local)) == {0}
+    for where, expected in (("id < 0", []), (None, range(20)), ("id < 0", [])):
+        materialize(lake.pipeline(where=where), local)
+        assert lake.all_ids == in_all(expected)
+        assert all(lake.read(name).schema.names == NAMES for name in PLACES)
+    assert computed(materialize(lake.pipeline(where="id < 0"), local)) == {0}
 
 
-def test_a_table_that_never_had_rows_has_its_columns(tmp_path, local, materialize):
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(docs(tmp_path, where="id < 0", format="delta"), local)
-    table = DeltaTable(tmp_path / "out").to_pyarrow_table()
-    assert table.schema.names == ["id", "n", "text"]
-    assert table.num_rows == 0
-
-
-# Sizes and codecs
-
-
-def test_compression(tmp_path, local, materialize):
-    write_source(tmp_path / "src", rows(range(20)))
-    pipeline = docs(tmp_path)
-    codecs = ("zstd", "snappy", "lz4", "gzip", "none")
-    for codec in codecs:
-        for kind, given in (("merged", {"target_file_bytes": 100_000}), ("plain", {})):
-            name = f"{kind}_{codec}"
-            pipeline["clean"].write(name, f"{tmp_path}/{name}", compression=codec, **grouped(given))
-    materialize(pipeline, local)
-    for codec in codecs:
-        for kind in ("merged", "plain"):
-            file = next((tmp_path / f"{kind}_{codec}").glob("*.parquet"))
-            group = pq.read_metadata(file).row_group(0)
-            used = {group.column(i).compression for i in range(group.num_columns)}
-            assert used == {"UNCOMPRESSED" if codec == "none" else codec.upper()}
-
-
-def test_files_have_about_the_wanted_size(tmp_path, local, materialize):
-    """Small fragments are written together, in their order."""
-    noise = [os.urandom(100).hex() for _ in range(20_000)]
-    write_source(tmp_path / "src", {"id": range(20_000), "n": range(20_000), "text": noise})
-    wanted = 200_000
-    small = docs(tmp_path, fragment_rows=500, target_file_bytes=wanted)
-    materialize(small, local)
-    together = sorted((tmp_path / "out").glob("*.parquet"))
-    sizes = [path.stat().st_size for path in together]
-    assert 8 <= len(sizes) <= 16
-    assert sorted(sizes)[1] > wanted / 2
-    assert max(sizes) < wanted * 1.5
-    assert read(tmp_path, "parquet") == list(range(20_000))
-    for path in together:
-        ids = pq.read_table(path)["id"].to_pylist()
-        assert ids == list(range(ids[0], ids[0] + len(ids)))
-
-
-def test_row_groups_are_bounded(tmp_path, local, materialize, monkeypatch):
-    """However large a file is to be, a part of it is in memory at once."""
-    from vane_dagster.storage.publish import compaction
-
-    monkeypatch.setattr(compaction, "_GROUP_BYTES", 2000)
-    monkeypatch.setattr(compaction, "_BATCH_BYTES", 500)
-    write_source(tmp_path / "src", rows(range(1000)))
-    materialize(docs(tmp_path, fragment_rows=300, target_file_bytes=1 << 30), local)
-    (file,) = (tmp_path / "out").glob("*.parquet")
-    assert pq.read_metadata(file).num_row_groups > 5
-    assert pq.read_table(file)["id"].to_pylist() == list(range(1000))
-
-
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_published_file_that_is_gone_is_published_again(tmp_path, local, materialize, format):
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_a_published_file_that_is_gone_is_published_again(
+    tmp_path, lake, local, materialize, format
+):
     write_source(tmp_path / "src", rows(range(60)))
-    pipeline = docs(tmp_path, format=format, target_file_bytes=5000)
-    materialize(pipeline, local)
+    name, given = f"{format}3000", {"places": [f"{format}3000", "parquet"]}
+    materialize(lake.pipeline(**given), local)
     if format == "delta":
-        DeltaTable(tmp_path / "out").delete("id < 10")
+        DeltaTable(tmp_path / name).delete("id < 10")
     else:
-        next((tmp_path / "out").glob("*.parquet")).unlink()
-    assert read(tmp_path, format) != list(range(60))
+        next((tmp_path / name).glob("*.parquet")).unlink()
+    assert lake.ids(name) != list(range(60))
+    # A part that two runs had staged, of which one's was published and taken away.
+    part = next((tmp_path / "parquet").glob("*.parquet"))
+    (tmp_path / "parquet/_vane_staging").mkdir(exist_ok=True)
+    part.rename(tmp_path / "parquet/_vane_staging" / part.name)
 
-    pipeline = docs(tmp_path, format=format, target_file_bytes=5000)
+    pipeline = lake.pipeline(**given)
     pipeline.project("more", ["n"])
     result = materialize(pipeline, local)
 
-    assert read(tmp_path, format) == list(range(60))
-    assert metadata(result, "out")["fragments_computed"] == 6
+    for place, count in ((name, 6), ("parquet", 0)):
+        assert lake.ids(place) == list(range(60))
+        assert metadata(result, place)["fragments_computed"] == count
     assert metadata(result, "clean")["fragments_computed"] == 0
-
-
-def test_what_is_only_staged_is_not_published(tmp_path, local, materialize):
-    """A part that two runs had staged, of which one's was published and taken away."""
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(docs(tmp_path), local)
-    (tmp_path / "out/_vane_staging").mkdir(exist_ok=True)
-    for path in list((tmp_path / "out").glob("*.parquet"))[:1]:
-        path.rename(tmp_path / "out/_vane_staging" / path.name)
-    pipeline = docs(tmp_path)
-    pipeline.project("more", ["n"])
-    assert metadata(materialize(pipeline, local), "out")["fragments_computed"] == 0
-    assert read(tmp_path, "parquet") == list(range(20))
     assert not staged(tmp_path)
 
 
-def test_checks_read_the_rows_before_they_are_published(tmp_path, local, materialize):
+def test_checks_read_the_rows_before_they_are_published(tmp_path, lake, local, materialize):
     """Also where some are published already, and where all of them are."""
 
-    def found() -> dict[str, tuple[bool, str | None]]:
-        expected = vd.checks.Golden({"id": [1, 15], "n": [10, 150]})
-        result = materialize(everywhere(tmp_path, checks=[expected]), local)
-        evaluations = result.get_asset_check_evaluations()
-        return {
-            e.asset_key.path[-1]: (e.passed, e.description)
-            for e in evaluations
-            if e.check_name == "golden"
-        }
-
     def passes() -> None:
-        outcomes = found()
-        assert set(outcomes) == set(PLACES)
-        assert all(passed for passed, _ in outcomes.values()), outcomes
+        expected = vd.checks.Golden({"id": [1, 15], "n": [10, 150]})
+        result = materialize(lake.pipeline(checks=[expected]), local)
+        evaluations = result.get_asset_check_evaluations()
+        found = {e.asset_key.path[-1]: e for e in evaluations if e.check_name == "golden"}
+        assert set(found) == set(PLACES)
+        assert all(e.passed for e in found.values()), found
 
     write_source(tmp_path / "src", rows(range(20)))
     passes()
@@ -356,182 +339,102 @@ def test_checks_read_the_rows_before_they_are_published(tmp_path, local, materia
             next(manifests.rglob("00000002-*.json")).read_bytes()
         )
     passes()
-    assert in_places(tmp_path) == in_all(range(30))
+    assert lake.all_ids == in_all(range(30))
 
 
-# Two writers
+# Sizes and codecs
 
 
-def first_time(monkeypatch: Any, owner: Any, name: str, before: Any) -> None:
-    """Has something happen once, right before a method is called for the first time."""
-    real = getattr(owner, name)
+def test_sizes_and_codecs_of_files(tmp_path, local, materialize, monkeypatch):
+    """Small fragments are written together, in their order, with a part in memory at once."""
+    from vane_dagster.storage.publish import compaction
 
-    def raced(*args: Any, **given: Any) -> Any:
-        monkeypatch.undo()
-        before()
-        return real(*args, **given)
-
-    monkeypatch.setattr(owner, name, raced)
-
-
-def test_a_conflict_that_does_not_end_is_told(tmp_path, local, materialize, monkeypatch):
-    from deltalake.exceptions import CommitFailedError
-
-    def conflict(*args: Any, **given: Any) -> None:
-        raise CommitFailedError("somebody was faster")
-
-    write_source(tmp_path / "src", rows(range(20)))
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", conflict)
-    monkeypatch.setattr(retries, "TRANSACTION_ATTEMPTS", 3)
-    result = materialize(docs(tmp_path, format="delta"), local, raises=False)
-    assert "changed the same partition 3 times" in failure(result)
-
-
-def test_of_two_runs_with_one_table_the_one_that_lost_says_so(
-    tmp_path, local, materialize, monkeypatch
-):
-    """The other run's transaction comes after this one's, and its manifest before."""
-    write_source(tmp_path / "src", rows(range(20)))
-    commit = Store.commit
-
-    def overtaken(store: Store, manifest: Any) -> Any:
-        if manifest.stage == "out":
-            monkeypatch.undo()
-            materialize(docs(tmp_path, where="id < 8", format="delta"), local)
-        return commit(store, manifest)
-
-    monkeypatch.setattr(Store, "commit", overtaken)
-    result = materialize(docs(tmp_path, where="id < 5", format="delta"), local, raises=False)
-    assert "Another run may have published the partition at the same time" in failure(result)
-
-    materialize(docs(tmp_path, where="id < 5", format="delta"), local)
-    assert read(tmp_path, "delta") == list(range(5))
+    monkeypatch.setattr(compaction, "_GROUP_BYTES", 50_000)
+    monkeypatch.setattr(compaction, "_BATCH_BYTES", 10_000)
+    noise = [os.urandom(100).hex() for _ in range(5_000)]
+    write_source(tmp_path / "src", {"id": range(5_000), "n": range(5_000), "text": noise})
+    pipeline = docs(tmp_path, fragment_rows=500, target_file_bytes=100_000)
+    for codec in ("zstd", "snappy", "lz4", "gzip", "none"):
+        for size in (None, 1 << 30):
+            target = f"{tmp_path}/{codec}-{size}"
+            pipeline["clean"].write(f"{codec}_{size}", target, compression=codec,
+                                    **grouped({"target_file_bytes": size}))  # fmt: skip
+    materialize(pipeline, local)
+    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("*.parquet")]
+    assert 4 <= len(sizes) <= 10
+    assert sorted(sizes)[1] > 50_000
+    assert max(sizes) < 150_000
+    tables = [pq.read_table(path)["id"].to_pylist() for path in (tmp_path / "out").glob("*.parq*")]
+    assert [id for ids in sorted(tables) for id in ids] == list(range(5_000))
+    for folder in tmp_path.glob("*-*"):
+        codec, size = folder.name.split("-")
+        files = [pq.read_metadata(file) for file in folder.glob("*.parquet")]
+        group = files[0].row_group(0)
+        used = {group.column(i).compression for i in range(group.num_columns)}
+        assert used == {"UNCOMPRESSED" if codec == "none" else codec.upper()}
+        if size != "None":
+            assert len(files) == 1
+            assert files[0].num_row_groups > 5
 
 
 # Tables that do not fit
 
 
-def test_a_table_with_other_columns_is_refused_before_anything_runs(tmp_path, local, materialize):
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(docs(tmp_path, format="delta"), local)
-    changed = docs(tmp_path, columns={"n": "n::VARCHAR", "text": "text"}, format="delta")
+def test_what_a_table_cannot_hold_is_refused_before_anything_runs(
+    tmp_path, lake, local, materialize
+):
+    write_source(tmp_path / "src", {**rows(range(20)), "big": pa.array(range(20), pa.uint64())})
+    text = failure(materialize(lake.pipeline(["delta"], columns=["big"]), local, raises=False))
+    assert "'docs/delta': column 'big' is uint64, which a Delta table cannot hold" in text
+    assert "cast it in a project" in text
+    assert not list((tmp_path / "store").rglob("*.parquet"))
+
+    materialize(lake.pipeline(["delta"]), local)
+    changed = lake.pipeline(["delta"], columns={"n": "n::VARCHAR", "text": "text"})
     text = failure(materialize(changed, local, raises=False))
-    assert "'docs/out': column 'n' is string here, but long in the Delta table" in text
+    assert "'docs/delta': column 'n' is string here, but long in the Delta table" in text
     assert "Make the rows fit with a project, change the table" in text
     assert len(list((tmp_path / "store/docs/clean").rglob("*.json"))) == 1
-    assert read(tmp_path, "delta") == list(range(20))
-
-
-def test_a_table_that_is_changed_meanwhile_is_refused_at_the_commit(
-    tmp_path, local, materialize, monkeypatch
-):
-    from vane_dagster.storage.publish.delta import DeltaPublisher
-
-    write_source(tmp_path / "src", rows(range(20)))
-    table = pa.table({"id": [1], "other": ["x"]})
-    first_time(
-        monkeypatch,
-        DeltaPublisher,
-        "planned",
-        lambda: write_deltalake(tmp_path / "out", table),
-    )
-    text = failure(materialize(docs(tmp_path, format="delta"), local, raises=False))
-    assert "column 'n' is long here, but no column in the Delta table" in text
-    assert len(staged(tmp_path)) == 2, "which the next run takes"
-
-
-def test_a_table_of_other_partitions_is_refused(tmp_path, local, materialize):
-    write_source(tmp_path / "src/a", rows(range(20)))
-    write_deltalake(tmp_path / "out", pa.table(rows(range(3))))
-    pipeline = docs(tmp_path, keys=["a"], format="delta")
-    text = failure(materialize(pipeline, local, partition="a", raises=False))
-    assert "is partitioned by [], expected ['partition_key']" in text
-
-
-def test_a_table_is_no_plain_folder(tmp_path, local, materialize):
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(docs(tmp_path, format="delta"), local)
-    text = failure(materialize(docs(tmp_path, columns=["n"]), local, raises=False))
+    text = failure(materialize(docs(tmp_path, out=f"{tmp_path}/delta"), local, raises=False))
     assert "is a Delta table; publish into it with format='delta'" in text
-    assert read(tmp_path, "delta") == list(range(20))
+    assert lake.ids("delta") == list(range(20))
 
 
-def test_a_column_of_a_join_that_meets_the_partitions(tmp_path):
-    pipeline = vd.Pipeline(
-        "docs",
-        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(["a"]),
-    )
-    left, right = pipeline.project("left", ["n"]), pipeline.project("right", ["Partition_Key"])
-    joined = pipeline.join("joined", left, right)
-    with pytest.raises(vd.DefinitionError, match="the rows have a column 'Partition_Key'"):
-        joined.write("out", f"{tmp_path}/out", format="delta")
+def test_an_iceberg_table_of_others_with_the_columns_is_taken(tmp_path, lake, local, materialize):
+    """It has another location, other ids, no name mapping, and files from elsewhere."""
+    write_source(tmp_path / "src", rows(range(20)))
+    schema = pa.schema([("text", pa.string()), ("n", pa.int64()), ("id", pa.int64())])
+    table = opened(lake.catalog).create_table("db.iceberg", schema)
+    table.append(pa.table({"text": ["x"], "n": pa.array([1]), "id": pa.array([99])}, schema))
+    materialize(lake.pipeline(["iceberg"]), local)
+    assert lake.ids("iceberg") == list(range(20))
+    with lake.iceberg("iceberg").update_schema() as update:
+        update.rename_column("text", "body")
+    with lake.iceberg("iceberg").update_schema() as update:
+        update.add_column("more", StringType())
+    assert lake.read("iceberg")["body"].to_pylist() == [f"text {i}" for i in range(20)]
 
 
 # Elsewhere
 
 
 def test_published_on_s3(tmp_path, local, materialize, s3):
-    from vane_dagster.storage.table_options import table_options
-
-    base = f"s3://lake/{uuid.uuid4().hex}/to here"
-    keys = ["a b", "c%2Fd"]
-
-    def pipeline(where: str | None = None) -> vd.Pipeline:
-        made = docs(tmp_path, keys=keys, where=where)
-        for name, given in PLACES.items():
-            place = f"{base}/{name}" + ("" if "format" in given else "/{partition_key}")
-            made["clean"].write(name, place, storage_options=s3, **grouped(given))
-        return made
-
+    url, keys = f"s3://lake/{uuid.uuid4().hex}/to here", ["a b", "c%2Fd"]
+    lake = Lake(tmp_path, url, s3)
     for key, first in zip(keys, (0, 100)):
         write_source(tmp_path / "src" / key, rows(range(first, first + 40)))
-        materialize(pipeline(), local, partition=key)
-    materialize(pipeline("id < 7"), local, partition=keys[0])
-    assert computed(materialize(pipeline("id < 7"), local, partition=keys[0])) == {0}
-
-    for name, given in PLACES.items():
-        opened = Location(f"{base}/{name}", s3)
-        if given.get("format") == "delta":
-            table = DeltaTable(opened.url, storage_options=table_options(opened))
-            assert table.version() == 3
-            found = table.to_pandas()
-            assert sorted(set(found["partition_key"])) == keys
-            read = sorted(found["id"])
-        else:
-            read = ds.dataset(opened.path, filesystem=opened.fs).to_table()["id"].to_pylist()
-        assert sorted(read) == [*range(7), *range(100, 140)], name
-        assert not [path for path in opened.walk() if "_vane_staging" in path]
+        materialize(lake.pipeline(keys=keys), local, partition=key)
+    for expected in ({4}, {0}):
+        result = materialize(lake.pipeline(keys=keys, where="id < 7"), local, partition=keys[0])
+        assert computed(result) == expected
+    assert lake.all_ids == in_all([*range(7), *range(100, 140)])
+    for name, (format, _) in PLACES.items():
+        if format != "parquet":
+            assert sorted(set(lake.read(name)["partition_key"].to_pylist())) == keys
+    assert not [path for path in Location(url, s3).walk() if "_vane_staging" in path]
+    again = vd.Pipeline("again", source=vd.iceberg(lake.catalog, "db.iceberg"), id="id")
+    again.project("kept", ["text"])
+    materialize(again, local)
+    assert vd.load(again["kept"], store=str(tmp_path / "store")).num_rows == 47
     for path in (tmp_path / "store").rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes()
-
-
-def test_a_table_on_a_server_that_is_not_there(tmp_path, local, materialize, monkeypatch):
-    write_source(tmp_path / "src", rows(range(3)))
-    options = {"key": "a", "secret": SECRET, "endpoint_url": "http://127.0.0.1:1"}
-    from vane_dagster.storage.publish import delta
-
-    monkeypatch.setattr(retries, "STORAGE_ATTEMPTS", 1)
-    real = delta.table_options
-    hurried = {"max_retries": "0", "retry_timeout": "1s", "connect_timeout": "1s"}
-    monkeypatch.setattr(delta, "table_options", lambda place: {**real(place), **hurried})
-    pipeline = docs(tmp_path, format="delta", out="s3://lake/t", storage_options=options)
-    text = failure(materialize(pipeline, local, raises=False))
-    assert "Delta table 's3://lake/t' cannot be read" in text
-    assert SECRET not in text
-
-
-def test_vacuum_passes_over_what_is_staged(tmp_path, local, materialize):
-    """Pins what the folder's name is for."""
-    write_source(tmp_path / "src", rows(range(20)))
-    materialize(docs(tmp_path, format="delta"), local)
-    folder = tmp_path / "out/_vane_staging/~unpartitioned"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "x.parquet").write_bytes(b"staged")
-    (tmp_path / "out/alien.parquet").write_bytes(b"not in the table")
-    found = DeltaTable(tmp_path / "out").vacuum(
-        0, dry_run=False, enforce_retention_duration=False, full=True
-    )
-    assert found == ["alien.parquet"]
-    assert (folder / "x.parquet").exists()

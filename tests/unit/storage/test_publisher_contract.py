@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from lance.commit import CommitConflictError
 
+from support.data import SECRET
 from support.iceberg_tables import catalog_in, opened
 from support.published import docs
 
@@ -20,9 +24,13 @@ from support.published import docs
 from support.publisher_contract import *  # noqa: F403  # the contract's tests
 from support.publisher_contract import Published
 from support.store_contract import interrupted_after
-from vane_dagster.errors import SchemaError
+from vane_dagster import retries
+from vane_dagster.errors import SchemaError, StoreError
+from vane_dagster.storage import lance_table
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import ManifestName
+from vane_dagster.storage.publish import delta
+from vane_dagster.storage.publish.lance import _COMMIT_LOCK
 from vane_dagster.storage.store import Store
 
 KEYS = ["p", "q"]
@@ -122,15 +130,104 @@ def test_a_fragment_with_several_files_is_replaced_by_new_ones(published, tmp_pa
     assert published.ids == [1, 2, 3, 9]
 
 
-@pytest.mark.parametrize(
-    "published", [("delta", None), ("iceberg", None), ("lance", None)], indirect=True
-)
-def test_a_table_with_other_columns_is_refused(published):
+TABLES = [("delta", None), ("iceberg", None), ("lance", None)]
+
+
+@pytest.mark.parametrize("published", TABLES, indirect=True)
+def test_a_table_with_other_columns_or_partitions_is_refused(published):
     published.publish("p", {"a": [1]})
+    publisher = published.publisher("p")
     for schema, words in (
         (pa.schema([("id", pa.string())]), "column 'id' is string here, but "),
         (pa.schema([("id", pa.int64()), ("n", pa.int64())]), "here, but no column in the "),
         (pa.schema([]), "column 'id' is no column here, but "),
     ):
         with pytest.raises(SchemaError, match=words):
-            published.publisher("p").check(schema, "here")
+            publisher.check(schema, "here")
+    made = published.manifest("p", {"b": [2]}, "2")  # the table was changed after the check
+    error = published.commit("p", replace(made, schema=pa.schema([("id", pa.string())])))
+    assert "column 'id' is string here" in str(error)
+    assert publisher.staging.names(), "which the next run takes"
+    assert published.ids == [1]
+    whole = type(publisher)(replace(publisher._declared, partition_column=None), None)
+    with pytest.raises(SchemaError, match=r"is partitioned by .*expected \[\]|column 'key' is no"):
+        whole.check(made.schema, "here")
+
+
+@pytest.mark.parametrize("published", TABLES, indirect=True)
+def test_a_conflict_that_does_not_end_is_told(published, monkeypatch):
+    monkeypatch.setattr(retries, "TRANSACTION_ATTEMPTS", 3)
+    monkeypatch.setattr(type(published.publisher("p")), "_replace", lambda *given: None)
+    error = published.commit("p", published.manifest("p", {"a": [1]}, "1"))
+    assert "changed the same partition 3 times" in str(error)
+
+
+@pytest.mark.parametrize("published", [("delta", None), ("lance", None)], indirect=True)
+def test_maintenance_of_a_table_passes_over_what_is_staged(published, tmp_path):
+    """Pins what the folder's name is for. A compaction joins rows of several partitions."""
+    for key, ids in (("p", [1, 2]), ("q", [3, 4]), ("p", [1])):
+        published.publish(key, {"a": ids[:1], "b": ids[1:]}, str(ids[-1]))
+    published.manifest("p", {"c": [5]}, "5")
+    (staged,) = published.publisher("p").staging.names()
+    if published.publisher("p").format == "delta":
+        (tmp_path / "out/alien.parquet").write_bytes(b"not in the table")
+        given = {"dry_run": False, "enforce_retention_duration": False, "full": True}
+        assert "alien.parquet" in DeltaTable(tmp_path / "out").vacuum(0, **given)
+        DeltaTable(tmp_path / "out").optimize.compact()
+    else:
+        lance.dataset(tmp_path / "out").optimize.compact_files()
+        table = lance.dataset(tmp_path / "out")
+        assert len(table.get_fragments()) == 1
+        stats = table.cleanup_old_versions(timedelta(0), delete_unverified=True)
+        assert stats.old_versions > 2
+    assert [*published.publisher("p").staging.names()] == [staged]
+    assert published.ids == [1, 3, 4]
+    published.publish("p", {"c": [5]}, "5")
+    assert published.ids == [3, 4, 5]
+
+
+@pytest.mark.parametrize("published", [("lance", None)], indirect=True)
+def test_files_of_unchanged_rows_stay(published):
+    published.publish("p", {"a": [1], "b": [2]})
+    before = {*published.files("p")}
+    published.publish("p", {"a": [1], "b": [2], "c": [3]}, "2")
+    assert before < {*published.files("p")}
+
+
+@pytest.mark.parametrize("format", ["delta", "lance"])
+def test_a_table_on_a_server_that_is_not_there(format, tmp_path, monkeypatch):
+    module = delta if format == "delta" else lance_table
+    real, name = module.table_options, format.capitalize()
+    hurried = {"max_retries": "0", "retry_timeout": "1s", "connect_timeout": "1s"}
+    hurried |= {"client_max_retries": "0", "client_retry_timeout": "1"}
+    monkeypatch.setattr(module, "table_options", lambda place: {**real(place), **hurried})
+    options = {"key": "a", "secret": SECRET, "endpoint_url": "http://127.0.0.1:1"}
+    given = {"columns": ["id"], "format": format, "storage_options": options}
+    publisher = docs(tmp_path, out="s3://lake/t", **given)["out"].spec.publisher(None)
+    with pytest.raises(StoreError, match=f"{name} table 's3://lake/t' cannot be read") as raised:
+        publisher.check(pa.schema([("id", pa.int64())]), "here")
+    assert SECRET not in str(raised.value)
+
+
+def test_a_catalog_that_is_not_there(tmp_path):
+    catalog = {"type": "sql", "uri": f"sqlite:////nowhere/{SECRET}.db", "token": SECRET}
+    given = {"columns": ["id"], "format": "iceberg", "catalog": catalog, "table": "db.out"}
+    publisher = docs(tmp_path, **given)["out"].spec.publisher(None)
+    words = "Iceberg table 'default.db.out' cannot be read"
+    with pytest.raises(StoreError, match=words) as raised:
+        publisher.check(pa.schema([("id", pa.int64())]), "here")
+    assert SECRET not in str(raised.value)
+
+
+def test_a_fragment_that_no_table_has_makes_commits_of_lance_conflict(tmp_path):
+    """Pins what the publisher's lock relies on, also for a table without fragments."""
+    lock = [_COMMIT_LOCK]
+    table = lance.write_dataset(row(1).slice(1), str(tmp_path / "t"))
+    operation = lance.LanceOperation.Update(removed_fragment_ids=lock)
+    lance.LanceDataset.commit(table, lance.Transaction(table.version, operation))
+    with pytest.raises(CommitConflictError):
+        lance.LanceDataset.commit(table, lance.Transaction(table.version, operation))
+    table.checkout_latest()
+    lance.write_dataset(row(1), str(tmp_path / "t"), mode="append")
+    lance.LanceDataset.commit(table, lance.Transaction(table.version, operation))
+    assert lance.dataset(str(tmp_path / "t")).count_rows() == 1, "appends of others go on"
