@@ -19,7 +19,8 @@ RULE = FragmentRule(1000)
 
 def bound(source: Any) -> Source:
     """The source as a run uses it, unless it is bound to a store."""
-    return source if source.root else source.bind(Store(Location(tempfile.mkdtemp())))
+    is_bound = getattr(source, "root", None)
+    return source if is_bound else source.bind(Store(Location(tempfile.mkdtemp())))
 
 
 def split(source: Any, rule: FragmentRule = RULE) -> SourceTable:

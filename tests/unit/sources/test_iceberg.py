@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import pickle
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyiceberg.types import LongType, StringType
 
 import vane_dagster as vd
+from support.data import SECRET
+from support.iceberg_tables import catalog_in, delete_positions, opened
+from support.ingested import refusal, rows, split
+from vane_dagster.sources import FragmentRule, ReadContext
 
-SECRET = "a-secret-that-nobody-writes-down"
+
+def made(ids: Any, **more: Any) -> pa.Table:
+    columns = {"id": pa.array(ids, pa.int64()), "n": pa.array([i * 10 for i in ids], pa.int32())}
+    return pa.table({**columns, "text": pa.array([f"text {i}" for i in ids], pa.string()), **more})
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> dict[str, str]:
+    return catalog_in(tmp_path / "lake")
+
+
+def created(catalog: dict[str, str], table: pa.Table) -> Any:
+    found = opened(catalog).create_table("db.docs", table.schema)
+    found.append(table)
+    return found
+
+
+def added(catalog: dict[str, str], table: pa.Table, row_group_size: int) -> tuple[Any, str]:
+    """A table with a file of others, and the file's URL."""
+    file = catalog["warehouse"].removeprefix("file://") + ".parquet"
+    pq.write_table(table, file, row_group_size=row_group_size)
+    found = opened(catalog).create_table("db.docs", table.schema)
+    found.add_files([f"file://{file}"])
+    return found, f"file://{file}"
+
+
+def read(catalog: dict[str, str], size: int = 10, **given: Any) -> list[dict[str, Any]]:
+    found = rows(vd.iceberg(catalog, "db.docs", **given), FragmentRule(size))
+    return sorted(found, key=lambda row: row["id"])
 
 
 @pytest.mark.parametrize(
@@ -43,3 +83,127 @@ def test_a_catalog_in_every_form():
     assert given.place == "test.db.events"
     assert SECRET not in repr(given)
     assert pickle.loads(pickle.dumps(given.for_workers())).catalog == given.catalog
+
+
+def test_equality_deletes_are_refused(catalog):
+    table = created(catalog, made(range(5)))
+    path = next(iter(table.scan().plan_files())).file.file_path
+    delete_positions(table, path, [3], "equality")
+    error = str(vd.iceberg(catalog, "db.docs").list_files([None], "here")[None])
+    assert "'test.db.docs' cannot be read: " in error
+    assert "or compact the table" in error
+
+
+def test_columns_are_read_by_field_id(catalog):
+    table = created(catalog, made(range(5)))
+    pinned = table.current_snapshot().snapshot_id
+    with table.update_schema() as update:
+        update.rename_column("text", "body")
+    with table.update_schema() as update:
+        update.add_column("text", StringType())
+        update.update_column("n", LongType())
+        update.move_first("body")
+    new = {"body": ["new"], "id": [9], "n": [1 << 40], "text": ["x"]}
+    table.append(pa.table(new))
+    found = read(catalog)
+    assert [row["n"] for row in found] == [0, 10, 20, 30, 40, 1 << 40]
+    assert [row["text"] for row in found] == [None] * 5 + ["x"]
+    assert [row["body"] for row in found] == [f"text {i}" for i in range(5)] + ["new"]
+    assert read(catalog, snapshot=pinned) == made(range(5)).to_pylist()
+    assert vd.iceberg(catalog, "db.docs", snapshot=pinned).schema("here").field("n").type == "int32"
+    with pytest.raises(vd.errors.SourceError, match="has no column 'm'; it has 'body', 'id'"):
+        vd.iceberg(catalog, "db.docs", columns=["m"]).schema("here")
+
+
+def test_partition_values_are_columns_that_files_lack(catalog):
+    """As in files of Hive tables that were added to an Iceberg table."""
+    day, price = [datetime.date(2026, 1, 1), None], [decimal.Decimal("1.50")] * 2
+    columns = {"day": pa.array(day), "price": pa.array(price, pa.decimal128(9, 2))}
+    table = opened(catalog).create_table("db.docs", made([1, 2], **columns).schema)
+    with table.update_spec() as spec:
+        spec.add_identity("day").add_identity("price")
+    table.append(made([1, 2], **columns))
+    for task in table.scan().plan_files():
+        file = task.file.file_path.removeprefix("file://")
+        pq.write_table(pq.read_table(file).drop_columns(["day", "price"]), file)
+    assert read(catalog, filter="price = 1.50") == made([1, 2], **columns).to_pylist()
+
+
+STRUCTS = pa.list_(pa.struct([("a", pa.int64())]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (STRUCTS, [None, [], [None], [{"a": 1}]]),
+        (pa.large_list(STRUCTS.value_type), [None, [], [{"a": None}]]),
+        (pa.map_(pa.string(), STRUCTS.value_type), [None, [], [("k", None)], [("k", {"a": 1})]]),
+        (pa.map_(pa.string(), STRUCTS), [None, [], [("k", None)], [("k", [None])]]),
+        (pa.struct([("inner", STRUCTS)]), [None, {"inner": None}, {"inner": []}]),
+        (pa.list_(STRUCTS), [None, [], [None], [[]], [[None]], [[{"a": 1}], None]]),
+        (pa.list_(pa.list_(pa.int64())), [None, [], [None], [[None]]]),
+    ],
+)
+def test_nulls_in_nested_columns_are_kept(kind, values, catalog):
+    """pyiceberg 0.12 reads null lists and maps of structs as empty ones."""
+    table = pa.table({"id": range(len(values)), "former": pa.array(values, kind)})
+    table, _ = added(catalog, table, 2)
+    with table.update_schema() as update:
+        update.rename_column("former", "deep")
+        if kind == STRUCTS:
+            update.add_column(("former", "element", "added"), StringType())
+            values = [each and [s and {**s, "added": None} for s in each] for each in values]
+    assert [row["deep"] for row in read(catalog, 2)] == values
+
+
+def test_a_filter_over_deleted_rows_of_several_row_groups(catalog):
+    nested = pa.array([{"kept": i % 3 > 0, "x": i} if i % 7 else None for i in range(30)])
+    given = made(range(30), nested=nested)
+    table, url = added(catalog, given, 4)
+    delete_positions(table, url, [0, 5, 6, 19, 29])
+    where = "nested.kept = true and (n < 100 or n > 150) and text != 'text 8'"
+    expected = [
+        i for i in range(30)
+        if i not in (0, 5, 6, 19, 29) and i % 7 and i % 3 and (i < 10 or i > 15) and i != 8
+    ]  # fmt: skip
+    for size in (5, 100):
+        assert read(catalog, size, filter=where) == given.take(expected).to_pylist()
+    source = vd.iceberg(catalog, "db.docs", filter=where)
+    found = split(source)
+    last = replace(found.fragments[-1], start=found.fragments[-1].stop - 1)
+    part = source.for_workers().read(last, found.schema, ReadContext("here"))
+    assert part["id"].to_pylist() == expected[-1:]
+
+
+@pytest.mark.parametrize("where", ["text != 'b'", "not (text = 'b')", "text not like 'b%'"])
+def test_null_partition_values_are_filtered_as_null_values(where, catalog):
+    """The library plans a file with a null partition value as if each row passed."""
+    table = created(catalog, pa.table({"id": [1, 2], "text": ["a", None]}))
+    with table.update_spec() as changed:
+        changed.add_identity("text")
+    table = opened(catalog).load_table("db.docs")
+    table.append(pa.table({"id": [3, 4, 5], "text": ["a", None, "b"]}))
+    assert [row["id"] for row in read(catalog, filter=where)] == [1, 3]
+
+
+def test_a_filter_on_a_name_that_is_given_to_another_column(catalog):
+    table = created(catalog, made(range(6), high=pa.array(range(60, 0, -10), pa.int64())))
+    filtered = vd.iceberg(catalog, "db.docs", columns=["id", "text"], filter="high < 30")
+    before = filtered.list_files([None], "here")[None]
+    assert [row["id"] for row in rows(filtered)] == [4, 5]
+    with table.update_schema() as change:
+        change.rename_column("high", "low").rename_column("n", "high")
+    assert filtered.list_files([None], "here")[None] != before
+    assert [row["id"] for row in rows(filtered)] == [0, 1, 2]
+
+
+def test_a_file_that_is_gone(catalog):
+    created(catalog, made(range(3)))
+    source = vd.iceberg(catalog, "db.docs")
+    files = source.list_files([None], "here")[None]
+    (fragment,) = (found := source.split(files, FragmentRule(10), "here")).fragments
+    Path(fragment.url.removeprefix("file://")).unlink()
+    words = f"here: '{fragment.url}' cannot be read: .*If the file is gone, a cleanup after"
+    with pytest.raises(vd.errors.SourceError, match=words):
+        source.for_workers().read(fragment, found.schema, ReadContext("here"))
+    assert "If the file is gone, a cleanup after" in refusal(source)

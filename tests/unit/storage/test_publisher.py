@@ -66,8 +66,8 @@ def test_what_is_refused_where_it_is_declared(given, words):
     with pytest.raises(vd.DefinitionError, match="'docs/out'") as raised:
         clean.write("out", **grouped({"url": f"/t{placeholder}", **given}))
     assert words in str(raised.value)
+    joined = pipeline.join("joined", clean, pipeline.project("right", ["Partition_Key"]))
     with pytest.raises(vd.DefinitionError, match="the rows have a column 'Partition_Key'"):
-        joined = pipeline.join("joined", clean, pipeline.project("right", ["Partition_Key"]))
         joined.write("table", "/t", format="delta")
 
 
