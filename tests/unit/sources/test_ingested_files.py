@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from support.ingested import bound, rows
+from support.ingested import bound, refusal, rows
 from vane_dagster.sources import piece_writer
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.storage.filesystem import Location
@@ -27,11 +27,11 @@ def test_rows_are_where_the_writer_says(size, tmp_path, monkeypatch):
         assert file["n"].to_pylist()[place.start : place.stop] == expected
 
 
-def test_files_beside_a_bad_one_are_converted_once(tmp_path, monkeypatch):
+def test_files_are_converted_once(tmp_path, monkeypatch):
+    """Also those beside a bad one, and without it when it is mended."""
     for name, text in (("a", "id\n1\n"), ("b", "id,id\n1,2\n"), ("c", "id\n3\n")):
         (tmp_path / f"{name}.csv").write_text(text)
-    source = bound(vd.csv(str(tmp_path)))
-    read = []
+    source, read = bound(vd.csv(str(tmp_path))), []
     convert = type(source).convert
 
     def counted(self, stream):
@@ -39,13 +39,14 @@ def test_files_beside_a_bad_one_are_converted_once(tmp_path, monkeypatch):
         return convert(self, stream)
 
     monkeypatch.setattr(type(source), "convert", counted)
-    with pytest.raises(
-        vd.errors.SourceError, match=r"b\.csv': the header has the column 'id' twice"
-    ):
-        rows(source)
+    assert "b.csv': the header has the column 'id' twice" in refusal(source)
     (tmp_path / "b.csv").write_text("id\n2\n")
     assert [row["id"] for row in rows(source)] == [1, 2, 3]
     assert sorted(read) == ["a", "b", "b", "c"]
+    (tmp_path / "d.csv").write_text("id\n4\n")
+    (tmp_path / "c.csv").write_text("id\n3\n5\n")
+    assert [row["id"] for row in rows(source)] == [1, 2, 3, 5, 4]
+    assert sorted(read[4:]) == ["c", "d"]
 
 
 def test_rows_that_were_deleted_from_the_store_are_converted_again(tmp_path):

@@ -72,28 +72,6 @@ def test_declared_types_change_no_value(tmp_path):
     assert read(vd.csv(str(tmp_path), types={"t": "TIMESTAMP_S"}, **form)) == [ROW_ERROR]
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        ("t\n", []),
-        ("t", []),
-        ("t\n\ufeffx\n", ["\ufeffx"]),
-        ("t\n \n1.5\n", [None, 1.5]),
-        ("città\nx\n", ["x"]),
-    ],
-)
-def test_what_begins_a_file(data, expected, tmp_path):
-    (tmp_path / "a.csv").write_text(data, encoding="utf-8")
-    found = rows(vd.csv(str(tmp_path), allow_empty=True))
-    assert [next(iter(row.values())) for row in found] == expected
-
-
-def test_empty_lines_of_one_column_without_a_header_are_rows(tmp_path):
-    (tmp_path / "a.csv").write_text("\n\nx\n\ny")
-    found = rows(vd.csv(str(tmp_path), header=False))
-    assert [row["column0"] for row in found] == [None, None, "x", None, "y"]
-
-
 @pytest.mark.parametrize(("ending", "pack"), [("bz2", bz2.compress), ("gz", gzip.compress)])
 def test_what_follows_a_compressed_stream_is_read_or_refused(ending, pack, tmp_path):
     file = Path(tmp_path, f"a.csv.{ending}")
