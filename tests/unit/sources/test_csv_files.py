@@ -308,10 +308,10 @@ def test_paths_are_a_column_if_wanted(tmp_path):
     source = vd.csv(url, include_paths=True)
     paths = [f"{url}/{name}.csv" for name in "aab"]
     assert [row["path"] for row in rows(source)] == paths
-    source = bound(source)
-    (fragment,) = (found := split(source)).fragments
+    known = bound(source)
+    (fragment,) = (found := split(known)).fragments
     only = pa.schema([found.schema.field("path")])
-    assert source.for_workers().read(fragment, only, CONTEXT)["path"].to_pylist() == paths
+    assert known.for_workers().read(fragment, only, CONTEXT)["path"].to_pylist() == paths
     write(tmp_path, c__csv=b"id,path\n1,x\n")
     assert "a column 'path' of their own" in refusal(source)
 
