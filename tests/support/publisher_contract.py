@@ -217,6 +217,14 @@ def test_a_change_by_others_right_before_a_transaction_is_respected(published, m
     assert published.ids == [1, 3, 98, 99]
 
 
+def test_a_lost_part_is_named_with_what_to_check(published):
+    made, staging = published.manifest("p", {"a": [1]}, "1"), published.publisher("p").staging
+    staging.delete([*staging.names()])
+    error = str(published.commit("p", made))
+    assert f"does not have {made.parts[0].name!r}" in error
+    assert "Another run may have published the partition at the same time. If not" in error
+
+
 def test_of_two_runs_with_one_target_the_one_that_lost_says_so(published, monkeypatch):
     """The other run publishes after this one, and commits its manifest before."""
     made, real = published.manifest("p", {"a": [1]}, "1"), published.store.commit

@@ -10,22 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
 from support.manifests import manifest, part
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
     Manifest,
     ManifestName,
     PartInfo,
 )
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.publish.base import Publisher
-from vane_dagster.storage.publish.parquet import FolderPublisher
-from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store, read_part_info
 
@@ -291,46 +286,6 @@ def test_a_commit_names_the_manifests_above_it(store):
     assert read.committed_at > 1e9
 
 
-# Publishing
-
-
-def publish(store: Store, target: Location, rows: dict[str, list[int]], plan: str) -> Any:
-    staging = target.child("_vane_staging")
-    parts = [part(staging, ids, key=key * 40) for key, ids in rows.items()]
-    return commit(store, manifest(parts, plan=plan), publish=publisher(target), folder=staging)
-
-
-def publisher(target: Location) -> Publisher:
-    return FolderPublisher(Target(target.url, target.storage_options, "zstd"), None)
-
-
-def published(target: Location) -> list[int]:
-    """Return the values that any reader of the plain folder sees."""
-    tables = [read_part(target, name) for name in target.names() if name.endswith(".parquet")]
-    return sorted(id for table in tables for id in table["id"].to_pylist())
-
-
-def test_publishing_replaces_a_partition_and_nothing_else(store):
-    target = store.root.child("out", "p")
-    pq_bytes = pa.BufferOutputStream()
-    pq.write_table(pa.table({"id": [99]}), pq_bytes)
-    target.write("of-another.parquet", pq_bytes.getvalue().to_pybytes())
-    foreign = part(target, [98], key="f" * 40)
-    target.write("README.md", b"notes")
-
-    assert isinstance(publish(store, target, {"a": [1], "b": [2]}, "1"), ManifestName)
-    assert published(target) == [1, 2, 98, 99]
-    publish(store, target, {"a": [1], "c": [3]}, "2")
-    assert published(target) == [1, 3, 98, 99]
-    publish(store, target, {"a": [4]}, "3")
-    assert published(target) == [4, 98, 99]
-    assert target.read("README.md") == b"notes"
-    assert foreign.name in target.names(), "a part of another pipeline"
-    assert target.child("_vane_staging").names() == {}
-    manifests = store.manifests("docs", "s", "p").names()
-    assert all(ManifestName.parse(name) for name in manifests), "nothing stays announced"
-
-
 def interrupted_after(calls: int, original: Any) -> Any:
     left = [calls]
 
@@ -341,19 +296,6 @@ def interrupted_after(calls: int, original: Any) -> Any:
         return original(*args)
 
     return wrapped
-
-
-@pytest.mark.parametrize("merged", [None, 1 << 20])
-def test_a_lost_part_is_named_with_what_to_check(store, merged):
-    target = store.root.child("out", "p")
-    staging = target.child("_vane_staging")
-    info = part(staging, [1])
-    staging.delete([info.name])
-    declared = replace(publisher(target)._declared, target_bytes=merged)
-    error = commit(store, manifest([info]), publish=FolderPublisher(declared, None))
-    assert isinstance(error, vd.errors.StoreError)
-    assert f"{(staging if merged else target).url!r} does not have {info.name!r}" in str(error)
-    assert "Another run may have published the partition at the same time. If not" in str(error)
 
 
 __all__ = [name for name in dir() if name.startswith("test_")]

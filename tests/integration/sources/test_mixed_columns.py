@@ -65,25 +65,3 @@ def test_a_wider_file_is_added(tmp_path, local, materialize):
     for id, name, row in ((3, "a.parquet", 2), (1 << 41, "b.parquet", 0)):
         step = vd.trace("docs/inferred", id, store=str(store)).steps[0]
         assert (step.url, step.row) == (f"file://{src}/{name}", row)
-
-
-def test_only_files_whose_columns_differ_from_the_common_ones_are_computed_again(
-    tmp_path, local, materialize
-):
-    src = tmp_path / "src"
-    source = vd.parquet(str(src))
-    write_source(src, WIDE, "a.parquet")
-    write_source(src, WIDE.set_column(1, "id", pa.array([7, 8])), "b.parquet")
-    materialize(docs(source), local)
-    write_source(src, NARROW, "c.parquet")
-    result = materialize(docs(source), local)
-    assert metadata(result, "direct")["fragments_computed"] == 1
-    assert metadata(result, "kept")["fragments_computed"] == 1
-    found = rows(tmp_path / "store", "direct")
-    assert [row["id"] for row in found] == [1, 2, 3, 6, 7, 8, 1 << 41]
-    assert {row["type"] for row in found} == {"int64"}
-
-    (src / "a.parquet").unlink()
-    (src / "b.parquet").unlink()
-    materialize(docs(source), local)
-    assert [row["type"] for row in rows(tmp_path / "store", "direct")] == ["int32"] * 3

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 from typing import Any
 
-import dagster as dg
-import fsspec
 import pyarrow as pa
 
 import vane_dagster as vd
@@ -99,25 +96,3 @@ def test_a_value_that_does_not_fit_costs_its_row(tmp_path, local, materialize):
     (folder / "b.csv").write_text("id,text,n\nx,c,7\n")
     message = failure(materialize(pipeline, local, raises=False))
     assert "b.csv', row 1: column 'id' has a value that is no BIGINT" in message
-
-
-def test_partitions_of_json_lines_on_s3(tmp_path, local, materialize, s3):
-    fs = fsspec.filesystem("s3", **s3)
-    for day, first in (("mon", 0), ("tue", 100)):
-        rows = [{"id": n, "text": f"t{n}"} for n in range(first, first + 60)]
-        lines = "\n".join(map(json.dumps, rows))
-        fs.pipe_file(f"lake/in/{day}/a.jsonl", lines.encode())
-    days = dg.StaticPartitionsDefinition(["mon", "tue", "wed"])
-    source = vd.json("s3://lake/in/{partition_key}", storage_options=s3)
-    pipeline = docs(source, partitions_def=days)
-    for day in ("mon", "tue"):
-        result = materialize(pipeline, local, partition=day)
-        assert metadata(result, "loud")["fragments_computed"] == 2
-    found = vd.load("docs/loud", store=str(tmp_path / "store"))
-    assert found.num_rows == 119
-    error = failure(materialize(pipeline, local, partition="wed", raises=False))
-    assert "no JSON lines file for partition 'wed'" in error
-    assert "*.jsonl or *.jsonl.gz" in error
-
-    step = vd.trace(pipeline["loud"], 130, partition="tue", store=str(tmp_path / "store")).steps[0]
-    assert (step.url, step.row) == ("s3://lake/in/tue/a.jsonl", 30)

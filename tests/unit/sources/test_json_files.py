@@ -192,6 +192,14 @@ def test_lists_that_the_fast_reader_truncates_are_read(tmp_path):
     assert [row["l"] for row in found[4:]] == [[], [None, None]]
 
 
+def test_a_partition_without_files_is_refused(tmp_path):
+    days = vd.json(f"{tmp_path}/{{partition_key}}")
+    listed = days.list_files(["wed"], "here")["wed"]
+    words = r"no JSON lines file for partition 'wed'.*\*\.jsonl or \*\.jsonl\.gz"
+    with pytest.raises(vd.errors.SourceError, match=words):
+        days.required(listed, "wed", "here")
+
+
 def test_other_encodings(tmp_path):
     url = written(tmp_path, '{"a":"é"}\n'.encode("utf-16"))
     assert rows(vd.json(url, encoding="utf-16")) == [{"a": "é"}]

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from vane_dagster.planning.source_code import pack_source
 from vane_dagster.sources import FragmentRule, ReadContext, SourceTable, piece_writer
 from vane_dagster.sources.rows_source import RowsSource
 from vane_dagster.storage.filesystem import Location
@@ -103,6 +104,10 @@ def test_a_table_is_written_once(store):
     assert read(source, store)["id"].to_pylist() == list(range(5_000))
     assert len(folder.entries()) == 1
     assert not set(folder.entries()) & set(times)
+
+
+def test_the_table_does_not_travel_with_tasks(store):
+    assert len(pack_source(vd.table({"id": range(1_000_000)}).bind(store))) < 1_000
 
 
 def test_rows_in_several_files(store, monkeypatch):

@@ -18,6 +18,7 @@ from lance.commit import CommitConflictError
 
 from support.data import SECRET
 from support.iceberg_tables import catalog_in, opened
+from support.manifests import part
 from support.published import docs
 
 # F403: all tests of the contract run here, over each format.
@@ -71,7 +72,9 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
 
     def add(number: int) -> None:
         if format == "parquet":
-            pq.write_table(row(number), f"{out}/p/{uuid.uuid4()}.parquet")
+            part(
+                Location(f"{out}/p"), [number], key=uuid.uuid4().hex + "f" * 8
+            )  # as another pipeline
         elif format == "delta":
             write_deltalake(out, row(number, key="other"), mode="append")
         elif format == "lance":
