@@ -72,15 +72,27 @@ def counts(found: Mapping[str, GcReport]) -> dict[str, tuple[int, int, int, int]
     }
 
 
+LOWER = ["a", "bb", "ccc"]
+NOTHING = {"docs/clean": (0, 0, 0, 0), "docs/long": (0, 0, 0, 0)}
+
+
 def files(root: Path, stage: str) -> tuple[int, int]:
     folder = root / "store" / "docs" / stage
     parts = list(folder.glob("parts/*/*.parquet"))
     return len(parts), len(list(folder.glob("manifests/*/*.json")))
 
 
+def texts(root: Path) -> list[str]:
+    return read_stage(root / "store", "docs", "clean")["text"].to_pylist()
+
+
+def gone(*args: object) -> None:
+    raise OSError("the machine went away")
+
+
 def test_former_versions_go_in_two_steps(made, again, local):
     assert files(made, "clean") == (2, 2)
-    assert counts(gc(made)) == {"docs/clean": (0, 0, 0, 0), "docs/long": (0, 0, 0, 0)}
+    assert counts(gc(made)) == NOTHING
 
     assert counts(gc(made, 8))["docs/clean"] == (1, 0, 1, 0)
     assert files(made, "clean") == (2, 1)
@@ -89,10 +101,10 @@ def test_former_versions_go_in_two_steps(made, again, local):
     assert counts(gc(made, 9.1))["docs/clean"] == (0, 1, 0, 0)
     assert files(made, "clean") == (1, 1)
     assert files(made, "long") == (1, 1)
-    assert read_stage(made / "store", "docs", "clean")["text"].to_pylist() == ["A", "BB", "CCC"]
+    assert texts(made) == ["A", "BB", "CCC"]
     result = again(docs(made, "upper(text)"), local)
     assert metadata(result, "clean")["fragments_computed"] == 0
-    assert counts(gc(made, 100)) == {"docs/clean": (0, 0, 0, 0), "docs/long": (0, 0, 0, 0)}
+    assert counts(gc(made, 100)) == NOTHING
     assert not (made / "store/docs/clean/condemned.json").exists()
 
 
@@ -103,7 +115,7 @@ def test_condemned_parts_are_not_built_on(made, again, local):
     assert metadata(result, "clean")["fragments_computed"] == 1
     assert files(made, "clean")[0] == 3, "the same rows in another file than the condemned one"
     gc(made, 10)
-    assert read_stage(made / "store", "docs", "clean")["text"].to_pylist() == ["a", "bb", "ccc"]
+    assert texts(made) == LOWER
 
 
 def test_a_plan_made_while_parts_are_deleted_does_not_build_on_them(
@@ -121,8 +133,8 @@ def test_a_plan_made_while_parts_are_deleted_does_not_build_on_them(
     monkeypatch.setattr(Location, "delete", late)
     assert counts(gc(made, 10))["docs/clean"][1] == 1
     monkeypatch.undo()
-    assert read_stage(made / "store", "docs", "clean")["text"].to_pylist() == ["a", "bb", "ccc"]
-    assert counts(gc(made)) == {"docs/clean": (0, 0, 0, 0), "docs/long": (0, 0, 0, 0)}
+    assert texts(made) == LOWER
+    assert counts(gc(made)) == NOTHING
     assert not (made / "store/docs/clean/condemned.json").exists()
 
 
@@ -160,7 +172,7 @@ def test_a_part_that_is_named_again_is_released(made, again, local):
     (made / "kept.json").rename(made / "store/docs/clean/condemned.json")
 
     assert counts(gc(made, 10))["docs/clean"][1] == 0
-    assert read_stage(made / "store", "docs", "clean")["text"].to_pylist() == ["a", "bb", "ccc"]
+    assert texts(made) == LOWER
     assert read_stage(made / "store", "docs", "long").num_rows == 3
 
 
@@ -178,7 +190,7 @@ def test_a_part_that_a_run_commits_during_a_collection_is_not_condemned(
     monkeypatch.setattr(Location, "entries", late)
     assert counts(gc(made, 8))["docs/clean"] == (0, 0, 1, 0)
     monkeypatch.undo()
-    assert read_stage(made / "store", "docs", "clean")["text"].to_pylist() == ["a", "bb", "ccc"]
+    assert texts(made) == LOWER
 
 
 def test_unfinished_work_is_kept_for_its_time(made, again, local):
@@ -235,12 +247,10 @@ def test_store_in_memory(made):
     for path in (made / "store").rglob("*"):
         if path.is_file():
             fs.pipe_file(f"/gc/{path.relative_to(made / 'store')}", path.read_bytes())
-    opened = Store(Location("memory://gc"))
-    found = counts({f.stage: f for f in collect(opened, GcPolicy(time.time(), KEEP, GRACE))})
-    assert found["docs/clean"] == (0, 0, 0, 0)
-    now = time.time() + 8 * DAY
-    found = counts({f.stage: f for f in collect(opened, GcPolicy(now, KEEP, GRACE))})
-    assert found["docs/clean"] == (1, 0, 1, 0)
+    for days, expected in ((0, (0, 0, 0, 0)), (8, (1, 0, 1, 0))):
+        policy = GcPolicy(time.time() + days * DAY, KEEP, GRACE)
+        found = {f.stage: f for f in collect(Store(Location("memory://gc")), policy)}
+        assert counts(found)["docs/clean"] == expected
 
 
 # What is staged in the targets of write stages
@@ -273,9 +283,6 @@ def once_killed(request, tmp_path_factory, local):
         write_source(root / "src" / key, {"id": [1, 2, 3], "text": ["A", "Bb", "Ccc"]})
     materialize(publishing(root, **given), local, partition="a")
 
-    def gone(*args: object) -> None:
-        raise OSError("the machine went away")
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Store, "announce", gone)
         for key in "ab":
@@ -293,11 +300,19 @@ def killed(once_killed):
 
 
 def test_staged_parts_of_killed_runs_go_in_two_steps(killed):
+    """At once with what a killed writer left; files of others stay."""
     root, _ = killed
     published = {path for path in (root / "out").rglob("*") if path.is_file()} - {*staged(root)}
     assert counts(gc(root))["docs/out"] == (0, 0, 0, 0)
 
-    assert counts(gc(root, 8))["docs/out"] == (2, 0, 0, 0)
+    half = staged(root)[0].with_name(".writing-00ff")
+    half.write_bytes(b"half a part")
+    notes = root / "out/_vane_staging_of_others/notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("of somebody else")
+    published.add(notes)
+    assert counts(gc(root, 8))["docs/out"] == (2, 0, 0, 1)
+    assert not half.exists()
     assert len(staged(root)) == 2
     condemned = json.loads((root / "store/docs/out/condemned.json").read_bytes())
     assert condemned.keys() == {f"_vane_staging/{path.name}" for path in staged(root)}
@@ -330,17 +345,6 @@ def test_staged_parts_are_built_on_until_they_are_condemned(killed, local):
     assert counts(gc(root, 100))["docs/out"][:2] == (0, 0)
 
 
-def test_what_a_killed_writer_left_in_a_target_is_removed(killed):
-    root, _ = killed
-    folder = staged(root)[0].parent
-    (folder / ".writing-00ff").write_bytes(b"half a part")
-    (folder / "notes.txt").write_text("of somebody else")
-    (root / "out/_vane_staging_of_others").mkdir()
-    assert counts(gc(root, 8))["docs/out"] == (2, 0, 0, 1)
-    assert not (folder / ".writing-00ff").exists()
-    assert (folder / "notes.txt").exists()
-
-
 def test_a_target_that_cannot_be_read_is_told_and_passed_over(killed):
     root, _ = killed
     gc(root, 8)
@@ -362,9 +366,6 @@ def test_a_target_that_cannot_be_read_is_told_and_passed_over(killed):
 
 
 def test_the_target_is_kept_before_anything_is_staged(tmp_path, local, materialize, monkeypatch):
-    def gone(*args: object) -> None:
-        raise OSError("the machine went away")
-
     write_source(tmp_path / "src/a", {"id": [1], "text": ["A"]})
     monkeypatch.setattr(Store, "keep_target", gone)
     with pytest.raises(Exception, match="the machine went away"):
