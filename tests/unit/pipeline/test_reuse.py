@@ -55,76 +55,53 @@ MODEL = {"provider": "openai", "model": "m"}
 MANY = {"cardinality": vd.Children("chunk_id")}
 
 
-DEFAULTS: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any]]] = {
-    "batches": ("fragments", "map_batches", (same,), {"schema": SCHEMA}),
-    "named columns": ("rows", "map_batches", (same,), {"schema": SCHEMA, "columns": ["n"]}),
-    "a filter of batches": (
-        "fragments",
-        "map_batches",
-        (same,),
-        {"schema": SCHEMA, "columns": ["n"], "cardinality": "filter"},
+Case = tuple[str, str, tuple[Any, ...], dict[str, Any]]
+
+
+def rows(method: str, *args: Any, **given: Any) -> Case:
+    return "rows", method, args, given
+
+
+def fragments(method: str, *args: Any, **given: Any) -> Case:
+    return "fragments", method, args, given
+
+
+FILTER = {"schema": SCHEMA, "cardinality": "filter"}
+OWN_IDS = {"chunk_id": "VARCHAR"}
+LABELS = ("text", ["a", "b"])
+DEFAULTS: dict[str, Case] = {
+    "batches": fragments("map_batches", same, schema=SCHEMA),
+    "named columns": rows("map_batches", same, schema=SCHEMA, columns=["n"]),
+    "a filter of batches": fragments("map_batches", same, columns=["n"], **FILTER),
+    "a filter that knows the id": rows("map_batches", same, columns=["id", "n"], **FILTER),
+    "chunks of batches": fragments("map_batches", same, schema=CHUNKS, columns=["text"], **MANY),
+    "chunks with the parent's id": rows(
+        "map_batches", same, schema=CHUNKS, columns=["id", "text"], **MANY
     ),
-    "a filter that knows the id": (
-        "rows",
-        "map_batches",
-        (same,),
-        {"schema": SCHEMA, "columns": ["id", "n"], "cardinality": "filter"},
+    "chunks with ids of their own": fragments(
+        "map_batches", same, schema=OWN_IDS, columns=["id", "text"], **MANY
     ),
-    "chunks of batches": (
-        "fragments",
-        "map_batches",
-        (same,),
-        {"schema": CHUNKS, "columns": ["text"], **MANY},
+    "no column": fragments("map_batches", same, schema=SCHEMA, columns=[]),
+    "inferred chunks": fragments("flat_map", words, schema="infer", id="word_id"),
+    "parameters": rows("map", length),
+    "inputs": rows("map", length, columns={"text": "title"}),
+    "arrays": rows("map", Lengths),
+    "a whole row": fragments("map", of_row),
+    "a row of named columns": rows("map", of_row, columns=["text"]),
+    "inferred": rows("map", length, schema="infer"),
+    "a filter": rows("filter", is_long),
+    "words": rows("flat_map", words, id="word_id"),
+    "words with ids of their own": fragments(
+        "flat_map", words, id="word_id", schema={"word_id": "VARCHAR"}
     ),
-    "chunks with the parent's id": (
-        "rows",
-        "map_batches",
-        (same,),
-        {"schema": CHUNKS, "columns": ["id", "text"], **MANY},
-    ),
-    "chunks with ids of their own": (
-        "fragments",
-        "map_batches",
-        (same,),
-        {"schema": {"chunk_id": "VARCHAR"}, "columns": ["id", "text"], **MANY},
-    ),
-    "no column": ("fragments", "map_batches", (same,), {"schema": SCHEMA, "columns": []}),
-    "inferred chunks": (
-        "fragments",
-        "flat_map",
-        (words,),
-        {"schema": "infer", "id": "word_id"},
-    ),
-    "parameters": ("rows", "map", (length,), {}),
-    "inputs": ("rows", "map", (length,), {"columns": {"text": "title"}}),
-    "arrays": ("rows", "map", (Lengths,), {}),
-    "a whole row": ("fragments", "map", (of_row,), {}),
-    "a row of named columns": ("rows", "map", (of_row,), {"columns": ["text"]}),
-    "inferred": ("rows", "map", (length,), {"schema": "infer"}),
-    "a filter": ("rows", "filter", (is_long,), {}),
-    "words": ("rows", "flat_map", (words,), {"id": "word_id"}),
-    "words with ids of their own": (
-        "fragments",
-        "flat_map",
-        (words,),
-        {"id": "word_id", "schema": {"word_id": "VARCHAR"}},
-    ),
-    "Spark's": ("rows", "predict_batch", (factory,), {"columns": ["n"], "return_type": "float"}),
-    "a prompt": ("rows", "prompt", ("{text}",), MODEL),
-    "a prompt by a function": ("fragments", "prompt", (before,), MODEL),
-    "a prompt by a function of columns": (
-        "rows",
-        "prompt",
-        (before,),
-        {**MODEL, "columns": ["text"]},
-    ),
-    "vectors": ("rows", "embed", ("text",), {"model": "m"}),
-    "labels": ("rows", "classify", ("text", ["a", "b"]), MODEL),
-    "a classifier's labels": (
-        "rows",
-        "classify",
-        ("text", ["a", "b"]),
-        {"provider": "transformers_classifier", "model": "m"},
+    "Spark's": rows("predict_batch", factory, columns=["n"], return_type="float"),
+    "a prompt": rows("prompt", "{text}", **MODEL),
+    "a prompt by a function": fragments("prompt", before, **MODEL),
+    "a prompt by a function of columns": rows("prompt", before, **MODEL, columns=["text"]),
+    "vectors": rows("embed", "text", model="m"),
+    "labels": rows("classify", *LABELS, **MODEL),
+    "a classifier's labels": rows(
+        "classify", *LABELS, provider="transformers_classifier", model="m"
     ),
 }
 """The default, and the arguments of a stage."""
@@ -150,16 +127,15 @@ def test_the_default(name):
     assert declare(name, reuse=expected).spec.reuse.mode == expected
     assert declare(name, reuse="none").spec.reuse.mode == "none"
     if expected == "rows":
+        assert declare(name).spec.reuse.partitions == 1
+        assert declare(name, reuse=vd.Reuse(partitions=7)).spec.reuse.partitions == 7
+    if expected == "rows":
         assert declare(name, reuse="fragments").spec.reuse.mode == "fragments"
 
 
 @pytest.mark.parametrize("name", [name for name, case in DEFAULTS.items() if case[0] != "rows"])
 def test_rows_that_cannot_be_reused_one_by_one_are_refused_with_the_fix(name):
-    fixes = (
-        "name them in columns=",
-        "name it in columns=",
-        "declare a schema without them",
-    )
+    fixes = ("name them in columns=", "name it in columns=", "declare a schema without them")
     text = refusal(name, reuse="rows")
     assert 'reuse="rows"' in text
     assert any(fix in text for fix in fixes)
@@ -245,12 +221,6 @@ def test_rows_of_a_prompt_that_samples_have_results_of_their_own(name, given, ex
         assert "id" not in stage.spec.columns_given(stage.pipeline)
 
 
-def test_preceding_partitions():
-    assert declare("vectors").spec.reuse.partitions == 1
-    assert declare("vectors", reuse=vd.Reuse(partitions=0)).spec.reuse.partitions == 0
-    assert declare("vectors", reuse=vd.Reuse(partitions=7)).spec.reuse.partitions == 7
-
-
 @pytest.mark.parametrize(
     ("name", "given", "words"),
     [
@@ -262,20 +232,6 @@ def test_preceding_partitions():
 )
 def test_wrong_values_are_refused(name, given, words):
     assert words in refusal(name, **given)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"mode": "row"}, "mode is 'row'; expected one of 'rows', 'fragments', 'none'"),
-        ({"partitions": -1}, "partitions is -1; expected a whole number"),
-        ({"partitions": True}, "partitions is True"),
-        ({"per_row": "yes"}, "per_row is 'yes'; expected True or False"),
-    ],
-)
-def test_wrong_values_of_the_record_are_refused(given, words):
-    with pytest.raises(vd.DefinitionError, match=f"^vd.Reuse: {words}"):
-        vd.Reuse(**given)
 
 
 def test_code_gets_the_columns_that_it_names_and_the_id_only_if_it_names_it():
