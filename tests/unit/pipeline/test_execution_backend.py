@@ -46,35 +46,23 @@ def test_it_names_a_place(fn, backend, on_driver):
     assert stage(fn, backend).spec.on_driver == on_driver
 
 
-def test_all_contracts_take_it():
+MODEL: Any = {"model": "m", "provider": "openai"}
+CONTRACTS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("map", (lambda n: n,), {"schema": "BIGINT"}),
+    ("flat_map", (lambda n: [n],), {"schema": "BIGINT", "id": "new_id"}),
+    ("filter", (lambda n: n > 0,), {}),
+    ("predict_batch", (lambda: abs,), {"return_type": "bigint", "columns": ["n"]}),
+    ("prompt", ("{text}",), MODEL),
+    ("embed", ("text",), MODEL),
+    ("classify", ("text", ["a", "b"]), MODEL),
+]
+
+
+@pytest.mark.parametrize(("method", "values", "given"), CONTRACTS)
+def test_all_contracts_take_it(method, values, given):
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     workers = vd.Workers(execution_backend="subprocess_task")
-    call: Any = {"schema": "BIGINT", "concurrency": workers}
-    stages = [
-        docs.map("mapped", lambda n: n, reuse=vd.Reuse(version="1"), **call),
-        docs.flat_map("many", lambda n: [n], id="new_id", reuse=vd.Reuse(version="1"), **call),
-        docs.filter(
-            "kept",
-            lambda n: n > 0,
-            concurrency=workers,
-            reuse=vd.Reuse(version="1"),
-        ),
-        docs.predict_batch(
-            "predicted",
-            lambda: abs,
-            return_type="bigint",
-            concurrency=vd.Workers(execution_backend="subprocess_actor"),
-            reuse=vd.Reuse(version="1"),
-            columns=["n"],
-        ),
-    ]
-    model: Any = {"model": "m", "provider": "openai", "concurrency": workers}
-    stages += [
-        docs.prompt("prompted", "{text}", **model),
-        docs.embed("embedded", "text", **model),
-        docs.classify("classified", "text", ["a", "b"], **model),
-    ]
-    assert all(stage.spec.on_driver for stage in stages)
+    assert getattr(docs, method)("s", *values, concurrency=workers, **given).spec.on_driver
 
 
 def test_it_changes_no_keys_and_only_a_subprocess_has_workers_of_its_own():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
@@ -22,24 +23,18 @@ def both(file: vd.File, scan: vd.File, path: str) -> str:
     return f"{file.name if file else None} {scan.name} {path}"
 
 
-def test_the_parameter_file_gets_the_path_of_the_row():
-    stage = row_stage("map", name, schema={"name": "VARCHAR"})
-    assert run_stage(stage, PATHS)["name"].to_pylist() == ["a.txt", "none"]
-
-
-def test_other_parameters_get_the_column_of_their_name():
-    stage = row_stage("map", suffix, schema={"suffix": "VARCHAR"})
-    assert run_stage(stage, PATHS)["suffix"].to_pylist() == [".pdf", ".pdf"]
-
-
-def test_columns_name_another_column():
-    stage = row_stage("map", name, columns={"file": "scan"}, schema={"name": "VARCHAR"})
-    assert run_stage(stage, PATHS)["name"].to_pylist() == ["b.pdf", "c.pdf"]
-
-
-def test_a_column_can_be_passed_as_file_and_as_text():
-    stage = row_stage("map", both, schema={"both": "VARCHAR"})
-    assert run_stage(stage, PATHS)["both"].to_pylist() == ["a.txt b.pdf /a.txt", "None c.pdf None"]
+@pytest.mark.parametrize(
+    ("fn", "columns", "expected"),
+    [
+        (name, None, ["a.txt", "none"]),  # `file` gets the path of the row
+        (suffix, None, [".pdf", ".pdf"]),  # other parameters the column of their name
+        (name, {"file": "scan"}, ["b.pdf", "c.pdf"]),
+        (both, None, ["a.txt b.pdf /a.txt", "None c.pdf None"]),
+    ],
+)
+def test_a_parameter_gets_a_file_of_its_column(fn, columns, expected):
+    stage = row_stage("map", fn, columns=columns, schema={"x": "VARCHAR"})
+    assert run_stage(stage, PATHS)["x"].to_pylist() == expected
 
 
 def test_a_file_parameter_is_part_of_the_definition():

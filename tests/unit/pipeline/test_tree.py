@@ -97,23 +97,13 @@ def test_the_footer_of_any_partition_serves_even_if_its_keys_are_not_known(tmp_p
     assert pipeline["clean"].schema.names == ["id", "text", "one", "n"]
 
 
-def test_without_a_file_the_schema_is_refused_with_the_place(tmp_path):
-    with pytest.raises(
-        vd.errors.SourceError, match=r"pipeline 'docs': no Parquet file at .*rows\.parq"
-    ):
-        _ = declared(str(tmp_path / "rows.parquet"))["clean"].schema
-
-
-def test_stages_that_do_not_fit_the_source_are_refused(tmp_path):
+def test_a_source_that_is_missing_or_does_not_fit_is_named(tmp_path):
+    stage = declared(str(tmp_path / "rows.parquet"))["clean"]
+    with pytest.raises(vd.errors.SourceError, match=r"'docs': no Parquet file at .*rows\.parq"):
+        _ = stage.schema
     pq.write_table(ROWS.drop_columns(["text"]), tmp_path / "rows.parquet")
     with pytest.raises(vd.errors.SchemaError, match=r"'docs/clean'.*text"):
-        _ = declared(str(tmp_path / "rows.parquet"))["clean"].schema
-
-
-def test_the_types_of_stored_rows_are_not_known_to_a_declaration():
-    pipeline = vd.Pipeline("p", source=vd.stored("other/stage"), id="id")
-    stage = pipeline.project("a", ["text"])
-    with pytest.raises(
-        vd.DefinitionError, match="the types of 'asset other/stage' are known in a run alone"
-    ):
+        _ = stage.schema
+    stage = vd.Pipeline("p", source=vd.stored("other/stage"), id="id").project("a", ["text"])
+    with pytest.raises(vd.DefinitionError, match="types of 'asset other/stage' are known in a run"):
         _ = stage.schema
