@@ -1,4 +1,4 @@
-"""The identity of code in other processes: scripts, notebooks, hash seeds, and what is imported."""
+"""Identities in other processes: of code in scripts and notebooks, and of values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 
 from support.code_project import defs, project  # noqa: F401  # fixtures
 from support.edits import Project
-from support.paths import REPOSITORY
+from support.paths import REPOSITORY, TESTS
+from support.values import VALUES
+from vane_dagster.fingerprint.objects import value_digest
 
 
 def run(*arguments: str, seed: str = "0") -> str:
@@ -20,19 +22,14 @@ def run(*arguments: str, seed: str = "0") -> str:
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(REPOSITORY)},
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{REPOSITORY}",
+        },
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_importing_the_identity_loads_nothing_heavy() -> None:
-    code = (
-        "import sys\nfrom vane_dagster.fingerprint import bundle, code, objects\n"
-        "heavy = {'ray', 'torch', 'dagster', 'numpy', 'pandas', 'pyarrow'} & set(sys.modules)\n"
-        "print(sorted(heavy))"
-    )
-    assert run("-c", code) == "[]\n"
 
 
 SCRIPT = """
@@ -138,3 +135,24 @@ def test_code_without_any_source_counts_by_its_bytecode() -> None:
     assert digests_of_cells("", "2")[0][:2] == first[:2]
     for edited in (words, code):
         assert set(edited[:2]).isdisjoint(first[:2])
+
+
+DIGESTS = """
+from support.values import VALUES
+from vane_dagster.fingerprint.objects import value_digest as d
+for value in [*VALUES, {'a', 'b', 'c', 1, None}, {'b': 1, 'a': 2}]:
+    print(d(value))
+try:
+    import torch
+except ImportError:
+    raise SystemExit
+found = [torch.float16, torch.float32, torch.device('cpu'), torch.arange(3), torch.arange(3.0),
+         torch.tensor(1), torch.ones(2, 2).T, torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)]
+assert len({d(value) for value in found}) == len(found)
+assert d(torch.arange(6).reshape(2, 3).T.contiguous().T) == d(torch.arange(6).reshape(2, 3))
+"""
+
+
+def test_digests_of_values_are_the_same_in_another_process_and_order() -> None:
+    values = [*VALUES, {None, 1, "c", "b", "a"}, {"b": 1, "a": 2}]
+    assert run("-c", DIGESTS, seed="1").split() == [value_digest(value) for value in values]

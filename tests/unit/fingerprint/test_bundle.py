@@ -45,16 +45,6 @@ def test_archive_holds_the_own_modules_and_their_packages(folder: Path) -> None:
     assert pack(reversed(code_identity(defs.Model).modules), defs.Model) == packed
 
 
-def test_module_that_imports_by_a_variable_ships_its_whole_package(folder: Path) -> None:
-    (folder / "pkg/loader.py").write_text(
-        "import importlib\ndef udf(b):\n    return importlib.import_module(f'pkg.{b}')\n"
-    )
-    from pkg.loader import udf  # type: ignore[import-not-found]  # made by the test
-
-    modules = code_identity(udf, version="1").modules
-    assert modules == ("pkg", "pkg.loader", "pkg.sub", "pkg.sub.shared", "pkg.unreached")
-
-
 def test_extension_module_keeps_its_suffix(folder: Path) -> None:
     from importlib.machinery import EXTENSION_SUFFIXES
 

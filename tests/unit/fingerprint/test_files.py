@@ -13,9 +13,8 @@ import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.settled_files import _AGO, _SIZE, home, later, settled  # noqa: F401  # fixtures
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint import files
+from vane_dagster.fingerprint import files, hashing
 from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.planning.definition import stage_definition
 
@@ -147,6 +146,29 @@ def test_too_many_files_or_bytes_are_refused(limit, most, named, tmp_path, monke
     assert "version=" in message
 
 
+_SIZE = 1 << 20
+
+
+def settled(file: Path, content: bytes) -> Path:
+    """Write a file with the same modification time as every other one, well in the past."""
+    file.write_bytes(content)
+    os.utime(file, (1_700_000_000, 1_700_000_000))
+    return file
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """Set the clock far ahead of every time stamp, so that the files are settled."""
+    now = hashing.time.time_ns
+    monkeypatch.setattr(hashing.time, "time_ns", lambda: now() + 10**12)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("VANE_DAGSTER_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 def test_a_change_that_keeps_size_and_time_counts(tmp_path, home, later):
     file = settled(tmp_path / "weights.bin", b"x" * _SIZE)
     before = value_digest(file)
@@ -159,6 +181,18 @@ def test_what_was_just_written_is_not_kept(tmp_path, home):
     file.write_bytes(b"x" * _SIZE)
     value_digest(file)
     assert not (home / "file-digests").exists()
+
+
+def test_content_is_kept_for_other_processes(tmp_path, home, later):
+    file, small = (settled(tmp_path / str(n), b"x" * n) for n in (_SIZE, 1))
+    here = value_digest([file, small])
+    (record,) = (home / "file-digests").iterdir()
+    assert record.stat().st_mode & 0o077 == 0 == record.parent.stat().st_mode & 0o077
+    files._digests._held.clear()  # as in another process
+    assert value_digest([file, small]) == here
+    files._digests._held.clear()
+    record.write_text("0" * 64)
+    assert value_digest([file, small]) != here, "the large file was not read again"
 
 
 @pytest.mark.parametrize("spoilt", ["file", "open", "garbage"])
