@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,38 +166,58 @@ def loads(tmp_path: Path) -> list[int]:
 
 @pytest.mark.parametrize("compute", ["local", "ray"], indirect=True)
 def test_methods_of_one_class_share_its_workers(tmp_path, project, compute, materialize):
+    """Those that are async have workers of their own; so has each other class."""
+    (tmp_path / "mixed").mkdir()
+    names = ("transcribe", "parts", "lengths", "upper")
+    mixed_names = ("doubled", "beside", "negated")
+
     def declared() -> vd.Pipeline:
-        docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")
+        docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=2)
         transcriber = project.load("Transcriber", "models")(str(tmp_path), model="m")
-        docs.map("transcribe", transcriber.transcribe)
-        docs.map("parts", transcriber.parts)
-        docs.map("lengths", transcriber.lengths)
+        models = sys.modules["models"]
+        for name in names:
+            docs.map(name, getattr(transcriber, name))
         docs.map("described", transcriber.described, include_columns=["n"])
-        docs.map("upper", transcriber.upper)
         docs.map_batches("pid", transcriber.pid, schema={"pid": "BIGINT"})
         docs.map("words", transcriber)
+        mixed = models.Mixed(str(tmp_path / "mixed"))
+        for name in mixed_names:
+            docs.map(name, getattr(mixed, name))
+        docs.map("scaled", models.Scaled(factor=3).scale)
+        docs.map("twice", models.twice)
+        docs.map("half", models.halved)
         return docs
 
     docs = declared()
     result = materialize(docs, compute)
-    store = tmp_path / "store"
 
     def rows(stage: str) -> list[dict[str, Any]]:
-        return read_stage(store, "docs", stage).sort_by("id").to_pylist()
+        table = read_stage(tmp_path / "store", "docs", stage).sort_by("id")
+        return table.to_pylist()
 
-    assert [row["transcribe"] for row in rows("transcribe")] == [
-        {"text": f"m:{text}", "words": 3} for text in TEXTS
-    ]
+    def values(stage: str) -> list[Any]:
+        return [row[stage] for row in rows(stage)]
+
+    assert values("transcribe") == [{"text": f"m:{text}", "words": 3} for text in TEXTS]
     assert rows("parts")[0] == {"id": 0, "first": "s", "second": "o"}
-    assert [row["lengths"] for row in rows("lengths")] == [len(text) for text in TEXTS]
+    assert values("lengths") == [len(text) for text in TEXTS]
     assert rows("described")[3] == {"id": 3, "n": 3, "described": {"kind": "str", "size": 3}}
-    assert [row["upper"] for row in rows("upper")] == [text.upper() for text in TEXTS]
-    assert rows("words")[1]["words"] == ["some", "text", "1"]
-    (pid,) = {row["pid"] for row in rows("pid")}
+    assert values("upper") == [text.upper() for text in TEXTS]
+    assert values("words")[1] == ["some", "text", "1"]
+    assert values("scaled") == [3 * n for n in range(10)]
+    assert values("twice") == [2 * n for n in range(10)]
+    assert values("half") == [n / 2 for n in range(10)]
+    assert values("doubled") == [2 * n for n in range(10)]
+    assert values("negated") == [-n for n in range(10)]
+    assert max(values("beside")) > 1, "calls of async methods are in flight at the same time"
+    (pid,) = set(values("pid"))
     assert len(loads(tmp_path)) == 2, "one for the synchronous methods, one for the async ones"
     assert pid in loads(tmp_path)
     assert pid != os.getpid()
-    assert sum(metadata(result, stage.name)["model_loads"] for stage in docs) == 2
+    assert len(loads(tmp_path / "mixed")) == 2
+    own = (*names, "described", "pid", "words")
+    for stages in (own, mixed_names):
+        assert sum(metadata(result, stage)["model_loads"] for stage in stages) == 2
 
     project.edit("models.py", 'self.model + ":"', 'self.model + "-"')
     project.edit("models.py", "batch_size=4", "batch_size=8")
@@ -208,43 +229,3 @@ def test_methods_of_one_class_share_its_workers(tmp_path, project, compute, mate
     project.edit("models.py", "max_concurrency=1, max_retries=1", "max_retries=2, gpus=0")
     result = materialize(declared(), compute)
     assert metadata(result, "lengths")["fragments_computed"] == 0
-
-
-@pytest.mark.parametrize("compute", ["local", "ray"], indirect=True)
-def test_async_methods_share_no_workers_with_synchronous_ones(
-    tmp_path, project, compute, materialize
-):
-    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=2)
-    mixed = project.load("Mixed", "models")(str(tmp_path))
-    stages = [docs.map(name, getattr(mixed, name)) for name in ("doubled", "beside", "negated")]
-
-    result = materialize(docs, compute)
-
-    doubled, beside, negated = (
-        read_stage(tmp_path / "store", "docs", stage.name).sort_by("id")[stage.name].to_pylist()
-        for stage in stages
-    )
-    assert doubled == [2 * n for n in range(10)]
-    assert negated == [-n for n in range(10)]
-    assert max(beside) > 1, "calls of async methods are in flight at the same time"
-    assert len(loads(tmp_path)) == 2
-    assert sum(metadata(result, stage.name)["model_loads"] for stage in stages) == 2
-
-
-def test_methods_and_functions_with_their_options(tmp_path, project, compute, materialize):
-    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")
-    models = __import__("models")
-    scaled = docs.map("scaled", models.Scaled(factor=3).scale)
-    docs.map("twice", models.twice)
-    docs.map("half", models.halved)
-    docs.map("none", models.Transcriber(str(tmp_path)).upper)
-    assert scaled.spec.udf.method == "scale"
-    materialize(docs, compute)
-    table = read_stage(tmp_path / "store", "docs", "scaled").sort_by("id")
-    assert table["scaled"].to_pylist() == [3 * n for n in range(10)]
-    table = read_stage(tmp_path / "store", "docs", "twice").sort_by("id")
-    assert table["twice"].to_pylist() == [2 * n for n in range(10)]
-    table = read_stage(tmp_path / "store", "docs", "half").sort_by("id")
-    assert table["half"].to_pylist() == [n / 2 for n in range(10)]
-    table = read_stage(tmp_path / "store", "docs", "none").sort_by("id")
-    assert table["none"].to_pylist() == [text.upper() for text in TEXTS]
