@@ -202,6 +202,19 @@ def test_a_request_that_is_cancelled_frees_its_connection(server, endpoint):
     assert asyncio.run(asked()) == "echo: q"
 
 
+def test_completions_take_one_text_and_fields_of_the_servers_own(server, endpoint):
+    sampling = {"temperature": 0, "extra_body": {"guided_regex": "a"}}
+    options = {"extra_body": {"ignore_eos": True, "guided_regex": "b"}}
+    system = {"role": "system", "content": "Be brief."}
+    given = {"api": "completions", "sampling": sampling, "options": options}
+    answer = submit(endpoint[1], system, "q", **given)
+    assert (answer.text, answer.prompt_tokens) == ("echo: Be brief.\n\nq", 3)
+    assert answer.finish_reason == "length"
+    (body,) = server.bodies
+    assert "messages" not in body
+    assert (body["temperature"], body["guided_regex"], body["ignore_eos"]) == (0, "a", True)
+
+
 # Embeddings
 
 VECTORS = [{"index": index, "embedding": [1.0]} for index in range(3)]
@@ -292,6 +305,11 @@ def test_a_schema_is_that_of_a_tool_which_the_model_must_call(
     sent = tool["input_schema"]
     assert (sent if schema["type"] == "object" else sent["properties"]["answer"]) == schema
     assert body["tool_choice"] == {"type": "tool", "name": tool["name"]}
+
+
+def test_a_choice_in_json_is_that_choice(server, endpoint):
+    server.answers = {"q": ['{"answer": "bad {x}"}']}
+    assert submit(endpoint[1], "q", choices=("good", "bad {x}")).text == "bad {x}"
 
 
 def test_a_model_that_thinks_may_answer_in_text(server, endpoint):

@@ -12,6 +12,7 @@ import pytest
 
 import vane_dagster as vd
 from support.prompts import Person, Reversed, docs
+from support.udf_calls import row_stage, run_stage
 from vane_dagster.errors import RowErrors
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
@@ -198,6 +199,80 @@ def test_a_providers_own_check_runs_at_declaration_unless_it_is_no_classmethod(t
     with pytest.raises(vd.DefinitionError, match=r"asked': \{\} \{'a': None, 'b': 1\}"):
         docs(tmp_path).prompt("asked", "{text}", provider=Checked, **given)
     docs(tmp_path).prompt("asked", "{text}", provider=Other, **given)
+
+
+# What is asked
+
+HEARD: list[Request] = []
+TALK = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+ROWS = pa.table({"id": [0], "text": ["a fox"], "n": [1], "title": ["t"], "talk": [TALK]})
+
+
+class Heard(Reversed):
+    async def submit(self, request: Request) -> Answer:
+        HEARD.append(request)
+        return await super().submit(request)
+
+
+def preprocess(row: dict[str, Any]) -> dict[str, Any]:
+    """As in the guide of Ray Data."""
+    messages = [{"role": "system", "content": "haikus"}, {"role": "user", "content": row["text"]}]
+    return {"messages": messages, "sampling_params": {"temperature": 0.3}}
+
+
+def seen(row: dict[str, Any]) -> str:
+    return " ".join(sorted(row))
+
+
+@pytest.mark.parametrize(
+    ("messages", "given", "asked"),
+    [
+        ("{n}. {{{text}}}", {"include_columns": ["n"]}, ["1. {a fox}"]),
+        ("talk", {"system": "Be brief."}, ["Be brief.", "hello", "hi"]),
+        (preprocess, {"columns": ["text"]}, ["haikus", "a fox"]),
+        (seen, {}, ["id n talk text title"]),
+        (seen, {"include_columns": ["n"]}, ["id n talk text title"]),
+        (seen, {"columns": ["title"], "include_columns": True}, ["title"]),
+        (seen, {"columns": ["title", "id"]}, ["id title"]),
+        (seen, {"columns": ["title"], "reuse": "fragments"}, ["id title"]),
+    ],
+)
+def test_what_is_asked_for_a_row(messages, given, asked):
+    HEARD.clear()
+    sampling = {"temperature": 1, "n": 1}
+    stage = row_stage(
+        "prompt", messages, provider=Heard, model="m", output_column="back",
+        sampling_params=sampling, **given,
+    )  # fmt: skip
+    rows = run_stage(stage, ROWS)
+    (request,) = HEARD
+    assert [message["content"] for message in request.messages] == asked
+    own = {"temperature": 0.3} if messages is preprocess else {}
+    assert dict(request.sampling) == {**sampling, **own}
+    passed = given.get("include_columns", [])
+    others = {"text", "n", "title", "talk"} if passed is True else set(passed)
+    assert set(rows.column_names) == {"id", "back", "back_usage", *others}
+    assert rows["back"].to_pylist() == [asked[-1][::-1]]
+
+
+class Praise(Reversed):
+    async def submit(self, request: Request) -> Answer:
+        HEARD.append(request)
+        return Answer("bad {x}" if "fox" in str(request.messages) else "Good")
+
+
+def test_texts_are_given_labels_by_a_prompt():
+    HEARD.clear()
+    labels = {"good": "praise", "bad {x}": ""}
+    stage = row_stage("classify", "text", labels=labels, provider=Praise, model="m")
+    table = pa.table({"id": [0, 1], "text": ["a fox", "a"]})
+    assert run_stage(stage, table)["out"].to_pylist() == ["bad {x}", "good"]
+    assert [request.messages[-1]["content"] for request in HEARD] == [
+        "Which of these labels fits the text best? Answer with the label alone.\n\n"
+        f"- good: praise\n- bad {{x}}\n\nText: {text}" for text in ("a fox", "a")
+    ]  # fmt: skip
+    with pytest.raises(vd.DefinitionError, match="labels is 'good'; expected a list of names"):
+        row_stage("classify", "text", labels="good", provider=Praise, model="m")
 
 
 # Batches of answers
