@@ -32,10 +32,3 @@ def test_a_case_that_is_slower_in_most_pairs_fails(
 
 def test_one_slow_pair_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compared(monkeypatch, pair(), pair(cold=3.0), pair(rows=0.5)) == 0
-
-
-def test_a_pair_is_compared_with_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast, slow = pair(), pair()
-    for side in slow:  # the machine was slower by half during this pair
-        slow[side] = {case: 1.5 * seconds for case, seconds in slow[side].items()}
-    assert compared(monkeypatch, fast, slow, fast) == 0

@@ -10,17 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.media import __main__ as media
-from benchmarks.media.data import RATE, WRITERS, generate
+from benchmarks.media.data import RATE, generate
 from benchmarks.media.models import CHUNK, OVERLAP, pdf_chunks, video_frames, wav_samples
 from benchmarks.media.workloads import MEDIA, compare
-from benchmarks.report import Measurement
-
-
-@pytest.mark.parametrize("key", WRITERS)
-def test_files_differ_and_are_written_for_each_partition(key: str, tmp_path: Path) -> None:
-    first, second = generate(key, tmp_path, 2, 2)
-    contents = [path.read_bytes() for folder in (first, second) for path in folder.iterdir()]
-    assert len(set(contents)) == 4
 
 
 def test_clips_are_read_and_pages_cut_into_chunks_that_overlap(
@@ -77,35 +69,7 @@ def test_few_values_may_differ_and_no_more(tmp_path: Path) -> None:
     assert found == "values: 18 of 20 rows agree with a plain loop, expected 95%"
 
 
-def test_code_is_counted_and_documentation_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = (
-        '"""A file\n\nof two."""\n\nimport os  # why\n\n\n'
-        'def f():\n    """Do."""\n    # more\n    return """a\nb"""\n'
-    )
-    (tmp_path / "audio_daft.py").write_text(text)
-    monkeypatch.setattr(media, "PIPELINES", tmp_path)
-    assert media.lines("audio", "daft") == 4
-
-
 @pytest.mark.parametrize("key", MEDIA)
 def test_every_contender_has_a_file_of_each_workload(key: str) -> None:
     for contender in media.CONTENDERS:
         assert media.lines(key, contender.key) > 5
-
-
-def test_factors_are_those_of_the_same_repeat() -> None:
-    measured = [
-        Measurement("daft", 0, [9.0, 5.0], [4.0, 3.0, 4.0], 6),
-        Measurement("vane", 0, [8.0, 2.0], [2.0, 1.0, 1.0], 2, serving=3.0),
-        Measurement("daft", 1, [9.0, 5.0], [8.0, 3.0, 6.0], 6),
-        Measurement("vane", 1, [8.0, 2.0], [8.0, 1.0, 2.0], 2, serving=3.0),
-    ]
-    daft, vane = media.table(MEDIA["audio"], 7, measured).splitlines()[-2:]
-    assert daft.startswith(
-        "| Daft | 6.0 (4.0-8.0) | 1.50 | 3.0 (3.0-3.0) | 3.00 | 5.0 (4.0-6.0) | 3.50 "
-        "| 6.0 (6.0-6.0) | 6 "
-    )
-    assert vane.startswith("| vane_dagster | 5.0 (2.0-8.0) | 1.00 |")
-    assert "| 10.0 (10.0-10.0) | 2 |" in vane
