@@ -121,8 +121,3 @@ def test_the_driver_imports_only_records_of_the_worker_package(graph):
 
 def test_no_files_import_each_other_in_a_circle(graph):
     assert circle(graph) == []
-
-
-def test_circles_are_found():
-    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
-    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

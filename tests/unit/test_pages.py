@@ -86,20 +86,6 @@ def test_paths_in_pages_exist(page):
     assert sorted(name for name in named if not path_exists(name, page)) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "`engine/gone.py`", "`tests/gone`", "`gone/`", "`gone.py`", "`worker/protocol.GONE`",
-        "`vane_dagster.gone`", "`vane_dagster.sources.Gone`",
-        '```mermaid\nflowchart LR\n a["x<br/>gone/, engine/"]\n```\n',
-        '```mermaid\nflowchart LR\n a["x<br/>compute/gone.py"]\n```\n',
-    ],
-)  # fmt: skip
-def test_paths_that_do_not_exist_are_found(text):
-    (name,) = {name for name in named_paths(text) if not path_exists(name, ROOT / "README.md")}
-    assert "gone" in name.lower()
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_python_in_pages_is_valid(page):
     for language, code in FENCED.findall(page.read_text()):
