@@ -44,11 +44,6 @@ def test_the_code_of_a_schema_declares_it(name: str):
     assert parse_schema(eval(schema_code(schema)), "here") == schema
 
 
-def test_sql_types_are_preferred():
-    fields = pa.schema([("label", pa.string()), ("score", pa.float64())])
-    assert schema_code(fields) == '{"label": "VARCHAR", "score": "DOUBLE"}'
-
-
 def test_other_types_have_the_names_of_arrow():
     fields = pa.schema([("h", pa.float16()), ("l", pa.list_(pa.float16()))])
     assert schema_code(fields) == '{"h": "halffloat", "l": "list<item: halffloat>"}'

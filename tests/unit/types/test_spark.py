@@ -51,22 +51,16 @@ def test_a_ddl_string_is_the_type_that_spark_makes_of_it(ddl, kind):
 @pytest.mark.parametrize(
     "ddl",
     [
-        "", "array<flot>", "list<float>", "array", "array<float", "array<float>>", "array<>",
+        None, 3, float, ["float"], "", "array<flot>", "list<float>", "array", "array<float", "array<float>>", "array<>",
         "map<string>", "struct<>", "a float b int", "a float,", "a float, A int", "`a`", "`` int",
         "a int not", "string collate UNICODE_CI", "decimal(1,2,3)", "decimal(x)", "decimal(40,2)",
         "void", "a: : int", "struct<array<int>>", "struct<a>", "a array<float>>", "array<float:>",
     ],
 )  # fmt: skip
 def test_a_mistake_is_refused(ddl):
-    with pytest.raises(SchemaError, match=r"is not a type of Spark: .*Expected a DDL") as caught:
+    with pytest.raises(SchemaError, match="Expected a DDL string") as caught:
         parse_return_type(ddl, "stage 'score'")
     assert str(caught.value).startswith(f"stage 'score': return_type {ddl!r}")
-
-
-@pytest.mark.parametrize("wrong", [None, 3, float, ["float"]])
-def test_what_is_neither_a_string_nor_a_type_of_spark_is_refused(wrong):
-    with pytest.raises(SchemaError, match=r"it is a \w+. Expected a DDL string"):
-        parse_return_type(wrong, "stage 'score'")
 
 
 PLAIN = st.sampled_from(
