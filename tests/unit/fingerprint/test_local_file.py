@@ -15,7 +15,6 @@ import pytest
 import vane_dagster as vd
 from vane_dagster import _worker_process
 from vane_dagster.fingerprint.bundle import pack
-from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.local_file import LocalFile, found_in
 from vane_dagster.fingerprint.objects import value_digest
 
@@ -57,13 +56,6 @@ def test_the_files_of_a_folder_count_by_their_names(tmp_path):
     (folder / "inner" / "vocab.txt").rename(folder / "vocab.txt")
     assert value_digest(file) != before
     assert file.name == "tokenizer"
-
-
-def test_a_version_replaces_the_content(weights):
-    unread = LocalFiles(read=False)
-    before = value_digest(vd.local_file(weights), "value", unread)
-    weights.write_bytes(b"edited")
-    assert value_digest(vd.local_file(weights), "value", unread) == before
 
 
 def test_a_relative_path_is_that_of_the_declaration(weights, monkeypatch):
