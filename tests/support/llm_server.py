@@ -18,7 +18,6 @@ class Server:
 
     Attributes:
         requests: Number of requests per prompt.
-        times: Times of the requests.
         most: The maximum number of concurrent requests.
         responses: The bodies of the responses to some prompts, instead of an echo.
         vectors: The body of the responses with vectors, instead of vectors of lengths.
@@ -30,7 +29,6 @@ class Server:
     def clear(self) -> None:
         self.requests: Counter[str] = Counter()
         self.bodies: list[dict] = []
-        self.times: list[float] = []
         self.most = self.now = 0
         self.seconds = 0.0
         self.answers: dict[str, list[str]] = {}
@@ -112,7 +110,6 @@ class Server:
         """Count a request, and return the response that a word in it asks for."""
         self.bodies.append(body)
         self.requests.update(prompts)
-        self.times.append(time.monotonic())
         first = {prompt: self.requests[prompt] == 1 for prompt in prompts}
         self.now += 1
         self.most = max(self.most, self.now)

@@ -51,7 +51,8 @@ def test_a_ddl_string_is_the_type_that_spark_makes_of_it(ddl, kind):
 @pytest.mark.parametrize(
     "ddl",
     [
-        None, 3, float, ["float"], "", "array<flot>", "list<float>", "array", "array<float", "array<float>>", "array<>",
+        None, 3, float, ["float"],
+        "", "array<flot>", "list<float>", "array", "array<float", "array<float>>", "array<>",
         "map<string>", "struct<>", "a float b int", "a float,", "a float, A int", "`a`", "`` int",
         "a int not", "string collate UNICODE_CI", "decimal(1,2,3)", "decimal(x)", "decimal(40,2)",
         "void", "a: : int", "struct<array<int>>", "struct<a>", "a array<float>>", "array<float:>",
