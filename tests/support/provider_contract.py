@@ -128,20 +128,15 @@ def quarantined(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_each_row_has_its_own_result_in_the_order_of_the_rows(offered, tmp_path):
-    rows, _ = offered.compute(tmp_path, TEXTS, batch_size=3, include_columns=["text"])
+def test_each_row_has_its_own_result_and_usage_in_the_order_of_the_rows(offered, tmp_path):
+    rows, events = offered.compute(tmp_path, TEXTS, batch_size=3, include_columns=["text"])
     made = {"prompt": ["_usage"], "classify": ["_score"]}.get(offered.method, [])
     own = [offered.column + suffix for suffix in ("", *made)]
     assert rows.schema.names == ["id", "text", *own]
     assert rows["id"].to_pylist() == list(range(len(TEXTS)))
     assert rows["text"].to_pylist() == TEXTS
     offered.agree(rows, TEXTS)
-
-
-def test_a_prompt_has_the_usage_of_each_answer_and_their_sums(offered, tmp_path):
-    rows, events = offered.compute(tmp_path, TEXTS)
     if offered.method != "prompt":
-        assert not [name for name in rows.schema.names if name.endswith("_usage")]
         return
     assert rows.schema.field("made_usage").type == USAGE
     usage = rows["made_usage"].to_pylist()
@@ -179,14 +174,6 @@ def test_a_row_that_fails_costs_no_other(offered, tmp_path, on_error, size):
     for pattern, message in zip(offered.bad.values(), messages):
         assert re.search(pattern, message)
     offered.agree(rows, [texts[place] for place in good])
-
-
-def test_a_fragment_without_a_good_row_has_no_rows(offered, tmp_path):
-    texts = [None, None, "a fox"]
-    limit = {"on_error": "quarantine", "max_error_rate": 0.9}
-    rows, _ = offered.compute(tmp_path, texts, fragment_rows=2, **limit)
-    assert rows["id"].to_pylist() == [2]
-    assert [each["id"] for each in quarantined(tmp_path)] == [0, 1]
 
 
 def test_an_error_of_no_row_fails_the_stage_whatever_on_error(offered, tmp_path):
