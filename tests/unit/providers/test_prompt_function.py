@@ -26,15 +26,12 @@ def prompt_of(made: Any) -> Any:
         ([{"role": "user"}], ([{"role": "user"}], {})),
         ({"prompt": "p", "x": 1}, ("p", {})),
         ({"messages": [1], "prompt": "p"}, ([1], {})),
+        ({"prompt": "p", "sampling_params": {"seed": 1}}, ("p", {"seed": 1})),
+        ({"prompt": "p", "sampling_params": None}, ("p", {})),
     ],
 )
 def test_what_makes_a_prompt(made, expected):
     assert prompt_of(made) == expected
-
-
-def test_sampling_parameters_of_a_row():
-    assert prompt_of({"prompt": "p", "sampling_params": {"seed": 1}})[1] == {"seed": 1}
-    assert prompt_of({"prompt": "p", "sampling_params": None})[1] == {}
 
 
 @pytest.mark.parametrize(
@@ -82,24 +79,14 @@ def declared(tmp_path: Any, messages: Any = None, **kwargs: Any) -> vd.Stage:
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (Stateful(), "expected a plain function of a row, which returns its prompt. A class"),
-        (Stateful, "expected a plain function of a row"),
-        (Stateful().ask, "expected a plain function of a row"),
-        (later, "expected a plain function of a row"),
-        (several, "expected a plain function of a row"),
-        (no_row, "cannot be called as messages(row)"),
-    ],
-)
-def test_functions_that_do_not_fit(function, message, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
-        declared(tmp_path, function)
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"messages": Stateful()}, "expected a plain function of a row, which returns its prompt."),
+        ({"messages": Stateful}, "expected a plain function of a row"),
+        ({"messages": Stateful().ask}, "expected a plain function of a row"),
+        ({"messages": later}, "expected a plain function of a row"),
+        ({"messages": several}, "expected a plain function of a row"),
+        ({"messages": no_row}, "cannot be called as messages(row)"),
         ({"messages": "{text}", "columns": ["text"]}, "columns are what a function gets"),
         ({"columns": ["text"]}, "columns are what a function gets"),
         ({"messages": asks, "system": " "}, "system is ' '; expected text"),

@@ -17,7 +17,7 @@ from vane_dagster.errors import RowErrors
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer, parse_format
-from vane_dagster.providers.prompting import PromptTask, with_problem
+from vane_dagster.providers.prompting import PromptTask
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.template import parse_template
 from vane_dagster.providers.usage import finish_reason, token_count
@@ -114,13 +114,20 @@ def test_the_order_of_sampling_parameters_does_not_count(tmp_path):
         ({"provider": Needy}, "(model, **options): missing a required argument: 'region'"),
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
         ({"postprocess": print}, "add a stage: .map("),
+        ({"column": "text", "provider": "transformers"}, "'transformers' has no `async def embed`"),
+        ({"column": "text", "dimensions": 0}, "dimensions is 0"),
+        ({"column": ""}, "column is ''; expected a name"),
+        ({"column": "text", "output_column": "id"}, "two columns would be called 'id'"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message, tmp_path):
+    """Those with a column are of `embed`."""
+    given = {"provider": Reversed, "model": "m", **arguments}
     with pytest.raises(vd.DefinitionError, match=re.escape(message)):
-        docs(tmp_path).prompt(
-            "asked", **{"messages": "{text}", "provider": Reversed, "model": "m", **arguments}
-        )
+        if "column" in arguments:
+            docs(tmp_path).embed("asked", **given)
+        else:
+            docs(tmp_path).prompt("asked", **{"messages": "{text}", **given})
 
 
 @pytest.mark.parametrize(
@@ -314,13 +321,6 @@ def test_an_answer_with_odd_usage_is_an_error_of_its_row_alone(usage):
     assert error.rows["response"].to_pylist() == ["yes"]
 
 
-def test_counts_that_are_none_are_zero():
-    answer = Answer("yes", None, 2)
-    error = run_task(Said(good=[answer], odd=[ValueError("no")]))
-    (usage,) = error.rows["response_usage"].to_pylist()
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (0, 2)
-
-
 @pytest.mark.parametrize(
     ("value", "count"),
     [(None, 0), ([3], 0), ({}, 0), ({"n": None}, 0), ({"n": "7"}, 0), ({"n": True}, 0),
@@ -408,13 +408,6 @@ def test_no_message_of_a_follow_up_is_empty(empty):
     assert all(m["content"].strip() for m in third)
 
 
-def test_a_conversation_that_ends_otherwise_goes_on_after_an_empty_answer():
-    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "so"}]
-    (*former, last) = with_problem(said, "", "It is empty")
-    assert former == said
-    assert last["role"] == "user"
-
-
 def test_limits_by_the_minute_are_shared_by_workers(monkeypatch):
     waited: list[float] = []
 
@@ -459,19 +452,3 @@ def test_a_json_schema_with_references_has_columns():
     assert form.value(Answer('{"at": {"city": "Rome"}}')) == {"at": {"city": "Rome"}}
     with pytest.raises(ValueError, match="'at' is a required property"):
         form.value(Answer("{}"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"provider": "transformers"}, "provider 'transformers' has no `async def embed`"),
-        ({"dimensions": 0}, "dimensions is 0"),
-        ({"column": ""}, "column is ''; expected a name"),
-        ({"output_column": "id"}, "two columns would be called 'id'"),
-    ],
-)
-def test_arguments_of_an_embedding_that_do_not_fit(arguments, message, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
-        docs(tmp_path).embed(
-            "asked", **{"column": "text", "provider": Reversed, "model": "m", **arguments}
-        )
