@@ -52,7 +52,7 @@ def test_flags_of_vllm():
             "enforce_eager": True,
             "enable_prefix_caching": False,
             "chat_template": None,
-            "lora_modules": ["a=x", "b=y"],
+            "lora_modules": [{"path": "x", "name": "a"}, "b=y"],
             "hf_overrides": {"a": 1},
         },
     )
@@ -60,12 +60,17 @@ def test_flags_of_vllm():
     assert words[:4] == ("{python}", "-m", "vllm.entrypoints.openai.api_server", "--model")
     text = " ".join(words)
     assert "--no-enable-prefix-caching --enforce-eager" in text
-    assert '--hf-overrides {"a": 1} --lora-modules a=x b=y --max-model-len 128' in text
+    assert (
+        '--hf-overrides {"a": 1} --lora-modules {"name": "a", "path": "x"} b=y --max-model-len 128'
+        in text
+    )
     assert "--served-model-name tiny" in text
     assert "chat" not in text
     assert (server.name, server.model) == ("tiny", "tiny")
     assert server.launch().key_env == "VLLM_API_KEY"
     assert server.launch().env == {"VLLM_RPC_BASE_PATH": "{folder}"}, "its sockets are private"
+    other = vd.VLLMServer("m", python="/opt/vllm/bin/python").launch()
+    assert (other.command[0], other.env["PYTHONPATH"]) == ("/opt/vllm/bin/python", "")
 
 
 def vllm(*args: Any, **given: Any) -> tuple[Any, ...]:
@@ -183,16 +188,6 @@ def test_declarations_that_differ_are_different_servers(changed, version):
     assert one.key != other.key
 
 
-def test_words_of_flags(tmp_path: Path):
-    modules = [{"path": "x", "name": "a"}, "b=y"]
-    command = (
-        vd.VLLMServer("m", {"lora_modules": modules}, python=tmp_path / "python").launch().command
-    )
-    assert command[0] == str(tmp_path / "python")
-    at = command.index("--lora-modules")
-    assert command[at + 1 : at + 3] == ('{"name": "a", "path": "x"}', "b=y")
-
-
 def test_a_file_in_a_flag_counts_wherever_it_is_named(tmp_path: Path):
     (tmp_path / "draft").mkdir()
     weights = tmp_path / "draft" / "weights.bin"
@@ -252,27 +247,22 @@ def test_a_local_model_travels_with_the_server(tmp_path: Path):
     assert [file.name for file in docs["answer"].spec.local_files()] == ["model"]
 
 
-def test_a_version_replaces_the_command_of_a_server_in_keys():
-    def keyed(version: str | None, flag: str) -> str:
-        server = vd.Server(["serve", "{port}", flag], model="m", version=version)
-        return definition(pipeline(server))
-
-    assert keyed("1", "--a") == keyed("1", "--b") != keyed("2", "--a")
-    assert keyed(None, "--a") != keyed(None, "--b")
-
-
-def test_files_that_a_server_writes_count_unless_it_has_a_version(tmp_path: Path):
+def test_a_version_replaces_the_command_of_a_server_and_the_files_that_it_names(tmp_path: Path):
     log = tmp_path / "log"
 
-    def identity(version: str | None) -> str:
-        return vd.Server(["serve", "{port}", "--log", log], version=version).identity()
+    def identity(version: str | None, flag: str = "--a") -> tuple[str, str]:
+        command = ["serve", "{port}", "--log", log, flag]
+        server = vd.Server(command, model="m", version=version)
+        return server.identity(), definition(pipeline(server))
 
     log.write_text("")
-    before = identity(None), identity("1")
+    (old, key), versioned = identity(None), identity("1")
+    assert key != identity(None, "--b")[1]
+    assert versioned[1] == identity("1", "--b")[1] != identity("2", "--b")[1]
     log.write_text("a line")
-    after = identity(None), identity("1")
-    assert before[0] != after[0]
-    assert before[1] == after[1] != identity("2")
+    assert identity(None)[0] != old
+    assert versioned == identity("1")
+    assert versioned[0] != identity("2")[0]
 
 
 def test_a_prompt_takes_the_model_of_its_server():
@@ -407,7 +397,9 @@ def test_two_stages_call_servers_that_only_code_tells_apart():
     assert len({pools[s].identity for found in used.values() for s in found.values()}) == 2
 
 
-def test_a_pool_waits_for_the_end_of_its_server_as_long_as_that_may_take():
+def test_a_pool_has_the_times_of_its_server():
+    assert PoolSpec("s", "server", (1, 1), idle_seconds=5.0).request(600.0).idle_seconds == 5.0
+    assert PoolSpec("m", "model", (1, 1)).request(60.0).idle_seconds == 60.0
     server = vd.Server(["serve", "{port}"], health="/", drain_timeout_s=600, version="1")
     assert server_pool(server, Capacity((), 0), Location("/none")).request().stop_seconds > 600
 
@@ -449,16 +441,6 @@ def test_a_named_model_of_triton_is_part_of_its_readiness_and_of_keys():
     assert (launch.health, launch.model) == ("/v2/models/a%20b/ready", "a b")
     assert "PYTHONPATH" not in launch.env
     assert named.keyed != vd.TritonServer(print, model="b").keyed
-
-
-def test_vllm_of_another_environment_imports_no_packages_of_the_workers():
-    assert vd.VLLMServer("m", python="/opt/vllm/bin/python").launch().env["PYTHONPATH"] == ""
-    assert "PYTHONPATH" not in vd.VLLMServer("m").launch().env
-
-
-def test_a_pool_of_servers_has_an_idle_time_of_its_own():
-    assert PoolSpec("s", "server", (1, 1), idle_seconds=5.0).request(600.0).idle_seconds == 5.0
-    assert PoolSpec("m", "model", (1, 1)).request(60.0).idle_seconds == 60.0
 
 
 def test_secrets_of_a_command_are_masked_once_it_is_declared():
