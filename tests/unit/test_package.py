@@ -17,17 +17,8 @@ from support.paths import TESTS
 
 ROOT = Path(vane_dagster.__file__).parent
 OPTIONAL = {
-    "PIL",
-    "anthropic",
-    "deltalake",
-    "fastavro",
-    "lance",
-    "openai",
-    "pyiceberg",
-    "sentence_transformers",
-    "torch",
-    "transformers",
-    "vllm",
+    *("PIL", "anthropic", "deltalake", "fastavro", "lance", "openai", "pyiceberg"),
+    *("sentence_transformers", "torch", "transformers", "vllm"),
 }
 
 
