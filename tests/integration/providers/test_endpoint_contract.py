@@ -155,7 +155,7 @@ def offered(
 
 
 def size(offered: Offered) -> int:
-    """Rows of a batch; an embedding endpoint gets a batch as one request."""
+    """Rows of a request's batch; an embedding endpoint gets a batch as one request."""
     return 1 if offered.method == "embed" else 64
 
 

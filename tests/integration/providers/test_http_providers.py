@@ -97,16 +97,18 @@ def said(content: Any, reason: str = "stop", **fields: Any) -> bytes:
 
 
 EMPTY = Answer("", 5, 2, 0, "stop")
+BARE = Answer("yes", finish_reason="")
+TEXT_BLOCK = {"type": "text", "text": "yes"}
 
 
 @pytest.mark.parametrize(
     ("api", "body", "answer"),
     [
-        ("chat", response(YES, 3, usage={"prompt_tokens": 1.5}), Answer("yes", finish_reason="")),
-        ("completions", response(YES, 3, usage=None), Answer("yes", finish_reason="")),
+        ("chat", response(YES, 3, usage={"prompt_tokens": 1.5}), BARE),
+        ("completions", response(YES, 3, usage=None), BARE),
         (
             "messages",
-            blocks({"type": "text", "text": "yes"}, reason=3, usage=None),
+            blocks({"type": "x"}, TEXT_BLOCK, reason=3, usage=None),
             Answer("yes", finish_reason=""),
         ),
         ("chat", said(""), EMPTY),

@@ -190,67 +190,6 @@ REFUSED = {
         ["'text' and 'Text'", "ignores case", "rename one"],
     ),
     "column listed twice": (lambda: projected(["a", "a"]), ["'a' and 'a'"]),
-    # functions and classes
-    "instance": (
-        lambda: mapped(Model()),
-        ["'docs/m'", "an instance of Model", "stays warm", "functools.partial(Model, ...)"],
-    ),
-    "method of an instance": (
-        lambda: mapped(Model().__call__),
-        ["method '__call__' of an instance of Model", "@vd.cls, so that Model(...).__call__"],
-    ),
-    "partial of an instance": (lambda: mapped(functools.partial(Model())), ["instance of Model"]),
-    "partial of a class with arguments beside it": (
-        lambda: mapped(functools.partial(Model, "a"), fn_constructor_kwargs={"revision": 1}),
-        ["Model(...) has its constructor's arguments already", "fn_constructor_kwargs"],
-    ),
-    "no __call__ for rows": (
-        lambda: pipeline().map("m", NotCallable),
-        ["class NotCallable has no __call__"],
-    ),
-    "loaded model": (
-        lambda: mapped(type("Net", (type("Module", (), {"__module__": "torch.nn"}),), {})()),
-        ["an instance of Net was given", "in __init__"],
-    ),
-    "object of a library": (lambda: mapped(operator.itemgetter("x")), ["instance of itemgetter"]),
-    "method of a class": (lambda: mapped(Model.__call__), ["'__call__' of Model", "with @vd.cls"]),
-    "no __call__": (lambda: mapped(NotCallable), ["class NotCallable has no __call__", "define"]),
-    "a health check with arguments": (
-        lambda: mapped(Odd), ["check_health(self, deep) cannot be called as"]
-    ),
-    "not callable": (lambda: mapped("plain"), ["an instance of str was given"]),
-    "constructor arguments of a function": (
-        lambda: mapped(fn_constructor_kwargs={"path": "a"}),
-        ["plain is a function", "fn_kwargs"],
-    ),
-    "unknown fn_kwargs": (
-        lambda: mapped(fn_kwargs={"scle": 2}),
-        ["plain", "'scle'", "(batch, **fn_kwargs)"],
-    ),
-    "unknown constructor argument": (
-        lambda: mapped(Model, fn_constructor_kwargs={"pth": "a"}),
-        ["Model", "'pth'", "**fn_constructor_kwargs"],
-    ),
-    "constructor arguments are text": (
-        lambda: mapped(Model, fn_constructor_args="ab"),
-        ["fn_constructor_args is a str", "[...]"],
-    ),
-    "fn_kwargs is a list": (lambda: mapped(fn_kwargs=["a"]), ["fn_kwargs is a list", "a mapping"]),
-    "batch_format": (
-        lambda: mapped(batch_format="jax"),
-        ["batch_format is 'jax'", "'pyarrow', 'numpy', 'pandas', 'torch', 'polars'"],
-    ),
-    "cardinality": (lambda: mapped(cardinality="many"), ["'many'", "'one_to_one', 'filter'"]),
-    "batch_size": (lambda: mapped(batch_size=2.5), ["batch_size is 2.5", "whole number"]),
-    "gpus of a function": (
-        lambda: mapped(gpus=1),
-        ["gpus=1 for function plain", "make it a class", "__init__"],
-    ),
-    "concurrency 0": (lambda: mapped(Model, concurrency=0), ["concurrency is 0", "(min, max)"]),
-    "concurrency true": (lambda: mapped(Model, concurrency=True), ["concurrency is True"]),
-    "concurrency upside down": (lambda: mapped(Model, concurrency=(4, 2)), ["min <= max"]),
-    "concurrency of three": (lambda: mapped(Model, concurrency=(1, 2, 3)), ["(1, 2, 3)"]),
-    "concurrency of text": (lambda: mapped(Model, concurrency="4"), ["concurrency is '4'"]),
     # join and write
     "join across pipelines": (
         joined_across,
@@ -276,6 +215,45 @@ REFUSED = {
     ),
     "compression": (lambda: published(compression="zip"), ["compression is 'zip'", "'zstd'"]),
 }  # fmt: skip
+
+
+NET = type("Net", (type("Module", (), {"__module__": "torch.nn"}),), {})
+MAPPED: list[tuple[Any, dict[str, Any], list[str]]] = [
+    (Model(), {}, ["'docs/m'", "an instance of Model", "stays warm", "functools.partial(Model,"]),
+    (Model().__call__, {}, ["method '__call__' of an instance of Model", "@vd.cls, so that Model("]),
+    (functools.partial(Model()), {}, ["instance of Model"]),
+    (
+        functools.partial(Model, "a"), {"fn_constructor_kwargs": {"revision": 1}},
+        ["Model(...) has its constructor's arguments already", "fn_constructor_kwargs"],
+    ),
+    (NET(), {}, ["an instance of Net was given", "in __init__"]),
+    (operator.itemgetter("x"), {}, ["instance of itemgetter"]),
+    (Model.__call__, {}, ["'__call__' of Model", "with @vd.cls"]),
+    (NotCallable, {}, ["class NotCallable has no __call__", "define"]),
+    (Odd, {}, ["check_health(self, deep) cannot be called as"]),
+    ("plain", {}, ["an instance of str was given"]),
+    (plain, {"fn_constructor_kwargs": {"path": "a"}}, ["plain is a function", "fn_kwargs"]),
+    (plain, {"fn_kwargs": {"scle": 2}}, ["plain", "'scle'", "(batch, **fn_kwargs)"]),
+    (Model, {"fn_constructor_kwargs": {"pth": "a"}}, ["'pth'", "**fn_constructor_kwargs"]),
+    (Model, {"fn_constructor_args": "ab"}, ["fn_constructor_args is a str", "[...]"]),
+    (plain, {"fn_kwargs": ["a"]}, ["fn_kwargs is a list", "a mapping"]),
+    (plain, {"batch_format": "jax"}, ["'jax'", "'pyarrow', 'numpy', 'pandas', 'torch', 'polars'"]),
+    (plain, {"cardinality": "many"}, ["'many'", "'one_to_one', 'filter'"]),
+    (plain, {"batch_size": 2.5}, ["batch_size is 2.5", "whole number"]),
+    (plain, {"gpus": 1}, ["gpus=1 for function plain", "make it a class", "__init__"]),
+    (Model, {"concurrency": 0}, ["concurrency is 0", "(min, max)"]),
+    (Model, {"concurrency": True}, ["concurrency is True"]),
+    (Model, {"concurrency": (4, 2)}, ["min <= max"]),
+    (Model, {"concurrency": (1, 2, 3)}, ["(1, 2, 3)"]),
+    (Model, {"concurrency": "4"}, ["concurrency is '4'"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fn", "given", "words"), MAPPED)
+def test_functions_and_options_that_a_map_refuses(fn, given, words):
+    with pytest.raises(vd.DefinitionError) as raised:
+        mapped(fn, **given)
+    assert [word for word in words if word not in str(raised.value)] == []
 
 
 @pytest.mark.parametrize("case", REFUSED)

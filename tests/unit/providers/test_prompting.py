@@ -123,11 +123,11 @@ def test_the_order_of_sampling_parameters_does_not_count(tmp_path):
 def test_arguments_that_do_not_fit(arguments, message, tmp_path):
     """Those with a column are of `embed`."""
     given = {"provider": Reversed, "model": "m", **arguments}
+    pipeline: Any = docs(tmp_path)
+    is_prompt = "column" not in arguments
+    given |= {} if not is_prompt or "messages" in arguments else {"messages": "{text}"}
     with pytest.raises(vd.DefinitionError, match=re.escape(message)):
-        if "column" in arguments:
-            docs(tmp_path).embed("asked", **given)
-        else:
-            docs(tmp_path).prompt("asked", **{"messages": "{text}", **given})
+        (pipeline.prompt if is_prompt else pipeline.embed)("asked", **given)
 
 
 @pytest.mark.parametrize(
