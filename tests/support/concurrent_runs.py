@@ -2,59 +2,38 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.data import read_stage, write_source
-from support.warm_pools import clear
+from support import pool_models
+from support.data import write_source
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.events import Event
 from vane_dagster.orchestration.run import RunContext, run_pipeline
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as the test modules
-
 ROWS = 200
-
-
-class Model:
-    """Notes the ids that it is given; fails once at the id 70 where it finds the file `fails`.
-
-    Its workers serve all tests, as nothing that a test gives reaches the constructor.
-    """
-
-    def __call__(self, batch: pa.Table, log: str, sleep: float) -> dict[str, Any]:
-        ids = batch["id"].to_pylist()
-        with open(f"{log}/calls", "a") as file:
-            file.write("".join(f"{id}\n" for id in ids))
-        time.sleep(sleep)
-        if 70 in ids and os.path.exists(f"{log}/fails"):
-            os.unlink(f"{log}/fails")
-            raise ValueError("this happens once")
-        return {"id": ids, "out": [2 * id for id in ids]}
+warm = pool_models.ray_compute
 
 
 def noted(folder: Path) -> list[int]:
-    file = folder / "calls"
-    return sorted(int(line) for line in file.read_text().splitlines()) if file.exists() else []
+    return sorted(pool_models.noted(folder / "calls"))
 
 
 class Driver:
     """A run of its own thread, with its own claims and leases."""
 
-    def __init__(self, tmp_path: Path, compute: Any, name: str, sleep: float = 0.1) -> None:
+    def __init__(self, tmp_path: Path, compute: Any, name: str) -> None:
         self.events: list[Event] = []
         self.error: BaseException | None = None
-        pipeline = docs(tmp_path, sleep)
+        source = vd.parquet(str(tmp_path / "src"))
+        pipeline = vd.Pipeline("docs", source=source, id="id", fragment_rows=10)
+        clean = pipeline.project("clean", ["id"])
+        out = pool_models.add(clean, "out", tmp_path, sleep=0.1, batch_size=10, concurrency=2)
+        out.write("sink", str(tmp_path / "sink"))
         store = vd.FragmentStore(root=str(tmp_path / "store")).open()
 
         def body() -> None:
@@ -78,32 +57,10 @@ class Driver:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def docs(tmp_path: Path, sleep: float) -> vd.Pipeline:
-    pipeline = vd.Pipeline(
-        "docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=10
-    )
-    clean = pipeline.project("clean", ["id"])
-    out = clean.map_batches(
-        "out", Model, schema={"id": "BIGINT", "out": "BIGINT"}, batch_size=10, concurrency=2,
-        fn_kwargs={"log": str(tmp_path), "sleep": sleep},
-    )  # fmt: skip
-    out.write("sink", str(tmp_path / "sink"))
-    return pipeline
-
-
-@pytest.fixture(scope="module")
-def warm(cluster: vd.LocalCluster) -> Iterator[vd.RayCompute]:
-    """The session's cluster, without models' pools afterwards."""
-    yield vd.RayCompute(cluster=cluster)
-    cluster.connect()
-    clear()
-
-
 @pytest.fixture
-def ray_compute(cluster: vd.LocalCluster, warm: vd.RayCompute, tmp_path: Path) -> vd.RayCompute:
-    """The cluster, connected; a source of 20 fragments."""
+def ray_compute(warm: vd.RayCompute, tmp_path: Path) -> vd.RayCompute:
+    """The cluster, without models' pools; a source of 20 fragments."""
     write_source(tmp_path / "src", {"id": range(ROWS)})
-    cluster.connect()
     return warm
 
 
@@ -112,6 +69,5 @@ def manifests(tmp_path: Path, stage: str) -> list[str]:
     return [path.name for path in folder.rglob("*.json")]
 
 
-def outs(tmp_path: Path, partition: str | None = None) -> list[int]:
-    rows = read_stage(tmp_path / "store", "docs", "out", partition).sort_by("id")
-    return rows["out"].to_pylist()
+def outs(tmp_path: Path) -> list[int]:
+    return pool_models.rows(tmp_path, "out")["out"].to_pylist()

@@ -19,7 +19,6 @@ import pytest
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import read_stage, write_source
-from support.warm_pools import clear
 from vane_dagster.compute.client import pool_managers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as the test modules
@@ -95,6 +94,16 @@ def listed() -> list[dict[str, Any]]:
         for pool_manager in pool_managers().values()
     ]
     return [pool for answer in answers for pool in answer if pool["identity"] != "io"]
+
+
+def clear() -> None:
+    """Evict the models' pools of that cluster."""
+    import ray
+
+    for pool_manager in pool_managers().values():
+        for pool in ray.get(pool_manager.pools.remote(), timeout=30):
+            if pool["identity"] != "io":
+                ray.get(pool_manager.evict.remote(pool["identity"], True), timeout=30)
 
 
 @pytest.fixture

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +51,23 @@ MODELS = textwrap.dedent(
 class Process:
     """A run in its own process."""
 
-    def __init__(self, tmp_path: Path, stages: dict[str, Any], partitions: str, **options: Any):
-        """Start the run; `options` are those of `pools_run`."""
+    def __init__(
+        self,
+        tmp_path: Path,
+        stages: dict[str, Any],
+        partitions: str,
+        variables: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Start the run.
+
+        Args:
+            tmp_path: The folder of its source, store and models.
+            stages: The stages.
+            partitions: The partitions, each a letter.
+            variables: Variables that Ray reads as it is imported, in a process that is not forked.
+            **options: Options of `pools_run`.
+        """
         (tmp_path / "models").mkdir(exist_ok=True)
         module = tmp_path / "models" / "models.py"
         if not module.exists():
@@ -59,12 +77,23 @@ class Process:
             stage["fn_constructor_kwargs"] = {
                 "log": str(tmp_path), **stage.get("fn_constructor_kwargs", {})
             }  # fmt: skip
-        where = {} if {"address", "resource", "local"} & set(options) else {"cluster": CLUSTER}
+        where = {} if {"address", "resource", "local"} & options.keys() else {"cluster": CLUSTER}
         folders = {"root": str(tmp_path), "models": str(tmp_path / "models")}
         given = {**folders, **where, "stages": stages, "partitions": list(partitions), **options}
         # A process that has connected to the local head has its settings in its environment.
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-        self.process = Program([str(RUN), json.dumps(given)], clean, tmp_path)
+        program, pipe = [str(RUN), json.dumps(given)], subprocess.PIPE
+        self.process: Program | subprocess.Popen[str]
+        if variables is None:
+            self.process = Program(program, clean, tmp_path)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, *program],
+                env={**clean, **variables},
+                stdout=pipe,
+                stderr=pipe,
+                text=True,
+            )
 
     def done(self) -> list[dict[str, Any]]:
         """Return the printed metadata; the process must succeed."""

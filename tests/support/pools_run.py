@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import ray
 from dagster_ray import Lifecycle, LocalRay
 
 import vane_dagster as vd
@@ -91,15 +92,13 @@ def main(options: dict[str, Any]) -> None:
     sys.path.insert(0, options["models"])
     docs, where = pipeline(options), compute(options)
     found = []
+    resources = {"compute": where, "store": vd.FragmentStore(root=options["root"] + "/store")}
     for key in options["partitions"]:
-        result = dg.materialize(
-            [docs.build_assets()],
-            partition_key=key,
-            resources={
-                "compute": where,
-                "store": vd.FragmentStore(root=options["root"] + "/store"),
-            },
-        )
+        try:
+            result = dg.materialize([docs.build_assets()], resources=resources, partition_key=key)
+        except Exception:
+            print("connected:", ray.is_initialized())
+            raise
         for event in result.get_asset_materialization_events():
             values = {k: v.value for k, v in event.materialization.metadata.items()}
             plain = {k: v for k, v in values.items() if isinstance(v, (int, float, str))}

@@ -13,8 +13,8 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.edits import Project
+from support.pool_models import clear
 from support.results import metadata
-from support.warm_pools import clear
 from support.warm_workers import ForkedLocal, end_waiting
 
 MODELS = """
