@@ -114,16 +114,8 @@ def pipeline(tmp_path: Path, fn, **kwargs) -> vd.Pipeline:
     return docs
 
 
-def quarantined(tmp_path: Path) -> list[tuple[int, str, str]]:
-    table = vd.quarantine("docs/double", store=str(tmp_path / "store"))
-    return [(row["id"], row["error"], row["message"]) for row in table.to_pylist()]
-
-
 def published(tmp_path: Path) -> list[int]:
     return read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
-
-
-EXPECTED = [2 * i for i in range(ROWS) if i != BAD]
 
 
 @pytest.mark.parametrize(
@@ -131,33 +123,28 @@ EXPECTED = [2 * i for i in range(ROWS) if i != BAD]
     [
         (plain, "stop"),
         (plain, "fork"),
+        (plain, "search"),
         (output, "search"),
         (blocking, "search"),
         (stubborn, "sleep"),
     ],
 )
-def test_a_call_that_hangs_is_ended_and_its_row_quarantined(fn, kind, tmp_path, local, materialize):
+def test_a_call_that_hangs_is_ended_and_its_row_quarantined(
+    fn, kind, tmp_path, local, cluster, materialize, capfd
+):
     more = {"max_concurrency": 4} if fn in (blocking, stubborn) else {}
     docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=1.5, **more)
-
     # The end of a worker that forked is seen by its parent, which started it.
-    materialize(docs, EndingLocal(num_cpus=2) if kind == "fork" else local)
+    compute = EndingLocal(num_cpus=2) if kind == "fork" else local
+    if (fn, kind) == (plain, "search"):
+        compute = vd.RayCompute(cluster=cluster)
 
-    assert published(tmp_path) == EXPECTED
-    ((id, error, message),) = quarantined(tmp_path)
-    assert (id, error) == (BAD, "TimeoutError")
-    assert "took longer than timeout_s=1.5" in message
+    materialize(docs, compute)
 
-
-def test_a_call_that_holds_the_lock_is_ended_on_ray(tmp_path, cluster, materialize, capfd):
-    docs = pipeline(tmp_path, plain, fn_kwargs={"kind": "search"}, timeout_s=1.5)
-
-    materialize(docs, vd.RayCompute(cluster=cluster))
-
-    assert published(tmp_path) == EXPECTED
-    ((id, error, message),) = quarantined(tmp_path)
-    assert (id, error) == (BAD, "TimeoutError")
-    assert "took longer than timeout_s=1.5" in message
+    assert published(tmp_path) == [2 * i for i in range(ROWS) if i != BAD]
+    (fault,) = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()
+    assert (fault["id"], fault["error"]) == (BAD, "TimeoutError")
+    assert "took longer than timeout_s=1.5" in fault["message"]
     assert "longer than timeout_s=1.5" in capfd.readouterr().err  # of the run's log
 
 
@@ -173,35 +160,44 @@ def test_a_model_that_hangs_when_it_is_asked_is_replaced(tmp_path, local, materi
 # The mechanism
 
 
+HEAD = """
+import faulthandler, os, re, signal, sys, time
+from vane_dagster.worker import lifecycle
+from vane_dagster.worker.watchdog import deadline
+lifecycle._GRACE_SECONDS = 0.5
+def search(): re.match("(a+)+b", "a" * 60)  # holds the interpreter lock
+"""
+
+
 def ended(script: str) -> subprocess.CompletedProcess[str]:
-    head = "import os, re, signal, sys, time\nfrom vane_dagster.worker.watchdog import deadline\n"
-    return subprocess.run([sys.executable, "-c", head + script], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", HEAD + script], capture_output=True, text=True)
 
 
-def test_a_deadline_prints_where_it_was():
-    done = ended("def search():\n  re.match('(a+)+b', 'a' * 60)\nwith deadline(0.2): search()")
+DISTURBED = """
+with deadline(0.3):
+    faulthandler.dump_traceback_later(100)
+    faulthandler.cancel_dump_traceback_later()
+    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+    time.sleep(60)
+"""
 
+
+@pytest.mark.parametrize(
+    ("script", "printed"),
+    [
+        ("with deadline(0.2): search()", "in search"),
+        ("with lifecycle.Startup().watched(0.2): search()", "in search"),
+        (DISTURBED, ""),
+        ("with deadline(60), deadline(0.3):\n  with deadline(30): pass\n  search()", "in search"),
+    ],
+    ids=["a search", "a start that lets nobody answer", "disturbed by user code", "the earliest"],
+)
+def test_a_deadline_ends_the_process_and_prints_where_it_was(script, printed):
+    done = ended(script)
     assert done.returncode < 0
-    assert "in search" in done.stderr
-
-
-def test_user_code_does_not_disturb_a_deadline():
-    done = ended(
-        "import faulthandler\n"
-        "with deadline(0.3):\n"
-        "  faulthandler.dump_traceback_later(100)\n"
-        "  faulthandler.cancel_dump_traceback_later()\n"
-        "  signal.alarm(0)\n"
-        "  signal.setitimer(signal.ITIMER_REAL, 0)\n"
-        "  signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\n"
-        "  time.sleep(60)\n"
-    )
-    assert done.returncode == -signal.SIGKILL
-
-
-def test_the_earliest_of_several_deadlines_counts():
-    done = ended("with deadline(60), deadline(0.3):\n  with deadline(30): pass\n  time.sleep(60)\n")
-    assert done.returncode < 0
+    assert printed in done.stderr
 
 
 ERRORS = """

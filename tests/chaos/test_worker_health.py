@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 import vane_dagster as vd
-from support.data import read_stage
-from support.pool_models import alive, until
+from support.arguments import grouped
+from support.data import read_stage, write_source
+from support.pool_models import alive, note, until
+from support.pool_models import noted as lines
 from support.results import failure, metadata
-from support.unhealthy import ROWS, noted, pipeline
 
-
-def pids(folder: Path, name: str) -> Counter[str]:
-    return Counter((folder / name).read_text().split())
+ROWS = 200
 
 
 def doubled(batch: pa.Table) -> pa.Table:
@@ -33,29 +31,38 @@ def waits_for_its_weights() -> None:
         time.sleep(0.1)
 
 
-class Stuck:
+class Loaded:
+    """Notes its process; `first` is whether it is the first instance."""
+
     def __init__(self, folder: str) -> None:
-        noted(folder, "loads")
+        self.folder = Path(folder)
+        note(self.folder / "loads", os.getpid())
+        self.first = len(lines(self.folder / "loads")) == 1
+
+
+class Stuck(Loaded):
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
         waits_for_its_weights()
 
     def __call__(self, batch):
         return doubled(batch)
 
 
-class Engine:
+class Engine(Loaded):
     """Its first instance is dead after some calls, and says so when it is asked."""
 
     def __init__(self, folder: str, calls: int = 3) -> None:
-        self.folder, self.left = folder, calls
-        self.first = noted(folder, "loads") == 1
+        super().__init__(folder)
+        self.left = calls
 
     @property
     def dead(self) -> bool:
         return self.first and self.left < 0
 
     def check_health(self) -> None:
-        noted(self.folder, "probes")
-        if self.dead or os.path.exists(os.path.join(self.folder, f"dead-{os.getpid()}")):
+        note(self.folder / "probes", os.getpid())
+        if self.dead or (self.folder / f"dead-{os.getpid()}").exists():
             raise RuntimeError("the engine is gone")
 
     def __call__(self, batch):
@@ -65,36 +72,27 @@ class Engine:
         return doubled(batch)
 
 
-class Device:
+class Silent(Engine):
+    """Nothing tells that it is dead."""
+
+    check_health = None
+
+
+class Device(Loaded):
     """After a poison row, each call fails as CUDA does when a kernel has failed in the process."""
 
-    def __init__(self, folder: str, poison: int = 77) -> None:
-        noted(folder, "loads")
-        self.poison, self.lost = poison, False
+    lost = False
 
     def __call__(self, batch):
-        self.lost = self.lost or self.poison in batch["x"].to_pylist()
+        self.lost = self.lost or 77 in batch["x"].to_pylist()
         if self.lost:
             raise RuntimeError("CUDA error: device-side assert triggered")
         return doubled(batch)
 
 
-class Silent:
-    """Its first instance fails from some call on, and nothing tells that it is dead."""
-
-    def __init__(self, folder: str, calls: int) -> None:
-        self.first, self.left = noted(folder, "loads") == 1, calls
-
-    def __call__(self, batch):
-        self.left -= 1
-        if self.first and self.left < 0:
-            raise ValueError("not now")
-        return doubled(batch)
-
-
-class Leaks:
+class Leaks(Loaded):
     def __init__(self, folder: str, size: int) -> None:
-        noted(folder, "loads")
+        super().__init__(folder)
         self.size, self.kept = size, [b""]
 
     def __call__(self, batch):
@@ -102,11 +100,25 @@ class Leaks:
         return doubled(batch)
 
 
+def pipeline(tmp_path: Path, fn, arguments=None, **kwargs) -> vd.Pipeline:
+    ids = pa.array(range(ROWS), pa.int64())
+    if not (tmp_path / "source").exists():
+        write_source(tmp_path / "source", {"id": ids, "x": ids})
+    source = vd.parquet(str(tmp_path / "source"))
+    docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=20)
+    given = {"folder": str(tmp_path), **(arguments or {})}
+    options = {"schema": {"y": "BIGINT", "pid": "BIGINT"}, "batch_size": 10, "version": "1"}
+    docs.map_batches("double", fn, fn_constructor_kwargs=given, **grouped({**options, **kwargs}))
+    return docs
+
+
 def read(tmp_path: Path) -> pa.Table:
     return read_stage(tmp_path / "store", "docs", "double")
 
 
-# A start that takes too long
+def has_rows(tmp_path: Path, loads: int | None = None) -> None:
+    assert read(tmp_path)["y"].to_pylist() == [2 * x for x in range(ROWS)]
+    assert loads is None or len(lines(tmp_path / "loads")) == loads
 
 
 def test_a_start_that_takes_too_long_tells_where_it_is(tmp_path, cluster, materialize):
@@ -120,23 +132,8 @@ def test_a_start_that_takes_too_long_tells_where_it_is(tmp_path, cluster, materi
     assert "in waits_for_its_weights" in message
     assert "local_worker.py" not in message
     assert "threading.py" not in message
-    pid = int((tmp_path / "loads").read_text())
+    (pid,) = lines(tmp_path / "loads")
     until(lambda: not alive(pid), "the worker ends")
-
-
-def test_a_start_that_lets_nobody_answer_ends_its_process():
-    script = """
-import re, sys
-from vane_dagster.worker import lifecycle
-lifecycle._GRACE_SECONDS = 1.0
-def search():
-    re.match("(a+)+b", "a" * 60)  # holds Python's lock for ages
-with lifecycle.Startup().watched(0.5):
-    search()
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode < 0
-    assert "in search" in done.stderr
 
 
 # A model that is dead while its process lives
@@ -145,9 +142,8 @@ with lifecycle.Startup().watched(0.5):
 def test_an_engine_that_says_it_is_dead_is_replaced(tmp_path, local, materialize):
     materialize(pipeline(tmp_path, Engine), local)
 
-    assert read(tmp_path)["y"].to_pylist() == [2 * x for x in range(ROWS)]
-    assert len(pids(tmp_path, "loads")) == 2
-    assert len(pids(tmp_path, "probes")) >= 1
+    has_rows(tmp_path, loads=2)
+    assert lines(tmp_path / "probes")
 
 
 def test_a_warm_model_that_is_dead_by_the_next_run_is_replaced(tmp_path, cluster, materialize):
@@ -160,29 +156,21 @@ def test_a_warm_model_that_is_dead_by_the_next_run_is_replaced(tmp_path, cluster
     materialize(docs, compute, config={"force": True})
 
     assert pid not in read(tmp_path)["pid"].to_pylist()
-    assert read(tmp_path)["y"].to_pylist() == [2 * x for x in range(ROWS)]
-    assert len(pids(tmp_path, "loads")) == 2
+    has_rows(tmp_path, loads=2)
 
 
 def test_of_a_lost_device_only_the_row_that_broke_it_is_set_aside(tmp_path, local, materialize):
-    docs = pipeline(tmp_path, Device, on_error="quarantine", max_error_rate=0.1)
-
-    materialize(docs, local)
-
-    assert read(tmp_path)["y"].to_pylist() == [2 * x for x in range(ROWS) if x != 77]
-    aside = vd.quarantine("docs/double", store=str(tmp_path / "store"))
-    assert aside["id"].to_pylist() == [77]
-    assert aside["error"].to_pylist() == ["WorkerDied"]
-    assert "device-side assert" in aside["message"][0].as_py()
-    assert len(pids(tmp_path, "loads")) > 2
-
-
-def test_a_lost_device_fails_the_partition_with_what_was_raised(tmp_path, local, materialize):
     message = failure(materialize(pipeline(tmp_path, Device), local, raises=False))
-
     assert "lost its worker or its data 4 times" in message
     assert "CUDA error: device-side assert triggered" in message
     assert 'raise RuntimeError("CUDA error' in message
+
+    docs = pipeline(tmp_path, Device, on_error="quarantine", max_error_rate=0.1)
+    materialize(docs, local)
+    assert read(tmp_path)["y"].to_pylist() == [2 * x for x in range(ROWS) if x != 77]
+    (fault,) = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()
+    assert (fault["id"], fault["error"]) == (77, "WorkerDied")
+    assert "device-side assert" in fault["message"]
 
 
 def test_failures_at_fragments_in_a_row_replace_the_worker(tmp_path, local, materialize):
@@ -191,40 +179,35 @@ def test_failures_at_fragments_in_a_row_replace_the_worker(tmp_path, local, mate
 
     result = materialize(docs, local)
 
-    assert len(pids(tmp_path, "loads")) == 2
+    assert len(lines(tmp_path / "loads")) == 2
     aside = metadata(result, "double")["rows_quarantined"]
     assert 0 < aside <= 3 * 20
     assert read(tmp_path).num_rows == ROWS - aside
 
     materialize(docs, local, config={"retry_quarantined": True})
-    assert read(tmp_path)["y"].to_pylist() == [2 * x for x in range(ROWS)]
+    has_rows(tmp_path)
 
 
 # Workers that are made anew
 
 
-def test_a_worker_is_replaced_after_so_many_batches(tmp_path, local, materialize):
-    docs = pipeline(tmp_path, Engine, {"calls": 10**6}, max_batches=5)
+@pytest.mark.parametrize(
+    ("size", "options", "workers", "most"),
+    [
+        (0, {"max_batches": 5}, 3, 2 * 5),  # what it had queued is done too
+        (100 << 20, {"max_rss": 600 << 20, "batch_size": 20}, 2, ROWS),
+    ],
+    ids=["batches", "memory"],
+)
+def test_a_worker_is_replaced_at_its_limit(
+    size, options, workers, most, tmp_path, local, materialize
+):
+    materialize(pipeline(tmp_path, Leaks, {"size": size}, **options), local)
 
-    materialize(docs, local)
-
-    rows = read(tmp_path)
-    assert rows["y"].to_pylist() == [2 * x for x in range(ROWS)]
-    batches = {pid: rows / 10 for pid, rows in Counter(rows["pid"].to_pylist()).items()}
-    assert len(batches) >= 3
-    assert max(batches.values()) <= 2 * 5  # what it had queued is done too
-    assert len(pids(tmp_path, "loads")) >= len(batches)
-
-
-def test_a_worker_that_leaks_is_replaced(tmp_path, local, materialize):
-    size = 100 << 20
-    docs = pipeline(tmp_path, Leaks, {"size": size}, max_rss=(600 << 20), batch_size=20)
-
-    materialize(docs, local)
-
-    rows = read(tmp_path)
-    assert rows["y"].to_pylist() == [2 * x for x in range(ROWS)]
-    assert len(set(rows["pid"].to_pylist())) >= 2
+    has_rows(tmp_path)
+    batches = [n / 10 for n in Counter(read(tmp_path)["pid"].to_pylist()).values()]
+    assert len(batches) >= workers
+    assert max(batches) <= most
 
 
 def test_a_limit_that_a_fresh_worker_is_beyond(tmp_path, local, materialize):
