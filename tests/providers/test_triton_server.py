@@ -15,10 +15,10 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.paths import REPOSITORY
+from support.pool_models import until
 from support.pytriton_programs import pytriton, pytriton_client, tritonserver  # noqa: F401  # fixtures
 from support.results import Run, failure
 from support.snippets import imported
-from support.vllm_stages import until
 
 ROWS = 40
 MODEL = """

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,12 @@ import psutil
 import pytest
 
 import vane_dagster as vd
+from support.pool_models import listed, ray_compute, until  # noqa: F401  # fixtures
 from support.results import failure
 from support.tiny_answers import greedy
 from support.vllm_stages import (
     TEXTS,
+    Below,
     adapter,
     answers,
     ask,
@@ -31,10 +32,7 @@ from support.vllm_stages import (
     needs_vllm,
     read,
     shared_memory,
-    until,
-    watched,
 )
-from vane_dagster.compute.client import pool_managers
 from vane_dagster.providers import guard
 from vane_dagster.providers.vllm import _TokenizerBatch
 
@@ -50,35 +48,9 @@ SCHEMA = {
 pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 
-@pytest.fixture
-def ray_compute(cluster: vd.LocalCluster) -> Iterator[vd.RayCompute]:
-    """The session's cluster, without models' pools before and afterwards."""
-    cluster.connect()
-    evict()
-    yield vd.RayCompute(cluster=cluster)
-    cluster.connect()
-    evict()
-
-
-def evict() -> None:
-    import ray
-
-    for pool_manager in pool_managers().values():
-        for pool in ray.get(pool_manager.pools.remote(), timeout=30):
-            if pool["identity"] != "io":
-                ray.get(pool_manager.evict.remote(pool["identity"], True), timeout=30)
-
-
 def described() -> dict[str, Any]:
     """The only model's worker."""
-    import ray
-
-    pools = [
-        p
-        for pool_manager in pool_managers().values()
-        for p in ray.get(pool_manager.pools.remote(), timeout=30)
-    ]
-    ((found,),) = [pool["workers"] for pool in pools if pool["identity"] != "io"]
+    ((found,),) = [pool["workers"] for pool in listed()]
     return dict(found)
 
 
@@ -174,12 +146,11 @@ def test_stages_with_formats_adapters_and_none_share_an_engine(tiny, tmp_path, l
     for name, chosen in {"mixed": "{own}", "a": "a", "b": "b", "plain": None}.items():
         sampling = {"max_tokens": 16, **({"adapter": chosen} if chosen else {})}
         ask(said, tiny, name, sampling_params=sampling, **lora)
-    pids: set[int] = set()
-    with watched(pids):
+    with Below() as below:
         materialize(pipeline, local)
 
-    assert len(pids) == 1
-    assert gone([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)])
+    assert len(below.cores) == 1
+    below.end()
     rows = read(tmp_path, "said")
     assert rows["id"].to_pylist() == [*range(len(TEXTS))]
     assert answers(tmp_path, "said") == greedy(tiny, TEXTS, system=SYSTEM)

@@ -15,49 +15,15 @@ from support.results import failure
 from support.tiny_answers import greedy
 from support.vllm_stages import (
     TEXTS,
+    Below,
     answers,
     ask,
     docs,
     engine,
-    gone,
     needs_vllm,
-    shared_memory,
-    until,
 )
 
 pytestmark = pytest.mark.usefixtures("vllm_variables")
-
-
-class Below:
-    """Notes the processes below this one, and the memory they share, while a run goes on."""
-
-    def __init__(self) -> None:
-        self.processes: set[psutil.Process] = set()
-        self.shared: set[str] = set()
-        self.others = set(psutil.Process().children(recursive=True))
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self.look)
-
-    def look(self) -> None:
-        while not self.over.wait(0.1):
-            children = psutil.Process().children(recursive=True)
-            for process in [child for child in children if child not in self.others]:
-                self.processes.add(process)
-                self.shared |= shared_memory(process.pid)
-
-    def __enter__(self) -> Below:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.over.set()
-        self.thread.join()
-
-    def end(self) -> None:
-        """Waits until nothing of it is left."""
-        assert self.processes
-        assert gone([*self.processes])
-        until(lambda: not any(os.path.exists(name) for name in self.shared), "memory is freed")
 
 
 @needs_vllm

@@ -210,101 +210,68 @@ def in_flight(server: psutil.Process) -> bool:
 # By its URL
 
 
-def test_answers_usage_and_a_prompt_that_is_too_long(url, tiny, tmp_path, local, materialize):
+def test_answers_usage_formats_and_prompts_that_are_too_long(
+    url, tiny, tmp_path, local, materialize
+):
+    """By OpenAI's two APIs and by Anthropic's, in one pipeline."""
     system = "The quick brown fox jumps over the lazy dog, and answers briefly."
     pipeline = docs(tmp_path, [*TEXTS, LONG, "x" * 100_000])
+    options = reached(url)["options"]
+    anthropic = {**options, "base_url": url.removesuffix("/v1")}
     aside = {"on_error": "quarantine", "max_error_rate": 0.5}
-    ask(pipeline, url, system=system, **aside)
-
-    facts = metadata(materialize(pipeline, local), "asked")
-
-    rows = read(tmp_path)
-    assert rows["id"].to_pylist() == [*range(len(TEXTS))]
-    found = [text.rstrip("\ufffd") for text in rows["asked"].to_pylist()]
-    assert found == greedy(tiny, TEXTS, system=system)
-    usage = rows["asked_usage"].to_pylist()
-    assert {u["finish_reason"] for u in usage} <= {"stop", "length"}
-    assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
-    assert max(u["cached_tokens"] for u in usage) >= 32  # the system message
-    assert facts["prompt_tokens"] == sum(u["prompt_tokens"] for u in usage)
-    faults = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id").to_pylist()
-    assert [(f["id"], f["error"]) for f in faults] == [
-        (len(TEXTS), "PromptTooLong"),
-        (len(TEXTS) + 1, "PromptTooLong"),
-    ]
-    assert all("maximum context length is 192 tokens" in f["message"] for f in faults)
-
-
-def test_answers_are_held_to_formats(url, tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
+    said = ask(pipeline, url, system=system, include_columns=["text"], **aside)
+    ask(pipeline, url, "other", provider="anthropic", options=anthropic, system=system, **aside)
     free = {"temperature": 1, "max_tokens": 60}
-    ask(pipeline, url, "chosen", return_format=["yes", "no"], sampling_params=free)
-    ask(pipeline, url, "filled", return_format=SCHEMA, sampling_params=free)
+    ask(said, url, "chosen", return_format=["yes", "no"], sampling_params=free)
+    ask(said, url, "filled", return_format=SCHEMA, sampling_params=free)
+    regex = {"extra_body": {"structured_outputs": {"regex": "[0-9]{4}"}}, "temperature": 1}
+    plain = {**options, "api": "completions"}
+    ask(said, url, "completed", options=plain, sampling_params=regex)
 
-    materialize(pipeline, local)
+    done = materialize(pipeline, local)
 
+    for stage in ("asked", "other"):
+        rows = read(tmp_path, stage)
+        assert rows["id"].to_pylist() == [*range(len(TEXTS))]
+        assert texts(tmp_path, stage, stage) == greedy(tiny, TEXTS, system=system)
+        usage = rows[f"{stage}_usage"].to_pylist()
+        assert {u["finish_reason"] for u in usage} <= {"stop", "length"}
+        assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
+        faults = vd.quarantine(f"docs/{stage}", store=str(tmp_path / "store")).sort_by("id")
+        assert faults["id"].to_pylist() == [len(TEXTS), len(TEXTS) + 1]
+        assert faults["error"].to_pylist() == ["PromptTooLong"] * 2
+        assert all("maximum context length is 192" in m for m in faults["message"].to_pylist())
+    usage = read(tmp_path)["asked_usage"].to_pylist()
+    assert max(u["cached_tokens"] for u in usage) >= 32  # the system message
+    assert metadata(done, "asked")["prompt_tokens"] == sum(u["prompt_tokens"] for u in usage)
     assert set(read(tmp_path, "chosen")["chosen"].to_pylist()) <= {"yes", "no"}
     filled = read(tmp_path, "filled")["filled"].to_pylist()
     assert len(filled) == len(TEXTS)
     assert all(f["mood"] in ("good", "bad") and isinstance(f["sure"], bool) for f in filled)
-
-
-def test_completions_with_fields_of_the_servers_own(url, tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
-    options = {**reached(url)["options"], "api": "completions"}
-    sampling = {"extra_body": {"structured_outputs": {"regex": "[0-9]{4}"}}, "temperature": 1}
-    ask(pipeline, url, options=options, sampling_params=sampling)
-
-    materialize(pipeline, local)
-
-    rows = read(tmp_path)
-    assert all(len(text) == 4 and text.isdigit() for text in rows["asked"].to_pylist())
+    rows = read(tmp_path, "completed")
+    assert all(len(text) == 4 and text.isdigit() for text in rows["completed"].to_pylist())
     # No chat template surrounds the text.
-    usage = rows["asked_usage"].to_pylist()
+    usage = rows["completed_usage"].to_pylist()
     assert all(0 < u["prompt_tokens"] <= len(t) for u, t in zip(usage, TEXTS))
 
 
-def test_anthropics_api_has_the_same_answers(url, tiny, tmp_path, local, materialize):
-    system = "The quick brown fox jumps over the lazy dog, and answers briefly."
-    pipeline = docs(tmp_path, [*TEXTS, LONG])
-    options = {"base_url": url.removesuffix("/v1"), "api_key_env": "LLM_KEY"}
-    aside = {"on_error": "quarantine", "max_error_rate": 0.5}
-    ask(pipeline, url, provider="anthropic", options=options, system=system,
-        **aside)  # fmt: skip
-
-    materialize(pipeline, local)
-
-    rows = read(tmp_path)
-    found = [text.rstrip("\ufffd") for text in rows["asked"].to_pylist()]
-    assert found == greedy(tiny, TEXTS, system=system)
-    usage = rows["asked_usage"].to_pylist()
-    assert {u["finish_reason"] for u in usage} <= {"stop", "length"}
-    assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
-    faults = vd.quarantine("docs/asked", store=str(tmp_path / "store")).to_pylist()
-    assert [(fault["id"], fault["error"]) for fault in faults] == [(len(TEXTS), "PromptTooLong")]
-
-
 def test_what_no_row_is_at_fault_of_fails_at_once(url, tmp_path, local, materialize, monkeypatch):
-    pipeline = docs(tmp_path)
-    ask(pipeline, url, model="another", on_error="quarantine")
-    message = failure(materialize(pipeline, local, raises=False))
+    def refusal(stage: str = "prompt", key: str | None = "LLM_KEY", model: str = "tiny") -> str:
+        pipeline = docs(tmp_path)
+        given = {"model": model, **reached(url, key), "on_error": "quarantine"}
+        getattr(pipeline, stage)(
+            "asked", "{text}" if stage == "prompt" else "text", **grouped(given)
+        )
+        return failure(materialize(pipeline, local, raises=False))
+
+    message = refusal(model="another")
     assert "NotFoundError: Error code: 404 - The model `another` does not exist" in message
-
-    pipeline = docs(tmp_path)
-    given = {"model": "tiny", **reached(url)}
-    pipeline.embed("asked", "text", on_error="quarantine", **grouped(given))
-    message = failure(materialize(pipeline, local, raises=False))
+    message = refusal("embed")
     assert f"The request was to {url}/embeddings, for the model 'tiny'" in message
-
     monkeypatch.setenv("LLM_KEY", "sk-another-key-altogether")
-    pipeline = docs(tmp_path)
-    ask(pipeline, url, on_error="quarantine")
-    message = failure(materialize(pipeline, local, raises=False))
+    message = refusal()
     assert "AuthenticationError: Error code: 401 - Unauthorized" in message
     assert "The key is that of the environment variable 'LLM_KEY'" in message
     assert "sk-another" not in message
-
-    pipeline = docs(tmp_path)
-    ask(pipeline, url, **reached(url, None))
-    message = failure(materialize(pipeline, local, raises=False))
+    message = refusal(key=None)
     assert "401 - Unauthorized. No key was given: name its variable by api_key_env" in message
