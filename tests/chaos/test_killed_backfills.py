@@ -53,34 +53,6 @@ def test_cancelled_run_stops_and_leaves_parts_and_warm_workers(dev, slowly):
     assert dev.calls(values).total() <= 80 + IN_FLIGHT
 
 
-def test_cancelled_backfill_is_retried_where_it_was(dev, slowly):
-    first, second = list(range(2000, 2010)), list(range(3000, 3400))
-    dev.write("slow", "first", first)
-    dev.write("slow", "second", second)
-    backfill = dev.backfill(SLOW, ["first", "second"])
-    dev.wait(lambda: dev.parts("slow/noted", "second") >= 4, "the second partition is under way")
-
-    dev.cancel(backfill)
-
-    state = dev.backfill_ended(backfill)
-    assert state["status"] == "CANCELED"
-    assert [run["status"] for run in state["runs"]] == ["CANCELED"]
-    statuses = dev.asset("slow/kept", ["first", "second"])
-    assert statuses["first"]["status"] == "MATERIALIZED"
-    assert statuses["second"]["status"] == "MISSING"
-
-    kept = dev.parts("slow/noted", "second")
-    dev.slowly(False)
-    state = dev.backfill_ended(dev.retry_failed(backfill))
-
-    assert state["status"] == "COMPLETED_SUCCESS"
-    assert state["partitionNames"] == ["second"]
-    found = dev.asset("slow/noted", ["first", "second"])
-    assert [what["events"] for what in found.values()] == [1, 1]
-    assert found["second"]["metadata"]["fragments_reused"] == kept
-    assert dev.rows("slow/noted", "second")["id"] == list(range(400))
-
-
 def test_killed_run_worker_loses_what_was_in_flight_and_no_more(dev, slowly):
     which, values = "worker-killed", list(range(5000, 5400))
     dev.write("slow", which, values)

@@ -44,23 +44,6 @@ def check_run(root: Path, case: str, fragment_rows: int) -> None:
     assert facts["driver_bytes"] < 100 << 20
 
 
-def test_a_stream_of_eight_object_stores_neither_spills_nor_fills_the_driver(tmp_path: Path):
-    width, files = 1_000, 8
-    payload = np.arange(4_000 * width, dtype="f4").reshape(4_000, width)
-    for index in range(files):
-        ids = range(index * 4_000, (index + 1) * 4_000)
-        write_source(
-            tmp_path / "src",
-            {"id": ids, "payload": list(payload)},
-            f"{index}.parquet",
-            row_group_size=1_000,
-            use_dictionary=False,
-        )
-    through = files * 4_000 * width * 4 * (1 + 4 + 5)  # copied, wide, joined
-    assert through > 4 * STORE_BYTES
-    check_run(tmp_path, "widened", 1_000)
-
-
 def test_a_stage_that_makes_a_hundred_times_the_bytes_does_not_spill(tmp_path: Path):
     rows, width, fragment = 1_600, 500, 200
     payload = (np.arange(rows * width) % 251).astype("f4").reshape(rows, width)

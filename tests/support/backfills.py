@@ -89,8 +89,7 @@ def noting(made):
 days = pipeline("days", dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-11"))
 doubling(days).project("kept", ["double"])
 
-words = "stopped first second step-killed worker-killed".split()
-slow = noting(pipeline("slow", dg.StaticPartitionsDefinition(words)))
+slow = noting(pipeline("slow", dg.StaticPartitionsDefinition(["stopped", "worker-killed"])))
 
 turns = noting(
     pipeline(

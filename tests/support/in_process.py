@@ -121,6 +121,37 @@ class InProcess:
         self._calls.clear()
 
 
+def executed(
+    pipeline: vd.Pipeline,
+    store: Store,
+    partitions: Sequence[str | None],
+    backend: InProcess,
+    keys: Sequence[str] = (),
+    run_id: str | None = None,
+    **options: Any,
+) -> list[Event]:
+    """Run all stages of a pipeline, and return the events of the run; see `compute`."""
+    run_id = run_id or secrets.token_hex(8)
+
+    class Order:
+        def all(self) -> Sequence[str]:
+            return keys or [key for key in partitions if key is not None]
+
+        def before(self, partition: str) -> Sequence[str]:
+            known = list(self.all())
+            return known[: known.index(partition)][::-1]
+
+    stages = tuple(pipeline.stages)
+    planned = plan_run(pipeline, stages, partitions, store, run_id=run_id, **options)
+    if planned.failed:
+        raise next(iter(planned.failed.values()))
+    events: list[Event] = []
+    runner = CheckRunner(pipeline, store, Order())
+    given: Any = backend
+    execute(planned, given, store, run_id, events.append, threading.Event(), {}, runner)
+    return events
+
+
 def compute(
     pipeline: vd.Pipeline,
     store: Store,
@@ -141,25 +172,7 @@ def compute(
         keys: All partitions in order. Default: those that are computed.
         **options: Further arguments of `plan_run`.
     """
-
-    run_id = run_id or secrets.token_hex(8)
-
-    class Order:
-        def all(self) -> Sequence[str]:
-            return keys or [key for key in partitions if key is not None]
-
-        def before(self, partition: str) -> Sequence[str]:
-            known = list(self.all())
-            return known[: known.index(partition)][::-1]
-
-    stages = tuple(pipeline.stages)
-    planned = plan_run(pipeline, stages, partitions, store, run_id=run_id, **options)
-    if planned.failed:
-        raise next(iter(planned.failed.values()))
-    events: list[Event] = []
-    runner = CheckRunner(pipeline, store, Order())
-    given: Any = backend or InProcess()
-    execute(planned, given, store, run_id, events.append, threading.Event(), {}, runner)
+    events = executed(pipeline, store, partitions, backend or InProcess(), keys, run_id, **options)
     for event in events:
         if isinstance(event, Failed):
             raise event.error

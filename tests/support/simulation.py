@@ -9,10 +9,9 @@ with what a plain loop makes of the rows.
 from __future__ import annotations
 
 import hashlib
-import secrets
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, ClassVar
@@ -25,13 +24,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.in_process import InProcess
+from support.in_process import InProcess, executed
 from support.simulated_stages import is_kept, labelled, pieces, world
 from vane_dagster.compute.api import CallResult, Worker
-from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.engine.executor import execute
 from vane_dagster.events import Event, Failed
-from vane_dagster.planning.planner import plan_run
 from vane_dagster.retries import Cause
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import read_part
@@ -464,7 +460,8 @@ class World:
         Storage.begin(given.fails, given.kill_operation)
         events: list[Event] = []
         try:
-            events = self._execute(workers, partitions, options)
+            planned = (self.pipeline(), self.store, list(partitions), workers, PARTITIONS)
+            events = executed(*planned, **options)
         except BaseException:
             if not Storage.is_dead:
                 raise
@@ -480,28 +477,6 @@ class World:
         failed = {(e.stage, e.partition): e.error for e in events if isinstance(e, Failed)}
         self._compare(partitions, before, failed)
         self._count(partitions, workers, options, bool(given.fails))
-
-    def _execute(
-        self, workers: Workers, partitions: Sequence[str], options: Mapping[str, Any]
-    ) -> list[Event]:
-        pipeline, run_id = self.pipeline(), secrets.token_hex(8)
-        events: list[Event] = []
-
-        class Order:
-            def all(self) -> Sequence[str]:
-                return PARTITIONS
-
-            def before(self, partition: str) -> Iterator[str]:
-                return iter(PARTITIONS[: PARTITIONS.index(partition)][::-1])
-
-        given = (pipeline, tuple(pipeline.stages), list(partitions), self.store)
-        planned = plan_run(*given, run_id=run_id, **options)
-        assert not planned.failed, planned.failed
-        runner = CheckRunner(pipeline, self.store, Order())
-        backend: Any = workers
-        cancelled = threading.Event()
-        execute(planned, backend, self.store, run_id, events.append, cancelled, {}, runner)
-        return events
 
     def places(self, partitions: Sequence[str]) -> list[tuple[str, str]]:
         return [(node.name, partition) for node in self.nodes for partition in partitions]
