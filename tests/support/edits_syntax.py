@@ -50,32 +50,10 @@ FACTORIES = [
             "",
         ),
         (
-            "partialmethod",
-            "class Model:\n    def f(self, b, m):\n        return b * m\n"
-            "    __call__ = functools.partialmethod(f, m=n)",
-            "import functools\n",
-        ),
-        (
-            "property",
-            f"class Model:\n    SIZE = property(lambda self: n)\n{_CALL}",
-            "",
-        ),
-        (
             "slots",
             "class Model:\n    __slots__ = ('a', 'b')[:n - 2]\n    def __call__(self, b):\n"
             "        return len(self.__slots__)",
             "",
-        ),
-        (
-            "nested class",
-            "class Model:\n    class Config:\n        SIZE = n\n    def __call__(self, b):\n"
-            "        return b * self.Config.SIZE",
-            "",
-        ),
-        (
-            "dataclass field",
-            f"@dataclasses.dataclass\nclass Model:\n    SIZE: int = n\n{_CALL}",
-            "import dataclasses\n",
         ),
         (
             "dataclass default factory",
@@ -89,12 +67,6 @@ FACTORIES = [
             f"import dataclasses\nclass Base:\n{_CALL}",
         ),
         (
-            "namedtuple",
-            "P = collections.namedtuple('P', 'x', defaults=[n])\nclass Model:\n    POINT = P\n"
-            "    def __call__(self, b):\n        return self.POINT().x",
-            "import collections\n",
-        ),
-        (
             "enum",
             "class Kind(enum.Enum):\n    A = n\nclass Model:\n    def __call__(self, b):\n"
             "        return Kind.A.value",
@@ -105,12 +77,6 @@ FACTORIES = [
             "class Config(pydantic.BaseModel):\n    size: int = n\nclass Model:\n"
             "    def __call__(self, b):\n        return Config().size",
             "import pydantic\n",
-        ),
-        (
-            "metaclass by a variable",
-            "meta = (A, B)[n == 3]\nclass Model(metaclass=meta):\n    def __call__(self, b):\n"
-            "        return type(self).size",
-            "class A(type):\n    size = 1\nclass B(type):\n    size = 2\n",
         ),
         (
             "descriptor",
