@@ -32,7 +32,7 @@ from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.quarantine import read_faults
 from vane_dagster.storage.store import Store
 
-ROUNDS = int(os.environ.get("VANE_CHAOS_ROUNDS", "12"))
+ROUNDS = int(os.environ.get("VANE_CHAOS_ROUNDS", "8"))
 SEED = int(os.environ.get("VANE_CHAOS_SEED", "1"))
 FILES, FILE_ROWS = 2, 150
 IDS = {

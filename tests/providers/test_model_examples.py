@@ -13,15 +13,11 @@ import pytest
 
 from benchmarks.tiny_llm import make, teach
 from support.example_runs import (  # noqa: F401  # fixtures
-    EXAMPLES,
-    OFFERS,
     ON_MODELS,
     ON_VLLM,
     endpoint,
     example,
     example_cluster,
-    offers,
-    run,
     runs_twice,
 )
 from vane_dagster.providers.base import Answer

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from support.edits import Project
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
-from vane_dagster.fingerprint.module_attributes import module_folders
 
 DEFS = """
 import helpers
@@ -45,13 +45,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (root / name).write_text(text)
     monkeypatch.setattr(sys, "path", [str(root), *sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    before = set(sys.modules)
     yield root
-    for name in set(sys.modules) - before:
-        places = [getattr(sys.modules[name], "__file__", None)]
-        places += module_folders(sys.modules[name]) or ()
-        if any(str(place).startswith(str(tmp_path)) for place in places):
-            del sys.modules[name]
+    Project(tmp_path).forget()
 
 
 def bundle(obj: Any) -> CodeBundle:

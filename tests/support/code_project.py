@@ -17,12 +17,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     root.mkdir()
     monkeypatch.syspath_prepend(str(root))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    before = set(sys.modules)
-    yield Project(root)
-    for name in set(sys.modules) - before:
-        places = str(getattr(sys.modules[name], "__file__", "")), str(sys.modules[name])
-        if any(str(root) in place for place in places):
-            del sys.modules[name]
+    made = Project(root)
+    yield made
+    made.forget()
 
 
 DEFS = '''

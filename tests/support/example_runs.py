@@ -147,30 +147,11 @@ OFFERS = [
 ]
 
 
-def offers(root: Path) -> list[dict[str, Any]]:
+def has_offers(root: Path) -> None:
     table = pq.read_table(root / "offers" / "out")
     kinds = {"id": pa.int64(), "item": pa.string(), "condition": pa.string(), "cents": pa.int64()}
     assert dict(zip(table.column_names, table.schema.types)) == kinds
-    return table.to_pylist()
-
-
-def has_offers(root: Path) -> None:
-    assert offers(root) == OFFERS
-
-
-def has_labels(root: Path) -> None:
-    table = pq.read_table(root / "comments" / "out")
-    assert table.column_names == ["id", "text", "label"]
-    assert table["label"].to_pylist() == ["praise", "complaint", "question"] * 2
-
-
-def has_slogans(root: Path) -> None:
-    table = pq.read_table(root / "products" / "out")
-    assert table.column_names == ["id", "name", "slogan", "slogan_usage"]
-    prompts = [f"Write a slogan for {name}." for name in table["name"].to_pylist()]
-    assert table["slogan"].to_pylist() == [f"echo: {prompt}" for prompt in prompts]
-    used = table["slogan_usage"].to_pylist()
-    assert [u["prompt_tokens"] for u in used] == [len(prompt.split()) for prompt in prompts]
+    assert table.to_pylist() == OFFERS
 
 
 def has_summaries(root: Path) -> None:
@@ -182,14 +163,6 @@ def has_summaries(root: Path) -> None:
         used = table["summary_usage"].to_pylist()
         assert all(u["prompt_tokens"] > 128 and 0 < u["completion_tokens"] <= 48 for u in used)
         assert max(u["cached_tokens"] for u in used) >= 128
-
-
-def has_replies(root: Path) -> None:
-    table = pq.read_table(root / "letters" / "out")
-    assert table.column_names == ["id", "text", "reply", "mood"]
-    assert table["id"].to_pylist() == [0, 1, 2]
-    assert set(table["mood"].to_pylist()) <= {"content", "neutral", "angry"}
-    assert table["reply"].null_count == 0
 
 
 def has_scores(root: Path) -> None:
@@ -236,13 +209,10 @@ def has_pages(root: Path) -> None:
 
 
 WROTE: dict[str, Callable[[Path], None]] = {
-    "api_rate_limits": has_slogans,
-    "classify_labels": has_labels,
     "csv_to_delta": has_scores,
     "extract_fields": has_offers,
     "pdf_search": has_pages,
     "summarise_vllm": has_summaries,
-    "two_prompts_one_engine": has_replies,
 }
 
 

@@ -9,9 +9,8 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 import vane_dagster
+from support.pool_models import alive as lives
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.compute.processes import marked
 
@@ -57,14 +56,6 @@ def processes_of(local: LocalHead) -> set[int]:
     sessions = {os.getsid(pid) for pid in found}
     everything = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
     return found | {pid for pid in everything if lives(pid) and os.getsid(pid) in sessions}
-
-
-def lives(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def assert_nothing_left(local: LocalHead) -> None:

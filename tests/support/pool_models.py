@@ -73,7 +73,11 @@ def rows(tmp_path: Path, stage: str, partition: str | None = None) -> pa.Table:
 
 
 def alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    """Whether a process exists and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def until(true: Callable[[], Any], what: str, seconds: float = 40.0) -> Any:
