@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from support.pool_claims import ask, claim, spec
+from support.pool_claims import ask, claim
 from vane_dagster.compute import growth
-from vane_dagster.compute.admission import check_can_fit, plan_waves
-from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.growth import Growth, adds_nodes, listed, short_of_nodes
 from vane_dagster.compute.placement import Bundle
 from vane_dagster.compute.pool_state import POLL_SECONDS, PoolState
-from vane_dagster.errors import ComputeError
 
 BARE = {"head": {"CPU": 1.0}}
 ONE = {"head": {"CPU": 1.0}, "n1": {"GPU": 1.0}}
@@ -250,23 +247,6 @@ def test_the_second_version_adds_nodes_once_it_runs(gcs: Gcs):
 
 
 # What is checked before a run
-
-
-def test_replicas_of_a_server_that_do_not_fit_are_called_so():
-    capacity = Capacity(({"CPU": 4.0},), 0)
-    server = replace(spec("llm", (5, 5), CPU=1), server="llm")
-    with pytest.raises(ComputeError) as caught:
-        check_can_fit(capacity, server)
-    assert "5 replicas of 1 CPU each were asked for" in str(caught.value)
-    assert "Declare replicas=(1, 5) to take what there is" in str(caught.value)
-
-
-def test_where_nodes_may_be_added_nothing_is_refused_and_waves_are_small():
-    capacity = Capacity(({"CPU": 1.0},), 0, adds_nodes=True)
-    check_can_fit(capacity, spec("m", GPU=1))
-    pools = {name: spec(name, GPU=1) for name in "ab"}
-    waves = plan_waves(capacity, "ab", {"a": [], "b": []}, pools)
-    assert waves == [["a"], ["b"]], "one node after another, not all at once"
 
 
 def test_bundles_as_text():
