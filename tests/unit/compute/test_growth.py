@@ -22,11 +22,20 @@ TWO = {**ONE, "n2": {"GPU": 1.0}}
 GPU, TPU = {"GPU": 1}, {"TPU": 1}
 
 
+@pytest.fixture
+def pool_state() -> PoolState:
+    return PoolState()
+
+
+@pytest.fixture
+def grown(pool_state: PoolState) -> Growth:
+    return Growth(pool_state)
+
+
 # What is short of nodes, and by how much
 
 
-def test_nothing_is_wanted_where_the_nodes_suffice():
-    pool_state = PoolState()
+def test_nothing_is_wanted_where_the_nodes_suffice(pool_state):
     assert ask(pool_state, "1", claim("a", GPU=1), claim("io"), nodes=ONE) is not None
     assert short_of_nodes(pool_state, ONE, 0.0) == {}
     pool_state.release("1", 0.0)
@@ -36,8 +45,7 @@ def test_nothing_is_wanted_where_the_nodes_suffice():
     assert short_of_nodes(pool_state, larger, 0.0) == {}, "there is a larger node now"
 
 
-def test_what_is_free_is_part_of_what_is_wanted_and_what_is_leased_is_not():
-    pool_state = PoolState()
+def test_what_is_free_is_part_of_what_is_wanted_and_what_is_leased_is_not(pool_state):
     ask(pool_state, "1", claim("a", GPU=1), nodes=ONE)
     assert ask(pool_state, "2", claim("b", (2, 4), GPU=1), claim("io"), nodes=ONE) is None
     assert short_of_nodes(pool_state, ONE, 0.0) == {"2": [GPU] * 2}, "the least, all at once"
@@ -45,8 +53,7 @@ def test_what_is_free_is_part_of_what_is_wanted_and_what_is_leased_is_not():
     assert short_of_nodes(pool_state, {**TWO, "n3": {"GPU": 1.0}}, 0.0) == {}
 
 
-def test_idle_pools_make_room_before_nodes_are_added():
-    pool_state = PoolState()
+def test_idle_pools_make_room_before_nodes_are_added(pool_state):
     ask(pool_state, "1", claim("a", GPU=1), nodes=ONE)
     pool_state.release("1", 0.0)
     assert ask(pool_state, "2", claim("b", (3, 3), GPU=1), nodes=TWO) is None
@@ -57,8 +64,7 @@ def test_idle_pools_make_room_before_nodes_are_added():
     assert list(pool_state.pools) == ["a"], "it stays warm until the lease is granted"
 
 
-def test_workers_that_exist_are_not_wanted_again():
-    pool_state = PoolState()
+def test_workers_that_exist_are_not_wanted_again(pool_state):
     ask(pool_state, "1", claim("a", GPU=1), nodes=ONE)
     assert ask(pool_state, "2", claim("a", (3, 3), GPU=1), nodes=ONE) is None
     assert ask(pool_state, "3", claim("a", (2, 2), GPU=1), nodes=ONE) is None
@@ -67,8 +73,7 @@ def test_workers_that_exist_are_not_wanted_again():
     assert short_of_nodes(pool_state, ONE, 0.0) == {"3": [GPU]}
 
 
-def test_who_does_not_poll_any_more_wants_nothing():
-    pool_state = PoolState()
+def test_who_does_not_poll_any_more_wants_nothing(pool_state):
     assert ask(pool_state, "1", claim("a", GPU=1), nodes=BARE) is None
     assert short_of_nodes(pool_state, BARE, POLL_SECONDS - 1) == {"1": [GPU]}
     assert short_of_nodes(pool_state, BARE, POLL_SECONDS) == {}
@@ -111,9 +116,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
     return made
 
 
-def test_each_request_has_a_group_until_nodes_are_there_or_it_is_gone(groups: Groups):
-    pool_state = PoolState()
-    grown = Growth(pool_state)
+def test_each_request_has_a_group_until_nodes_are_there_or_it_is_gone(groups, pool_state, grown):
     ask(pool_state, "1", claim("a", GPU=1), nodes=BARE)
     ask(pool_state, "2", claim("b", TPU=1), nodes=BARE)
     assert grown.asked_for("1") == ""
@@ -130,10 +133,8 @@ def test_each_request_has_a_group_until_nodes_are_there_or_it_is_gone(groups: Gr
 
 
 def test_a_group_that_ray_reserves_is_removed_at_once_and_renewed_if_it_is_still_needed(
-    groups: Groups,
+    groups, pool_state, grown
 ):
-    pool_state = PoolState()
-    grown = Growth(pool_state)
     ask(pool_state, "1", claim("a", GPU=1), nodes=BARE)
     grown.step(BARE, 0.0)
     grown.remove_reserved()
@@ -145,9 +146,7 @@ def test_a_group_that_ray_reserves_is_removed_at_once_and_renewed_if_it_is_still
     assert groups.log == ["+1", "-1", "+1", "-1", "+1"]
 
 
-def test_a_group_follows_what_its_request_is_short_of(groups: Groups):
-    pool_state = PoolState()
-    grown = Growth(pool_state)
+def test_a_group_follows_what_its_request_is_short_of(groups, pool_state, grown):
     ask(pool_state, "1", claim("a", GPU=1), nodes=ONE)
     ask(pool_state, "2", claim("a", (3, 3), GPU=1), nodes=ONE)
     ask(pool_state, "3", claim("a", (4, 4), GPU=1), nodes=ONE)
@@ -158,17 +157,14 @@ def test_a_group_follows_what_its_request_is_short_of(groups: Groups):
     assert [(group.name, len(group.bundles)) for group in groups.alive] == [("3", 3)]
 
 
-def test_a_cluster_that_cannot_grow_has_no_groups(groups: Groups, monkeypatch: pytest.MonkeyPatch):
+def test_a_cluster_that_cannot_grow_has_no_groups(groups, pool_state, grown, monkeypatch):
     monkeypatch.setattr(growth, "adds_nodes", lambda: False)
-    pool_state = PoolState()
     ask(pool_state, "1", claim("a", GPU=1), nodes=BARE)
-    Growth(pool_state).step(BARE, 0.0)
+    grown.step(BARE, 0.0)
     assert groups.log == []
 
 
-def test_who_waits_for_half_an_hour_without_a_new_node_is_hopeless(groups: Groups):
-    pool_state = PoolState()
-    grown = Growth(pool_state)
+def test_who_waits_for_half_an_hour_without_a_new_node_is_hopeless(groups, pool_state, grown):
 
     def hopeless_at(now: float, nodes: Any) -> bool:
         ask(pool_state, "1", claim("a", (3, 3), GPU=1), nodes=nodes, now=now)
@@ -182,9 +178,7 @@ def test_who_waits_for_half_an_hour_without_a_new_node_is_hopeless(groups: Group
     assert hopeless_at(3602.0, ONE)
 
 
-def test_who_waits_for_other_runs_is_not_hopeless(groups: Groups):
-    pool_state = PoolState()
-    grown = Growth(pool_state)
+def test_who_waits_for_other_runs_is_not_hopeless(groups, pool_state, grown):
     ask(pool_state, "1", claim("a", GPU=1), nodes=ONE)
     for now in (0.0, 2000.0):
         ask(pool_state, "2", claim("b", (2, 2), GPU=1), nodes=ONE, now=now)
@@ -221,32 +215,22 @@ class Gcs:
         self.put(b"__autoscaling_status", json.dumps(found).encode())
 
 
-@pytest.fixture
-def gcs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gcs:
-    made = Gcs(request.param)
-    monkeypatch.setattr("ray.experimental.internal_kv.internal_kv_get_gcs_client", lambda: made)
-    return made
-
-
-@pytest.mark.parametrize("gcs", [1], indirect=True)
-def test_the_first_version_adds_nodes_while_it_reports_nodes_of_its_own(gcs: Gcs):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_cluster_adds_nodes_while_its_autoscaler_runs(version, monkeypatch):
+    """The first version reports its nodes; the second has an address for its metrics."""
+    gcs = Gcs(version)
+    monkeypatch.setattr("ray.experimental.internal_kv.internal_kv_get_gcs_client", lambda: gcs)
     assert not adds_nodes(), "there is none"
+    if version == 2:
+        gcs.put(b"AutoscalerMetricsAddress", b"10.0.0.1:44217")
+        assert adds_nodes()
+        return
     gcs.report(["accelerated"])
     assert adds_nodes()
     gcs.report(["node_" + "a" * 56])
     assert not adds_nodes(), "it mirrors nodes that were started by hand"
     gcs.report(["accelerated"], at=time.time() - 1000)
     assert not adds_nodes(), "it is silent"
-
-
-@pytest.mark.parametrize("gcs", [2], indirect=True)
-def test_the_second_version_adds_nodes_once_it_runs(gcs: Gcs):
-    assert not adds_nodes(), "the head was started without it"
-    gcs.put(b"AutoscalerMetricsAddress", b"10.0.0.1:44217")
-    assert adds_nodes()
-
-
-# What is checked before a run
 
 
 def test_bundles_as_text():
