@@ -396,16 +396,15 @@ def test_counts_of_several_parts_are_added_up_but_do_not_cancel_out(tmp_path: Pa
     assert nulls.metadata == {"rows": 4, "null_rate/x": 0.25}
 
 
-def test_children_may_be_more_but_none_of_a_row_is_a_loss(tmp_path: Path):
-    def of_children(**counts: int) -> CheckResult:
-        context = stage(tmp_path, rows(x=[1, 2, 3]), **counts)
-        many = replace(context.manifest, info={"children": True})
-        return one(vd.checks.IdsComplete(), closed(replace(context, manifest=many)))
-
-    assert of_children(rows_in=2).passed
-    assert of_children(rows_in=5, filtered=2).passed
-    assert not of_children(rows_in=5, filtered=1).passed
-    assert not of_children(rows_in=2, filtered=3).passed
+@pytest.mark.parametrize(
+    ("rows_in", "filtered", "passed"), [(2, 0, True), (5, 2, True), (5, 1, False), (2, 3, False)]
+)
+def test_children_may_be_more_but_none_of_a_row_is_a_loss(
+    tmp_path: Path, rows_in: int, filtered: int, passed: bool
+):
+    context = stage(tmp_path, rows(x=[1, 2, 3]), rows_in=rows_in, filtered=filtered)
+    many = replace(context.manifest, info={"children": True})
+    assert one(vd.checks.IdsComplete(), closed(replace(context, manifest=many))).passed == passed
 
 
 @pytest.mark.parametrize(
@@ -460,31 +459,34 @@ class PanicException(BaseException):
     """As extensions in Rust raise it: no `Exception`."""
 
 
-@pytest.mark.parametrize("error", [PermissionError, PanicException, SystemExit])
-def test_a_check_that_raises_has_failed_and_is_evaluated_again(tmp_path: Path, error: Any):
+@pytest.mark.parametrize(
+    ("error", "ends_the_run"),
+    [
+        (PermissionError, False),
+        (PanicException, False),
+        (SystemExit, False),
+        (KeyboardInterrupt, True),
+        (dg.DagsterExecutionInterruptedError, True),
+    ],
+)
+def test_a_check_that_raises_has_failed_unless_the_run_is_interrupted(
+    tmp_path: Path, error: Any, ends_the_run: bool
+):
     def broken() -> Any:
         raise error("no access")
 
     context = replace(stage(tmp_path, rows(x=[1])), dataset=broken)
-    checks = [
-        vd.checks.IdsComplete(),
-        vd.checks.Golden({"id": [0], "x": [1]}),
-    ]
+    checks = [vd.checks.IdsComplete(), golden({"id": [0], "x": [1]})]
+    if ends_the_run:
+        with pytest.raises(error):
+            evaluate(checks, context)
+        return
     found = evaluate(checks, context)
     assert [result.passed for result in found] == [True, False]
     assert found[1].metadata == {"error": f"{error.__name__}: no access"}
     assert f"{error.__name__}: no access" in found[1].description
-    assert list(results_for(checks, replace(context.manifest, checks=found))) == ["ids_complete"]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, dg.DagsterExecutionInterruptedError])
-def test_a_run_that_is_interrupted_during_a_check_ends(tmp_path: Path, error: Any):
-    def interrupted() -> Any:
-        raise error
-
-    context = replace(stage(tmp_path, rows(x=[1])), dataset=interrupted)
-    with pytest.raises(error):
-        evaluate([vd.checks.Golden({"id": [0], "x": [1]})], context)
+    kept = results_for(checks, replace(context.manifest, checks=found))
+    assert list(kept) == ["ids_complete"], "the other is evaluated again"
 
 
 def test_only_checks_that_are_still_defined_so_have_verdicts(tmp_path: Path):
@@ -584,28 +586,26 @@ def test_cosine_distance(a: Any, b: Any, distance: float):
     assert cosine_distance(np.array(a, float), np.array(b, float)) == pytest.approx(distance)
 
 
-def test_drift_passes_where_there_is_too_little_to_compare(tmp_path: Path):
-    alone = one(vd.checks.Drift("x"), stage(tmp_path, rows(x=[1.0] * 600)))
-    assert (alone.passed, alone.metadata) == (True, {})
-    assert "no previous partition" in alone.description
-    few = compare(tmp_path, vd.checks.Drift("x"), rows(x=[1.0] * 600), rows(x=[2.0] * 499))
-    assert (few.passed, few.metadata["rows_previous"]) == (True, 499)
-    assert few.description == (
-        "Not compared: x has 600 rows here and 499 in partition '2024-01-01'; at least 500 are "
-        "needed in each"
-    )
-    check = vd.checks.Drift("x", min_rows=499)
-    assert not compare(tmp_path, check, rows(x=[1.0] * 600), rows(x=[2.0] * 499)).passed
-
-
-def test_drift_refuses_columns_that_cannot_be_compared(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("now", "before", "passed", "described"),
+    [
+        ({"x": [1.0] * 600}, {"x": [2.0] * 499}, True, "Not compared: x has 600 rows here and 499 "
+         "in partition '2024-01-01'; at least 500 are needed in each"),
+        ({"x": [1.0] * 600}, {"x": [2.0] * 500}, False, "stability index"),
+        ({"x": [1.0]}, {"x": ["a"]}, False, "was string"),
+        ({"x": [1.0]}, {"y": ["a"]}, False, "no column 'x'"),
+        ({"x": pa.array([0], pa.date32())}, {"x": pa.array([0], pa.date32())}, False, "date32"),
+    ],
+)  # fmt: skip
+def test_drift_needs_enough_rows_of_one_type(
+    tmp_path: Path, now: Any, before: Any, passed: bool, described: str
+):
     check = vd.checks.Drift("x")
-    changed = compare(tmp_path, check, rows(x=[1.0]), rows(x=["a"]))
-    assert "was string" in changed.description
-    gone = compare(tmp_path, check, rows(x=[1.0]), rows(y=["a"]))
-    assert "no column 'x'" in gone.description
-    dates = rows(x=pa.array([0], pa.date32()))
-    assert "date32" in compare(tmp_path, check, dates, dates).description
+    alone = one(check, stage(tmp_path, rows(x=[1.0] * 600)))
+    assert (alone.passed, "no previous partition" in alone.description) == (True, True)
+    found = compare(tmp_path, check, rows(**now), rows(**before))
+    assert found.passed == passed
+    assert described in found.description
 
 
 @settings(max_examples=50)
@@ -660,76 +660,59 @@ def actual(**changed: Any) -> pa.Table:
     return pa.table({**table, **changed}, schema=SCHEMA)
 
 
-def test_golden_rows_as_expected(tmp_path: Path):
-    context = stage(tmp_path, actual(), pa.table({**SCHEMA.empty_table().to_pydict()}, SCHEMA))
-    found = one(vd.checks.Golden(GOLDEN), context)
-    assert found.passed, found
-    assert (found.metadata["found"], found.metadata["expected"]) == (2, 2)
-    assert one(vd.checks.Golden(GOLDEN.to_pydict()), context).metadata == found.metadata
+def golden(rows: Any = GOLDEN, **options: Any) -> Any:
+    return vd.checks.Golden(rows, **options)
+
+
+C_DIFFERS = {"text": ["x", "a", "x", "C"]}
+ONE_MORE = {"id": [1, 3, 77], "text": ["a", "c", "z"]}
+NONE_OF_THEM = {"id": [76, 77], "text": ["z", "z"]}
 
 
 @pytest.mark.parametrize(
-    ("changed", "column"),
+    ("check", "changed", "partition", "passed", "described", "metadata"),
     [
-        ({"text": ["x", "a", "x", "C"]}, "text"),
-        ({"score": [0, 0.1, 0, math.inf]}, "score"),
-        ({"vector": [[9, 9, 9], [1, 0, 1], [9, 9, 9], None]}, "vector"),
+        (golden(), {}, None, True, "2 of 2", {"found": 2, "expected": 2}),
+        (golden(GOLDEN.to_pydict()), {}, None, True, "2 of 2", {"found": 2, "expected": 2}),
+        (golden(), C_DIFFERS, None, False,
+         "1 of 2 rows differ from the expected values: ids 3, in 'text'", {"differing": 1}),
+        (golden(columns=["score", "vector"]), C_DIFFERS, None, True, "2 of 2", {}),
+        (golden(), {"score": [0, 0.1, 0, math.inf]}, None, False, "ids 3, in 'score'", {}),
+        (golden(), {"vector": [[9, 9, 9], [1, 0, 1], [9, 9, 9], None]}, None, False,
+         "ids 3, in 'vector'", {"differing": 1}),
+        (golden(ONE_MORE), {}, None, False, "2 of 3 expected ids are in the output", {"found": 2}),
+        (golden(ONE_MORE), {}, "a", True, "2 of 3 expected ids are in the output", {"found": 2}),
+        (golden(NONE_OF_THEM), {}, None, False, "0 of 2 expected ids", {"found": 0}),
+        (golden(NONE_OF_THEM), {}, "a", True, "0 of 2 expected ids", {"found": 0}),
+        (golden(columns=["score"]), {"score": [0, 0.1, 0, 0.301]}, None, False, "differ", {}),
+        (golden(columns=["score"], tolerance=0.002), {"score": [0, 0.1, 0, 0.301]}, None, True,
+         "", {}),
+        (golden({"id": [1], "score": [1e12]}), {"score": [0, 1e12 + 1, 0, 0]}, None, True, "", {}),
+        (golden({"id": [1], "score": [math.inf]}), {"score": [0, 1e12, 0, 0]}, None, False, "",
+         {}),
     ],
-)
-def test_golden_rows_that_differ_are_named(tmp_path: Path, changed: Any, column: str):
-    context = stage(tmp_path, actual(**changed))
-    found = one(vd.checks.Golden(GOLDEN), context)
-    assert not found.passed
-    assert found.metadata["differing"] == 1
-    (difference,) = found.metadata["differences"]
-    assert (difference["id"], difference["column"]) == ("3", column)
-    assert difference["expected"] != difference["actual"]
-    assert found.description == (
-        f"1 of 2 rows differ from the expected values: ids 3, in {column!r}"
-    )
-    others = [name for name in ("text", "score", "vector") if name != column]
-    assert one(vd.checks.Golden(GOLDEN, columns=others), context).passed
-
-
-@pytest.mark.parametrize(
-    ("ids", "found", "partition", "passed"),
-    [
-        ([1, 3], 2, None, True),
-        ([1, 3, 77], 2, None, False),
-        ([1, 3, 77], 2, "a", True),
-        ([76, 77], 0, None, False),
-        ([76, 77], 0, "a", True),
-    ],
-)
-def test_a_partition_may_lack_golden_ids(
-    tmp_path: Path, ids: list[int], found: int, partition: str | None, passed: bool
-):
-    context = stage(tmp_path, actual())
+)  # fmt: skip
+def test_golden_rows(
+    tmp_path: Path, check: Any, changed: Any, partition: str | None, passed: bool,
+    described: str, metadata: Any
+):  # fmt: skip
+    """In all partitions together: a partition may lack some."""
+    context = stage(tmp_path, actual(**changed), SCHEMA.empty_table())
     context = replace(context, manifest=replace(context.manifest, partition=partition))
-    expected = {"id": ids, "text": [{1: "a", 3: "c"}.get(each, "z") for each in ids]}
-    result = one(vd.checks.Golden(expected), context)
-    assert (result.passed, result.metadata["found"]) == (passed, found)
-    assert result.description.startswith(f"{found} of {len(ids)} expected ids are in the output")
+    found = one(check, context)
+    assert found.passed == passed, found
+    assert described in found.description
+    assert {**found.metadata, **metadata} == found.metadata
+    for difference in found.metadata.get("differences", ()):
+        assert difference["id"] in "13"
+        assert difference["expected"] != difference["actual"]
 
 
-def test_golden_tolerance(tmp_path: Path):
-    near = {"score": [0, 0.1, 0, 0.301]}
-    context = stage(tmp_path, actual(**near))
-    c = vd.checks
-    assert one(c.Golden(GOLDEN, columns=["score"], tolerance=0.002), context).passed
-    assert not one(c.Golden(GOLDEN, columns=["score"]), context).passed
-    large = {"id": [1], "x": [1e12]}
-    other = stage(tmp_path, pa.table({"id": [1], "x": [1e12 + 1]}))
-    assert one(c.Golden(large), other).passed
+def test_golden_integers_are_exact_and_at_most_five_ids_are_named(tmp_path: Path):
     whole = stage(tmp_path, pa.table({"id": [1], "x": [10**9 + 1]}))
-    assert not one(c.Golden({"id": [1], "x": [10**9]}), whole).passed
-    assert one(c.Golden({"id": [1], "x": [1e9]}), whole).passed
-    assert not one(c.Golden({"id": [1], "x": [math.inf]}), other).passed
-
-
-def test_at_most_five_golden_ids_are_named(tmp_path: Path):
-    context = stage(tmp_path, rows(x=["a"] * 20))
-    found = one(vd.checks.Golden({"id": range(9), "x": ["b"] * 9}), context)
+    assert not one(golden({"id": [1], "x": [10**9]}), whole).passed
+    assert one(golden({"id": [1], "x": [1e9]}), whole).passed
+    found = one(golden({"id": range(9), "x": ["b"] * 9}), stage(tmp_path, rows(x=["a"] * 20)))
     assert found.metadata["differing"] == len(found.metadata["differences"]) == 9
     assert "ids 0, 1, 2, 3, 4 and 4 more" in found.description
 
@@ -746,6 +729,6 @@ def test_at_most_five_golden_ids_are_named(tmp_path: Path):
     ],
 )
 def test_golden_sets_that_do_not_fit_fail(tmp_path: Path, expected: Any, message: str):
-    found = one(vd.checks.Golden(expected), stage(tmp_path, actual()))
+    found = one(golden(expected), stage(tmp_path, actual()))
     assert not found.passed
     assert message in found.metadata["error"]
