@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import vane_dagster as vd
-from benchmarks import contracts, harness, row_reuse, smoke
-from benchmarks.__main__ import main
+from benchmarks import contracts, harness, row_reuse
 from benchmarks.harness import measure, prepare
 from benchmarks.workloads import workload
 from support.benchmark_runs import measures_the_bare_loop, skipping
@@ -25,29 +24,6 @@ from support.udf_calls import run_stage
 def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path) -> None:
     done = measures_the_bare_loop(tmp_path, "b", repeats=1)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_contender_that_cannot_run_fails_the_run_and_not_the_others(tmp_path: Path) -> None:
-    nowhere = ("--daft-python", str(tmp_path / "nowhere"))
-    done = measures_the_bare_loop(tmp_path, "c", *nowhere, repeats=1, skip=())
-    assert done.returncode == 1
-    assert "| Daft | failed: Daft: the interpreter" in done.stdout
-
-
-def test_repeat_is_at_least_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exited:
-        main(["--repeat", "0"])
-    assert exited.value.code == 2
-    assert "--repeat: expected at least 1, got 0" in capsys.readouterr().err
-
-
-def test_a_process_that_hangs_is_ended() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
-                               start_new_session=True)  # fmt: skip
-    start = time.monotonic()
-    assert harness._finish(process, 0.2) < 0
-    assert process.poll() is not None
-    assert time.monotonic() - start < 10
 
 
 def test_a_terminated_run_leaves_no_processes_and_no_folders(tmp_path: Path) -> None:
@@ -65,21 +41,12 @@ def test_a_terminated_run_leaves_no_processes_and_no_folders(tmp_path: Path) -> 
     assert str(tmp_path) not in running
 
 
-def test_a_process_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
+def test_a_contender_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
     bench = prepare(workload("b", quick=True), True, tmp_path)
     broken = harness.Contender("daft", "no_such_module", "pyarrow")
     measured = measure(bench, broken, 0)
     assert "Daft: its process ended with code 1" in measured.error
     assert "no_such_module" in measured.error
-
-
-def test_a_cluster_that_does_not_start_is_named(tmp_path: Path) -> None:
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="vb", dir="/tmp") as folder:
-        bench = prepare(workload("b", quick=True), True, Path(folder))
-        broken = harness.Contender("raydata", "no_such_module", "pyarrow", serves=True)
-        assert "Ray Data: its cluster did not start" in measure(bench, broken, 0).error
 
 
 @pytest.mark.parametrize("name", contracts.PAIRS)
@@ -93,19 +60,6 @@ def test_a_contract_and_batches_compute_the_same(name: str) -> None:
     assert found[0] == found[1]
 
 
-def test_a_media_workload_is_measured_verified_and_printed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.media", "--quick", "--repeat", "1"]
-    arguments = ["--only", "images", *skipping("raydata", "daft"), "--results", str(tmp_path)]
-    done = subprocess.run([*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (row,) = [line for line in done.stdout.splitlines() if line.startswith("| vane_dagster")]
-    assert "| 1.00 |" in row
-    (path,) = tmp_path.glob("media-*.json")
-    (measured,) = json.loads(path.read_text())["workloads"]["images"]
-    assert len(measured["seconds"]) == 3
-    assert measured["loads"] == 1
-
-
 @pytest.mark.parametrize(
     ("case", "rows", "calls"),
     [("changed", 400, 4), ("own", 400, 400), (row_reuse.BACKFILL, 1200, 400 + 2 * 8)],
@@ -117,19 +71,6 @@ def test_rows_that_a_change_affects_are_counted(
     measured = row_reuse.measure(case, tmp_path / case, 400, 0, days=3)
     assert (measured.rows, measured.calls) == (rows, calls)
     assert calls <= measured.allowed
-
-
-def test_an_unknown_commit_to_compare_with_is_named() -> None:
-    with pytest.raises(SystemExit, match=r"No commit nowhere-9 in .*: name one with --base"):
-        smoke._commit("nowhere-9")
-
-
-def test_the_package_of_a_commit_is_imported(tmp_path: Path) -> None:
-    python = smoke._environment(tmp_path / "v", smoke._commit("HEAD"))
-    shown = "import vane_dagster, dagster; print(vane_dagster.__file__)"
-    command = [python, "-c", shown]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert Path(done.stdout.strip()).is_relative_to(tmp_path)
 
 
 def test_the_day_after_is_computed_and_judged(tmp_path: Path) -> None:

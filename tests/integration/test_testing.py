@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.doublers import Doubler
@@ -129,11 +126,3 @@ def test_storage_that_fails_under_a_run(tmp_path, local, materialize):
         materialize(docs, local)
     assert injected.fired == (2, 0, 1, 1)  # the parts of `made` are those of the first runs
     assert published(tmp_path) == doubles()
-
-
-def test_importing_it_is_light():
-    code = "import sys, vane_dagster.testing; print(*{'ray', 'torch', 'pyarrow.dataset'} & set("
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}sys.modules))"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == ""

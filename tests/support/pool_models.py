@@ -120,23 +120,6 @@ def ray_compute(cluster: vd.LocalCluster) -> Iterator[vd.RayCompute]:
     clear()
 
 
-def partitions(tmp_path: Path, keys: str, count: int = 60) -> None:
-    for key in keys:
-        write_source(tmp_path / "src" / key, {"id": range(count)})
-
-
-def all_loaded(tmp_path: Path, count: int) -> list[int] | None:
-    """The pids that loaded the model, once they are as many."""
-    pids = noted(tmp_path / "loads")
-    return pids if len(pids) == count else None
-
-
-@pytest.fixture(params=["local", "ray"])
-def compute_clean(request: pytest.FixtureRequest) -> Any:
-    """Both computes in turn, without models' pools on the cluster."""
-    return request.getfixturevalue("local" if request.param == "local" else "ray_compute")
-
-
 @contextlib.contextmanager
 def meanwhile(work: Callable[[], None]) -> Iterator[None]:
     """Does something beside a run, and raises what it raised."""

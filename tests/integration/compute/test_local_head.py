@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -15,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -125,22 +127,16 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     assert_nothing_left(local)
 
 
-def test_two_racing_starters_get_one_head(shared: Shared) -> None:
+def test_two_racing_starters_get_one_head_that_outlives_their_terminals(shared: Shared) -> None:
     assert shared.reported == [shared.head.pid] * 2
     mark = str(shared.local.temp_dir)
     assert sorted(marked(mark).values()).count("gcs_server") == 1
     assert sorted(marked(mark).values()).count("raylet") == 1
-
-
-def test_head_outlives_the_terminals_of_its_starters(shared: Shared) -> None:
     assert [os.WTERMSIG(status) for status in shared.exits] == [signal.SIGHUP] * 2
     assert shared.head.alive()
     assert shared.head.pid in processes_of(shared.local)
-
-
-def test_start_writes_nothing_to_the_terminal(shared: Shared) -> None:
-    lines = shared.shown.split("\n")
-    assert [line.split()[0] for line in lines if line.strip()] == ["READY", "READY"]
+    words = [line.split()[0] for line in shared.shown.split("\n") if line.strip()]
+    assert words == ["READY", "READY"], "a start writes nothing to the terminal"
 
 
 def test_the_next_process_finds_the_head_at_once(shared: Shared) -> None:
@@ -157,7 +153,7 @@ def test_the_next_process_finds_the_head_at_once(shared: Shared) -> None:
     assert imported == "False"
 
 
-def test_state_is_private(shared: Shared) -> None:
+def test_state_is_private_and_paths_of_sockets_fit(shared: Shared) -> None:
     for folder in (shared.local.folder, shared.local.temp_dir):
         assert folder.stat().st_mode & 0o777 == 0o700
     for file in (Path(shared.head.token_path), shared.local.folder / "head.json"):
@@ -165,13 +161,9 @@ def test_state_is_private(shared: Shared) -> None:
     assert Path(shared.head.token_path).read_text() not in (
         (shared.local.folder / "head.json").read_text() + shared.local.log_path.read_text()
     )
-
-
-def test_socket_paths_fit(shared: Shared) -> None:
     sockets = list(Path(shared.head.session_dir).glob("sockets/*"))
-    assert sockets
     # Sessions are named by date and pid, and a pid has up to 7 digits.
-    assert max(len(str(path)) for path in sockets) + 7 < 107
+    assert 0 < max(len(str(path)) for path in sockets) + 7 < 107
 
 
 def test_every_socket_listens_on_loopback(shared: Shared) -> None:
@@ -228,37 +220,45 @@ def test_token_is_needed(shared: Shared, tmp_path: Path) -> None:
         assert "InvalidAuthToken" in refused.stderr
 
 
-@pytest.mark.parametrize("first", ["import ray", "pass"])
-def test_connect_in_any_state_of_ray_and_environment(shared: Shared, first: str) -> None:
+IN_A_THREAD = """thread = threading.Thread(target=connect, args=[head], kwargs={"namespace": "here"})
+        thread.start(); thread.join()"""
+
+
+@pytest.mark.parametrize(
+    ("first", "connects"),
+    [("import ray", 'connect(head, namespace="here")'), ("pass", IN_A_THREAD)],
+)
+def test_connect_in_any_state_of_ray_and_environment(
+    shared: Shared, first: str, connects: str
+) -> None:
+    """From a thread too. Workers get the starter's environment, without its traps."""
     code = f"""
         {first}
-        import signal
+        import json, os, signal, threading
         from vane_dagster.compute.local_head import LocalHead, connect
         mine = lambda number, frame: None
         signal.signal(signal.SIGTERM, mine)
         head = LocalHead().ensure()
-        connect(head, namespace="here")
+        {connects}
         connect(head)
         import ray
         context = ray.get_runtime_context()
-        print(ray.get(ray.remote(lambda: "ran").remote()), context.namespace, context.gcs_address)
+        print(json.dumps([context.namespace, context.gcs_address, ray.cluster_resources()]))
+        print(json.dumps(ray.get(ray.remote(lambda: [os.getcwd(), dict(os.environ)]).remote())))
         assert signal.getsignal(signal.SIGTERM) is mine
     """
     done = python(code, shared.home, {**HOSTILE, "RAY_AUTH_TOKEN": "wrong"})
-    assert done.stdout.split() == ["ran", "here", shared.head.address]
-    assert done.stderr == ""
-
-
-def test_connect_from_a_thread(shared: Shared) -> None:
-    code = """
-        import threading
-        from vane_dagster.compute.local_head import LocalHead, connect
-        thread = threading.Thread(target=connect, args=[LocalHead().ensure()])
-        thread.start(); thread.join()
-        import ray
-        print(ray.is_initialized())
-    """
-    assert driven(code, shared.home).stdout == "True\n"
+    connected, ran = done.stdout.splitlines()
+    namespace, address, resources = json.loads(connected)
+    assert (namespace, address) == ("here", shared.head.address)
+    assert (resources["CPU"], resources["slot"]) == (2, 3)
+    folder, environment = json.loads(ran)
+    assert folder == str(shared.local.folder)
+    assert environment["PATH"] == os.environ["PATH"]
+    assert environment["HOME"] == os.environ["HOME"]
+    assert "PYTHONPATH" not in environment
+    assert not {item for item in HOSTILE.items() if environment.get(item[0]) == item[1]}
+    assert done.stderr == "" or connects == IN_A_THREAD  # where Ray warns
 
 
 def test_connect_fails_at_once_where_nothing_answers(shared: Shared) -> None:
@@ -268,26 +268,6 @@ def test_connect_fails_at_once_where_nothing_answers(shared: Shared) -> None:
     with pytest.raises(ComputeError, match=f"{gone.address}' cannot be reached"):
         connect(gone)
     assert time.monotonic() - began < 1
-
-
-def test_workers_get_the_starters_environment_without_its_traps(shared: Shared) -> None:
-    code = """
-        import json, os
-        from vane_dagster.compute.local_head import LocalHead, connect
-        connect(LocalHead().ensure())
-        import ray
-        print(json.dumps(ray.get(ray.remote(lambda: [os.getcwd(), dict(os.environ)]).remote())))
-        print(json.dumps(ray.cluster_resources()))
-    """
-    lines = driven(code, shared.home).stdout.splitlines()
-    folder, environment = json.loads(lines[0])
-    assert folder == str(shared.local.folder)
-    assert environment["PATH"] == os.environ["PATH"]
-    assert environment["HOME"] == os.environ["HOME"]
-    assert "PYTHONPATH" not in environment
-    assert not {item for item in HOSTILE.items() if environment.get(item[0]) == item[1]}
-    resources = json.loads(lines[1])
-    assert (resources["CPU"], resources["slot"]) == (2, 3)
 
 
 def test_other_settings_than_the_running_heads_are_an_error(shared: Shared) -> None:
@@ -300,6 +280,7 @@ def test_other_settings_than_the_running_heads_are_an_error(shared: Shared) -> N
 def test_a_head_is_alive_while_both_of_its_processes_accept_connections(
     shared: Shared, tmp_path: Path
 ) -> None:
+    """And a stale record is left to whoever holds the lock; what cannot be read is no head."""
     other = LocalHead(home=shared.home, name="record")
     other.folder.mkdir()
     record = other.folder / "head.json"
@@ -308,30 +289,14 @@ def test_a_head_is_alive_while_both_of_its_processes_accept_connections(
     for gone in ({"address": f"127.0.0.1:{free_port()}"}, {"session_dir": str(tmp_path)}):
         dead = dataclasses.replace(shared.head, **gone)
         record.write_text(json.dumps(dataclasses.asdict(dead)))
+        with LocalHead(home=shared.home, name="record")._flock():
+            assert other.find() is None
+            assert record.exists()
         assert other.find() is None
         assert not record.exists()
-    assert shared.head.alive()
-
-
-def test_find_leaves_a_stale_record_to_whoever_holds_the_lock(shared: Shared) -> None:
-    other = LocalHead(home=shared.home, name="locked")
-    other.folder.mkdir()
-    record = other.folder / "head.json"
-    dead = dataclasses.replace(shared.head, session_dir="/nowhere")
-    record.write_text(json.dumps(dataclasses.asdict(dead)))
-    with LocalHead(home=shared.home, name="locked")._flock():
-        assert other.find() is None
-        assert record.exists()
-    assert other.find() is None
-    assert not record.exists()
-
-
-def test_an_unreadable_record_is_no_head(tmp_path: Path) -> None:
-    local = LocalHead(home=tmp_path)
-    local.folder.mkdir(parents=True)
     for text in ("{", "[]", "{}", '{"settings": [], "unknown": 1}'):
-        (local.folder / "head.json").write_text(text)
-        assert local.find() is None
+        record.write_text(text)
+        assert other.find() is None
 
 
 def test_drivers_are_seen_whatever_they_connect_by(
@@ -343,11 +308,8 @@ def test_drivers_are_seen_whatever_they_connect_by(
     environment = {**driver_environment(shared.home), **LOOPBACK_ONLY, **token}
     mark = str(shared.local.temp_dir)
     assert drivers(mark, shared.head.address) == {}
-    plain = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdin=-1, stdout=-1, text=True
-    )
-    try:
-        assert plain.stdout is not None
+    command = [sys.executable, "-c", code]
+    with ended(subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True)) as plain:
         while "IN" not in (line := plain.stdout.readline()):
             assert line
         assert set(drivers(mark, shared.head.address)) == {plain.pid}
@@ -358,9 +320,6 @@ def test_drivers_are_seen_whatever_they_connect_by(
         (mine,) = [one for one in listed if one["address"] == shared.head.address]
         assert [driver["pid"] for driver in mine["drivers"]] == [plain.pid]
         assert mine["idle_seconds"] is None
-    finally:
-        plain.kill()
-        plain.communicate()
     until(lambda: not drivers(mark, shared.head.address), "the driver is gone")
 
 
@@ -433,54 +392,52 @@ def test_a_head_whose_gcs_hangs_is_an_error(
 def test_stop_on_the_command_line_ends_leftovers_and_nothing_else(shared: Shared) -> None:
     half = LocalHead(home=shared.home, name="half")
     half.folder.mkdir()
-    environment = {**os.environ, processes.MARK: str(half.temp_dir)}
-    leftover = subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True)
-    try:
-        ended = cli(shared.home, "stop", "--name", "half")
-        assert "leftover processes of it were ended" in ended.stdout
+    with ended(marked_process(str(half.temp_dir), "sleep", "60")) as leftover:
+        done = cli(shared.home, "stop", "--name", "half")
+        assert "leftover processes of it were ended" in done.stdout
         assert leftover.wait(timeout=5) == -signal.SIGTERM
         again = cli(shared.home, "stop", "--name", "half")
         assert again.returncode == 0
         assert "nothing to stop" in again.stdout
         assert shared.head.alive()
-    finally:
-        leftover.kill()
 
 
-def test_a_failing_start_says_why(tmp_path: Path) -> None:
-    local = LocalHead(home=tmp_path, resources={"CPU": 1.0})
+def started_wrongly(local: LocalHead) -> str:
+    """The message of a start that fails, of which nothing is left."""
     with pytest.raises(ComputeError) as caught:
         local.ensure()
-    message = str(caught.value)
+    assert local.find() is None
+    local.stop()
+    assert_nothing_left(local)
+    return str(caught.value)
+
+
+def test_a_failing_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = LocalHead(home=tmp_path, resources={"CPU": 1.0})
+    message = started_wrongly(local)
     assert "`CPU` cannot be a custom resource" in message
     assert "Traceback" not in message
     assert "\n" not in message
     assert str(local.log_path) in message
     assert local.log_path.is_file()
-    assert local.find() is None
-    local.stop()
-    assert_nothing_left(local)
+
+    monkeypatch.setattr(local_head, "START_SECONDS", 0.2)
+    hangs = started_wrongly(LocalHead(home=tmp_path / "hangs"))
+    assert "not ready after 0.2 s. Ray says: nothing (asked for: " in hangs
+
+
+def claims_to_run_at(local: LocalHead, address: str) -> None:
+    (local.temp_dir / "r").mkdir(parents=True, exist_ok=True)
+    (local.temp_dir / "r" / "ray_current_cluster").write_text(address)
 
 
 def test_a_head_that_dies_as_it_starts_is_an_error(tmp_path: Path) -> None:
     local = LocalHead(home=tmp_path)
     local.folder.mkdir()
-    (local.temp_dir / "r").mkdir(parents=True)
-    (local.temp_dir / "r" / "ray_current_cluster").write_text("127.0.0.1:6379")
+    claims_to_run_at(local, "127.0.0.1:6379")
     with pytest.raises(ComputeError, match="died right after its start"):
         local._describe()
     local.stop()
-
-
-def test_a_start_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_head, "START_SECONDS", 0.2)
-    local = LocalHead(home=tmp_path)
-    with pytest.raises(
-        ComputeError, match=r"not ready after 0.2 s. Ray says: nothing \(asked for: "
-    ):
-        local.ensure()
-    local.stop()
-    assert_nothing_left(local)
 
 
 def test_a_head_that_would_listen_elsewhere_is_refused(
@@ -490,18 +447,12 @@ def test_a_head_that_would_listen_elsewhere_is_refused(
     started: list[subprocess.Popen[bytes]] = []
 
     def elsewhere() -> None:
-        environment = {**os.environ, processes.MARK: str(local.temp_dir)}
-        started.append(subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True))
-        (local.temp_dir / "r").mkdir()
-        (local.temp_dir / "r" / "ray_current_cluster").write_text("192.0.2.1:6379")
+        started.append(marked_process(str(local.temp_dir), "sleep", "60"))
+        claims_to_run_at(local, "192.0.2.1:6379")
 
     monkeypatch.setattr(local, "_launch", elsewhere)
-    with pytest.raises(ComputeError, match=r"expected 127\.0\.0\.1: it was ended at once"):
-        local.ensure()
+    assert "expected 127.0.0.1: it was ended at once" in started_wrongly(local)
     assert started[0].wait(timeout=5) == -signal.SIGTERM
-    assert local.find() is None
-    local.stop()
-    assert_nothing_left(local)
 
 
 def test_ray_keeps_to_the_loopback_address_with_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,27 +486,26 @@ def test_identity_differs_by_name_home_and_environment(
     assert len({folder for folder, _ in places}) == len({temp for _, temp in places}) == 5
 
 
-def test_a_state_folder_that_cannot_be_created_names_the_setting(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    local = LocalHead(home=tmp_path / "file" / "state")
-    expected = rf"state folder {local.folder} .* cannot be used: .*Set VANE_DAGSTER_HOME to"
-    for use in (local.connect, local.ensure):
-        with pytest.raises(ComputeError, match=expected):
-            use()
-
-
-def test_a_file_system_without_locks_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_state_folder_that_cannot_be_used_names_the_setting(
+    has_locks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It cannot be created; and its file system has no locks."""
+
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    local = LocalHead(home=tmp_path)
-    local.folder.mkdir()
-    monkeypatch.setattr("fcntl.flock", no_locks)
-    expected = rf"{local.folder}/\w+ cannot be locked: No locks available. Set VANE_DAGSTER_HOME to"
-    for use in (local.ensure, local.connect, local.stop):
-        with pytest.raises(ComputeError, match=expected):
+    if has_locks:
+        (tmp_path / "file").touch()
+        local = LocalHead(home=tmp_path / "file" / "state")
+        expected = rf"state folder {local.folder} .* cannot be used: .*"
+    else:
+        local = LocalHead(home=tmp_path)
+        local.folder.mkdir()
+        monkeypatch.setattr("fcntl.flock", no_locks)
+        expected = rf"{local.folder}/\w+ cannot be locked: No locks available. "
+    for use in (local.connect, local.ensure, *([] if has_locks else [local.stop])):
+        with pytest.raises(ComputeError, match=f"{expected}Set VANE_DAGSTER_HOME to"):
             use()
 
 
@@ -571,42 +521,39 @@ def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path) -> None:
         local.temp_dir.unlink()
 
 
+def marked_process(mark: str, *command: str, **given: Any) -> subprocess.Popen[Any]:
+    """A process that runs as one of the head with a mark."""
+    environment = {**os.environ, processes.MARK: mark}
+    return subprocess.Popen(command, env=environment, start_new_session=True, **given)
+
+
 def test_processes_that_will_not_end_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "KILL_SECONDS", -processes.GRACE_SECONDS)
-    environment = {**os.environ, processes.MARK: str(tmp_path)}
-    stubborn = subprocess.Popen(
-        ["sh", "-c", "trap '' TERM; echo; read x"], env=environment, stdin=-1
-    )
-    try:
-        while stubborn.pid not in marked(str(tmp_path)):
-            time.sleep(0.01)
+    script = "trap '' TERM; echo; read x"
+    with ended(marked_process(str(tmp_path), "sh", "-c", script, stdin=-1)) as stubborn:
+        until(lambda: stubborn.pid in marked(str(tmp_path)), "it is marked")
         with pytest.raises(ComputeError, match=rf"Processes {stubborn.pid}.* live on"):
             processes.end(str(tmp_path))
-    finally:
-        stubborn.kill()
-        stubborn.communicate()
 
 
 def test_a_process_that_lost_its_mark_is_known_by_its_session(tmp_path: Path) -> None:
     """As Ray's agents do, which overwrite their environment with their title."""
     script = "(env -i sleep 60 & echo $!); read x"
-    environment = {**os.environ, processes.MARK: str(tmp_path)}
-    leader = subprocess.Popen(
-        ["sh", "-c", script],
-        env=environment,
-        stdin=-1,
-        stdout=-1,
-        start_new_session=True,
-        text=True,
-    )
-    try:
-        assert leader.stdout is not None
+    pipes = {"stdin": -1, "stdout": -1, "text": True}
+    with ended(marked_process(str(tmp_path), "sh", "-c", script, **pipes)) as leader:
         orphan = int(leader.stdout.readline())
         assert set(marked(str(tmp_path))) == {leader.pid, orphan}
         assert processes.end(str(tmp_path))
         assert not lives(orphan)
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[Any]) -> Iterator[Any]:
+    """A process that is killed at the end."""
+    try:
+        yield process
     finally:
-        leader.kill()
-        leader.communicate()
+        process.kill()
+        process.communicate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support import forked
 from support.heads import free_port
 from support.own_heads import DOUBLED, outs, own_head, source  # noqa: F401  # fixtures
 from support.pools_process import Process
+from vane_dagster.compute import connection
 from vane_dagster.errors import ComputeError
 
 
@@ -46,16 +48,16 @@ def test_an_address_where_nothing_is_fails_with_the_address(source):
     assert f"the Ray cluster at '{where}' cannot be reached" in message
 
 
-def test_cluster_and_address_together_are_refused():
-    compute = vd.RayCompute(cluster=vd.LocalCluster(), address="auto")
+def test_what_is_no_cluster_is_refused(cluster):
     with pytest.raises(ComputeError, match="either cluster or address, not both"):
-        compute.setup_for_execution(None)
-
-
-def test_what_is_no_cluster_is_refused():
-    compute = vd.RayCompute(cluster=vd.FragmentStore(root="x"))
+        vd.RayCompute(cluster=cluster, address="auto").setup_for_execution(None)
     with pytest.raises(ComputeError, match="cluster is a FragmentStore; expected a LocalCluster"):
-        compute.backend(print)
+        vd.RayCompute(cluster=vd.FragmentStore(root="x")).backend(print)
+    compute = vd.RayCompute(cluster=cluster, subprocesses=vd.FragmentStore(root="x"))
+    backend = compute.backend(print)
+    with pytest.raises(ComputeError, match="subprocesses is a FragmentStore; expected a LocalComp"):
+        compute.with_subprocesses(backend)
+    compute.close(backend)
 
 
 def test_gpus_that_this_machine_gives_to_the_cluster_are_not_for_subprocesses(
@@ -75,9 +77,42 @@ def test_gpus_that_this_machine_gives_to_the_cluster_are_not_for_subprocesses(
         ray.shutdown()
 
 
-def test_other_resources_for_subprocesses_are_refused(cluster):
-    compute = vd.RayCompute(cluster=cluster, subprocesses=vd.FragmentStore(root="x"))
-    backend = compute.backend(print)
-    with pytest.raises(ComputeError, match="subprocesses is a FragmentStore; expected a LocalComp"):
-        compute.with_subprocesses(backend)
-    compute.close(backend)
+def test_a_process_that_is_connected_elsewhere_is_told_so(cluster):
+    cluster.connect()
+
+    with pytest.raises(ComputeError, match=r"is connected to the Ray cluster at 127\.0\.0\.1:"):
+        vd.RayCompute(address="127.0.0.1:1").backend(print)
+
+
+def test_threads_connect_to_a_cluster_at_the_same_time(cluster):
+    cluster.connect()
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+import vane_dagster as vd
+compute = vd.RayCompute(cluster=vd.LocalCluster(name="tests"))
+with ThreadPoolExecutor(6) as threads:
+    answers = [threads.submit(compute.backend, print) for _ in range(6)]
+    assert {len(answer.result().capacity().nodes) for answer in answers} == {1}
+import ray
+assert ray.is_initialized()
+"""
+    found = forked.run(["-c", code], {**os.environ}, Path.cwd(), timeout=60)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_an_address_that_accepts_connections_but_never_responds_is_an_error(scheme, monkeypatch):
+    ray.shutdown()
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hung:
+        address = f"{scheme}127.0.0.1:{hung.getsockname()[1]}"
+        expected = f"at '{address}' cannot be reached: no response within 0.2 s"
+        with pytest.raises(ComputeError, match=expected):
+            vd.RayCompute(address=address).backend(print)
+
+
+def test_an_explicit_address_of_the_connected_cluster_is_that_cluster(cluster):
+    cluster.connect()
+    address = ray.get_runtime_context().gcs_address
+
+    assert vd.RayCompute(address=address).backend(print).capacity().total("accelerator") == 1

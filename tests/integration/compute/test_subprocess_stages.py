@@ -90,11 +90,13 @@ def numbers(tmp_path, stage):
     return rows
 
 
-def test_tables_cross_between_ray_and_subprocesses_in_both_directions(
+def test_tables_cross_in_both_directions_and_a_killed_worker_loses_no_row(
     tmp_path, docs, cluster, materialize
 ):
+    """The other side reads what the replaced worker has made, and what it was to read."""
+    flag = tmp_path / "killed"
     first = added(docs, "first", "n", "one", 1, "ray_actor")
-    local = added(first, "local", "one", "two", 10, "subprocess_actor")
+    local = added(first, "local", "one", "two", 10, "subprocess_actor", Dies, flag=str(flag))
     back = added(local, "back", "two", "three", 100, None)
     renamed = back.project("renamed", {"both": "three"})
     renamed.map_batches(
@@ -108,6 +110,7 @@ def test_tables_cross_between_ray_and_subprocesses_in_both_directions(
     assert materialize(docs, vd.RayCompute(cluster=cluster)).success
 
     assert numbers(tmp_path, "local")["two"].to_pylist() == [n + 11 for n in range(ROWS)]
+    assert numbers(tmp_path, "local")["two_pid"].to_pylist()[300] != int(flag.read_text())
     doubled = numbers(tmp_path, "doubled")
     assert doubled["doubled"].to_pylist() == [2 * (n + 111) for n in range(ROWS)]
     own = {os.getpid()}
@@ -115,21 +118,6 @@ def test_tables_cross_between_ray_and_subprocesses_in_both_directions(
     assert set(doubled["function_parent"].to_pylist()) == own
     assert not set(numbers(tmp_path, "first")["one_parent"].to_pylist()) & own
     assert not set(numbers(tmp_path, "back")["three_parent"].to_pylist()) & own
-
-
-@pytest.mark.parametrize("where", ["ray_actor", "subprocess_actor"])
-def test_a_killed_worker_of_either_side_loses_no_row(tmp_path, docs, cluster, materialize, where):
-    """The other side reads what the replaced worker has made, and what it was to read."""
-    other = "ray_actor" if where == "subprocess_actor" else "subprocess_actor"
-    flag = tmp_path / "killed"
-    first = added(docs, "first", "n", "one", 1, other)
-    dies = added(first, "dies", "one", "two", 10, where, Dies, flag=str(flag))
-    added(dies, "last", "two", "three", 100, other)
-    assert materialize(docs, vd.RayCompute(cluster=cluster)).success
-
-    assert numbers(tmp_path, "last")["three"].to_pylist() == [n + 111 for n in range(ROWS)]
-    pids = numbers(tmp_path, "dies")["two_pid"].to_pylist()
-    assert pids[300] != int(flag.read_text())
 
 
 def test_a_check_computes_rows_again_in_the_same_place(tmp_path, docs, cluster):

@@ -64,42 +64,35 @@ def is_gone(pid: int) -> bool:
     return True
 
 
-def test_a_model_is_loaded_once_for_all_runs_of_a_process(runs):
-    (loads, pid), again = runs(), runs()
-    assert (loads, again) == (1, (0, pid))
-
-
-def test_workers_have_the_variables_of_their_run(runs, monkeypatch):
-    _, pid = runs()
-    monkeypatch.setenv("FOUND", "something")
-    assert runs()[0] == 1
-    assert {row["found"] for row in runs.rows} == {"something"}
-    assert is_gone(pid)
-
-
-def test_other_resources_are_another_backend(runs):
-    _, pid = runs()
-    assert runs(ForkedLocal(num_cpus=3))[0] == 1
-    assert is_gone(pid)
-
-
-def test_a_worker_that_was_killed_meanwhile_costs_no_retry(runs):
-    _, pid = runs()
+def killed(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     (backend,) = local_backend._waiting
     [process.process.wait() for process in backend.processes.values() if process.process.pid == pid]
-    loads, other = runs()
-    assert loads == 1
-    assert other != pid
 
 
-def test_pools_that_nobody_used_for_ten_minutes_end(runs, monkeypatch):
-    _, pid = runs()
+def idle_for_ten_minutes(pid: int) -> None:
     (backend,) = local_backend._waiting
     for pool in backend._pool_state.pools.values():
         pool.idle_since -= 601
-    assert runs()[0] == 1
-    assert is_gone(pid)
+
+
+def test_a_model_is_loaded_once_for_all_runs_of_a_process(runs, monkeypatch):
+    """Unless its worker was killed, is idle for long, or the variables or resources differ."""
+    loads, pid = runs()
+    assert (loads, runs()) == (1, (0, pid))
+    for change, compute in (
+        (killed, None),
+        (idle_for_ten_minutes, None),
+        (lambda pid: monkeypatch.setenv("FOUND", "something"), None),
+        (lambda pid: None, ForkedLocal(num_cpus=3)),
+    ):
+        change(pid)
+        loads, other = runs(compute)
+        assert loads == 1
+        assert other != pid
+        assert is_gone(pid)
+        pid = other
+    assert {row["found"] for row in runs.rows} == {"something"}
 
 
 def test_a_fork_of_the_process_ends_nothing(runs):

@@ -33,26 +33,28 @@ def error(launch: Launch, **limits) -> str:
     return str(caught.value)
 
 
-def test_a_server_is_ready_when_it_was_constructed():
-    with running(launch("--warm-up-seconds", 0.3)) as server:
-        status = server.status()
-        assert answer(status.endpoint, "a") == "echo: a"
-        assert status.endpoint.model == "echo"
-        assert status.endpoint.node == socket.gethostname()
+def test_a_server_is_ready_when_it_was_constructed_and_needs_its_key():
+    """It listens on the given address alone; its key is on no command line."""
+    made = launch("--warm-up-seconds", 0.3, ports=("port", "grpc_port"))
+    with running(made, "127.0.0.2") as server:
+        status, endpoint = server.status(), server.status().endpoint
+        assert [ask(endpoint, "a", key=key)[0] for key in ("guessed", "", None)] == [401, 401, 200]
+        assert (endpoint.model, endpoint.node) == ("echo", socket.gethostname())
         assert status.startup_seconds > 0.3
-        assert psutil.Process(status.pid).cmdline()[0] == sys.executable
+        process = psutil.Process(status.pid)
+        assert process.cmdline()[0] == sys.executable
         server.check_health()
 
-
-def test_it_listens_on_the_given_address_alone():
-    with running(launch(), "127.0.0.2") as server:
-        endpoint = server.status().endpoint
-        assert endpoint.url.startswith("http://127.0.0.2:")
-        found = psutil.Process(server.status().pid).net_connections("tcp")
-        listening = {one.laddr for one in found if one.status == psutil.CONN_LISTEN}
+        listening = {one.laddr for one in process.net_connections("tcp") if one.status == "LISTEN"}
         assert listening == {("127.0.0.2", port(endpoint))}
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port(endpoint)))
+        assert endpoint.url == f"http://127.0.0.2:{port(endpoint)}"
+        assert endpoint.grpc_url.startswith("grpc://127.0.0.2:")
+        assert endpoint.grpc_url.rpartition(":")[2] != str(port(endpoint))
+
+        lines = [psutil.Process(pid).cmdline() for pid in guarded(os.getpid())]
+        assert len(lines) == 2
+        assert not [line for line in lines if endpoint.api_key in " ".join(line)]
+        assert endpoint.api_key not in repr(server.status())
 
 
 @pytest.mark.skipif(not is_free(0, "::1"), reason="this machine has no ::1")
@@ -61,18 +63,6 @@ def test_an_address_of_ip_version_6():
         endpoint = server.status().endpoint
         assert endpoint.url.startswith("http://[::1]:")
         assert answer(endpoint, "a") == "echo: a"
-
-
-def test_requests_need_the_key_which_is_on_no_command_line():
-    with running(launch()) as server:
-        endpoint = server.status().endpoint
-        assert ask(endpoint, "a", key="guessed")[0] == 401
-        assert ask(endpoint, "a", key="")[0] == 401
-        assert ask(endpoint, "a")[0] == 200
-        lines = [psutil.Process(pid).cmdline() for pid in guarded(os.getpid())]
-        assert len(lines) == 2
-        assert not [line for line in lines if endpoint.api_key in " ".join(line)]
-        assert endpoint.api_key not in repr(server.status())
 
 
 def test_the_payload_is_private_and_is_removed_with_the_server():
@@ -135,28 +125,16 @@ def test_a_command_that_does_not_exist_is_tried_once():
         ("--start-seconds", "GET /health: ConnectionRefusedError"),
     ],
 )
-def test_a_server_that_is_not_ready_in_time_fails_with_what_it_answered(flag, answered):
-    began = time.monotonic()
-    text = error(launch(flag, 100, startup_timeout_s=1.0))
+def test_a_server_that_is_not_ready_in_time_fails_and_leaves_nothing(flag, answered, tmp_path):
+    children, began = tmp_path / "children", time.monotonic()
+    leaks = ("--leak-children", 2, "--children", children)
+    text = error(launch(*leaks, flag, 100, startup_timeout_s=2.0))
     assert time.monotonic() - began < 10
-    assert f"was not ready within 1 s (startup_timeout_s): {answered}" in text
-
-
-def test_nothing_is_left_of_a_server_that_did_not_start(tmp_path):
-    children = tmp_path / "children"
-    error(launch("--leak-children", 2, "--children", children, "--warm-up-seconds", 100,
-                 startup_timeout_s=2.0))  # fmt: skip
+    assert f"was not ready within 2 s (startup_timeout_s): {answered}" in text
     pids = {int(line) for line in children.read_text().splitlines()}
     assert len(pids) == 2
     assert not pids & {process.pid for process in psutil.process_iter()}
     assert not guarded(os.getpid())
-
-
-def test_grpc_has_its_own_address():
-    with running(launch(ports=("port", "grpc_port"))) as server:
-        endpoint = server.status().endpoint
-        assert endpoint.grpc_url.startswith("grpc://127.0.0.1:")
-        assert endpoint.grpc_url.rpartition(":")[2] != str(port(endpoint))
 
 
 def test_a_server_without_a_key_has_none():

@@ -51,18 +51,6 @@ def interrupted(endpoint, prompt: str) -> None:
         ask(endpoint, prompt)
 
 
-def test_a_killed_server_is_restarted_on_its_port_with_its_key():
-    with running(launch()) as server:
-        before = server.status()
-        os.kill(before.pid, signal.SIGKILL)
-        after = ready(server, restarts=1)
-        assert after.endpoint == before.endpoint
-        assert after.pid != before.pid
-        assert answer(before.endpoint, "a") == "echo: a"
-        assert "was killed by SIGKILL" in after.reason
-        assert after.uptime_seconds < 5
-
-
 def test_while_it_is_restarted_it_has_no_endpoint_and_then_another_if_its_port_is_taken():
     with (
         running(launch(), restarts=Restarts(Backoff(0.2, 0.2))) as server,
@@ -93,12 +81,6 @@ def test_a_server_that_hangs_is_restarted_though_it_ignores_sigterm():
         assert "GET /health: TimeoutError" in status.reason
         assert status.endpoint == before.endpoint
         assert not left({before.pid})
-
-
-def test_a_long_request_is_not_the_servers_death():
-    with running(launch("--seconds", 1.5)) as server:  # longer than liveness_timeout_s
-        assert answer(server.status().endpoint, "a") == "echo: a"
-        assert server.status().restarts == 0
 
 
 def test_a_server_that_leaks_is_drained_and_restarted_which_is_no_crash():
@@ -162,8 +144,8 @@ def test_a_server_that_cannot_be_restarted_fails(tmp_path):
         server.stop()
 
 
-def test_child_processes_and_shared_memory_are_gone_before_the_restart(tmp_path):
-    """Python's resource tracker removes the memory, if it lives longer than the server."""
+def test_a_killed_server_is_restarted_on_its_port_with_its_key_and_leaves_nothing(tmp_path):
+    """Python's resource tracker removes shared memory, if it lives longer than the server."""
     file, blocks = tmp_path / "children", tmp_path / "blocks"
     flags = ("--leak-children", 3, "--children", file, "--shared-memory", blocks)
     with running(launch(*flags)) as server:
@@ -171,8 +153,13 @@ def test_child_processes_and_shared_memory_are_gone_before_the_restart(tmp_path)
         assert Path("/dev/shm", block).exists()
         first = {int(line) for line in file.read_text().split()}
         assert len(left(first)) == 3
-        os.kill(server.status().pid, signal.SIGKILL)
-        ready(server, restarts=1)
+        before = server.status()
+        os.kill(before.pid, signal.SIGKILL)
+        after = ready(server, restarts=1)
+        assert (after.endpoint, after.pid != before.pid) == (before.endpoint, True)
+        assert answer(before.endpoint, "a") == "echo: a"
+        assert "was killed by SIGKILL" in after.reason
+        assert after.uptime_seconds < 5
         assert not left(first)
         assert not Path("/dev/shm", block).exists()
         second = {int(line) for line in file.read_text().split()} - first
@@ -182,6 +169,7 @@ def test_child_processes_and_shared_memory_are_gone_before_the_restart(tmp_path)
 
 
 def test_a_stop_waits_for_requests_in_flight():
+    """Each takes longer than `liveness_timeout_s`, which is not the server's death."""
     # The server does not answer health checks meanwhile.
     server = start(launch("--seconds", 1, liveness_timeout_s=0.2))
     endpoint = server.status().endpoint
@@ -190,15 +178,18 @@ def test_a_stop_waits_for_requests_in_flight():
         until(lambda: in_flight(endpoint) == 4)
         server.stop()
         assert [one.result() for one in found] == [f"echo: {i}" for i in range(4)]
+    assert server.status().restarts == 0
     assert is_free(port(endpoint))
 
 
-def test_after_a_stop_nothing_is_left():
-    server = start(launch("--leak-children", 2))
+def test_after_a_stop_nothing_is_left_though_it_ignores_sigterm():
+    server = start(launch("--leak-children", 2, "--ignore-sigterm", drain_timeout_s=0.5))
     status = server.status()
     pids = {one.pid for one in server._processes()} | {server._guard.guard_pid}
     assert len(left(pids)) == 4
+    began = time.monotonic()
     server.stop()
+    assert 0.5 <= time.monotonic() - began < 5
     until(lambda: not left(pids))
     assert is_free(port(status.endpoint))
     assert not Path(status.log_path).exists()
@@ -219,15 +210,6 @@ def test_a_stop_by_several_threads_and_during_a_restart():
             one.result()
     assert time.monotonic() - began < 5
     assert server.status().state == "stopped"
-
-
-def test_a_server_that_ignores_sigterm_is_killed_after_the_drain_time():
-    server = start(launch("--ignore-sigterm", drain_timeout_s=0.5))
-    pid = server.status().pid
-    began = time.monotonic()
-    server.stop()
-    assert 0.5 <= time.monotonic() - began < 5
-    assert not left({pid})
 
 
 def test_the_log_is_private():
