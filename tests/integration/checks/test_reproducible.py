@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,7 @@ import pytest
 import vane_dagster as vd
 from support.data import write_source
 from support.results import failure
-from support.warm_workers import ForkedLocal, end_waiting
-from vane_dagster.storage import packages
+from support.warm_workers import ForkedLocal
 
 # Through Dagster
 
@@ -270,9 +267,7 @@ def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
     assert not found.passed
     assert "could not be compared with what is stored" in found.description
     assert "is gone" in value(found, "error")
-
-    one = {"reproduce_partitions": ["a"]}
-    result = checked.run(docs, config=one, raise_on_error=False)
+    result = checked.run(docs, config={"reproduce_partitions": ["a"]}, raise_on_error=False)
     assert "has no partitions; leave it out" in failure(result)
 
 
@@ -286,58 +281,6 @@ def test_rows_that_another_column_identifies_now_are_not_compared(tmp_path, chec
     found = checked.evaluation(by_text)
     assert not found.passed
     assert "identified by 'id' in the store, and by 'text' now" in found.description
-
-
-def install(folder: Path, version: str) -> None:
-    """Installs a package, as pip would."""
-    for old in folder.glob("vt_package-*"):
-        shutil.rmtree(old)
-    about = folder / f"vt_package-{version}.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: vt-package\nVersion: {version}\n"
-    )
-    (about / "top_level.txt").write_text("vt_module\n")
-    (folder / "vt_module.py").write_text("def plus(n):\n    return n + 1\n")
-    importlib.invalidate_caches()
-    packages.version_of.cache_clear()  # that of a new process is empty
-
-
-def added(batch: pa.Table) -> dict[str, Any]:
-    from vt_module import plus
-
-    return {"n": [plus(i) for i in batch["id"].to_pylist()]}
-
-
-def test_a_package_that_was_upgraded_is_told_where_rows_are_kept(tmp_path, checked, monkeypatch):
-    folder = tmp_path / "site-packages"
-    install(folder, "1.0")
-    packages._by_module.cache_clear()
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    checked.source(20)
-    write_source(tmp_path / "source" / "more", pa.table({"id": [100], "text": ["new"]}))
-    docs = pipeline(tmp_path)
-    docs.map_batches("n", added, schema={"n": "BIGINT"}, concurrency=1)
-    checked.compute = vd.LocalCompute(num_cpus=1)  # its processes find the package
-
-    def found() -> dg.AssetCheckEvaluation:
-        end_waiting()  # as in another process
-        result = checked.run(docs, checks_alone=False)
-        assert result.success
-        evaluations = result.get_asset_check_evaluations()
-        return next(e for e in evaluations if e.check_name == "quality")
-
-    assert found().passed
-    install(folder, "2.0")
-    outcome = found()
-    assert not outcome.passed
-    assert outcome.severity == dg.AssetCheckSeverity.WARN
-    assert "vt-package is 2.0 and was 1.0 when 2 of 2 fragments" in outcome.description
-    assert (value(outcome, "then/vt-package"), value(outcome, "now/vt-package")) == ("1.0", "2.0")
-
-    write_source(tmp_path / "source" / "more", pa.table({"id": [101], "text": ["newer"]}))
-    assert "1 of 2 fragments" in found().description, "the other was computed again"
 
 
 def kinds(batch: pa.Table) -> dict[str, Any]:

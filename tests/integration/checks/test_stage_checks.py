@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -217,77 +216,39 @@ def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
     assert statuses(runs.instance, key, "abc") == {"SUCCEEDED": {"b", "c"}, "FAILED": {"a"}}
 
 
-# Of a user
-
-
 @dataclass(frozen=True)
 class LongTexts(checks.Check):
     """Few texts are longer than a model reads"""
 
     column: str
-    max_characters: int = 8
     max_share: float = 0.0
 
     def evaluate(self, context: checks.CheckContext) -> checks.CheckOutcome:
-        found: list[dict[str, Any]] = []
-        for batch in context.batches([context.id, self.column]):
-            for row in batch.to_pylist():
-                if len(row[self.column]) > self.max_characters:
-                    found.append({"id": row[context.id], "length": len(row[self.column])})
-        rows = context.counts.rows
+        rows = [row for b in context.batches([context.id, self.column]) for row in b.to_pylist()]
+        found = [{"id": row[context.id]} for row in rows if len(row[self.column]) > 8]
         return checks.CheckOutcome(
-            passed=len(found) <= self.max_share * rows,
-            description=f"{len(found)} of {rows} texts are long in {context.partition}",
-            metadata={"rows": rows, "long": found} if found else {"rows": rows},
+            passed=len(found) <= self.max_share * len(rows),
+            description=f"{len(found)} of {len(rows)} texts are long in {context.partition}",
+            metadata={"long": found},
         )
 
 
-@dataclass(frozen=True)
-class Grows(checks.Check):
-    """A partition has no fewer rows than the one before"""
-
-    compares = True
-
-    def evaluate(self, context: checks.CheckContext) -> checks.CheckOutcome:
-        before = context.previous()
-        if before is None:
-            return checks.CheckOutcome(True, "the first")
-        rows = before.counts.rows, context.counts.rows
-        nulls = context.statistics(["label"])["label"].nulls
-        return checks.CheckOutcome(rows[0] <= rows[1], f"{rows}, {nulls} nulls")
-
-
-@dataclass(frozen=True)
-class Broken(checks.Check):
-    def evaluate(self, context: checks.CheckContext) -> checks.CheckOutcome:
-        raise ZeroDivisionError("in the check")
-
-
-def test_checks_of_a_user_from_declaration_to_the_event_log(tmp_path, runs):
+def test_a_check_of_a_user_from_declaration_to_the_event_log(tmp_path, runs):
     source(tmp_path, "a", ["x", "y" * 9, "z"])
-    source(tmp_path, "b", ["x", "y"])
-    docs = pipeline(tmp_path, [LongTexts("label", severity="WARN"), Grows(), Broken()])
+    docs = pipeline(tmp_path, [LongTexts("label", severity="WARN")])
     specs = docs.build_assets().check_specs
     described = {spec.name: spec.description for spec in specs if "vectors" in spec.asset_key.path}
-    assert {"grows", "broken"} < described.keys()
     assert described["long_texts"] == "Few texts are longer than a model reads"
 
-    result = runs(docs, "a", "b")
-    assert result.success, "none of them blocks"
+    result = runs(docs, "a")
+    assert result.success, "it does not block"
     assert runs.sequence("labels", "a") == 1
-    found = evaluations(result, runs.instance)
-    long = found["vectors", "long_texts", "a"]
+    long = evaluations(result, runs.instance)["vectors", "long_texts", "a"]
     assert (long.passed, long.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert long.description == "1 of 3 texts are long in a"
     (record,) = long.metadata["long"].records
-    assert record.data == {"id": 1, "length": 9}
-    assert found["vectors", "long_texts", "b"].passed
-    assert found["vectors", "grows", "a"].description == "the first"
-    assert found["vectors", "grows", "b"].description == "(3, 2), 0 nulls"
-    broken = found["vectors", "broken", "a"]
-    assert not broken.passed
-    assert broken.metadata["error"].value == "ZeroDivisionError: in the check"
+    assert record.data == {"id": 1}
 
-    tolerant = runs(pipeline(tmp_path, [LongTexts("label", max_share=0.5), Grows()]), "a", "b")
+    tolerant = runs(pipeline(tmp_path, [LongTexts("label", max_share=0.5)]), "a")
     found = evaluations(tolerant, runs.instance)
     assert found["vectors", "long_texts", "a"].passed, "evaluated again for stored rows"

@@ -220,7 +220,7 @@ def test_token_is_needed(shared: Shared, tmp_path: Path) -> None:
         assert "InvalidAuthToken" in refused.stderr
 
 
-IN_A_THREAD = """thread = threading.Thread(target=connect, args=[head], kwargs={"namespace": "here"})
+IN_A_THREAD = """thread = threading.Thread(target=connect, args=[head, "here"])
         thread.start(); thread.join()"""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import dagster as dg
 import pyarrow.parquet as pq
+import pytest
 
 import vane_dagster as vd
 from support.data import write_source
@@ -65,52 +66,43 @@ def published(folder: Path) -> list[int]:
     ]
 
 
-def test_time_partitions(tmp_path, local, materialize):
-    key = "2026/01/03"
-    days = dg.TimeWindowPartitionsDefinition(
-        start="2026/01/01", cron_schedule="0 0 * * *", fmt="%Y/%m/%d"
-    )
-    docs = pipeline(tmp_path, days, "{partition_key}", "{partition_key}")
-    write_source(tmp_path / "src" / key, {"id": [1, 2], "n": [3, 4]})
-    assert metadata(materialize(docs, local, key), "published")["fragments_computed"] == 1
-    again = metadata(materialize(docs, local, key), "published")
-    assert again["fragments_computed"] == 0
-    assert published(Path(again["dagster/uri"])) == [3, 4]
-    assert len(list((tmp_path / "out").iterdir())) == 1, "a key is one folder"
+TIMES = dg.TimeWindowPartitionsDefinition(
+    start="2026/01/01", cron_schedule="0 0 * * *", fmt="%Y/%m/%d"
+)
+GRID = dg.MultiPartitionsDefinition({"day": DAYS, "region": REGIONS})
+DAY = "2026-01-02"
 
 
-def test_dynamic_partitions(tmp_path, local, materialize):
-    customers = dg.DynamicPartitionsDefinition(name="customers")
-    docs = pipeline(tmp_path, customers, "{partition_key}", "{partition_key}")
+@pytest.mark.parametrize(
+    ("partitions_def", "place", "keys"),
+    [
+        (TIMES, "{partition_key}", {"2026/01/03": "2026/01/03", "2026/01/04": "2026/01/04"}),
+        (dg.DynamicPartitionsDefinition(name="customers"), "{partition_key}",
+         {"acme": "acme", "zeta/eu": "zeta/eu"}),
+        (GRID, "{partition_key.region}/{partition_key.day}",
+         {dg.MultiPartitionKey({"day": DAY, "region": region}): f"{region}/{DAY}"
+          for region in ("eu", "us")}),
+    ],
+    ids=["times", "dynamic", "dimensions"],
+)  # fmt: skip
+def test_kinds_of_partitions(partitions_def, place, keys, tmp_path, local, materialize):
+    docs = pipeline(tmp_path, partitions_def, place, place)
     with dg.DagsterInstance.ephemeral() as instance:
-        for number, customer in enumerate(("acme", "zeta/eu")):
-            instance.add_dynamic_partitions("customers", [customer])
-            write_source(tmp_path / "src" / customer, {"id": [1], "n": [number]})
-            result = materialize(docs, local, customer, instance=instance)
-            uri = metadata(result, "published")["dagster/uri"]
-            assert published(Path(uri)) == [number]
-
-
-def test_multi_partitions_by_dimension(tmp_path, local, materialize):
-    grid = dg.MultiPartitionsDefinition({"day": DAYS, "region": REGIONS})
-    dimensions = "{partition_key.region}/{partition_key.day}"
-    docs = pipeline(tmp_path, grid, dimensions, dimensions)
-    for number, region in enumerate(("eu", "us")):
-        key = dg.MultiPartitionKey({"day": "2026-01-02", "region": region})
-        write_source(tmp_path / "src" / region / "2026-01-02", {"id": [1], "n": [number]})
-        for computed in (1, 0):
-            result = materialize(docs, local, key)
-            found = metadata(result, "published")
-            assert found["fragments_computed"] == computed
-            assert found["dagster/uri"].endswith(f"/out/{region}/2026-01-02")
-            (event,) = [
-                e.materialization
-                for e in result.get_asset_materialization_events()
-                if e.asset_key.path[-1] == "published"
-            ]
-            assert event.tags["dagster/partition/region"] == region
-            assert event.tags["dagster/partition/day"] == "2026-01-02"
-        assert published(tmp_path / "out" / region / "2026-01-02") == [number]
+        instance.add_dynamic_partitions("customers", list(keys))
+        for number, (key, folder) in enumerate(keys.items()):
+            write_source(tmp_path / "src" / folder, {"id": [1], "n": [number]})
+            for computed in (1, 0):
+                result = materialize(docs, local, key, instance=instance)
+                found = metadata(result, "published")
+                assert found["fragments_computed"] == computed
+            assert published(Path(found["dagster/uri"])) == [number]
+            if partitions_def is GRID:
+                assert found["dagster/uri"].endswith(f"/out/{folder}")
+                for event in result.get_asset_materialization_events():
+                    tags = event.materialization.tags
+                    assert f"{tags['dagster/partition/region']}/{DAY}" == folder
+                    assert tags["dagster/partition/day"] == DAY
+    assert len(list((tmp_path / "out").iterdir())) == 2, "a key is one folder"
 
 
 def test_keys_with_any_characters(tmp_path, local):

@@ -14,14 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from vane_dagster.checks.builtin import PackagesUnchanged
 from vane_dagster.checks.comparison import OUTCOME, compare
 from vane_dagster.checks.context import RowOutcomes
-from vane_dagster.engine.check_runner import package_versions
+from vane_dagster.engine.check_runner import ManifestContext, package_versions
 from vane_dagster.engine.recompute import read_row_outcomes
 from vane_dagster.errors import DefinitionError
 from vane_dagster.planning.sample_plan import MAX_FRAGMENTS, choose
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import PartInfo, PartProvenance
+from vane_dagster.storage.manifest import Manifest, PartInfo, PartProvenance
 from vane_dagster.storage.packages import distributions, installed
 from vane_dagster.storage.part_file import PartTarget, write_part
 
@@ -191,6 +192,17 @@ def test_what_the_workers_of_a_run_have_counts_and_not_what_is_installed_here():
     assert (found.outdated, found.current, found.outdated_parts) == (["1.0"], ["9.9"], 1)
     assert changed([own, part("old", "numpy==9.9")], "now") == []
     assert changed([own], "now") == [], "its workers have another version than this process"
+
+
+def test_the_check_of_packages_names_the_versions_then_and_now():
+    parts = [part("old", "numpy==1.0")] * 2
+    manifest = Manifest("p", "s", None, 0, "", "", None, (), parts, (), {}, "run", 0.0)
+    check = PackagesUnchanged()
+    found = check.evaluate(ManifestContext(manifest, "id", lambda: None, run_id="new"))
+    assert (found.passed, check.severity) == (False, "WARN")
+    now = importlib.metadata.version("numpy")
+    assert f"numpy is {now} and was 1.0 when 2 of 2 fragments" in found.description
+    assert (found.metadata["then/numpy"], found.metadata["now/numpy"]) == ("1.0", now)
 
 
 def test_modules_are_told_by_the_packages_that_they_are_in():
