@@ -54,11 +54,3 @@ def test_failed_rows_are_grouped_by_kind_of_error(store):
     ]
     (group,) = json.loads(run("--partition", "a", "--json"))
     assert (group["rows"], group["ids"], group["partitions"]) == (2, [6, 12], ["a"])
-
-
-def test_without_failed_rows_there_is_nothing_to_list(tmp_path, materialize):
-    numbers = vd.Pipeline("numbers", source=vd.table([{"id": 1, "n": 1}]), id="id")
-    numbers.map_batches("checked", check, schema={"y": "BIGINT"}, on_error="quarantine")
-    materialize(numbers, vd.LocalCompute())
-    given = ["quarantine", "numbers/checked", "--store", str(tmp_path / "store")]
-    assert CliRunner().invoke(main, given).output == "No row is quarantined.\n"

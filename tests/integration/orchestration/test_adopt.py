@@ -101,13 +101,6 @@ def test_an_adopted_edit_computes_nothing_and_neither_does_what_reads_it(
     assert read_stage(tmp_path / "store", "numbers", "power", "a")["y"].to_pylist()[-1] == 10_000
 
 
-def test_an_argument_that_changes_nothing_is_adopted_with_warm_workers(tmp_path, stored, cluster):
-    edited = numbers(tmp_path, Product, exponent=7)
-    compute = vd.RayCompute(cluster=cluster)
-    assert edited["power"].adopt(10, store=stored, compute=compute).rows >= 10
-    assert edited.plan(store=stored).is_up_to_date
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -128,20 +121,24 @@ def test_what_changes_results_is_not_adopted(tmp_path, stored, edit, message):
     assert numbers(tmp_path).plan(store=stored).is_up_to_date
 
 
-def test_small_differences_of_floats_are_refused_but_within_a_tolerance(tmp_path, stored):
-    edited = numbers(tmp_path, Slightly)
+def test_what_is_adopted_only_so(tmp_path, stored, cluster, materialize):
+    """Small differences with a tolerance; an argument; and before a run of the edited code."""
+    slightly = numbers(tmp_path, Slightly)
     with pytest.raises(PlanError, match="nothing was adopted"):
-        edited["power"].adopt(store=stored)
-    assert edited["power"].adopt(store=stored, tolerance=1e-5).tolerance == 1e-5
+        slightly["power"].adopt(store=stored)
+    assert slightly["power"].adopt(store=stored, tolerance=1e-5).tolerance == 1e-5
+    argument = numbers(tmp_path, Product, exponent=7)
+    assert argument["power"].adopt(10, store=stored, compute=vd.RayCompute(cluster=cluster)).rows
+    assert argument.plan(store=stored).is_up_to_date
 
-
-def test_after_a_partition_was_computed_by_the_edited_code_it_is_too_late(
-    tmp_path, stored, materialize
-):
-    edited = numbers(tmp_path, Product)
+    edited = numbers(tmp_path, Almost)
     materialize(edited, vd.LocalCompute(), "c")
     with pytest.raises(PlanError, match="the stored partitions are of 2 definitions"):
         edited["power"].adopt(store=stored)
+    with pytest.raises(DefinitionError, match="it has no code of yours"):
+        numbers(tmp_path)["last"].adopt(store=stored)
+    with pytest.raises(DefinitionError, match="rows is 0"):
+        edited["power"].adopt(0, store=stored)
 
 
 def test_what_is_undone_is_computed_again_by_either_definition(tmp_path, stored, materialize):
@@ -163,16 +160,6 @@ def test_what_is_undone_is_computed_again_by_either_definition(tmp_path, stored,
         edited["power"].adopt(undo=True, store=stored)
 
 
-def test_a_partition_that_is_new_is_computed_under_the_adopted_definition(tmp_path, materialize):
-    for key in ("a", "b"):
-        materialize(numbers(tmp_path), vd.LocalCompute(), key)
-    store = str(tmp_path / "store")
-    edited = numbers(tmp_path, Product)
-    edited["power"].adopt(store=store)
-    materialize(edited, vd.LocalCompute(), "c")
-    assert numbers(tmp_path).plan("c", store=store).is_up_to_date
-
-
 def test_rows_are_drawn_from_all_fragments_alike(tmp_path):
     """Five percent of the rows, all in few fragments, are found nearly always."""
     ids = range(2000)
@@ -192,10 +179,3 @@ def test_rows_are_drawn_from_all_fragments_alike(tmp_path):
             pipeline(OfSmall)["power"].adopt(store=store)
             found += 1
     assert found == 0
-
-
-def test_only_stages_with_code_of_the_user_are_adopted(tmp_path, stored):
-    with pytest.raises(DefinitionError, match="it has no code of yours"):
-        numbers(tmp_path)["last"].adopt(store=stored)
-    with pytest.raises(DefinitionError, match="rows is 0"):
-        numbers(tmp_path, Product)["power"].adopt(0, store=stored)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
-import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
@@ -26,15 +26,6 @@ from vane_dagster.orchestration import reporting, run
 
 def logged(instance: dg.DagsterInstance, run_id: str) -> str:
     return "\n".join(entry.message for entry in instance.all_logs(run_id))
-
-
-def test_groups_are_written_while_the_run_goes_on(world, instance, monkeypatch):
-    """Each with the columns, as any of them may be the last one that is written."""
-    monkeypatch.setattr(reporting, "_GROUP", 1)
-    assert world.run(instance, *KEYS[:3]).success
-    for stage in STAGES:
-        for materialization in materializations(instance, stage).values():
-            assert "dagster/column_schema" in materialization.metadata
 
 
 def test_events_in_a_group_refer_to_each_other_and_the_last_has_the_columns(
@@ -163,18 +154,9 @@ def fails_once(batch: pa.Table, folder: str) -> pa.Table:
 
 def test_a_second_attempt_leaves_one_execution_of_each_check(world, instance, tmp_path):
     world.source("p01", ["poison"])
-    docs = vd.Pipeline(
-        "docs",
-        source=vd.parquet(str(tmp_path / "source" / "{partition_key}")),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(KEYS),
-        retry_policy=dg.RetryPolicy(max_retries=1),
-    )
-    schema = {"vector": "FLOAT[1]", "label": "VARCHAR"}
-    fn_kwargs = {"folder": str(tmp_path)}
-    docs.map_batches("vectors", fails_once, schema=schema, fn_kwargs=fn_kwargs)
-    result = world.run(instance, "p00", "p01", assets=[docs.build_assets()])
-    assert result.success
+    fn = functools.partial(fails_once, folder=str(tmp_path))
+    docs = world.pipeline(fn, retry_policy=dg.RetryPolicy(max_retries=1))
+    assert world.run(instance, "p00", "p01", assets=[docs.build_assets()]).success
     for name in ("rows", "quality"):
         key = dg.AssetCheckKey(docs["vectors"].key, name)
         history = instance.event_log_storage.get_asset_check_execution_history(key, 10)

@@ -31,9 +31,6 @@ def actor(cluster):
 
             return self._server.status(), ray.util.get_node_ip_address(), guarded(os.getpid())
 
-        def stop(self):
-            self._server.stop()
-
         def exit(self):
             ray.actor.exit_actor()
 
@@ -51,25 +48,19 @@ def state(actor):
     return status, address, pids
 
 
-def test_it_is_bound_to_the_nodes_address_and_its_log_is_beside_rays(actor):
+@pytest.mark.parametrize("how", ["killed", "exits"])
+def test_it_is_bound_to_the_nodes_address_and_nothing_is_left_of_it_after_the_actor(actor, how):
+    """Its log is beside those of Ray."""
     import ray
 
-    status, address, _ = state(actor)
+    status, address, pids = state(actor)
     assert status.endpoint.url == f"http://{address}:{port(status.endpoint)}"
     assert answer(status.endpoint, "a") == "echo: a"
     log = Path(status.log_path)
     session = Path(ray._private.worker._global_node.get_session_dir_path()).resolve()
     assert log.parent.resolve() == session / "logs"
     assert log.name.startswith("vane-server-echo-")
-    ray.get(actor.stop.remote())
     assert log.exists()
-
-
-@pytest.mark.parametrize("how", ["killed", "exits"])
-def test_nothing_is_left_of_it_after_the_actor(actor, how):
-    import ray
-
-    status, address, pids = state(actor)
     if how == "killed":
         ray.kill(actor)
     else:

@@ -41,7 +41,7 @@ def counted(tmp_path: Path, name: str, *flags: str, **options: Any) -> tuple[vd.
 
 
 def test_stages_and_pipelines_share_a_server(tmp_path, compute, materialize):
-    llm, file = counted(tmp_path, "shared")
+    llm, file = counted(tmp_path, "shared", idle_minutes=0.2)
     first = asking(tmp_path / "src", llm)
     first.prompt("said", "{id}", model=llm)
     assert materialize(first, compute).success
@@ -51,24 +51,14 @@ def test_stages_and_pipelines_share_a_server(tmp_path, compute, materialize):
     assert len(starts(file)) == (1 if is_warm else 2)
     assert len(servers(tmp_path)) == 1
     assert (servers(tmp_path) == servers(tmp_path, "other")) is is_warm
-
-
-def test_an_idle_server_ends(tmp_path, ray_compute, materialize):
-    llm, file = counted(tmp_path, "idle", idle_minutes=0.02)
-    assert materialize(asking(tmp_path / "src", llm), ray_compute).success
-    (pid,) = starts(file)
-    until(lambda: not psutil.pid_exists(pid), "the server ends")
-
-
-def double(batch: pa.Table) -> dict[str, Any]:
-    return {"id": batch["id"], "y": batch["id"]}
+    until(lambda: not psutil.pid_exists(starts(file)[-1]), "it ends when it is idle")
 
 
 class Doubler:
     """A model that needs what a server holds."""
 
     def __call__(self, batch: pa.Table) -> dict[str, Any]:
-        return double(batch)
+        return {"id": batch["id"], "y": batch["id"]}
 
 
 def needing(tmp_path: Path) -> vd.Pipeline:
@@ -154,7 +144,7 @@ def test_a_server_that_does_not_start_fails_its_stages_with_its_log(tmp_path, co
     assert len(starts(file)) == 3
 
 
-def test_replicas_of_a_node(tmp_path, compute, materialize):
+def test_replicas_of_a_node(tmp_path, local, materialize):
     llm, file = counted(tmp_path, "two", per_node=2)
-    assert materialize(asking(tmp_path / "src", llm), compute).success
+    assert materialize(asking(tmp_path / "src", llm), local).success
     assert len(starts(file)) == 2

@@ -82,22 +82,17 @@ def test_a_function_serves_until_sigterm(tmp_path):
         assert process.wait(30) == 0, process.stderr.read()
 
 
-def test_a_function_without_a_model_path(tmp_path):
-    ended = run(tmp_path, lambda *given: print(given))
-
-    assert (ended.returncode, ended.stdout) == (0, "([0, 50001, 50002],)\n"), ended.stderr
-
-
-def test_temporary_files_are_in_the_folder_of_the_payload(tmp_path):
-    def makes(ports):
+def test_a_function_without_a_model_path_and_its_temporary_files(tmp_path):
+    def makes(*given):
         import os
         import tempfile
 
+        print(given)
         print(tempfile.gettempdir(), os.environ["PYTRITON_HOME"])
 
-    ended = run(tmp_path, makes)
-
-    assert ended.stdout.split() == [str(tmp_path)] * 2, ended.stderr
+    first, second = run(tmp_path, makes).stdout.splitlines()
+    assert first == "([0, 50001, 50002],)"
+    assert second.split() == [str(tmp_path)] * 2, "in the folder of the payload"
 
 
 def test_an_error_of_the_function_is_the_outcome(tmp_path):
