@@ -220,7 +220,7 @@ REFUSED = {
 NET = type("Net", (type("Module", (), {"__module__": "torch.nn"}),), {})
 MAPPED: list[tuple[Any, dict[str, Any], list[str]]] = [
     (Model(), {}, ["'docs/m'", "an instance of Model", "stays warm", "functools.partial(Model,"]),
-    (Model().__call__, {}, ["method '__call__' of an instance of Model", "@vd.cls, so that Model("]),
+    (Model().__call__, {}, ["method '__call__' of an instance of Model", "@vd.cls, so that"]),
     (functools.partial(Model()), {}, ["instance of Model"]),
     (
         functools.partial(Model, "a"), {"fn_constructor_kwargs": {"revision": 1}},
