@@ -188,23 +188,6 @@ def test_code_among_arguments_counts_with_what_the_file_of_the_stage_changes(
     assert value_digest(project.load("GIVEN"), files=files) != before
 
 
-BRANCHES = "".join(f"    elif x == {n}:\n        return {n}\n" for n in range(900))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"def udf(x): return K\nK = N and {'+'.join(['1'] * 1000)}\n",
-        f"def udf(x):\n    if x:\n        return N\n{BRANCHES}",
-    ],
-)
-def test_very_many_operators_and_branches(project: Project, text: str) -> None:
-    project.write(defs=f"N = 1\n{text}")
-    before = project.digest()
-    project.edit("defs.py", "N = 1", "N = 2")
-    assert project.digest() != before
-
-
 @pytest.mark.parametrize(
     ("text", "match"),
     [

@@ -171,21 +171,6 @@ def test_of_an_instance_that_is_not_constructed_only_methods_can_be_named(name: 
         getattr(Transcriber("m"), name)
 
 
-def test_a_method_under_another_decorator_can_be_named() -> None:
-    @vd.cls
-    class Cached:
-        @functools.lru_cache  # noqa: B019  # as users write it
-        def measure(self, n: int) -> int:
-            return -n
-
-        class Part:
-            pass
-
-    found = run_stage(row_stage("map", Cached().measure), IDS)
-    assert found["out"].to_pylist() == [-10, -20, -30]
-    assert isinstance(Cached().Part, type)
-
-
 def test_a_wrong_argument_fails_where_it_is_written() -> None:
     with pytest.raises(DefinitionError, match=r"Transcriber\(model: 'str'.*argument 'modle'"):
         Transcriber("m", modle="m")  # type: ignore[call-arg]  # the mistake

@@ -54,26 +54,6 @@ def test_a_pipeline_of_stored_rows_or_of_several_dimensions_can_be_drawn():
     assert str(several) == f"p: rows of {url}, by 'id'"
 
 
-def test_a_list_of_children_is_known_where_all_of_its_columns_are():
-    pipeline = vd.Pipeline("docs", source=vd.parquet("rows.parquet"), id="id")
-    clean = pipeline.project("clean", ["text"])
-    chunks = clean.map_batches(
-        "chunks",
-        same,
-        schema={"chunk": "VARCHAR"},
-        cardinality=vd.Children("chunk_id"),
-        on_error="quarantine",
-    )
-    texts = chunks.project("texts", {"chunk": "chunk", "length": "length(chunk)"})
-    pipeline.join("both", clean, texts, children="list", columns={"texts": ["length"]})
-    types = {node: table.types for node, table in pipeline._tables().items()}
-    assert types["texts"] == {
-        "chunk_id": pa.string(), "id": None, "chunk": pa.string(), "length": pa.int64()
-    }  # fmt: skip
-    child = pa.struct({"chunk_id": pa.string(), "length": pa.int64()})
-    assert types["both"] == {"id": None, "text": None, "texts": pa.list_(child)}
-
-
 def test_the_schema_of_a_stage_whose_types_are_declared_needs_no_source():
     schema = declared("nowhere.parquet")["length"].schema
     assert schema == pa.schema({"id": pa.int64(), "length": pa.int32()})

@@ -177,21 +177,6 @@ def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(
     assert "planted" not in str(raised.value)
 
 
-def test_what_an_endpoint_can_be_sent_is_accepted(tmp_path):
-    sampling = {
-        "temperature": "{text}",
-        "stop": ["a"],
-        "extra_body": {"person": {"name": "a", "age": 1}},
-    }
-    docs(tmp_path).prompt(
-        "asked",
-        "{text}",
-        provider="openai",
-        model=vd.Model("m", options={"extra_body": None, "api": "completions"}),
-        sampling_params=sampling,
-    )
-
-
 def test_a_providers_own_check_runs_at_declaration_unless_it_is_no_classmethod(tmp_path):
     class Checked(Reversed):
         @classmethod

@@ -6,11 +6,6 @@ import sys
 
 import pytest
 
-from support.vllm_stages import (
-    ENGINE,
-    ask,
-    docs,
-)
 from vane_dagster.providers.vllm import VllmProvider
 from vane_dagster.providers.vllm_engine import reserved_gpus
 
@@ -24,21 +19,6 @@ def test_a_missing_vllm_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ImportError, match=r"pip install 'vane-dagster\[vllm\]'"):
         VllmProvider("m")
-
-
-def test_what_changes_no_answer_is_no_part_of_the_key(tmp_path):
-    options = {"lora": {"a": "/a"}, "tensor_parallel_size": 2}
-    ask(docs(tmp_path), tmp_path, "asked", options=options)
-    pipeline = docs(tmp_path)
-    asked = ask(pipeline, tmp_path, "asked", options=options)
-    assert asked.spec.model.options == {
-        "engine_kwargs": {
-            "dtype": "float32",
-            "max_model_len": 192,
-            "structured_outputs_config": ENGINE["structured_outputs_config"],
-        },
-        "lora": {"a": "/a"},
-    }
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.schema import (
     _ARROW_TYPES,
     check_storable,
-    is_untyped,
     parse_schema,
     plain_type,
     schema_code,
@@ -49,22 +48,6 @@ def test_other_types_have_the_names_of_arrow():
     assert schema_code(fields) == '{"h": "halffloat", "l": "list<item: halffloat>"}'
     with pytest.raises(SchemaError, match=r"'l' has the unknown type 'list<item: halffloat>'"):
         parse_schema({"l": "list<item: halffloat>"}, "here")
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (pa.null(), True),
-        (pa.list_(pa.null()), True),
-        (pa.struct([("a", pa.int64()), ("b", pa.list_(pa.null()))]), True),
-        (pa.struct([("a", pa.int64())]), False),
-        (pa.list_(pa.string()), False),
-    ],
-)
-def test_a_type_without_a_value_is_shown_as_missing(kind: pa.DataType, expected: bool):
-    assert is_untyped(kind) is expected
-    shown = schema_code([pa.field("x", kind)])
-    assert (shown == '{"x": ...}') is expected
 
 
 @pytest.mark.parametrize("name", _ARROW_TYPES)
