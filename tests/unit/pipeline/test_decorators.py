@@ -123,6 +123,10 @@ class Empty:
     def one(self) -> int:
         return 1
 
+    @functools.lru_cache  # noqa: B019  # as users write it
+    def negated(self, n: int) -> int:
+        return -n
+
 
 @vd.func(return_dtype="BIGINT", gpus=0, max_retries=2, name_override="adder", cpus=1)
 def add(a: int, b: int) -> int:
@@ -163,6 +167,7 @@ def test_a_method_that_is_called_with_values_constructs_once_in_each_process() -
     assert type(Larger("m").whole("a")) is Transcriber, "code that a method runs constructs"
     assert Pair([1, 2]).total() == 3
     assert Empty().one() == 1
+    assert Empty().negated(2) == -2, "a method under another decorator can be named"
 
 
 @pytest.mark.parametrize("name", ["scale", "width", "SUFFIX", "nothing"])
