@@ -136,13 +136,6 @@ def test_the_same_rows_are_the_same_file(root):
     assert set(Store(root).existing_parts(root)) == {other.key}
 
 
-def test_a_broken_part_is_named(root):
-    info = part(root)
-    root.write(info.name, b"PAR1")
-    with pytest.raises(vd.errors.StoreError, match=rf"{info.name}.*is damaged and cannot be read"):
-        read_part_info(root, info.name)
-
-
 # Commits
 
 

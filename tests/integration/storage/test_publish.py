@@ -22,17 +22,21 @@ from pyiceberg.types import StringType
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.data import SECRET, write_source
+from support.data import SECRET, column_of, write_source
 from support.iceberg_tables import catalog_in, opened
 from support.published import docs
 from support.results import failure, metadata, over
+from support.stored import FORMS
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import driver_options
 from vane_dagster.storage.paths import published_folder
 from vane_dagster.storage.table_options import table_options
 
-FORMATS = ("parquet", "delta", "iceberg", "lance")
-PLACES = {f"{format}{size}": (format, size) for format in FORMATS for size in ("", 3000)}
+PLACES = {
+    f"{format}{size}": (format, size)
+    for format in ("parquet", "delta", "iceberg", "lance")
+    for size in ("", 3000)
+}
 NAMES = ["id", "n", "text"]
 
 
@@ -192,8 +196,9 @@ def test_partitions_are_read_by_every_tool(tmp_path, lake, local, materialize, m
             assert by_polars.rows() == expected
             first = table.scan(row_filter="id < 2 and partition_key = 'a'").plan_files()
             assert len(list(first)) == 1, "bounds let readers skip files"
-        loaded = vd.load(f"docs/{name}", store=store, partition="a")
-        assert sorted(loaded["id"].to_pylist()) == ids[:25]
+        for form in FORMS:
+            loaded = vd.load(f"docs/{name}", "a", as_=form, store=store)
+            assert sorted(column_of(loaded, "id")) == ids[:25]
         step = vd.trace(f"docs/{name}", 103, store=store, partition="it's").steps[0]
         assert step.url.endswith("src/it's/a.parquet")
     assert not staged(tmp_path)

@@ -8,17 +8,13 @@ import subprocess
 import sys
 import textwrap
 import uuid
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import ray
 
 import vane_dagster as vd
 from support.data import write_source
 from support.stored import (
-    FORMS,
     ids,
     keep,
     local_store,  # noqa: F401  # fixture
@@ -27,16 +23,8 @@ from support.stored import (
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import Published
 from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store
-
-
-@pytest.fixture(params=["local", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "local":
-        return Store(Location(str(tmp_path / "store*")))
-    return Store(Location(f"s3://lake/{uuid.uuid4().hex}", request.getfixturevalue("s3")))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
@@ -90,24 +78,6 @@ def test_a_library_that_is_missing_is_named(local_store):
     assert frame.startswith("StoreError 'docs' cannot be read as pandas.DataFrame")
     assert frame.endswith("pip install 'pandas'")
     assert dataset.endswith("pip install 'ray[data]'")
-
-
-def test_what_was_published_is_read_where_it_is(store, tmp_path, local):
-    """A manifest that says where its rows were published, in files of any names."""
-    from dataclasses import replace
-
-    kept = keep(store, "docs", "a", table(0, 0))
-    for url in (store.root.child("lake").url, str(tmp_path / "lake")):
-        target = Location(url, store.root.storage_options if "://" in url else {})
-        sink = pa.BufferOutputStream()
-        pq.write_table(table(5, 3), sink)
-        target.child("sub").write("x.parquet", sink.getvalue())
-        target.write("y.parquet", b"of others")
-        published = Published(url, ["sub/x.parquet"], "delta", 3)
-        store.commit(replace(kept, pipeline="docs", stage="out", published=published,
-                             parts=[replace(kept.parts[0], rows=3)]))  # fmt: skip
-        for form in FORMS:
-            assert ids(vd.load("docs/out", "a", as_=form, store=store)) == [5, 6, 7]
 
 
 def test_a_key_that_was_a_stage_and_is_an_asset(tmp_path, local, materialize):

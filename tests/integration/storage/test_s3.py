@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from support.data import SECRET, write_source
+from support.data import SECRET, column_of
 from support.results import metadata
 
 # F403: all tests of the contract run here, on S3.
 from support.store_contract import *  # noqa: F403  # the contract's tests
+from support.stored import FORMS
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.sources import file_source
 from vane_dagster.storage.filesystem import Location
@@ -50,6 +51,13 @@ def test_a_server_that_is_not_there(s3):
         vd.errors.SourceError, match=r"'s3://lake/x' cannot be listed.*the credentials"
     ):
         raise listed
+
+
+@pytest.mark.parametrize("url", ["s3://lake/nothing/here", "s3://nowhere/x"])
+def test_a_source_that_is_not_there(s3, url):
+    source = vd.parquet(url, storage_options=s3)
+    with pytest.raises(vd.errors.SourceError, match=rf"no Parquet file.*{url}"):
+        source.required(source.list_files([None], "here")[None], None, "here")
 
 
 def test_credentials_are_not_shown(s3):
@@ -117,6 +125,10 @@ def test_source_store_and_target_on_s3(s3, kind, request):
     )
     assert metadata(first, "more")["fragments_computed"] == 4
     assert metadata(first, "published")["dagster/uri"] == f"{base}/out/1"
+    store = vd.FragmentStore(root=f"{base}/store", storage_options=s3)
+    for form in FORMS:
+        loaded = vd.load(docs["published"], "1", as_=form, store=store)
+        assert sorted(column_of(loaded, "id")) == [id for id, *_ in rows]
     again = run()
     assert metadata(again, "more")["fragments_computed"] == 0
     assert metadata(again, "published")["fragments_reused"] == 4
@@ -127,20 +139,6 @@ def test_source_store_and_target_on_s3(s3, kind, request):
         run()
     assert "ids '0-2' of 'id' are in more than one fragment" in raised.value.description
     assert f"{base}/src/day=1/9.parquet" in raised.value.description
-
-
-def test_a_source_on_s3_that_is_not_there(s3, tmp_path, local, materialize):
-    write_source(tmp_path / "unused", {"id": [1]})
-    for url, words in [
-        ("s3://lake/nothing/here", "no Parquet file"),
-        ("s3://nowhere/x", "no Parquet file"),
-    ]:
-        docs = vd.Pipeline("docs", source=vd.parquet(url, storage_options=s3), id="id")
-        docs.project("clean", ["id"])
-        with pytest.raises(dg.Failure) as raised:
-            materialize(docs, local)
-        assert words in raised.value.description
-        assert url in raised.value.description
 
 
 def test_planning_many_done_partitions_on_s3_is_two_listings(s3, local, caplog, monkeypatch):

@@ -125,42 +125,33 @@ def test_a_listing_runs_nothing():
     assert listed["a"] == days.list_files(["a"], "here")["a"]
 
 
-def test_the_identity_is_that_of_the_code_or_of_the_version():
-    def listed(*args: Any, **given: Any) -> Any:
-        return vd.ray_dataset(*args, **given).list_files([None], "here")[None]
-
-    assert listed(make) == listed(make)
-    assert listed(make) != listed(make, version="1")
-    assert listed(make, version="1") != listed(make, version="2")
-    one, two = (functools.partial(lambda n: n, n) for n in (1, 2))
-    assert listed(one) != listed(two)
-    assert listed(one, version="1") != listed(two, version="1")
-
-
-def test_a_version_is_that_of_a_pipeline():
-    """Another function of the same name may have it, as two lambdas have."""
-
-    def listed(name: str, version: str | None) -> Any:
-        source = vd.ray_dataset(lambda: None, version=version)
-        return vd.Pipeline(name, source=source, id="id").source.list_files([None], "here")[None]
-
-    assert listed("a", "1") == listed("a", "1") != listed("b", "1")
-    assert listed("a", None) == listed("b", None)
+def listed(fn: Any, version: str | None = None, name: str | None = None) -> Any:
+    source = vd.ray_dataset(fn, version=version)
+    if name:
+        source = vd.Pipeline(name, source=source, id="id").source
+    return source.list_files([None], "here")[None]
 
 
 def given(*args: Any, **more: Any) -> Any:
     raise AssertionError("a declaration and a listing call no function")
 
 
-def test_arguments_count_with_a_version():
-    def listed(*args: Any, **more: Any) -> Any:
-        fn = functools.partial(given, *args, **more)
-        return vd.ray_dataset(fn, version="1").list_files([None], "here")[None]
-
-    found = [listed(), listed(1), listed(2), listed(n=1), listed(m=1), listed({"a": 1})]
+def test_the_identity_is_that_of_the_code_or_of_the_version():
+    assert listed(make) == listed(make)
+    assert len({listed(make), listed(make, "1"), listed(make, "2")}) == 3
+    # A version is one of a pipeline: another function of the same name may have it.
+    assert listed(lambda: None, "1", "a") == listed(lambda: 1, "1", "a")
+    assert listed(lambda: None, "1", "a") != listed(lambda: None, "1", "b")
+    assert listed(make, None, "a") == listed(make, None, "b")
+    # Arguments count in both.
+    one, two = (functools.partial(lambda n: n, n) for n in (1, 2))
+    assert listed(one) != listed(two)
+    calls = [((), {}), ((1,), {}), ((2,), {}), ((), {"n": 1}), ((), {"m": 1}), (({"a": 1},), {})]
+    found = [listed(functools.partial(given, *args, **more), "1") for args, more in calls]
     assert len(set(found)) == len(found)
-    assert listed(1) == found[1]
-    assert listed(object()) == listed(object()), "values without an identity count by their type"
+    assert listed(functools.partial(given, 1), "1") == found[1]
+    values = (listed(functools.partial(given, object()), "1") for _ in range(2))
+    assert len({*values}) == 1, "values without an identity count by their type"
 
 
 def test_code_without_an_identity_is_an_error_of_the_listing():
