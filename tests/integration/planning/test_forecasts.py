@@ -97,10 +97,10 @@ def test_a_forecast_is_what_the_run_then_does(tmp_path, materialize):
     assert metadata(done, "added")["dagster/partition_row_count"] == 50
 
 
-def test_rows_that_may_be_copied_have_no_lowest_cost(tmp_path, materialize):
+def test_rows_that_may_be_copied_have_no_lowest_cost(tmp_path, local, materialize):
     store = str(tmp_path / "store")
     pipeline = numbers(tmp_path, columns=["x"])
-    materialize(pipeline, vd.LocalCompute(), "a")
+    materialize(pipeline, local, "a")
     assert pipeline.plan("b", store=store).stages[1].worker_seconds[0] > 0
     assert numbers(tmp_path, 2, ["x"]).plan("a", store=store).stages[1].worker_seconds[0] > 0
     write_source(tmp_path / "src" / "a", {"id": [1000], "x": [1000]}, "more.parquet")
@@ -109,14 +109,14 @@ def test_rows_that_may_be_copied_have_no_lowest_cost(tmp_path, materialize):
     assert found.stages[1].worker_seconds[0] == 0
 
 
-def test_input_rows_of_a_join_are_those_of_its_base(tmp_path, materialize):
+def test_input_rows_of_a_join_are_those_of_its_base(tmp_path, local, materialize):
     write_source(tmp_path / "src", {"id": range(40), "x": range(40)})
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
     odd = docs.project("odd", {"id": "id", "x": "x"}, where="x % 2 = 1")
     every = docs.project("every", {"id": "id", "z": "x"})
     docs.join("joined", odd, every)
     store = str(tmp_path / "store")
-    materialize(docs, vd.LocalCompute(), select=["odd", "every"])
+    materialize(docs, local, select=["odd", "every"])
     assert brief(docs.plan(store=store))["joined"] == (0, 1, 20, "exact")
 
     parts = every.map_batches(
@@ -129,15 +129,15 @@ def test_input_rows_of_a_join_are_those_of_its_base(tmp_path, materialize):
     assert found["listed"] == (0, 1, 20, "exact")
 
 
-def test_a_damaged_manifest_of_another_partition_is_no_history(tmp_path, materialize):
+def test_a_damaged_manifest_of_another_partition_is_no_history(tmp_path, local, materialize):
     pipeline, store = numbers(tmp_path), tmp_path / "store"
-    materialize(pipeline, vd.LocalCompute(), "a")
+    materialize(pipeline, local, "a")
     for manifest in (store / "numbers").glob("*/manifests/*/*.json"):
         manifest.write_text("{")
     assert pipeline.plan("b", store=str(store)).seconds is None
 
 
-def test_tokens_and_their_price(tmp_path, materialize):
+def test_tokens_and_their_price(tmp_path, local, materialize):
     texts = ["one", "three", "fifteen"]
 
     def asking(question: str) -> vd.Pipeline:
@@ -147,7 +147,7 @@ def test_tokens_and_their_price(tmp_path, materialize):
         docs.prompt("asked", question, provider=Reversed, model=model)
         return docs
 
-    done = materialize(asking("{text}"), vd.LocalCompute())
+    done = materialize(asking("{text}"), local)
     found = asking("Why {text}").plan(store=str(tmp_path / "store")).stages[0]
     assert metadata(done, "asked")["cost"] == 45
     assert found.tokens[0] < 30 < found.tokens[1]
@@ -155,7 +155,7 @@ def test_tokens_and_their_price(tmp_path, materialize):
 
 
 def test_a_stage_that_makes_several_rows_of_one_is_foretold_by_its_former_ratio(
-    tmp_path, materialize
+    tmp_path, local, materialize
 ):
     def pipeline(where: str) -> vd.Pipeline:
         write_source(tmp_path / "src", {"id": range(40)})
@@ -170,7 +170,7 @@ def test_a_stage_that_makes_several_rows_of_one_is_foretold_by_its_former_ratio(
         parts.project("last", ["part", "id"])
         return docs
 
-    materialize(pipeline("id < 20"), vd.LocalCompute())
+    materialize(pipeline("id < 20"), local)
     last = pipeline("id < 30").plan(store=str(tmp_path / "store")).stages[2]
     assert (last.rows, last.rows_are) == (80, "about")
 
@@ -237,7 +237,9 @@ def test_what_does_not_exist_is_refused(tmp_path, given, message):
         numbers(tmp_path).plan(store=str(tmp_path / "store"), **given)
 
 
-def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(tmp_path, materialize):
+def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(
+    tmp_path, local, materialize
+):
     write_source(tmp_path / "src", {"id": range(3), "x": range(3)})
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
     some = docs.project("some", ["id", "x"])
@@ -249,5 +251,5 @@ def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(tmp_path
     reason = "the first run infers the schema of 'model', so what follows is not known"
     assert found.unplanned == {"stage 'model'": reason, "stage 'last'": reason}
     assert not found.is_up_to_date
-    materialize(docs, vd.LocalCompute())
+    materialize(docs, local)
     assert docs.plan(store=str(tmp_path / "store")).is_up_to_date

@@ -16,17 +16,18 @@ from vane_dagster.tracing.manifest_index import aligned, as_id, fragment_index
 from vane_dagster.tracing.missing import _may_hold, leaving, search_source
 
 
-def test_rows_of_one_depth_correspond_by_their_keys():
-    assert aligned([("w1", 1), ("w2", 2)], 2, 2) == (0, {"w1": ("w1", 1), "w2": ("w2", 2)})
-
-
-def test_a_row_of_many_leads_to_the_one_that_it_was_made_from():
-    assert aligned([("w1", 1), ("w2", 1), ("w3", 2)], 2, 1) == (0, {1: (1,), 2: (2,)})
-
-
-def test_one_row_leads_to_the_many_that_were_made_from_it():
-    assert aligned([(1,), (2,)], 1, 2) == (1, {1: None, 2: None})
-    assert aligned([("w1", 1)], 2, 3) == (1, {"w1": None})
+@pytest.mark.parametrize(
+    ("rows", "depths", "found"),
+    [
+        ([("w1", 1), ("w2", 2)], (2, 2), (0, {"w1": ("w1", 1), "w2": ("w2", 2)})),
+        ([("w1", 1), ("w2", 1), ("w3", 2)], (2, 1), (0, {1: (1,), 2: (2,)})),
+        ([(1,), (2,)], (1, 2), (1, {1: None, 2: None})),
+        ([("w1", 1)], (2, 3), (1, {"w1": None})),
+    ],
+    ids=["one depth", "many to one", "one to many", "many to more"],
+)
+def test_rows_of_neighboring_stages_correspond_by_their_keys(rows, depths, found):
+    assert aligned(rows, *depths) == found
 
 
 @pytest.mark.parametrize(("given", "id"), [("7", 7), (7, 7), ("-1", -1)])

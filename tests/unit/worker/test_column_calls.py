@@ -139,31 +139,25 @@ def test_a_factory_that_returns_no_function(made, kind):
         predicted(returning(made), ["a"], "float")
 
 
-def test_one_shape_of_several_inputs_is_that_of_one_array():
-    one = predicted(
-        returning(lambda x: x.reshape(len(x), -1).sum(axis=1)),
-        ["a", "b"],
-        "double",
-        input_tensor_shapes=[[2, 1]],
-    )
-    assert one["out"].to_pylist() == [11, 22, 33]
-    with pytest.raises(
-        vd.errors.UdfError,
-        match=r"fragment 0: .*takes an array for each of 2 inputs, but input_tensor_shapes has 1",
-    ):
-        predicted(returning(lambda a, b: a + b), ["a", "b"], "float", input_tensor_shapes=[[2]])
-
-
-def test_shapes_of_several_inputs_are_not_those_of_one_array():
-    shapes = [[1], [1]]
-    two = predicted(
-        returning(lambda a, b: (a + b).sum(axis=1)), ["a", "b"], "float", input_tensor_shapes=shapes
-    )
-    assert two["out"].to_pylist() == [11, 22, 33]
-    with pytest.raises(
-        vd.errors.UdfError, match=r"takes one array of all 2 inputs.*expected \[\[2\]\]"
-    ):
-        predicted(returning(lambda x: x), ["a", "b"], "float", input_tensor_shapes=shapes)
+@pytest.mark.parametrize(
+    ("fits", "wrong", "shapes", "words"),
+    [
+        (
+            lambda x: x.reshape(len(x), -1).sum(axis=1), lambda a, b: a + b, [[2]],
+            r"fragment 0: .*takes an array for each of 2 inputs, but input_tensor_shapes has 1",
+        ),
+        (
+            lambda a, b: (a + b).sum(axis=1), lambda x: x, [[1], [1]],
+            r"takes one array of all 2 inputs.*expected \[\[2\]\]",
+        ),
+    ],
+)  # fmt: skip
+def test_shapes_are_those_of_one_array_or_of_several(fits, wrong, shapes, words):
+    given = {"input_tensor_shapes": shapes}
+    found = predicted(returning(fits), ["a", "b"], "double", **given)
+    assert found["out"].to_pylist() == [11, 22, 33]
+    with pytest.raises(vd.errors.UdfError, match=words):
+        predicted(returning(wrong), ["a", "b"], "float", **given)
 
 
 @pytest.mark.parametrize(

@@ -112,19 +112,35 @@ def test_types_without_a_common_one_are_refused_by_column():
         merged_types(found, "here")
 
 
-def test_a_batch_has_the_types_of_its_columns():
-    def fn(batch):
-        return {"vector": np.zeros((3, 2), np.float32), "text": batch["text"], "n": [1, None, 3]}
-
-    assert types("map_batches", fn) == '{"vector": "FLOAT[2]", "text": "VARCHAR", "n": "BIGINT"}'
+def vectors(batch: pa.Table) -> Any:
+    return {"vector": np.zeros((3, 2), np.float32), "text": batch["text"], "n": [1, None, 3]}
 
 
-def test_a_frame_has_the_types_of_its_columns():
-    def fn(frame):
-        return frame.assign(half=frame.n / 2)
+async def one(batch: pa.Table) -> Any:
+    return {"a": batch["n"]}
 
-    found = types("map_batches", fn, batch_format="pandas")
-    assert found == '{"id": "BIGINT", "n": "BIGINT", "text": "VARCHAR", "half": "DOUBLE"}'
+
+async def row(text: str) -> Any:
+    return {"b": text}
+
+
+@pytest.mark.parametrize(
+    ("method", "fn", "options", "expected"),
+    [
+        (
+            "map_batches", vectors, {},
+            '{"vector": "FLOAT[2]", "text": "VARCHAR", "n": "BIGINT"}',
+        ),
+        (
+            "map_batches", lambda frame: frame.assign(half=frame.n / 2), {"batch_format": "pandas"},
+            '{"id": "BIGINT", "n": "BIGINT", "text": "VARCHAR", "half": "DOUBLE"}',
+        ),
+        ("map_batches", one, {}, '{"a": "BIGINT"}'),
+        ("map", row, {}, '{"b": "VARCHAR"}'),
+    ],
+)  # fmt: skip
+def test_a_batch_has_the_types_of_its_columns(method, fn, options, expected):
+    assert types(method, fn, **options) == expected
 
 
 def test_results_that_are_yielded_are_combined():
@@ -135,17 +151,6 @@ def test_results_that_are_yielded_are_combined():
     expected = '{"a": "DOUBLE", "b": "VARCHAR"}'
     assert types("map_batches", fn, cardinality="filter") == expected
     assert types("map_batches", fn, cardinality="filter", batch_size=1) == expected
-
-
-def test_async_code_is_probed_too():
-    async def one(batch):
-        return {"a": batch["n"]}
-
-    async def row(text):
-        return {"b": text}
-
-    assert types("map_batches", one) == '{"a": "BIGINT"}'
-    assert types("map", row) == '{"b": "VARCHAR"}'
 
 
 @pytest.mark.parametrize(
