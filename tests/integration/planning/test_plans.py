@@ -1,12 +1,7 @@
-"""Plans in other processes, and of many partitions."""
+"""Plans of many partitions."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,8 +14,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 import vane_dagster as vd
-from support.paths import TESTS
-from support.plans import double, settle, source
+from support.plans import double, settle
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
@@ -51,36 +45,6 @@ class Counted(LocalFileSystem):
     def _open(self, path: str, *args: Any, **given: Any) -> Any:
         self.calls[f"open {Path(path).suffix}"] += 1
         return super()._open(path, *args, **given)
-
-
-# Keys
-
-
-def test_keys_are_the_same_in_every_process(tmp_path):
-    source(tmp_path, {"a.parquet": 10, "b.parquet": 3})
-    udf = "NAMES = {'b', 'a', 'c'}\n\ndef fn(batch):\n    return NAMES\n"
-    (tmp_path / "udfs.py").write_text(udf)
-    code = textwrap.dedent("""
-        import json, sys
-        sys.path[:0] = [sys.argv[2], sys.argv[1]]
-        from pathlib import Path
-        from support.plans import docs, keys, plan
-        from vane_dagster.storage.filesystem import Location
-        from vane_dagster.storage.store import Store
-        from udfs import fn
-        root = Path(sys.argv[1])
-        made = docs(root, fn=fn, fragment_rows=4, fn_kwargs={})
-        print(json.dumps(keys(plan(made, Store(Location(str(root / "store")))))))
-    """)
-    found = []
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", code, str(tmp_path), str(TESTS)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stdout))
-    assert found[0] == found[1]
-    assert {len(stage) for stage in found[0].values()} == {4}
 
 
 def test_finished_partitions_plan_by_listings_alone(tmp_path):
