@@ -1,44 +1,67 @@
-"""Rows of sources whose files are converted into a store, each in a store of its own."""
+"""Rows of sources as runs list, divide and read them, each in a store of its own."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
 from vane_dagster.sources import FragmentRule, ReadContext, SourceTable
 from vane_dagster.sources.base import ROW_ERROR, Source
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.store import Store
 
 CONTEXT = ReadContext("here")
 RULE = FragmentRule(1000)
 
 
-def bound(source: Any) -> Source:
-    """The source as a run uses it, unless it is bound to a store."""
-    is_bound = getattr(source, "root", None)
-    return source if is_bound else source.bind(Store(Location(tempfile.mkdtemp())))
+def bound(source: Any, store: Store | None = None) -> Source:
+    """The source as a run uses it, in a store of its own if it is bound to none."""
+    is_bound = getattr(source, "root", None) and not store
+    return source if is_bound else source.bind(store or Store(Location(tempfile.mkdtemp())))
 
 
-def split(source: Any, rule: FragmentRule = RULE) -> SourceTable:
-    source = bound(source)
-    files = source.required(source.list_files([None], "here")[None], None, "here")
-    return source.split(files, rule, "here")
+def listed(source: Any, partition: str | None = None) -> tuple[FileRecord, ...]:
+    return source.required(source.list_files([partition], "here")[partition], partition, "here")
+
+
+def split(
+    source: Any,
+    rule: FragmentRule = RULE,
+    partition: str | None = None,
+    store: Store | None = None,
+) -> SourceTable:
+    files = listed(source, partition)
+    return bound(source, store).split(files, rule, "here", partition)
+
+
+def read(
+    source: Any,
+    rule: FragmentRule = RULE,
+    partition: str | None = None,
+    store: Store | None = None,
+    columns: Sequence[str] | None = None,
+) -> pa.Table:
+    """The rows of all fragments, in order; verifies their counts."""
+    source = bound(source, store)
+    table = split(source, rule, partition, store)
+    schema = table.schema if columns is None else pa.schema(map(table.schema.field, columns))
+    parts = []
+    for fragment in table.fragments:
+        part = source.for_workers().read(fragment, schema, CONTEXT)
+        assert part.num_rows == fragment.stop - fragment.start <= rule.rows
+        parts.append(part)
+    found = parts or [schema.empty_table()]
+    return pa.concat_tables(found, promote_options="default")
 
 
 def rows(source: Any, rule: FragmentRule = RULE) -> list[dict[str, Any]]:
-    """The rows of all fragments, in order; verifies their counts."""
-    source = bound(source)
-    table = split(source, rule)
-    found: list[dict[str, Any]] = []
-    for fragment in table.fragments:
-        read = source.for_workers().read(fragment, table.schema, CONTEXT)
-        assert read.num_rows == fragment.stop - fragment.start <= rule.rows
-        found += read.to_pylist()
-    return found
+    return read(source, rule).to_pylist()
 
 
 def types(source: Any) -> dict[str, str]:

@@ -10,12 +10,11 @@ import pytest
 from PIL import Image
 
 import vane_dagster as vd
+from support import ingested
 from vane_dagster.errors import DefinitionError, SourceError
-from vane_dagster.sources import FragmentRule, ReadContext
+from vane_dagster.sources import ReadContext
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.images import ImagesSource
-
-RULE = FragmentRule(1000, 1 << 20)
 
 
 def picture(height: int = 6, width: int = 4, mode: str = "RGB") -> Image.Image:
@@ -24,12 +23,8 @@ def picture(height: int = 6, width: int = 4, mode: str = "RGB") -> Image.Image:
 
 
 def read(source: ImagesSource, columns: list[str] | None = None) -> pa.Table:
-    files = source.required(source.list_files([None], "here")[None], None, "here")
-    table = source.split(files, RULE, "here")
-    schema = table.schema if columns is None else pa.schema(map(table.schema.field, columns))
     # A hash of the temporary path may divide the files.
-    read = [source.read(each, schema, ReadContext("here")) for each in table.fragments]
-    return pa.concat_tables(read, promote_options="default").sort_by("path")
+    return ingested.read(source, columns=columns).sort_by("path")
 
 
 def arrays(table: pa.Table) -> np.ndarray:
@@ -129,8 +124,7 @@ def test_the_limit_of_pixels_replaces_that_of_pillow(tmp_path, monkeypatch):
 def test_if_no_file_can_be_read_the_cause_is_not_the_files(tmp_path):
     picture().save(tmp_path / "a.png")
     source = vd.images(str(tmp_path), size=(6, 4))
-    files = source.required(source.list_files([None], "here")[None], None, "here")
-    (fragment,) = source.split(files, RULE, "here").fragments
+    (fragment,) = ingested.split(source).fragments
     (tmp_path / "a.png").unlink()
     with pytest.raises(SourceError, match=r"a.png' cannot be read: .*No such file"):
         source.read(fragment, source.columns, ReadContext("here"))
@@ -159,9 +153,7 @@ def test_options_change_the_identity_of_fragments(tmp_path):
     picture().save(tmp_path / "a.png")
 
     def identity(**options) -> str:
-        source = vd.images(str(tmp_path), **options)
-        files = source.required(source.list_files([None], "here")[None], None, "here")
-        return source.split(files, RULE, "here").fragments[0].identity
+        return ingested.split(vd.images(str(tmp_path), **options)).fragments[0].identity
 
     found = [
         identity(),

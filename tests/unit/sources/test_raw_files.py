@@ -10,16 +10,9 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.ingested import listed, read, split
 from vane_dagster.errors import DefinitionError, SchemaError, SourceError
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.sources import FragmentRule, ReadContext
-from vane_dagster.sources.raw_files import FilesSource
-
-RULE = FragmentRule(1000, 1000)
-
-
-def listed(source: FilesSource, partition: str | None = None):
-    return source.required(source.list_files([partition], "here")[partition], partition, "here")
 
 
 def write(folder, names, size=10):
@@ -29,16 +22,10 @@ def write(folder, names, size=10):
         path.write_bytes(b"x" * size)
 
 
-def rows(source: FilesSource) -> pa.Table:
-    table = source.split(listed(source), RULE, "here")
-    context = ReadContext("here")
-    return pa.concat_tables(source.read(f, table.schema, context) for f in table.fragments)
-
-
 def test_a_row_names_its_file(tmp_path):
     write(tmp_path, ["a/x.wav", "b/x.wav", "b/y.txt", "_hidden/z.wav", ".x.wav"])
     os.utime(tmp_path / "a/x.wav", (0, 1_700_000_000.5))
-    found = rows(vd.files(str(tmp_path)))
+    found = read(vd.files(str(tmp_path)))
 
     assert sorted(found["path"].to_pylist()) == [
         f"{tmp_path}/{name}" for name in ("a/x.wav", "b/x.wav", "b/y.txt")
@@ -59,8 +46,7 @@ def test_globs_and_partitions_select_files(tmp_path):
 def test_the_row_of_a_path_is_found_without_reading(tmp_path):
     source = vd.files(str(tmp_path / "gone"))
     write(tmp_path, ["x"])
-    spans = vd.files(str(tmp_path)).split(listed(vd.files(str(tmp_path))), RULE, "here")
-    (span,) = spans.fragments[0].spans
+    (span,) = split(vd.files(str(tmp_path))).fragments[0].spans
     found = source.find([span], pa.field("path", pa.string()), f"{tmp_path}/x")
     assert found == (span, 0)
     assert source.find([span], pa.field("path", pa.string()), f"{tmp_path}/y") is None
@@ -74,14 +60,14 @@ def test_no_file_is_an_error_unless_it_is_allowed(tmp_path):
         listed(vd.images(f"{tmp_path}"))
     source = vd.files(f"{tmp_path}/*.wav", allow_empty=True)
     assert listed(source) == ()
-    assert source.split((), RULE, "here").fragments == ()
+    assert split(source).fragments == ()
 
 
 def test_a_name_that_is_no_text_is_refused(tmp_path):
     (tmp_path / os.fsdecode(b"caf\xe9.wav")).write_bytes(b"")
     source = vd.files(str(tmp_path))
     with pytest.raises(SourceError, match=r"here: the name of .*is no valid UTF-8.*Rename"):
-        source.split(listed(source), RULE, "here")
+        split(source)
 
 
 def test_the_id_is_the_path_by_default():

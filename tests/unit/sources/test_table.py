@@ -14,17 +14,15 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.ingested import RULE, listed, read, split
 from vane_dagster.planning.source_code import pack_source
-from vane_dagster.sources import FragmentRule, ReadContext, SourceTable, piece_writer
-from vane_dagster.sources.rows_source import RowsSource
+from vane_dagster.sources import FragmentRule, SourceTable, piece_writer
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.store import Store
 from vane_dagster.types.tensors import to_ndarray
 
 COLUMNS = {"id": [1, 2, 3], "text": ["a", None, "c"], "x": [0.5, 1.5, 2.5]}
 ROWS = pa.table(COLUMNS)
-RULE = FragmentRule(1_000)
 
 KINDS: dict[str, Any] = {
     "table": ROWS,
@@ -47,44 +45,23 @@ def store(tmp_path: Path) -> Store:
     return Store(Location(str(tmp_path / "store")))
 
 
-def listed(source: RowsSource, partition: str | None = None) -> FileRecord:
-    (file,) = source.required(source.list_files([partition], "here")[partition], partition, "here")
-    return file
-
-
-def split(
-    source: RowsSource, store: Store, partition: str | None = None, rule: FragmentRule = RULE
-) -> SourceTable:
-    bound = source.bind(store)
-    return bound.split([listed(source, partition)], rule, "here", partition)
-
-
-def read(source: RowsSource, store: Store, partition: str | None = None) -> pa.Table:
-    table = split(source, store, partition)
-    reader = source.bind(store).for_workers()
-    context = ReadContext("here")
-    return pa.concat_tables(
-        reader.read(fragment, table.schema, context) for fragment in table.fragments
-    )
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_rows_of_any_kind_are_the_same_source(kind, store):
     source = vd.table(KINDS[kind]() if kind == "reader" else KINDS[kind])
     assert source.schema("here").names == ["id", "text", "x"]
     assert listed(source) == listed(vd.table(ROWS))
-    assert read(source, store).equals(ROWS)
+    assert read(source, store=store).equals(ROWS)
 
 
 def test_a_changed_row_changes_its_own_fragment(store):
     rows = pa.table({"id": range(5_000)})
     rule = FragmentRule(1_024)
-    before = split(vd.table(rows), store, rule=rule).fragments
+    before = split(vd.table(rows), rule, store=store).fragments
     assert len(before) == 5
     grown = pa.concat_tables([rows, pa.table({"id": [5_000]})])
     changed = pa.table({"id": [*range(3_000), -1, *range(3_001, 5_000)]})
     for table in (grown, changed):
-        now = split(vd.table(table), store, rule=rule).fragments
+        now = split(vd.table(table), rule, store=store).fragments
         assert len({f.identity for f in now} - {f.identity for f in before}) == 1
         assert sum(f.stop - f.start for f in now) == len(table)
 
@@ -92,16 +69,16 @@ def test_a_changed_row_changes_its_own_fragment(store):
 def test_a_table_is_written_once(store):
     source = vd.table(pa.table({"id": range(5_000)}))
     folder = store.root.child("~tables", "made")
-    before = [split(source, store, rule=FragmentRule(rows)) for rows in (500, 5_000)]
+    before = [split(source, FragmentRule(rows), store=store) for rows in (500, 5_000)]
     times = {name: info.modified for name, info in folder.entries().items()}
     assert len(times) == 1
     assert [len(table.fragments) for table in before] == [14, 1]
-    split(source, store, rule=FragmentRule(700))
+    split(source, FragmentRule(700), store=store)
     assert {name: info.modified for name, info in folder.entries().items()} == times
     # Files that were deleted are written again, under other names.
     folder.delete(list(times))
-    assert split(source, store).fragments
-    assert read(source, store)["id"].to_pylist() == list(range(5_000))
+    assert split(source, store=store).fragments
+    assert read(source, store=store)["id"].to_pylist() == list(range(5_000))
     assert len(folder.entries()) == 1
     assert not set(folder.entries()) & set(times)
 
@@ -113,14 +90,14 @@ def test_the_table_does_not_travel_with_tasks(store):
 def test_rows_in_several_files(store, monkeypatch):
     monkeypatch.setattr(piece_writer, "PIECE_BYTES", 10_000)
     rows = pa.table({"id": range(5_000), "text": [f"text {n}" for n in range(5_000)]})
-    assert read(vd.table(rows), store).equals(rows)
+    assert read(vd.table(rows), store=store).equals(rows)
     assert len(store.root.child("~tables", "made").entries()) > 1
 
 
 def test_rows_that_change_between_the_listing_and_the_copy_are_refused(store):
     values = np.arange(5_000)
     source = vd.table({"id": values})
-    files = [listed(source)]
+    files = listed(source)
     values[17] = -1
     with pytest.raises(vd.errors.SourceError, match="has changed while the run was planned"):
         source.bind(store).split(files, RULE, "here")
@@ -128,14 +105,14 @@ def test_rows_that_change_between_the_listing_and_the_copy_are_refused(store):
 
 def test_fragments_do_not_depend_on_the_store(tmp_path, store):
     other = Store(Location(str(tmp_path / "other")))
-    first, second = (split(vd.table(ROWS), each).fragments for each in (store, other))
+    first, second = (split(vd.table(ROWS), store=each).fragments for each in (store, other))
     assert [f.identity for f in first] == [f.identity for f in second]
 
 
 def test_partitions(store):
     days = vd.table({"id": [1, 2, 3, 4], "day": ["a", "b", "a", "c"]}, partition_column="day")
-    assert read(days, store, "a")["id"].to_pylist() == [1, 3]
-    assert read(days, store, "b")["id"].to_pylist() == [2]
+    assert read(days, partition="a")["id"].to_pylist() == [1, 3]
+    assert read(days, partition="b")["id"].to_pylist() == [2]
     changed = vd.table({"id": [1, 9, 3], "day": ["a", "b", "a"]}, partition_column="day")
     assert listed(changed, "a") == listed(days, "a")
     assert listed(changed, "b") != listed(days, "b")
@@ -156,7 +133,7 @@ def test_partitions(store):
 )
 def test_a_partition_is_the_text_of_a_value(values, key, store):
     source = vd.table({"id": [1, 2], "part": values}, partition_column="part")
-    assert read(source, store, key)["id"].to_pylist() == [2]
+    assert read(source, partition=key)["id"].to_pylist() == [2]
 
 
 @pytest.mark.parametrize("days", [["a", None], [[1], [2]]])
@@ -171,8 +148,7 @@ def test_an_empty_table_is_refused(store):
     with pytest.raises(vd.errors.SourceError, match="or allow_empty=True"):
         listed(vd.table(empty))
     allowed = vd.table(empty, allow_empty=True)
-    files = allowed.required(allowed.list_files([None], "here")[None], None, "here")
-    assert allowed.bind(store).split(files, RULE, "here") == SourceTable(ROWS.schema, ())
+    assert split(allowed, store=store) == SourceTable(ROWS.schema, ())
 
 
 @pytest.mark.parametrize(
@@ -262,11 +238,11 @@ def test_a_function_is_called_once_and_not_by_the_declaration():
 
 def test_arrays_of_several_dimensions_are_tensors(store):
     images = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
-    found = read(vd.table({"id": [1, 2], "image": images}), store)
+    found = read(vd.table({"id": [1, 2], "image": images}))
     assert found["image"].type == vd.tensor("float32", (2, 3))
     np.testing.assert_array_equal(to_ndarray(found["image"].chunk(0)), images)
 
 
 def test_a_list_of_dicts_may_lack_fields(store):
-    found = read(vd.table([{"id": 1}, {"id": 2, "text": "b"}]), store)
+    found = read(vd.table([{"id": 1}, {"id": 2, "text": "b"}]))
     assert found.to_pylist() == [{"id": 1, "text": None}, {"id": 2, "text": "b"}]
