@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
+from support import ingested
 from support.data import write_source
 from vane_dagster.sources import FragmentRule, ReadContext, SourceTable
 from vane_dagster.storage.manifest import FileSpan
@@ -28,10 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def split(folder: Path, **given: str) -> SourceTable:
-    # The options of a case are of several types.
-    source = vd.parquet(str(folder), **given)  # type: ignore[arg-type]  # options of any type
-    files = source.required(source.list_files([None], "here")[None], None, "here")
-    return source.split(files, RULE, "here")
+    return ingested.split(vd.parquet(str(folder), **given), RULE)
 
 
 def test_files_are_separate_by_default(folder):

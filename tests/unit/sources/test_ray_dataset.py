@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.ingested import read
+from support.ingested import split as split_source
 from vane_dagster.sources import FragmentRule, ReadContext
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.stored_table_source import StoredTableSource
@@ -53,11 +55,10 @@ def bound(tmp_path: Path) -> Any:
 
 
 def split(source: Any, rows: int) -> list[list[str]]:
-    files = source.required(source.list_files([None], "here")[None], None, "here")
-    table = source.split(files, FragmentRule(rows), "here")
+    table = split_source(source, FragmentRule(rows))
     context = ReadContext("here")
-    read = (source.for_workers().read(f, table.schema, context) for f in table.fragments)
-    return [rows["n"].to_pylist() for rows in read]
+    parts = (source.for_workers().read(f, table.schema, context) for f in table.fragments)
+    return [part["n"].to_pylist() for part in parts]
 
 
 ALL = [*(f"a{i}" for i in range(10)), *(f"b{i}" for i in range(40)), *(f"c{i}" for i in range(5))]
@@ -91,14 +92,9 @@ def test_rows_have_the_columns_and_types_of_the_table(bound):
     pieces = [written(bound, str(number), each) for number, each in enumerate(blocks)]
     schema = pa.schema({"n": pa.int64(), "m": pa.string()})
     create_record(bound.store_root, "idNone", StoredTable(schema, tuple(pieces)))
-    files = bound.required(bound.list_files([None], "here")[None], None, "here")
-    (fragment,) = bound.split(files, FragmentRule(10), "here").fragments
+    expected = pa.table({"n": [2**31 - 1, 2**31 - 1], "m": ["a", None]}, schema)
     for names in (["n", "m"], ["m"]):
-        wanted = pa.schema([schema.field(name) for name in names])
-        found = bound.for_workers().read(fragment, wanted, ReadContext("here"))
-        assert found.schema == wanted
-        expected = {"n": [2**31 - 1, 2**31 - 1], "m": ["a", None]}
-        assert found.to_pydict() == {name: expected[name] for name in names}
+        assert read(bound, columns=names).equals(expected.select(names))
 
 
 def test_two_runs_at_once_agree(bound):

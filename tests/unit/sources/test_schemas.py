@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support import ingested
 from support.data import write_source
 from vane_dagster.sources import FragmentRecord, FragmentRule, ReadContext, SourceTable
 from vane_dagster.sources.schemas import common_columns, conform, wider_type
@@ -161,9 +162,7 @@ def test_rows_are_converted_to_common_columns():
 
 
 def split(folder: Path, small_files: Any = "separate", rows: int = 100) -> SourceTable:
-    source = vd.parquet(str(folder), small_files=small_files)
-    files = source.required(source.list_files([None], "here")[None], None, "here")
-    return source.split(files, FragmentRule(rows), "here")
+    return ingested.split(vd.parquet(str(folder), small_files=small_files), FragmentRule(rows))
 
 
 def read(fragment: FragmentRecord, schema: pa.Schema) -> pa.Table:

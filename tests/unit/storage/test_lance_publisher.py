@@ -123,13 +123,6 @@ def test_an_index_is_part_of_the_definition(tmp_path):
     assert by_default != definition()
 
 
-def test_other_formats_take_no_index():
-    with pytest.raises(
-        vd.DefinitionError, match="options has 'index'; format='parquet' takes none"
-    ):
-        docs("/somewhere", index={"column": "e"})
-
-
 def test_sub_vectors_divide_the_dimension(tmp_path):
     for dimension, expected in ((384, 24), (768, 48), (100, 25), (64, 8), (7, 7), (16, 8)):
         kind = pa.list_(pa.float32(), dimension)

@@ -119,13 +119,9 @@ def test_readable_folders():
     assert partition_folder(multi).startswith("2026-01-01-EU~")
 
 
-@given(st.integers(0, 10**9), st.integers(0, 10**6))
-def test_manifest_names_can_be_parsed(sequence, generation):
-    name = ManifestName(sequence, generation, "a" * 32, "b" * 16)
-    assert ManifestName.parse(str(name)) == name
-
-
 def test_other_names_are_passed_over():
+    name = ManifestName(10**9, 10**6, "a" * 32, "b" * 16)
+    assert ManifestName.parse(str(name)) == name
     assert ManifestName.parse("fragments.json") is None
     assert ManifestName.parse(f".writing-{'a' * 12}") is None
     assert parse_part_name("part-0.parquet") is None
