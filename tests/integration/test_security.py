@@ -284,23 +284,10 @@ def test_another_user_cannot_read_tables_of_local_workers() -> None:
 
 
 @as_root
-def test_a_plan_of_faults_cannot_be_replaced_by_another_user(shared_tmp: Path) -> None:
-    from vane_dagster.testing import CallFault, faults
-
-    (shared_tmp / "shared").mkdir(mode=0o755)
-    with faults(CallFault("p/s", ids=[1]), folder=shared_tmp / "shared"):
-        (place,) = (shared_tmp / "shared").iterdir()
-        assert as_nobody(f"touch {place}/fired-0-1").returncode == 0
-        plan = next(file for file in place.iterdir() if file.name != "fired-0-1")
-        assert as_nobody(f"mv {plan} {place}/gone").returncode != 0
-        assert as_nobody(f"echo > {plan}").returncode != 0
-
-
-@as_root
-def test_a_plan_of_faults_exists_before_others_can_write_beside_it(
+def test_a_plan_of_faults_cannot_be_replaced_by_another_user(
     shared_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a link planted in its place has the test write into any file of this user."""
+    """Nor preceded by a link in its place, to have the test write into a file of this user."""
     from vane_dagster.testing import CallFault, faults
 
     victim = shared_tmp / "victim"
@@ -312,8 +299,14 @@ def test_a_plan_of_faults_exists_before_others_can_write_beside_it(
         as_nobody(f"ln -s {victim} {path}/plan.json")
 
     monkeypatch.setattr(Path, "chmod", chmod_then_attack)
-    with faults(CallFault("p/s", ids=[1]), folder=shared_tmp) as injected:
+    (shared_tmp / "shared").mkdir(mode=0o755)
+    with faults(CallFault("p/s", ids=[1]), folder=shared_tmp / "shared") as injected:
         assert injected.fired == (0,)
+        (place,) = (shared_tmp / "shared").iterdir()
+        assert as_nobody(f"touch {place}/fired-0-1").returncode == 0
+        plan = next(file for file in place.iterdir() if file.name != "fired-0-1")
+        assert as_nobody(f"mv {plan} {place}/gone").returncode != 0
+        assert as_nobody(f"echo > {plan}").returncode != 0
     assert victim.read_text() == "untouched"
 
 

@@ -105,6 +105,14 @@ class Ran:
         return [event.report for event in self.events if isinstance(event, WorkerReady)]
 
 
+def documented(done: Ran) -> set[str]:
+    """The names of a run's metadata, which are all in the page about it."""
+    entries = {name for found in done.found.values() for name in found}
+    page = (REPOSITORY / "docs" / "metadata.md").read_text()
+    assert [name for name in sorted(entries) if f"`{name}`" not in page] == []
+    return entries
+
+
 @pytest.fixture
 def run(source, local, monkeypatch):
     with dg.DagsterInstance.ephemeral() as instance:
@@ -172,9 +180,7 @@ def test_starts_and_restarts_of_a_server_add_up(run, source, tmp_path):
     asked = [found for (stage, _), found in done.found.items() if stage.startswith("asked")]
     assert len(asked) == 2 * len(KEYS)
     assert all("| llm | http://127.0.0.1:" in found["servers"] for found in asked)
-    entries = {name for found in asked for name in found}
-    documented = (REPOSITORY / "docs" / "metadata.md").read_text()
-    assert [name for name in sorted(entries) if f"`{name}`" not in documented] == []
+    assert "servers" in documented(done)
     assert not [name for name in done.found["one", KEYS[0]] if "server" in name]
 
 
@@ -213,8 +219,4 @@ def test_retries_and_quarantined_rows_add_up_and_every_entry_is_documented(run, 
     assert done.sum("model_loads") == len(done.ready()) == done.notes["load"] >= 2
     assert done.sum("rows_quarantined") == done.sum("rows_quarantined", "one") == len(bad)
     assert done.sum("retries") == done.sum("retries", "two") == injected.fired[1]
-
-    entries = {name for found in done.found.values() for name in found}
-    documented = (REPOSITORY / "docs" / "metadata.md").read_text()
-    assert {"retries", "rows_quarantined", "model_loads", "batches"} <= entries
-    assert [name for name in sorted(entries) if f"`{name}`" not in documented] == []
+    assert {"retries", "rows_quarantined", "model_loads", "batches"} <= documented(done)
