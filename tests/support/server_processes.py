@@ -210,11 +210,6 @@ class Worker:
         """The processes of the worker's servers, their guards too, and those that it has forked."""
         return tree(self.process.pid) | guarded(self.process.pid)
 
-    @property
-    def guard(self) -> int:
-        """The guard process."""
-        return psutil.Process(self.status["pid"]).ppid()
-
     def kill(self) -> None:
         """Kill the worker process."""
         self.process.kill()

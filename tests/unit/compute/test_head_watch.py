@@ -37,16 +37,17 @@ class Gcs:
 def test_a_restart_in_time_goes_unnoticed():
     gcs, clock = Gcs(), [100.0]
     watch = HeadWatch(gcs, "node", 60.0, clock=lambda: clock[0])
-    gcs.up = False
-    for _ in range(55):
-        clock[0] += 1
-        watch.look()
-        watch.check()
-    gcs.up = True
-    watch.look()
-    clock[0] += 1
-    gcs.up = False
-    watch.look()
+
+    def passes(seconds: int, is_up: bool, times: int = 1) -> None:
+        gcs.up = is_up
+        for _ in range(times):
+            clock[0] += seconds
+            watch.look()
+            watch.check()
+
+    passes(1, False, times=55)
+    passes(0, True)
+    passes(1, False)
     clock[0] += 60
     watch.check()
     clock[0] += 1
@@ -55,23 +56,17 @@ def test_a_restart_in_time_goes_unnoticed():
 
 
 def test_a_driver_that_was_stopped_for_a_while_is_not_failed():
-    gcs, clock = Gcs(), [100.0]
-    watch = HeadWatch(gcs, "node", 60.0, clock=lambda: clock[0])
+    clock = [100.0]
+    watch = HeadWatch(Gcs(), "node", 60.0, clock=lambda: clock[0])
     clock[0] += 1000
     watch.check()
     watch.look()
     clock[0] += 5
     watch.check()
-
-
-def test_a_watch_that_is_closed_finds_nothing():
-    clock = [100.0]
-    watch = HeadWatch(Gcs(), "node", 60.0, clock=lambda: clock[0])
     watch.close()
-    clock[0] += 1000
-    watch.check()
-    clock[0] += 1000
-    watch.check()
+    for _ in range(2):
+        clock[0] += 1000
+        watch.check()
 
 
 def test_a_client_of_a_lost_cluster_asks_ray_no_more(monkeypatch):

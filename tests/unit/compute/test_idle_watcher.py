@@ -52,12 +52,7 @@ def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path / "head", 60)
 
 
-def test_a_head_stops_after_its_idle_minutes(watched: Watched) -> None:
-    assert not watched.stops_after(59)
-    assert watched.stops_after(1)
-
-
-def test_a_connected_driver_starts_the_idle_time_anew(watched: Watched) -> None:
+def test_a_head_stops_after_its_idle_minutes_without_a_driver(watched: Watched) -> None:
     for _ in range(3):
         watched.drivers = [{7}]
         assert not watched.stops_after(500)
@@ -84,9 +79,13 @@ def test_the_last_setting_is_in_force(watched: Watched) -> None:
     assert watched.stops_after(1)
 
 
-def test_a_head_of_another_start_is_left_alone(watched: Watched) -> None:
-    other = dataclasses.replace(HEAD, pid=2)
-    (watched.place.folder / "head.json").write_text(json.dumps(dataclasses.asdict(other)))
+def test_a_head_of_another_start_or_without_a_setting_is_left_alone(watched: Watched) -> None:
+    record, setting = watched.place.folder / "head.json", watched.place.folder / "use.json"
+    kept = setting.read_text()
+    setting.unlink()
+    assert not watched.stops_after(1000)
+    setting.write_text(kept)
+    record.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(HEAD, pid=2))))
     assert not watched.stops_after(1000)
 
 
@@ -125,12 +124,9 @@ def test_the_watcher_goes_on_while_the_folder_is_not_private(
         (folder / "head.json").write_text(json.dumps(dataclasses.asdict(alive)))
         idle_watcher.watch(str(folder))
     assert capsys.readouterr().out.count("is not private") == 1
+    folder.chmod(0o777)
+    assert running_heads(folder.parent) == []
     assert modes == []
-
-
-def test_a_head_without_a_setting_stays(watched: Watched) -> None:
-    (watched.place.folder / "use.json").unlink()
-    assert not watched.stops_after(1000)
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "soon"])
@@ -144,8 +140,3 @@ def test_a_wrong_idle_time_is_refused(value: object) -> None:
 )
 def test_none_and_zero_are_never(given: dict[str, None], taken: float | None) -> None:
     assert vd.LocalCluster(**given)._head().idle_minutes == taken
-
-
-def test_a_folder_that_others_can_write_to_is_no_head(watched: Watched) -> None:
-    watched.place.folder.chmod(0o777)
-    assert running_heads(watched.place.folder.parent) == []

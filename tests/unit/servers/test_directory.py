@@ -40,14 +40,11 @@ def known(*endpoints: Endpoint) -> Directory:
     return found
 
 
-def test_the_own_node_comes_first():
+def test_the_own_node_comes_first_then_the_first_replica():
     directory = known(FAR, NEAR)
     assert directory.current("llm") == NEAR
     with directory.request("llm") as first, directory.request("llm") as second:
         assert [first, second] == [NEAR, NEAR]
-
-
-def test_without_a_replica_on_its_node_a_worker_prefers_the_first_one():
     assert known(FAR, replace(FAR, url="http://third:1")).current("llm") == FAR
 
 
@@ -88,13 +85,6 @@ def test_a_call_that_began_after_a_replica_was_lost_fails_for_another_reason(up)
     assert not directory.probe(KEYS, began)
 
 
-def test_a_replica_that_went_away_during_a_call_may_be_why_it_failed(up):
-    directory, began = known(NEAR, FAR), monotonic()
-    directory.update({"llm": [FAR]})
-    assert not directory.probe(KEYS, began)
-    assert directory.probe(KEYS, monotonic())
-
-
 def test_a_call_during_which_a_replica_was_down_may_have_failed_because_of_it(up):
     """Also if it answers again when the error is raised, as after the client's own retries."""
     directory, began = known(NEAR), monotonic()
@@ -125,8 +115,11 @@ def test_a_model_that_was_given_a_url_needs_that_replica(up):
     directory.probe(KEYS, monotonic())
     assert not directory.is_usable(KEYS), "its model keeps the URL of the one that is down"
     assert not directory.is_outdated, "it comes back there"
+    began = monotonic()
     directory.update({"llm": [FAR]})
     assert directory.is_outdated
+    assert not directory.probe(KEYS, began), "it went away during the call"
+    assert directory.probe(KEYS, monotonic())
 
 
 def test_a_model_that_asks_for_the_url_in_each_call_is_never_outdated():
