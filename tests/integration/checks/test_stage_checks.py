@@ -140,6 +140,15 @@ def test_the_check_blocks_later_runs_too_until_its_cause_is_fixed(tmp_path, runs
     docs = pipeline(tmp_path, [checks.Vectors(blocking=True)])
     assert "has no former version" in failure(runs(docs, "a"))
     assert not runs(docs, "a").success
+    check, other = (
+        dg.AssetSelection.checks(dg.AssetCheckKey(docs["vectors"].key, name))
+        for name in ("vectors", "rows")
+    )
+    passed = runs(docs, selection=other)
+    assert passed.success
+    assert not materializations(passed, runs.instance)
+    failed = runs(docs, "a", selection=check | dg.AssetSelection.assets(docs["labels"].key))
+    assert "stage 'vectors', partition 'a': vectors: " in failure(failed)
     alone = failure(runs(docs, "a", selection=[docs["labels"].key]))
     assert "'vectors'" in alone, "else a backfill that goes on from its failure would publish"
     assert [runs.sequence(stage, "a") for stage in ("vectors", "labels")] == [1, 0]
@@ -148,26 +157,6 @@ def test_the_check_blocks_later_runs_too_until_its_cause_is_fixed(tmp_path, runs
     result = runs(tolerant, "a")
     assert evaluations(result, runs.instance)["vectors", "vectors", "a"].passed
     assert [runs.sequence(stage, "a") for stage in ("vectors", "out")] == [1, 1]
-
-
-def test_a_blocking_check_that_runs_alone_fails_the_run(tmp_path, runs):
-    for key, text in {"a": "one", "b": "zero"}.items():
-        source(tmp_path, key, [text])
-    docs = pipeline(tmp_path, [checks.Vectors(blocking=True)])
-    assert not runs(docs, "a", "b", selection=[docs["vectors"].key]).success
-    check, other = (
-        dg.AssetSelection.checks(dg.AssetCheckKey(docs["vectors"].key, name))
-        for name in ("vectors", "rows")
-    )
-    alone = runs(docs, selection=other)
-    assert alone.success
-    assert not materializations(alone, runs.instance)
-    result = runs(docs, "a", "b", selection=check | dg.AssetSelection.assets(docs["labels"].key))
-    assert "stage 'vectors', partition 'b': vectors: " in failure(result)
-    found = evaluations(result, runs.instance)
-    assert found["vectors", "vectors", "a"].passed
-    assert not found["vectors", "vectors", "b"].passed
-    assert runs.sequence("labels", "a") == runs.sequence("labels", "b") == 0
 
 
 def test_a_partition_with_lost_rows_is_not_committed(tmp_path, runs, monkeypatch):

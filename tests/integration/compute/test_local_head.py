@@ -151,6 +151,10 @@ def test_the_next_process_finds_the_head_at_once(shared: Shared) -> None:
     assert int(pid) == shared.head.pid
     assert float(seconds) < 0.2
     assert imported == "False"
+    same = LocalHead(num_cpus=2, resources={"slot": 3}, home=shared.home)
+    assert same.ensure() == shared.head
+    with pytest.raises(ComputeError, match=r"started with --num-cpus=2 .* asks for --num-cpus=7"):
+        LocalHead(num_cpus=7, home=shared.home).ensure()
 
 
 def test_state_is_private_and_paths_of_sockets_fit(shared: Shared) -> None:
@@ -270,13 +274,6 @@ def test_connect_fails_at_once_where_nothing_answers(shared: Shared) -> None:
     assert time.monotonic() - began < 1
 
 
-def test_other_settings_than_the_running_heads_are_an_error(shared: Shared) -> None:
-    same = LocalHead(num_cpus=2, resources={"slot": 3}, home=shared.home)
-    assert same.ensure() == shared.head
-    with pytest.raises(ComputeError, match=r"started with --num-cpus=2 .* asks for --num-cpus=7"):
-        LocalHead(num_cpus=7, home=shared.home).ensure()
-
-
 def test_a_head_is_alive_while_both_of_its_processes_accept_connections(
     shared: Shared, tmp_path: Path
 ) -> None:
@@ -350,20 +347,18 @@ def test_heads_are_listed_with_what_they_claim(shared: Shared) -> None:
     assert "  slot: 3 of 3" in text.splitlines()
 
 
-def test_no_head_is_an_empty_list(tmp_path: Path) -> None:
+def test_no_head_is_an_empty_list_and_a_head_is_stopped_by_its_address(
+    shared: Shared, tmp_path: Path
+) -> None:
     assert json.loads(cli(tmp_path, "list", "--json").stdout) == []
     assert "No local head is running" in cli(tmp_path, "list").stdout
     down = cli(tmp_path, "status", "--json")
     assert (down.returncode, json.loads(down.stdout)["running"]) == (1, False)
     assert "nothing to stop" in cli(tmp_path, "stop", "--all").stdout
-
-
-def test_a_head_is_stopped_by_its_address(shared: Shared) -> None:
     wrong = cli(shared.home, "stop", "--address", "127.0.0.1:1")
     assert wrong.returncode == 1
     assert f"has the address '127.0.0.1:1'; running: '{shared.head.address}'" in wrong.stderr
-    both = cli(shared.home, "stop", "--address", "127.0.0.1:1", "--all")
-    assert both.returncode == 2
+    assert cli(shared.home, "stop", "--address", "127.0.0.1:1", "--all").returncode == 2
     empty = cli(shared.home, "stop", "--name", "")
     assert "nothing to stop" in empty.stdout  # and not the default head
     assert shared.head.alive()

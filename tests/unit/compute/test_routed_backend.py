@@ -130,7 +130,8 @@ def test_a_table_is_copied_once_and_only_for_the_other_side(pair):
     [
         (TableLostError("its node is gone"), "its node is gone", "table", ""),
         (OSError(28, "No space left on device"), "", "unclear",
-         "stage 'a/b': a table could not be copied to where worker d-1 runs: OSError: [Errno 28] No space left on device"),
+         "stage 'a/b': a table could not be copied to where worker d-1 runs: OSError: "
+         "[Errno 28] No space left on device"),
     ],
     ids=["a lost table is no loss of the worker", "no room for a table is a fault"],
 )  # fmt: skip

@@ -11,27 +11,20 @@ import pytest
 from vane_dagster.servers import triton_runner
 
 
+@pytest.mark.parametrize("has_library", [True, False])
 @pytest.mark.parametrize("before", ["", "/cuda/lib"])
-def test_an_interpreters_own_library_comes_first(monkeypatch, tmp_path, before):
+def test_an_interpreters_own_library_comes_first(monkeypatch, tmp_path, before, has_library):
     library = tmp_path / "lib" / "libpython{}.{}.so.1.0".format(*sys.version_info[:2])
     library.parent.mkdir()
-    library.touch()
+    if has_library:
+        library.touch()
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
     monkeypatch.setenv("LD_LIBRARY_PATH", before)
 
     triton_runner._let_triton_find_python()
 
-    paths = os.environ["LD_LIBRARY_PATH"].split(":")
-    assert paths == [str(library.parent), *([before] if before else [])]
-
-
-def test_an_interpreter_without_one_leaves_the_path_alone(monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/cuda/lib")
-
-    triton_runner._let_triton_find_python()
-
-    assert os.environ["LD_LIBRARY_PATH"] == "/cuda/lib"
+    own = str(library.parent) if has_library else ""
+    assert os.environ["LD_LIBRARY_PATH"] == ":".join(path for path in (own, before) if path)
 
 
 def test_shared_memory_of_killed_servers_alone_is_removed(tmp_path: Path):
