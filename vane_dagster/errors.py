@@ -82,7 +82,7 @@ class PreflightError(ComputeError):
 
 
 class BudgetError(VaneError):
-    """A run has exhausted a stage's budget."""
+    """A run has exhausted a stage's budget, or would exceed a limit of its config."""
 
 
 class IntegrityError(VaneError):

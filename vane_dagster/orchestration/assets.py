@@ -7,7 +7,7 @@ evaluation.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -35,6 +35,16 @@ class RunOptions(dg.Config):
         default=False,
         description="Retry the rows that failed, and recompute their downstream rows.",
     )
+    max_gpu_hours: float | None = Field(
+        default=None,
+        ge=0,
+        description="Compute nothing if `plan` expects that more GPU hours are possible.",
+    )
+    max_cost: float | None = Field(
+        default=None,
+        ge=0,
+        description="Likewise for the price of tokens, of models that have prices.",
+    )
     reproduce_partitions: list[str] = Field(
         default_factory=list,
         description=(
@@ -52,6 +62,12 @@ class RunOptions(dg.Config):
         ge=0,
         description="Chooses these rows, as a former evaluation tells. Default: others each time.",
     )
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """The most that the run may take, by the name of the limit."""
+        given = {"max_gpu_hours": self.max_gpu_hours, "max_cost": self.max_cost}
+        return {name: most for name, most in given.items() if most is not None}
 
 
 def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:

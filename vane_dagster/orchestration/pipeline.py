@@ -117,6 +117,8 @@ class Pipeline(declared.Pipeline):
         compute: Any = None,
         force: bool = False,
         retry_quarantined: bool = False,
+        max_gpu_hours: float | None = None,
+        max_cost: float | None = None,
     ) -> None:
         """Bring stages up to date in a notebook or script, without Dagster's events.
 
@@ -130,13 +132,18 @@ class Pipeline(declared.Pipeline):
             compute: A `RayCompute`, or a `LocalCompute`, the default.
             force: Whether to compute everything again, whatever the store holds.
             retry_quarantined: Whether to compute rows again that failed.
+            max_gpu_hours: Compute nothing if `plan` expects that more GPU hours are possible.
+            max_cost: Likewise for the price of tokens, of models that have prices.
 
         Raises:
+            BudgetError: If the run may exceed a limit.
             VaneError: If a partition fails; the others are committed.
         """
         from vane_dagster.orchestration.plain_run import run
 
-        run(self, partitions, select, store, compute, force, retry_quarantined)
+        given = {"max_gpu_hours": max_gpu_hours, "max_cost": max_cost}
+        limits = {name: most for name, most in given.items() if most is not None}
+        run(self, partitions, select, store, compute, force, retry_quarantined, limits)
 
     def build_assets(self) -> dg.AssetsDefinition:
         """Build one Dagster `multi_asset` with a selectable asset per stage.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +33,7 @@ def run(
     compute: Any,
     force: bool,
     retry_quarantined: bool,
+    limits: Mapping[str, float],
 ) -> None:
     """Implement `Pipeline.run`."""
     location = f"pipeline {pipeline.name!r}: run"
@@ -52,6 +53,7 @@ def run(
             LocalCompute() if compute is None else compute,
             force=force,
             retry_quarantined=retry_quarantined,
+            limits=limits,
         )
         print(report.summary.text())
         if report.failed:

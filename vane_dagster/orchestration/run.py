@@ -35,6 +35,7 @@ from vane_dagster.events import (
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.signals import signals_deferred
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.planning.forecast import check_limits
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.store import Store
@@ -77,6 +78,7 @@ def run_pipeline(
     compute: Compute,
     force: bool = False,
     retry_quarantined: bool = False,
+    limits: Mapping[str, float] = MappingProxyType({}),
 ) -> RunPlan:
     """Bring stages of some partitions up to date."""
     connection = Connection(compute, pipeline, selected, run.log)
@@ -93,6 +95,8 @@ def run_pipeline(
         run.listen(RunPlanned(plan))
         for event in about_plan(plan):
             run.listen(event)
+        for text in check_limits(plan, run.store, limits):
+            run.listen(Noticed(text))
         backend = connection.backend() if plan.needed() else None
         run.listen(Connected())
         _execute(run, plan, backend, versions())

@@ -66,6 +66,7 @@ def materialize_step(
                     compute,
                     force=config.force,
                     retry_quarantined=config.retry_quarantined,
+                    limits=config.limits,
                 )
         except VaneError as error:
             raise dg.Failure(description=str(error)) from error.__cause__

@@ -14,7 +14,7 @@ from html import escape
 from typing import Any, Literal
 
 from vane_dagster._texts import count, duration
-from vane_dagster.errors import StoreError
+from vane_dagster.errors import BudgetError, StoreError
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import describe
@@ -31,6 +31,8 @@ _MAX_MANIFESTS = 20
 _MAX_UNPLANNED = 10
 _TAIL = 0.1
 _MARGIN, _FEW_PARTS_MARGIN = 0.1, 0.25
+_LIMITED = {"max_gpu_hours": ("gpu_hours", "GPU hours"), "max_cost": ("cost", "of its prices")}
+"""The limits of a run's config: the amount of a stage's forecast that each bounds, and its unit."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,48 @@ def forecast(plan: RunPlan, store: Store) -> Forecast:
         for key, error in plan.failed.items()
     }
     return Forecast(plan.pipeline.name, stages, unplanned)
+
+
+def check_limits(plan: RunPlan, store: Store, limits: Mapping[str, float]) -> Iterator[str]:
+    """Yield which stages have no cost to compare with a limit of the run.
+
+    Args:
+        plan: The plan.
+        store: The store.
+        limits: The most that the run may take, by `_LIMITED`.
+
+    Raises:
+        BudgetError: If the run may exceed a limit.
+    """
+    found = forecast(plan, store) if limits else None
+    for name, most in limits.items():
+        assert found is not None
+        field, unit = _LIMITED[name]
+        stages = [
+            stage
+            for stage in found.stages
+            if stage.fragments and _is_priced(plan.pipeline[stage.stage].spec, field)
+        ]
+        known = [interval for stage in stages if (interval := getattr(stage, field))]
+        total = sum(low for low, _ in known), sum(high for _, high in known)
+        if total[1] > most:
+            raise BudgetError(
+                f"pipeline {plan.pipeline.name!r}: the run would take {_between(total)} {unit}, "
+                f"and its {name} is {most:g}; nothing was computed. Raise {name}, or run fewer "
+                "partitions; `vane-dagster plan` says what is due, and why"
+            )
+        yield from (
+            f"{stage.stage}: {name} does not count it, because nothing stored is there to measure "
+            "its cost by"
+            for stage in stages
+            if not getattr(stage, field)
+        )
+
+
+def _is_priced(spec: StageSpec, field: str) -> bool:
+    if field == "cost":
+        return spec.usage is not None and bool(spec.usage.prices)
+    return spec.runs_udf and bool(spec.gpus)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import vane_dagster as vd
 from support.data import write_source
 from support.prompts import Reversed
-from support.results import metadata
+from support.results import failure, metadata
 from vane_dagster.errors import DefinitionError
 
 KEYS = ["a", "b", "c"]
@@ -30,7 +31,7 @@ def twice(batch: Any) -> Any:
     return {"id": [id for id, _ in pairs], "part": [part for _, part in pairs]}
 
 
-def numbers(tmp_path: Path, number: int = 1, columns: Any = None) -> vd.Pipeline:
+def numbers(tmp_path: Path, number: int = 1, columns: Any = None, gpus: float = 0) -> vd.Pipeline:
     for day, key in enumerate(KEYS):
         rows = range(100 * day, 100 * day + 100)
         write_source(tmp_path / "src" / key, {"id": rows, "x": rows})
@@ -47,6 +48,7 @@ def numbers(tmp_path: Path, number: int = 1, columns: Any = None) -> vd.Pipeline
         schema={"y": "BIGINT"},
         columns=columns,
         fn_constructor_kwargs={"number": number},
+        gpus=gpus,
     )
     added.project("last", ["id", "y"])
     return made
@@ -95,6 +97,24 @@ def test_a_forecast_is_what_the_run_then_does(tmp_path, materialize):
     done = materialize(edited, local, "a")
     assert metadata(done, "added")["fragments_computed"] == 1
     assert metadata(done, "added")["dagster/partition_row_count"] == 50
+
+
+def test_a_run_beyond_a_limit_computes_nothing(tmp_path, materialize):
+    store = str(tmp_path / "store")
+    materialize(numbers(tmp_path), vd.LocalCompute(), "a")
+    on_gpu = numbers(tmp_path, gpus=1)
+    refused = (
+        r"the run would take \S+ to \S+ GPU hours, and its max_gpu_hours is 1e-09; nothing was "
+        r"computed\. Raise max_gpu_hours, or run fewer partitions"
+    )
+    with pytest.raises(vd.errors.BudgetError, match=refused):
+        on_gpu.run("b", store=store, max_gpu_hours=1e-9)
+    config = {"max_gpu_hours": 1e-9}
+    run = materialize(on_gpu, vd.LocalCompute(), "b", raises=False, config=config)
+    assert re.search(refused, failure(run))
+    assert brief(on_gpu.plan("b", store=store))["even"] == (0, 1, 100, "exact")
+    materialize(numbers(tmp_path), vd.LocalCompute(), "b")
+    on_gpu.run("b", store=store, max_gpu_hours=0)  # nothing is due
 
 
 def test_rows_that_may_be_copied_have_no_lowest_cost(tmp_path, local, materialize):

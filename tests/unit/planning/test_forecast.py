@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from vane_dagster.planning.forecast import Forecast, StageForecast
+from vane_dagster.errors import BudgetError
+from vane_dagster.planning import forecast
+from vane_dagster.planning.forecast import Forecast, StageForecast, check_limits
 
 
 def stage(name: str = "model", **figures: Any) -> StageForecast:
@@ -95,3 +98,27 @@ def test_nothing_to_do_is_known():
     assert Forecast("docs", [done], {}).is_up_to_date
     assert not Forecast("docs", [done, stage()], {}).is_up_to_date
     assert not Forecast("docs", [done], {"a": "no files"}).is_up_to_date
+
+
+def test_limits_count_the_highest_cost_of_what_is_due(monkeypatch):
+    stages = [
+        stage("first", gpu_hours=(1.0, 2.0), cost=(5.0, 10.0)),
+        stage("second", gpu_hours=(0.0, 1.0)),
+        stage("new"),
+        stage("done", fragments=0, up_to_date=3),
+    ]
+    priced = SimpleNamespace(runs_udf=True, gpus=1.0, usage=SimpleNamespace(prices={"prompt": 1.0}))
+    specs = {each.stage: SimpleNamespace(spec=priced) for each in stages}
+    plan: Any = SimpleNamespace(pipeline=type("Named", (dict,), {"name": "docs"})(specs))
+    monkeypatch.setattr(forecast, "forecast", lambda plan, store: Forecast("docs", stages, {}))
+    store: Any = None
+
+    assert list(check_limits(plan, store, {})) == []
+    (unknown,) = check_limits(plan, store, {"max_gpu_hours": 3.0})
+    assert unknown.startswith("new: max_gpu_hours does not count it, because nothing stored")
+    with pytest.raises(BudgetError, match="would take 1 to 3 GPU hours, and its max_gpu_hours is"):
+        list(check_limits(plan, store, {"max_gpu_hours": 2.9}))
+    with pytest.raises(
+        BudgetError, match="would take 5 to 10 of its prices, and its max_cost is 9"
+    ):
+        list(check_limits(plan, store, {"max_gpu_hours": 3.0, "max_cost": 9.0}))
