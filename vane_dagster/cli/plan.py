@@ -18,6 +18,8 @@ from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 )
 @click.option("--partitions", help="Keys, as 2026-01-01..2026-01-31 or a,b. [default: all]")
 @click.option("--store", help="The store's root. [default: that of the definitions]")
+@click.option("--force", is_flag=True, help="As if the run's config had force.")
+@click.option("--retry-quarantined", is_flag=True, help="As if it had retry_quarantined.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def plan(
     pipeline: str | None,
@@ -26,6 +28,8 @@ def plan(
     select: str | None,
     partitions: str | None,
     store: str | None,
+    force: bool,
+    retry_quarantined: bool,
     as_json: bool,
 ) -> None:
     """Says what a run of PIPELINE would compute, why, and what it would cost.
@@ -39,5 +43,7 @@ def plan(
         None if partitions is None else [key.strip() for key in partitions.split(",")],
         select=select,
         store=store if store is not None else definitions.resource("store"),
+        force=force,
+        retry_quarantined=retry_quarantined,
     )
     click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))

@@ -135,6 +135,8 @@ class PlanOptions(dg.Config):
         default=None,
         description='Stages, as "clean,embedding+" with those downstream. Default: all.',
     )
+    force: bool = Field(default=False, description="As if the planned run had force.")
+    retry_quarantined: bool = Field(default=False, description="As if it had retry_quarantined.")
 
 
 def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
@@ -150,7 +152,8 @@ def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
         from vane_dagster.orchestration.forecasts import make_forecast
 
         partitions = config.partitions.split(",") if config.partitions else None
-        found = make_forecast(pipeline, partitions, config.select, store)
+        asked = (partitions, config.select, store, config.force, config.retry_quarantined)
+        found = make_forecast(pipeline, *asked)
         context.log.info(str(found))
         text = dg.MetadataValue.md(f"```\n{found}\n```")
         context.add_output_metadata({"plan": text, "up_to_date": found.is_up_to_date})

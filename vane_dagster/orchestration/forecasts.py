@@ -23,20 +23,31 @@ if TYPE_CHECKING:
     from vane_dagster.storage.store import Store
 
 
-def make_forecast(pipeline: Pipeline, partitions: Any, select: Any, store: Any) -> Forecast:
+_RUN = "plan"
+"""An id that no run has."""
+
+
+def make_forecast(
+    pipeline: Pipeline,
+    partitions: Any,
+    select: Any,
+    store: Any,
+    force: bool = False,
+    retry_quarantined: bool = False,
+) -> Forecast:
     """Implement `Pipeline.plan`."""
     location = f"pipeline {pipeline.name!r}: plan"
     if not pipeline.stages:
         raise DefinitionError(f"{location}: the pipeline has no stages; add one to it")
     selected = selected_stages(pipeline, select, location)
     keys = partition_keys(pipeline, partitions, location)
-    opened = open_store(store, location)
+    asked = (keys, open_store(store, location), force, retry_quarantined)
 
     unknown: dict[str, str] = {}
     with errors_masked():
         while selected:
             try:
-                found = _forecast(pipeline, selected, keys, opened)
+                found = _forecast(pipeline, selected, *asked)
                 return replace(found, unplanned={**found.unplanned, **unknown})
             except _NotInferred as error:
                 for stage in [s for s in selected if error.stage in with_upstream(pipeline, s)]:
@@ -56,15 +67,21 @@ class _NotInferred(VaneError):
 
 
 def _forecast(
-    pipeline: Pipeline, selected: set[str], keys: Sequence[str | None], store: Store
+    pipeline: Pipeline,
+    selected: set[str],
+    keys: Sequence[str | None],
+    store: Store,
+    force: bool,
+    retry_quarantined: bool,
 ) -> Forecast:
     def refuse(plan: RunPlan) -> NoReturn:
         raise _NotInferred(plan.selected[-1])
 
-    given = (store, refuse, "plan", lambda event: None, selected, keys)
+    given = (store, refuse, _RUN, lambda event: None, selected, keys)
     with SchemaInference(*given, pins=False) as inference:
         resolved = inference.resolve(pipeline)
-    return forecast(plan_run(resolved, selected, keys, store, keep=False), store)
+    asked = (resolved, selected, keys, store, force, _RUN, retry_quarantined)
+    return forecast(plan_run(*asked, keep=False), store)
 
 
 def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:

@@ -82,6 +82,8 @@ class Pipeline(declared.Pipeline):
         *,
         select: str | Sequence[str] | None = None,
         store: Any = None,
+        force: bool = False,
+        retry_quarantined: bool = False,
     ) -> Forecast:
         """Return what a run would compute, why, and what it would cost.
 
@@ -96,6 +98,8 @@ class Pipeline(declared.Pipeline):
                 too, "+embedding" those upstream. Default: all.
             store: A `FragmentStore` or the URL of a store's root. Default:
                 ``$VANE_DAGSTER_STORE``, else a folder of this user.
+            force: Whether the run would compute everything again.
+            retry_quarantined: Whether it would compute rows again that failed.
 
         Returns:
             The forecast of each stage. It prints, draws itself in a notebook, and has `to_dict`.
@@ -105,7 +109,7 @@ class Pipeline(declared.Pipeline):
         """
         from vane_dagster.orchestration.forecasts import make_forecast
 
-        return make_forecast(self, partitions, select, store)
+        return make_forecast(self, partitions, select, store, force, retry_quarantined)
 
     @known_keywords("Pipeline.run")
     def run(
