@@ -17,13 +17,10 @@ from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import DefinitionError, SourceError, first_line, names
 from vane_dagster.sources.rows_source import Positions, Rows, RowsSource
 from vane_dagster.sources.schemas import plain_schema
-from vane_dagster.storage.stored_tables import ArrowRows
 from vane_dagster.types.schema import check_distinct, check_storable
 
 _LABEL = "vd.huggingface"
 _SAVED = ("state.json", "dataset_dict.json")
-_IN_PLACE = ("slice", "select", "drop", "remove_column", "cast", "replace_schema_metadata")
-"""What may have been done to a part of a dataset whose rows still lie in its file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +35,13 @@ def huggingface(
     *,
     split: str | None = None,
     partition_column: str | None = None,
-    copy: bool = False,
     allow_empty: bool = False,
     **load_options: Any,
 ) -> HuggingFaceSource:
     """Declare a Hugging Face dataset as a pipeline's source.
 
-    Its rows are identified by their content. Workers read them in the Arrow files in which the
-    dataset lies on disk. If some lie in none, or `shuffle`, `sort`, `filter` or `select` have
-    scattered them, the dataset is copied into the store.
+    Its rows are identified by their content. The first run copies them into the store, where
+    workers read them.
 
     Args:
         path: A `datasets.Dataset`, a dict of them by split, a folder that `save_to_disk` wrote, or
@@ -55,7 +50,6 @@ def huggingface(
         split: The split; needed if there are several.
         partition_column: For a partitioned pipeline: the rows of a partition are those whose value
             in this column, as text, equals the key.
-        copy: Whether to copy all rows into the store: for workers that cannot read the files.
         allow_empty: Whether a partition without rows is accepted; an error by default.
         **load_options: Further arguments of `datasets.load_dataset`, such as `name`, the
             configuration, `revision`, that on the hub, and `data_files`.
@@ -88,7 +82,7 @@ def huggingface(
     label = f"{own}, split {split!r}" if split else own
     load = functools.partial(_loaded, given, label, split, load_options)
     return HuggingFaceSource(
-        load=functools.cache(lambda: _rows(load(), copy, partition_column)),
+        load=functools.cache(lambda: _rows(load(), partition_column)),
         partition_column=partition_column,
         is_partitioned=partition_column is not None,
         label=label,
@@ -125,7 +119,7 @@ def _loaded(given: Any, label: str, split: str | None, options: Mapping[str, Any
     return found
 
 
-def _rows(dataset: Any, copy: bool, partition_column: str | None) -> Rows:
+def _rows(dataset: Any, partition_column: str | None) -> Rows:
     """Return the rows of a `datasets.Dataset`, through its mapping of indices."""
     schema = plain_schema(dataset.features.arrow_schema)
     check_distinct(schema.names, _LABEL)
@@ -143,12 +137,7 @@ def _rows(dataset: Any, copy: bool, partition_column: str | None) -> Rows:
     def column(name: str) -> pa.ChunkedArray:
         return arrow.select_columns([name])[:].cast(pa.schema([schema.field(name)])).column(name)
 
-    files: list[ArrowRows | None] = []
-    if not (copy or embeds or dataset._indices is not None):
-        blocks = getattr(dataset.data, "blocks", [[dataset.data]])
-        files = [_in_file(row[0], schema) if len(row) == 1 else None for row in blocks]
-    places = [rows for rows in files if rows] if all(files) else []
-    return Rows(schema, len(dataset), take, column, partition_column, places)
+    return Rows(schema, len(dataset), take, column, partition_column)
 
 
 def _media(features: Mapping[str, Any]) -> list[str]:
@@ -171,16 +160,3 @@ def _has_external_files(dataset: Any, schema: pa.Schema) -> bool:
         if pc.any(pc.and_(pc.is_null(content), pc.is_valid(path))).as_py():
             return True
     return False
-
-
-def _in_file(block: Any, schema: pa.Schema) -> ArrowRows | None:
-    """Return where the rows of a block lie in its Arrow file; None if they lie in none."""
-    path, replays = getattr(block, "path", None), getattr(block, "replays", ())
-    if path is None or any(action not in _IN_PLACE for action, *_ in replays):
-        return None
-    start = sum(int(args[0]) for action, args, _ in replays if action == "slice")
-    own = plain_schema(pa.ipc.open_stream(pa.memory_map(path)).schema)
-    if not all(column in own for column in schema):  # a cast may have changed the values
-        return None
-    stat = os.stat(path)
-    return ArrowRows(path, stat.st_size, stat.st_mtime_ns, start, start + block.num_rows)

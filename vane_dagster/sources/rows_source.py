@@ -1,6 +1,6 @@
 """`RowsSource`: rows that the driver holds or can read, identified by their content.
 
-The driver alone imports this module. A run copies rows that workers cannot reach into the store.
+The driver alone imports this module. A run copies the rows into the store.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -23,7 +23,7 @@ from vane_dagster.errors import SourceError, names
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.row_blocks import BLOCK_ROWS, blocks
 from vane_dagster.sources.stored_table_source import StoredTableSource
-from vane_dagster.storage.stored_tables import MADE, ArrowRows, Piece, StoredTable, clipped
+from vane_dagster.storage.stored_tables import MADE, Piece, StoredTable
 
 _one_at_a_time = threading.RLock()
 
@@ -41,7 +41,6 @@ class Rows:
         take: Returns some rows.
         column: Returns the values of a column, of all rows.
         partition_column: The column whose value, as text, is the partition's key.
-        files: Where workers can read the rows, in order; none if the rows are copied.
     """
 
     schema: pa.Schema
@@ -49,7 +48,6 @@ class Rows:
     take: Callable[[Positions], pa.Table]
     column: Callable[[str], pa.ChunkedArray]
     partition_column: str | None
-    files: Sequence[ArrowRows] = ()
     _blocks: dict[str | None, tuple[Piece, ...]] = field(default_factory=dict, init=False)
 
     def blocks(self, partition: str | None) -> tuple[Piece, ...]:
@@ -133,19 +131,13 @@ class RowsSource(StoredTableSource):
         )
 
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
-        """Return where workers can read the rows, or copy them into the store."""
-        rows, pieces = self.rows, self.rows.blocks(partition)
-        positions = rows.positions[partition]
-        if rows.files and isinstance(positions, range):
-            stops = itertools.accumulate((b.rows for b in pieces), initial=positions.start)
-            parts = (clipped(rows.files, *each) for each in itertools.pairwise(stops))
-            pieces = tuple(replace(b, places=tuple(part)) for b, part in zip(pieces, parts))
-        else:
-            with PieceWriter(self.store_root, f"{MADE}/{identity}") as writer:
-                pieces = tuple(
-                    replace(block, places=(writer.write(part),))
-                    for block, part in blocks(rows.chunks(partition))
-                )
+        """Copy the rows into the store."""
+        rows = self.rows
+        with PieceWriter(self.store_root, f"{MADE}/{identity}") as writer:
+            pieces = tuple(
+                replace(block, places=(writer.write(part),))
+                for block, part in blocks(rows.chunks(partition))
+            )
         if (now := _identity(pieces)) != identity:
             raise SourceError(
                 f"{location}: {self.url_for(partition)} has changed while the run was planned; its "

@@ -1,32 +1,20 @@
-"""Reads rows of tables in the store, and of Arrow files that such a table refers to."""
+"""Reads rows of tables in the store."""
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from vane_dagster import _failpoints
-from vane_dagster.errors import SourceError
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import ReadContext, SourceReader, unreadable
 from vane_dagster.sources.parquet_scan import opened, read_rows
 from vane_dagster.sources.schemas import conform
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
-from vane_dagster.storage.stored_tables import (
-    ArrowRows,
-    ParquetRows,
-    Place,
-    joined,
-    places_of,
-    tables,
-)
-
-_OPENED = 64
+from vane_dagster.storage.stored_tables import ParquetRows, joined, places_of, tables
 
 
 @dataclass(frozen=True)
@@ -40,7 +28,7 @@ class TableReader(SourceReader):
     root: Location
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        """Read the rows from Parquet files in the store, and from Arrow files without a copy."""
+        """Read the rows from Parquet files in the store."""
         found = self.tables(fragment, schema.names, context)
         tables = [conform(rows, schema) for rows in found]  # a file may have narrower types
         return pa.concat_tables(tables) if tables else schema.empty_table()
@@ -56,8 +44,7 @@ class TableReader(SourceReader):
         places = joined(place for span in fragment.spans for place in places_of(span))
         edges: dict[str, list[int]] = {}
         for place in places:
-            if isinstance(place, ParquetRows):
-                edges.setdefault(place.name, []).extend((place.start, place.stop))
+            edges.setdefault(place.name, []).extend((place.start, place.stop))
         first = {name: min(each) for name, each in edges.items()}
 
         def read(name: str) -> pa.Table:
@@ -66,9 +53,7 @@ class TableReader(SourceReader):
 
         found = dict(zip(edges, in_threads(read, edges)))
 
-        def rows_at(place: Place) -> pa.Table:
-            if isinstance(place, ArrowRows):
-                return _arrow_rows(place, columns, context.location)
+        def rows_at(place: ParquetRows) -> pa.Table:
             rows = found[place.name]
             return rows.slice(place.start - first[place.name], place.stop - place.start)
 
@@ -98,22 +83,3 @@ def _stored_rows(
         is_gone = isinstance(error, FileNotFoundError)
         fix = "It was deleted from the store: run the partition again" if is_gone else None
         raise unreadable(file.url, error, context.location, fix) from error
-
-
-def _arrow_rows(rows: ArrowRows, columns: Sequence[str], location: str) -> pa.Table:
-    found = os.stat(rows.path) if os.path.exists(rows.path) else None
-    if found is None or (found.st_size, found.st_mtime_ns) != (rows.size, rows.modified):
-        raise SourceError(
-            f"{location}: the dataset's Arrow file {rows.path!r} is not on this machine, or was "
-            "replaced since the run was planned. Put the dataset on storage that all workers share "
-            "and run the partition again; or give vd.huggingface(..., copy=True), which copies the "
-            "rows into the store"
-        )
-    table = _opened(rows.path, rows.size, rows.modified).select(list(columns))
-    return table.slice(rows.start, rows.stop - rows.start)
-
-
-@functools.lru_cache(maxsize=_OPENED)
-def _opened(path: str, size: int, modified: int) -> pa.Table:
-    """Map an Arrow file in the stream format into memory."""
-    return pa.ipc.open_stream(pa.memory_map(path)).read_all()

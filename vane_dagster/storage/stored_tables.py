@@ -16,7 +16,7 @@ writes its record again, so the record's age tells garbage collection when it wa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,32 +60,6 @@ class ParquetRows:
 
 
 @dataclass(frozen=True)
-class ArrowRows:
-    """Rows `start` to `stop` of an Arrow file outside of the store, in the stream format.
-
-    Attributes:
-        path: The file's local path.
-        size: Its size in bytes.
-        modified: The time of its last change, in nanoseconds.
-        start: First row.
-        stop: The row after the last.
-    """
-
-    path: str
-    size: int
-    modified: int
-    start: int
-    stop: int
-
-    def as_record(self) -> list[Any]:
-        return [self.path, self.start, self.stop, self.size, self.modified]
-
-
-Place = ParquetRows | ArrowRows
-"""Where some rows are."""
-
-
-@dataclass(frozen=True)
 class Piece:
     """Consecutive rows of a table.
 
@@ -100,7 +74,7 @@ class Piece:
     identity: str
     rows: int
     bytes: int
-    places: tuple[Place, ...]
+    places: tuple[ParquetRows, ...]
 
 
 @dataclass(frozen=True)
@@ -120,11 +94,10 @@ class StoredTable:
     @property
     def files(self) -> set[str]:
         """The files that it needs, as paths below the folder of tables."""
-        places = (place for piece in self.pieces for place in piece.places)
-        return {place.name for place in places if isinstance(place, ParquetRows)}
+        return {place.name for piece in self.pieces for place in piece.places}
 
 
-def clipped(places: Iterable[Place], start: int, stop: int) -> Iterator[Place]:
+def clipped(places: Iterable[ParquetRows], start: int, stop: int) -> Iterator[ParquetRows]:
     """Yield the part of some places that is a range of all of their rows."""
     first = 0
     for place in places:
@@ -136,9 +109,9 @@ def clipped(places: Iterable[Place], start: int, stop: int) -> Iterator[Place]:
         first = last
 
 
-def joined(places: Iterable[Place]) -> list[Place]:
+def joined(places: Iterable[ParquetRows]) -> list[ParquetRows]:
     """Return places, of which those that follow each other in a file are one."""
-    found: list[Place] = []
+    found: list[ParquetRows] = []
     for place in places:
         if found and replace(found[-1], start=found[-1].stop, stop=place.stop) == place:
             found[-1] = replace(found[-1], stop=place.stop)
@@ -182,9 +155,7 @@ def read_record(root: Location, identity: str, name: str = COMPLETE) -> StoredTa
 
 
 def has_all_rows(root: Location, table: StoredTable) -> bool:
-    """Return whether a table's rows are in files of the store, all of which are there."""
-    if any(isinstance(place, ArrowRows) for piece in table.pieces for place in piece.places):
-        return False
+    """Return whether the store has all files of a table."""
     folders = {name.rpartition("/")[0] for name in table.files}
     found = {f"{each}/{name}" for each in folders for name in tables(root).child(each).names()}
     return table.files <= found
@@ -207,7 +178,7 @@ def files_of(data: bytes, url: str) -> set[str]:
     return _parsed(data, url).files
 
 
-def dumped_places(first: int, places: Iterable[Place]) -> str:
+def dumped_places(first: int, places: Iterable[ParquetRows]) -> str:
     """Return where rows are as a text, for the `detail` of their `FileSpan`.
 
     Args:
@@ -217,20 +188,13 @@ def dumped_places(first: int, places: Iterable[Place]) -> str:
     return json.dumps([first, [place.as_record() for place in places]], separators=(",", ":"))
 
 
-def places_of(span: FileSpan) -> Iterator[Place]:
+def places_of(span: FileSpan) -> Iterator[ParquetRows]:
     """Yield where the rows of a span are."""
     if not span.detail:
         raise FileNotFoundError(span.url)
     first, records = json.loads(span.detail)
-    return clipped(map(_place, records), span.start - first, span.stop - first)
-
-
-def _place(record: Sequence[Any]) -> Place:
-    name, start, stop, *more = record
-    if not more:
-        return ParquetRows(str(name), int(start), int(stop))
-    size, modified = more
-    return ArrowRows(str(name), int(size), int(modified), int(start), int(stop))
+    places = (ParquetRows(*record) for record in records)
+    return clipped(places, span.start - first, span.stop - first)
 
 
 def _records(root: Location, identity: str) -> Location:
@@ -256,7 +220,7 @@ def _parsed(data: bytes, url: str) -> StoredTable:
 
 def _table(record: Any) -> StoredTable:
     pieces = tuple(
-        Piece(str(identity), int(rows), int(size), tuple(map(_place, places)))
+        Piece(str(identity), int(rows), int(size), tuple(ParquetRows(*each) for each in places))
         for identity, rows, size, places in record["pieces"]
     )
     return StoredTable(read_schema(record["schema"]), pieces, record["facts"])

@@ -43,20 +43,18 @@ def test_an_added_row_recomputes_the_last_block(tmp_path, compute, materialize, 
         if kind == "table":
             return vd.table(table if place == "one" else table.to_pandas())
         datasets.Dataset(table).save_to_disk(str(tmp_path / place))
-        return vd.huggingface(str(tmp_path / place), copy=place == "two")
+        return vd.huggingface(str(tmp_path / place))
 
     first = metadata(materialize(docs(source(rows(), "one")), compute), "loud")
     assert first["fragments_computed"] == first["fragments"] > 5
     found = read_stage(tmp_path / "store", "docs", "loud")
     assert found["loud"].to_pylist() == [f"TEXT {n}" for n in range(ROWS) if n != 17]
-    is_copied = (tmp_path / "store" / "~tables" / "made").exists()
-    assert is_copied == (kind == "table"), "Arrow files are read where they are"
-    # The same rows elsewhere, of another kind, or copied cost nothing.
+    # The same rows elsewhere, or of another kind, cost nothing.
     again = metadata(materialize(docs(source(rows(), "two")), compute), "loud")
     assert again["fragments_computed"] == 0
     step = vd.trace("docs/loud", 4_000, store=store).steps[0]
     assert (step.stage, step.row) == ("docs/source", 4_000)
-    assert step.url.startswith("table://") or kind == "huggingface"
+    assert step.url.startswith("table://")
     dropped = vd.trace("docs/source", 17, forward=True, store=store)
     assert (dropped.steps[0].row, "filtered" in dropped.missing["docs/kept"]) == (17, True)
     other = vd.trace(docs(vd.table({"id": [1], "text": ["x"]}))["loud"], 3, store=store)

@@ -20,7 +20,6 @@ from vane_dagster.storage.manifest import FileRecord, FileSpan, Manifest
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import (
     COMPLETE,
-    ArrowRows,
     ParquetRows,
     Piece,
     StoredTable,
@@ -84,7 +83,7 @@ def commit(store: Store, identity: str) -> None:
 def test_places_and_records_are_read_as_written(store):
     places = (
         ParquetRows("made/a.parquet", 5, 9),
-        ArrowRows("/data/a.arrow", 100, 17, 0, 4),
+        ParquetRows("made/b.parquet", 0, 4),
     )
     detail = dumped_places(10, places)
     assert tuple(places_of(FileSpan("x", 10, 18, detail))) == places
@@ -93,33 +92,28 @@ def test_places_and_records_are_read_as_written(store):
     stored = StoredTable(SCHEMA, (Piece("a", 8, 64, places),))
     write_record(store.root, "x", COMPLETE, stored)
     assert read_record(store.root, "x") == stored
-    assert stored.files == {"made/a.parquet"}
+    assert stored.files == {"made/a.parquet", "made/b.parquet"}
 
 
 def test_a_range_of_rows_crosses_places():
-    places = [ParquetRows("a", 0, 3), ParquetRows("b", 10, 12), ArrowRows("/c", 1, 1, 20, 24)]
+    places = [ParquetRows("a", 0, 3), ParquetRows("b", 10, 12), ParquetRows("c", 20, 24)]
     assert list(clipped(places, 2, 7)) == [
         ParquetRows("a", 2, 3),
         ParquetRows("b", 10, 12),
-        ArrowRows("/c", 1, 1, 20, 22),
+        ParquetRows("c", 20, 22),
     ]
-    assert list(clipped(places, 8, 1 << 62)) == [ArrowRows("/c", 1, 1, 23, 24)]
+    assert list(clipped(places, 8, 1 << 62)) == [ParquetRows("c", 23, 24)]
 
 
 def test_places_that_follow_each_other_are_one():
-    places = [ParquetRows("a", 0, 3), ParquetRows("b", 10, 12), ArrowRows("/c", 1, 1, 20, 24)]
-    first, *rest = places
+    first, *rest = [ParquetRows("a", 0, 3), ParquetRows("b", 10, 12), ParquetRows("b", 20, 24)]
     assert joined([ParquetRows("a", 0, 1), ParquetRows("a", 1, 3), *rest]) == [first, *rest]
-    other = ArrowRows("/c", 1, 2, 24, 25)  # changed since
-    assert joined([*places, other]) == [*places, other]
 
 
 def test_whether_the_store_has_all_rows(store):
     keep(store, "x", "a", "b")
     assert has_all_rows(store.root, table("a", "b"))
     assert not has_all_rows(store.root, table("a", "c"))
-    elsewhere = StoredTable(SCHEMA, (Piece("a", 4, 1, (ArrowRows("/c", 1, 1, 20, 24),)),))
-    assert not has_all_rows(store.root, elsewhere)
 
 
 def test_the_first_to_complete_a_table_wins(store):
