@@ -71,7 +71,6 @@ SOURCE_TYPES = {
     "nanoseconds": pa.array([1, None, 3], pa.timestamp("ns")),
     "zoned": pa.array([1, None, 3], pa.timestamp("us", "Europe/Berlin")),
     "duration": pa.array([1, None, 3], pa.duration("us")),
-    "view of lists": pa.array([[1], None, []], pa.list_view(pa.int64())),
     "uuid": pa.ExtensionArray.from_storage(
         pa.uuid(), pa.array([b"0123456789abcdef", None, bytes(16)], pa.binary(16))
     ),

@@ -119,11 +119,10 @@ class ProjectSpec(StageKind):
         return tuple(name for name in schema.names if name in ids or name.lower() in named)
 
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
-        """The expressions as tokens, independent of their layout."""
-        where = None if self.where is None else sql.tokens(self.where)
+        """The expressions as they are written."""
         return [
-            *(component("column", name, sql.tokens(text)) for name, text in self.columns),
-            component("option", "where", where),
+            *(component("column", name, text) for name, text in self.columns),
+            component("option", "where", self.where),
             component("option", "include_columns", self.include),
         ]
 

@@ -14,7 +14,6 @@ from vane_dagster.types.kinds import mapped
 
 MIXED = pa.dense_union([])
 """The type of a column with values that have no common one."""
-MOST_LEVELS = 40
 LARGEST = 2**53
 """The whole numbers up to it are those that a double holds."""
 
@@ -76,9 +75,3 @@ def check_castable(own: pa.DataType, kind: pa.DataType) -> None:
             check_castable(own.field(name).type, kind.field(name).type)
     elif pa.types.is_list(own) and pa.types.is_list(kind):
         check_castable(own.value_type, kind.value_type)
-
-
-def is_deep(kind: pa.DataType, most: int = MOST_LEVELS) -> bool:
-    """Return whether a type is nested in more levels than Parquet files can hold."""
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return most < 0 or any(is_deep(each, most - 1) for each in inner)

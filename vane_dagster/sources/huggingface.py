@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vane_dagster._arguments import check_installed
 from vane_dagster._worker_process import is_worker
@@ -124,7 +123,7 @@ def _rows(dataset: Any, partition_column: str | None) -> Rows:
     schema = plain_schema(dataset.features.arrow_schema)
     check_distinct(schema.names, _LABEL)
     check_storable(schema, _LABEL)
-    arrow, embeds = dataset.with_format("arrow"), _has_external_files(dataset, schema)
+    arrow, embeds = dataset.with_format("arrow"), _holds_media(dataset.features)
 
     def take(positions: Positions) -> pa.Table:
         key = positions if isinstance(positions, range) else positions.tolist()
@@ -140,23 +139,10 @@ def _rows(dataset: Any, partition_column: str | None) -> Rows:
     return Rows(schema, len(dataset), take, column, partition_column)
 
 
-def _media(features: Mapping[str, Any]) -> list[str]:
-    """Return the columns with images, sounds and the like, which may name files."""
-    inner: Any = importlib.import_module("datasets.features.features")
-    return [name for name, each in features.items() if inner.require_storage_embed(each)]
+def _holds_media(features: Mapping[str, Any]) -> bool:
+    """Return whether there are images, sounds and the like, which may name files.
 
-
-def _has_external_files(dataset: Any, schema: pa.Schema) -> bool:
-    """Return whether rows name files in place of their content.
-
-    The content is part of the rows: the files may change, and workers may not have them.
+    Their content is part of the rows: the files may change, and workers may not have them.
     """
-    for name in _media(dataset.features):
-        kind = schema.field(name).type
-        if not pa.types.is_struct(kind):
-            return True
-        column = dataset.data.column(name).cast(kind)
-        content, path = pc.struct_field(column, "bytes"), pc.struct_field(column, "path")
-        if pc.any(pc.and_(pc.is_null(content), pc.is_valid(path))).as_py():
-            return True
-    return False
+    inner: Any = importlib.import_module("datasets.features.features")
+    return any(map(inner.require_storage_embed, features.values()))

@@ -40,9 +40,7 @@ from vane_dagster.sources.base import (
 )
 from vane_dagster.sources.column_types import (
     MIXED,
-    MOST_LEVELS,
     check_castable,
-    is_deep,
     joined,
     shown,
 )
@@ -314,11 +312,6 @@ class IngestedSource(FileSource, InStore):
         written: list[tuple[ParquetRows, int]] = []
         stream = self._stream(url, location)
         for rows in self.convert(stream):
-            if any(map(is_deep, rows.schema.types)):
-                raise stream.refused(
-                    f"a value is nested in more than {MOST_LEVELS} levels. Take the file out of "
-                    "the source"
-                )
             types = joined(types, self.shown(rows))
             if rows.num_rows:
                 written.append((writer.write(rows), rows.nbytes))

@@ -20,7 +20,6 @@ from vane_dagster.storage.filesystem import duckdb_path
 from vane_dagster.storage.reader import StoredRows
 from vane_dagster.types.duckdb_connection import spill_below
 from vane_dagster.types.frames import to_pandas, to_polars
-from vane_dagster.types.kinds import is_list_view
 from vane_dagster.types.schema import empty_table, plain_type, seen_by_sql, sql_name
 from vane_dagster.types.sql import literal, quote, unpruned
 from vane_dagster.types.tensors import holds_tensors
@@ -186,7 +185,7 @@ def _polars_lazy(rows: StoredRows) -> Any:
 def _relation(rows: StoredRows) -> Any:
     duckdb: Any = importlib.import_module("duckdb")
     for field in rows.schema:
-        if seen_by_sql(field.type) is None and not is_list_view(field.type):
+        if seen_by_sql(field.type) is None:
             raise StoreError(
                 f"{rows.label!r}: column {field.name!r} is {field.type}, which DuckDB would read "
                 "as another type; select other columns with columns=, or read another form"

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.errors import SchemaError
-from vane_dagster.types.kinds import as_lists, is_list_view
 from vane_dagster.types.row_values import holds_arrays, row_values
 from vane_dagster.types.tensors import (
     as_storage,
@@ -59,5 +58,5 @@ def to_polars(table: pa.Table) -> Any:
         if pa.types.is_fixed_size_list(kind):  # of whose slices with nulls polars takes all values
             chunks = [pa.concat_arrays([chunk]) for chunk in column.chunks]
             column = pa.chunked_array(chunks, column.type)
-        columns[name] = as_lists(column) if is_list_view(kind) else column
+        columns[name] = column
     return polars.from_arrow(pa.table(columns))

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
-
-from vane_dagster._lazy import pc
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -63,18 +59,3 @@ def mapped(kind: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> 
     if pa.types.is_map(kind):
         return pa.map_(mapped(kind.key_type, convert), mapped(kind.item_type, convert))
     return convert(kind)
-
-
-def is_list_view(kind: pa.DataType) -> bool:
-    """Return whether a column holds list views."""
-    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
-
-
-def as_lists(views: Any) -> pa.ChunkedArray:
-    """Convert list views to lists in row order; Arrow's own cast keeps the offsets as they are."""
-    chunks = []
-    for chunk in views.chunks if isinstance(views, pa.ChunkedArray) else [views]:
-        lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-        chunks.append(pa.LargeListArray.from_arrays(offsets, chunk.flatten(), mask=chunk.is_null()))
-    return pa.chunked_array(chunks, pa.large_list(views.type.value_type))

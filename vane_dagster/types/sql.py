@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,23 +53,6 @@ def unpruned(name: str, kind: pa.DataType) -> str:
 def literal(text: str) -> str:
     """Quote a text as a SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
-
-
-_TOKEN = re.compile(
-    r"""(?:[uU]&|\w*)(?:'(?:[^']|'')*'|"(?:[^"]|"")*")"""
-    r"|--[^\n\r]*|[\w.]+|(?:(?!--)[-+*/<>=~!@\#%^&|`?:])+|\S"
-)
-_OTHER_QUOTES = re.compile(r"\\|\$|/\*")
-
-
-def tokens(expression: str) -> tuple[str, ...]:
-    """Return the tokens of an expression, independent of white space and ``--`` comments.
-
-    An expression with a backslash, ``$`` or ``/*``, which quote in other ways, is one token.
-    """
-    if _OTHER_QUOTES.search(expression):
-        return (expression,)
-    return tuple(part for part in _TOKEN.findall(expression) if not part.startswith("--"))
 
 
 def select_list(columns: Sequence[tuple[str, str]]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import re
 import sys
 import traceback
 from itertools import pairwise
@@ -30,7 +29,6 @@ from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.grouping import _ranges
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
-from vane_dagster.types.sql import _asked, tokens
 
 
 @pytest.fixture
@@ -179,39 +177,6 @@ def test_what_a_change_makes_new(change, tmp_path, store):
     same = {s for s in before if before[s] == after[s]}
     assert different == expected
     assert same == ALL - expected
-
-
-LAYOUTS = [
-    ("upper(text)", "upper -- all of it\n (\n  text\n)"),
-    ("n+1", "n + 1 -- one more"),
-    ("n::BIGINT", "n :: BIGINT"),
-    ("text || 'a  b'", "text||'a  b'"),
-    ("CASE WHEN n > 1 THEN 'x' END", "CASE WHEN n>1\n\tTHEN 'x'\nEND"),
-    ("[x + 1 for x in [n] if x > 0]", "[ x+1 for x in [n] if x>0 ]"),
-    ("{'a': n}", "{ 'a' : n }"),
-]
-MEANINGS = [
-    "text || 'a b'", "text || 'a  b'", "text || 'A b'", "text || 'a--b'", "text || 'a/* */b'",
-    "text || 'a'", "text || 'a''b'", "text || 'a' || 'b'", "\"text\" || 'a'", "n - 1", "n - -1",
-    "n -- 1", "n - - - 1", "n < -1", "n + 1", "n * 1", "1.5", "1 .5", "15", "E'a\\tb'", "'a\\tb'",
-    "x'61'", "'61'", "$$a b$$", "$$a  b$$", "$t$a b$t$", "text::VARCHAR", "textVARCHAR",
-    "text VARCHAR", "is_nan(1)", "is _nan(1)", "n AND 1", "nAND 1", "'it''s'", "'its'",
-    "\"a  b\"", "\"a b\"", "1e5", "1 e5", "n->1", "n- >1", "n <= 1", "n < = 1", "U&'a'", "U & 'a'",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("one", "other"), LAYOUTS)
-def test_the_layout_of_an_expression_is_none_of_its_tokens(one, other):
-    assert tokens(one) == tokens(other)
-    trees = [
-        _asked("SELECT json_serialize_sql(?)", [f"SELECT ({text}\n)"]) for text in (one, other)
-    ]
-    plain = [re.sub(r'"query_location(_length)?":\d+', "", tree[0][0]) for tree in trees]
-    assert plain[0] == plain[1], "the same to DuckDB"
-
-
-def test_expressions_that_differ_have_other_tokens():
-    assert len({tokens(text) for text in MEANINGS}) == len(MEANINGS)
 
 
 def test_keyed_variables_count_by_their_values(tmp_path, store, monkeypatch):

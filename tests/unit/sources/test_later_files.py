@@ -79,11 +79,3 @@ def test_what_follows_a_compressed_stream_is_read_or_refused(ending, pack, tmp_p
     assert read(vd.csv(str(tmp_path))) == [1, 2]
     file.write_bytes(pack(b"t\n1\n") + b"\0\1" + pack(b"2\n"))
     assert "truncated or damaged" in refusal(vd.csv(str(tmp_path)))
-
-
-def test_values_that_are_nested_too_deeply_are_refused_and_not_kept(tmp_path):
-    (tmp_path / "a.json").write_text('{"t":' + '{"x":' * 60 + "1" + "}" * 61 + "\n")
-    source = bound(vd.json(str(tmp_path)))
-    assert "nested in more than 40 levels" in refusal(source)
-    (tmp_path / "a.json").write_text('{"t":1}\n')
-    assert read(source) == [1]

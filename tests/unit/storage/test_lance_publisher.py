@@ -32,7 +32,6 @@ FOUND = {
     vd.tensor("float32", (2, 3)): pa.list_(pa.float32(), 6),
     pa.list_(pa.list_(pa.float32(), 2), 3): pa.list_(pa.list_(pa.float32(), 2), 3),
     pa.list_(pa.string(), 2): pa.list_(pa.string()),
-    pa.list_view(pa.int32()): pa.list_(pa.int32()),
     pa.large_list(pa.int8()): pa.list_(pa.int8()),
     pa.struct([("a", pa.string_view())]): pa.struct([("a", pa.string())]),
     pa.map_(pa.string(), pa.list_(pa.int32())): pa.map_(pa.string(), pa.list_(pa.int32())),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import pyarrow as pa
 
-from vane_dagster.types.kinds import is_list, is_list_view
+from vane_dagster.types.kinds import is_list
 from vane_dagster.types.schema import plain_type
 from vane_dagster.types.tensors import storage_type
 
@@ -21,7 +21,7 @@ def held_type(kind: pa.DataType, flat: _Convert, keeps_size: bool = False) -> pa
     """
     kind = storage_type(plain_type(kind))
     is_fixed = pa.types.is_fixed_size_list(kind)
-    if is_fixed or is_list(kind) or is_list_view(kind):
+    if is_fixed or is_list(kind):
         value = held_type(kind.value_type, flat, keeps_size)
         is_vector = value and (pa.types.is_primitive(value) or pa.types.is_fixed_size_list(value))
         return value and pa.list_(
