@@ -24,7 +24,7 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._lazy import fsspec
 from vane_dagster._secrets import url_parts, with_options
-from vane_dagster.errors import DefinitionError, SourceError, VaneError, described, names
+from vane_dagster.errors import DefinitionError, SourceError, VaneError, described
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
@@ -165,12 +165,6 @@ def asset_path(asset: Any, location: str) -> str | None:
     """Return the key of an asset, as "a/b"."""
     if asset is None or isinstance(asset, str):
         return asset
-    several = getattr(asset, "keys", ())
-    if not callable(several) and len(several) > 1:
-        listed = names(sorted("/".join(key.path) for key in several))
-        raise DefinitionError(
-            f"{location}: asset is {len(several)} assets, {listed}; give the key of one of them"
-        )
     key = getattr(asset, "key", asset)
     path = getattr(key, "path", None)
     if path is None:

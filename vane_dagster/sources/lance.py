@@ -83,9 +83,7 @@ class LanceTable(LakeTable):
         rows, detail = unit
         fragment = self._table.get_fragment(detail["fragment"])
         share = rows / max(1, fragment.metadata.physical_rows)
-        width = sum(_width(each.type) for each in self.schema)
-        blobs = self._blob_bytes(fragment, detail["filter"])
-        size = max(int(record.size * share), width * rows + blobs)
+        size = max(int(record.size * share), self._blob_bytes(fragment, detail["filter"]))
         return cut(SizedFile(record, [(rows, size)], detail=json.dumps(detail)), rule)
 
     def _passing(self, where: str) -> dict[int, int]:
@@ -211,12 +209,3 @@ def _data_url(table: Any, url: str, metadata: Any) -> str:
         base = table.base_paths()[file.base_id]
         folder = f"{base.path.rstrip('/')}/data" if base.is_dataset_root else base.path.rstrip("/")
     return f"{folder}/{file.path}"
-
-
-def _width(kind: pa.DataType) -> int:
-    """Return the bytes of a value of a fixed size; 0 for other types."""
-    if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size) * _width(kind.value_type)
-    if isinstance(kind, pa.FixedShapeTensorType):
-        return _width(kind.storage_type)
-    return max(1, kind.bit_width // 8) if pa.types.is_primitive(kind) else 0

@@ -34,9 +34,7 @@ from vane_dagster.types.id_texts import (
     is_identifying,
     joined,
     joined_values,
-    kind_name,
     parse_kind,
-    plain_kind,
 )
 
 COMPOSITE_ID, ROW_ID = "id", "row_id"
@@ -69,11 +67,11 @@ class IdRule:
         """The rule without its name, as JSON: part of fragment keys and manifests."""
         if not self.columns:
             return json.dumps({"row": True})
-        return json.dumps({"columns": self.columns, "types": [*map(kind_name, self.types)]})
+        return json.dumps({"columns": self.columns, "types": [*map(str, self.types)]})
 
     def of(self, source: pa.Schema) -> IdRule:
         """Return the rule with the types of the columns that ids are computed from."""
-        kinds = tuple(plain_kind(source.field(name).type) for name in self.columns)
+        kinds = tuple(source.field(name).type for name in self.columns)
         return replace(self, types=kinds)
 
     def schema(self, source: pa.Schema, location: str) -> pa.Schema:
@@ -81,7 +79,7 @@ class IdRule:
         require_columns(f"{location}: id: the source", self.columns, source.names)
         for name in self.columns:
             kind = source.field(name).type
-            if not is_identifying(plain_kind(kind)):
+            if not is_identifying(kind):
                 raise SchemaError(
                     f"{location}: column {name!r} of the id is {kind}; expected numbers, text, "
                     "bytes, bools, dates or times. Name another column, or cast it in the source"

@@ -7,7 +7,6 @@ The texts of the values are joined by ``|``; in a value, ``|`` becomes ``\|`` an
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ def is_identifying(kind: pa.DataType) -> bool:
     """Return whether values of a type have an exact text: numbers, text, times, bytes or bools."""
     tests = (
         is_text,
-        _is_bytes,
+        is_bytes,
         pa.types.is_boolean,
         pa.types.is_integer,
         pa.types.is_floating,
@@ -41,20 +40,8 @@ def is_identifying(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def plain_kind(kind: pa.DataType) -> pa.DataType:
-    """Return a column's type without a dictionary."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def kind_name(kind: pa.DataType) -> str:
-    """Return the name of a type that `is_identifying`; `parse_kind` reads it."""
-    return str(kind)
-
-
 def parse_kind(name: str) -> pa.DataType:
-    """Return the type with a name that `kind_name` made."""
-    if name == str(pa.uuid()):
-        return pa.uuid()
+    """Return the type that `is_identifying` and has a name."""
     if (match := _PARAMETRIC.fullmatch(name)) is None:
         return pa.type_for_alias(name)
     if match["zone"]:
@@ -82,10 +69,10 @@ def joined_values(values: Sequence[Any], kinds: Sequence[pa.DataType | None]) ->
 
 def texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the text of each value of a column: the same for equal values of one type."""
-    kind = plain_kind(column.type)
-    column = column.cast(kind) if kind != column.type else column
-    if _is_bytes(kind):
-        return pa.chunked_array([[_hexadecimal(v) for v in column.to_pylist()]], pa.string())
+    kind = column.type
+    if is_bytes(kind):
+        shown = [None if v is None else v.hex() for v in column.to_pylist()]
+        return pa.chunked_array([shown], pa.string())
     if pa.types.is_floating(kind):
         column = column.cast(pa.float32()) if kind == pa.float16() else column
         column = pc.add(column, pa.scalar(0.0, column.type))  # -0.0 equals 0.0
@@ -103,16 +90,8 @@ def texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _column(value: Any, kind: pa.DataType | None) -> pa.ChunkedArray:
-    if kind is not None and isinstance(value, str) and not (is_text(kind) or _is_bytes(kind)):
+    if kind is not None and isinstance(value, str) and not (is_text(kind) or is_bytes(kind)):
         array = pa.array([value]).cast(kind)
     else:
         array = pa.array([value], kind)
     return pa.chunked_array([array])
-
-
-def _hexadecimal(value: bytes | uuid.UUID | None) -> str | None:
-    return value.hex() if isinstance(value, bytes) else None if value is None else str(value)
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return isinstance(kind, pa.UuidType) or is_bytes(kind)

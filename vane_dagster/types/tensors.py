@@ -22,8 +22,6 @@ from vane_dagster.types.casts import cast
 from vane_dagster.types.host_arrays import native
 from vane_dagster.types.kinds import holds, is_list, mapped
 
-_MAX_ELEMENTS = 2**31 - 1
-
 
 @known_keywords("vd.tensor")
 def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
@@ -52,11 +50,6 @@ def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
         raise SchemaError(
             f"vd.tensor: shape is {shape!r}; expected the dimensions of a row as positive "
             "integers, without that of the batch, for example (3, 224, 224)"
-        )
-    if math.prod(sizes) > _MAX_ELEMENTS:
-        raise SchemaError(
-            f"vd.tensor: shape is {shape!r}, {math.prod(sizes)} elements a row; Arrow holds at "
-            f"most {_MAX_ELEMENTS}. Divide a row into several"
         )
     return pa.fixed_shape_tensor(value, [int(size) for size in sizes])
 

@@ -157,7 +157,6 @@ CHANGES = {
     "resources": ({"resources": {"disk": 1}}, set()),
     "env_vars": ({"env_vars": ["TOKEN"]}, set()),
     "keyed_env_vars": ({"keyed_env_vars": ["TOKEN"]}, DOUBLED),
-    "layout of an expression": ({"text": "trim (\n text ) "}, set()),
     "space in a literal": ({"text": "trim(text) || ' '"}, ALL),
     "a description": (
         {"asset": vd.Asset(description="Doubles."), "clean": {"tags": {"a": "b"}}},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import uuid
 from decimal import Decimal
 from typing import Any
 
@@ -17,7 +16,6 @@ from vane_dagster.types.id_texts import (
     is_identifying,
     joined,
     joined_values,
-    kind_name,
     parse_kind,
     texts,
 )
@@ -27,7 +25,7 @@ BERLIN = pa.timestamp("us", "Europe/Berlin")
 
 KINDS = [
     pa.int8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.string(),
-    pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary(16), pa.uuid(),
+    pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary(16),
     pa.date32(), pa.date64(), pa.time32("s"), pa.time64("ns"), pa.timestamp("s"),
     pa.timestamp("ns"), BERLIN, pa.timestamp("ms", "+01:00"), pa.decimal128(10, 2),
     pa.decimal256(60, 3), pa.decimal32(5, 2), pa.decimal128(10, -2),
@@ -75,7 +73,6 @@ def test_times_with_a_zone_are_those_of_utc(values):
         (-0.0, pa.float64(), "0"),
         ("a|b\\", pa.string(), "a\\|b\\\\"),
         (b"\x00\xff", pa.binary(), "00ff"),
-        (uuid.UUID(int=1).bytes, pa.uuid(), "00000000-0000-0000-0000-000000000001"),
         (Decimal("1.50"), pa.decimal128(10, 2), "1.50"),
         (dt.date(2026, 1, 2), pa.date32(), "2026-01-02"),
         (dt.date(2026, 1, 2), pa.date64(), "2026-01-02"),
@@ -94,7 +91,7 @@ def test_the_text_of_a_value_never_changes(value, kind, text):
 
 def test_the_text_does_not_depend_on_the_encoding():
     plain = column(["a|", "b", None])
-    for kind in (pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
+    for kind in (pa.large_string(), pa.string_view()):
         assert texts(plain.cast(kind)).to_pylist() == ["a\\|", "b", None]
 
 
@@ -106,7 +103,7 @@ def test_a_row_with_a_null_has_no_id():
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_types_are_read_by_their_names(kind):
     assert is_identifying(kind)
-    assert parse_kind(kind_name(kind)) == kind
+    assert parse_kind(str(kind)) == kind
 
 
 @pytest.mark.parametrize(
