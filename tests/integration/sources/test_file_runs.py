@@ -121,18 +121,6 @@ def pictures(tmp_path) -> Path:
     return folder
 
 
-def test_a_partition_of_broken_images_fails(tmp_path, local, materialize):
-    (tmp_path / "pictures").mkdir()
-    for n in range(5):
-        (tmp_path / "pictures" / f"{n}.png").write_bytes(b"no image")
-    pics = vd.Pipeline("pics", source=vd.images(str(tmp_path / "pictures"), size=(8, 8)))
-    bright = pics.map_batches("bright", brightness, schema={"mean": "DOUBLE"}, batch_format="numpy")
-    message = failure(materialize(pics, local, raises=False))
-    assert "All 5 rows failed. The first: " in message
-    assert f"id '{tmp_path}/pictures/0.png': UnidentifiedImageError: it is no image" in message
-    assert vd.quarantine(bright, store=str(tmp_path / "store")).num_rows == 5
-
-
 def test_images_that_are_broken_cost_their_own_rows(tmp_path, pictures, compute, materialize):
     source = vd.images(str(pictures), size=(8, 8))
     pics = vd.Pipeline("pics", source=source)

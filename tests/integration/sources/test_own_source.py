@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.json
-import pytest
 
 import vane_dagster as vd
 from support.data import read_stage
-from support.results import failure, metadata
+from support.results import metadata
 from vane_dagster.sources import (
     FileRecord,
     FileSource,
@@ -110,12 +109,3 @@ def test_a_source_in_a_module_of_the_user(tmp_path, compute, materialize):
     spec = pipeline.build_source().get_asset_spec()
     assert "jsonl" in spec.kinds
     assert spec.description == f"jsonl: {tmp_path}/src"
-
-
-def test_its_errors_name_the_format(tmp_path, local, materialize):
-    write(tmp_path / "src" / "a.csv", 0, 3)
-    error = failure(materialize(docs(JsonLines(str(tmp_path / "src"))), local, raises=False))
-    assert "no jsonl file at" in error
-    assert "a folder that holds *.jsonl" in error
-    with pytest.raises(vd.DefinitionError, match="unknown placeholder"):
-        docs(JsonLines("/data/{day}"))

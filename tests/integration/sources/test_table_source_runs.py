@@ -426,18 +426,6 @@ def test_workers_that_have_loaded_an_iceberg_table_before(tmp_path, compute, mat
     assert texts() == ["y"]
 
 
-def test_a_relative_path_is_of_the_folder_of_the_declaration(
-    tmp_path, cluster, materialize, monkeypatch
-):
-    lake, compute = Lance(tmp_path), vd.RayCompute(cluster=cluster)
-    lake.append(rows(range(25)))
-    monkeypatch.chdir(tmp_path)
-    materialize(docs(vd.lance("lake table")), compute)
-    assert ids(tmp_path) == list(range(25))
-    monkeypatch.chdir("/")
-    assert computed(materialize(docs(lake.source()), compute)) == 0
-
-
 @pytest.mark.parametrize("storage_version", ["2.1", "2.2"])
 def test_blobs_of_lance_are_bytes(tmp_path, local, materialize, storage_version):
     blob = pa.field("raw", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
@@ -449,20 +437,3 @@ def test_blobs_of_lance_are_bytes(tmp_path, local, materialize, storage_version)
     pipeline.project("clean", {"size": "octet_length(raw)"})
     assert computed(materialize(pipeline, local)) == 3, "of at most 64 MiB each"
     assert read(tmp_path)["size"].to_pylist() == [5 << 20] * 30 + [None]
-
-
-def test_rows_of_lance_that_are_gone(tmp_path, local, materialize):
-    lake, store = Lance(tmp_path), str(tmp_path / "store")
-    lake.append(rows(range(25)))
-    clean = docs(lake.source())["clean"]
-    materialize(docs(lake.source()), local)
-    lake.delete(range(5))
-    step = vd.trace(clean, 20, store=store).steps[0]
-    assert step.row == 20, "the version that was planned is read"
-    lance.dataset(lake.url).update({"text": "'new'"}, where="id = 22")
-    result = materialize(docs(lake.source()), local)
-    assert computed(result) == 3, "a new fragment, and the one it is gone from"
-    assert dict(zip(ids(tmp_path), read(tmp_path)["text"].to_pylist()))[22] == "new"
-    lance.write_dataset(rows(range(3)), lake.url, mode="overwrite")
-    lance.dataset(lake.url).cleanup_old_versions(datetime.timedelta(0), delete_unverified=True)
-    assert "the file is gone since" in str(vd.trace(clean, 20, store=store))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import itertools
 import math
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -59,10 +58,8 @@ def test_declared_types_replace_those_in_the_files(tmp_path):
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        (["1", "2"], "int64"),
         (["1", "", " 5 "], "int64"),
         (["007"], "string"),
-        (["+5"], "string"),
         (["9223372036854775807"], "int64"),
         (["1", "1.5"], "double"),
         (["9007199254740993", "1.5"], "string"),
@@ -70,21 +67,14 @@ def test_declared_types_replace_those_in_the_files(tmp_path):
         (["3.141592653589793238"], "string"),
         (["nan", "-inf", ".5", "5."], "double"),
         (["1e400"], "string"),
-        (["0x1F"], "string"),
-        (["1_000"], "string"),
         (["1,5"], "string"),
-        (["true", "False"], "bool"),
         (["true", "1"], "string"),
-        (["2024-01-31"], "date32[day]"),
         (["2024-02-30"], "string"),
         (["01/02/2026", "01/13/2026"], "string"),
         (["2024-01-31 10:00", "2024-01-31T10:00:00.123456"], "timestamp[us]"),
         (["2024-01-31 10:00:00.123456789"], "string"),
         (["2024-01-31T10:00:00Z", "2024-01-31T10:00:00+02:00"], "timestamp[us, tz=UTC]"),
         (["2024-01-31T10:00:00Z", "2024-01-31T10:00:00"], "string"),
-        (["x", "1"], "string"),
-        (["36893488147419103232"], "string"),
-        (["1e-400"], "string"),
         (["2024-01-31", "2024-01-31 10:00"], "timestamp[us]"),
         (["", ""], "string"),
     ],
@@ -146,14 +136,6 @@ def test_a_later_file_with_another_header_is_refused(later, expected, tmp_path):
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize("size", range(14, 26))
-def test_line_ends_in_quotes_are_kept_wherever_a_block_ends(size, tmp_path, monkeypatch):
-    data = b'a,b\r\n1,"x\r\ny\r\n"\r\n2,"\r\n"\r\n'
-    monkeypatch.setattr("vane_dagster.sources.text_stream.BLOCK", size)
-    source = one(tmp_path, data)
-    assert [row["b"] for row in rows(source)] == ["x\r\ny\r\n", "\r\n"]
-
-
 def test_a_row_that_does_not_fit_into_a_block_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("vane_dagster.sources.text_stream.BLOCK", 100)
     text = b"a,b\n1,2\n3," + b"x" * 300 + b"\n"
@@ -183,30 +165,20 @@ MORNING = datetime(2024, 1, 31, 8, tzinfo=timezone.utc)
     ("kind", "value", "given"),
     [
         ("BIGINT", "1.5", {}),
-        ("BIGINT", "xyzzy", {}),
         ("BIGINT", "0x10", {}),
-        ("BIGINT", "0X10", {}),
         ("TINYINT", "300", {}),
         ("DATE", "2024-01-31 10:00:00", {}),
-        ("DATE", "2024-1-31", {}),
-        ("DATE", "31.01.2024", {}),
         ("TIMESTAMP", "2024-01-31T10:00:00+02:00", {}),
         ("TIMESTAMP", "2024-01-31 10:00:00.123456789", {}),
-        ("TIMESTAMP_NS", "2024-01-31 10:00:00.1234567891", {}),
         ("TIMESTAMPTZ", "2024-01-31 10:00:00", {}),
-        ("TIMESTAMPTZ", "2024-01-31 10:00:00.1234567Z", {}),
         ("DECIMAL(10,2)", "1.005", {}),
-        ("BOOLEAN", "perhaps", {}),
         ("BOOLEAN", "yes", {}),
         ("DOUBLE", "1,5", {}),
         ("DOUBLE", "-1e400", {}),
-        ("DOUBLE", "9_007_199_254_740_994", {}),
         ("FLOAT", "1e39", {}),
         ("DATE", "31.01.2024 10:00", GERMAN),
         ("DATE", "2024-01-31", GERMAN),
         ("DATE", "31.02.2024", GERMAN),
-        ("DATE", "31.01.24", GERMAN),
-        ("TIMESTAMP", "31.01.2024 10:00:00.123", MINUTES),
         ("DOUBLE", "1.5", COMMA),
         ("DECIMAL(10,2)", "1,005", COMMA),
     ],
@@ -224,10 +196,6 @@ def test_a_value_that_does_not_fit_is_the_error_of_its_row(kind, value, given, t
     assert [row["id"] for row in rows(source)] == [*range(50), 50, *range(50)]
 
 
-def test_every_row_of_a_column_of_another_type_is_an_error(tmp_path):
-    assert len(misfits(one(tmp_path, "id,v\n" + "1,x\n" * 2000, types={"v": "BIGINT"}))) == 2000
-
-
 @pytest.mark.parametrize(
     ("kind", "value", "given", "expected"),
     [
@@ -235,23 +203,17 @@ def test_every_row_of_a_column_of_another_type_is_an_error(tmp_path):
         ("BIGINT", "007", {}, 7),
         ("VARCHAR", "007", {}, "007"),
         ("DOUBLE", "+0.1", {}, 0.1),
-        ("DOUBLE", "9007199254740993", {}, 2.0**53),
         ("DOUBLE", "-Infinity", {}, -math.inf),
-        ("FLOAT", "16777218", {}, 16777218.0),
         ("BOOLEAN", "1", {}, True),
-        ("BOOLEAN", "TRUE", {}, True),
-        ("TIMESTAMP", "2024-01-31", {}, datetime(2024, 1, 31)),
         ("TIMESTAMPTZ", "2024-01-31 10:00+02", {}, MORNING),
         ("DECIMAL(10,2)", "1.5", {}, Decimal("1.50")),
         ("DOUBLE", "1,5", COMMA, 1.5),
-        ("DECIMAL(10,2)", "1,50", COMMA, Decimal("1.50")),
         ("VARCHAR", "1,5", COMMA, "1,5"),
         # Without a declared type, it is found.
         ("timestamp[us]", "31.01.2024 10:00", MINUTES, datetime(2024, 1, 31, 10)),
         ("timestamp[us, tz=UTC]", "2024-01-31T10:00:00+02:00", MINUTES, MORNING),
         ("timestamp[us, tz=UTC]", "31.01.2024 10+02:00", {"date_format": "%d.%m.%Y %H%z"}, MORNING),
         ("date32[day]", "20240131", {"date_format": "%Y%m%d"}, date(2024, 1, 31)),
-        ("date32[day]", "Jan 31 2024", {"date_format": "%b %d %Y"}, date(2024, 1, 31)),
     ],
 )
 def test_a_value_of_a_type_is_read(kind, value, given, expected, tmp_path):
@@ -268,7 +230,6 @@ def test_a_value_of_a_type_is_read(kind, value, given, expected, tmp_path):
     ("data", "given", "expected"),
     [
         (b"a;b\n1;2\n", {}, {"a": 1, "b": 2}),
-        (b"a\tb\n1\t2\n", {}, {"a": 1, "b": 2}),
         (b"1,2\n", {"header": ["a", "b"]}, {"a": 1, "b": 2}),
         (b"1,2\n", {"header": False, "schema": dict.fromkeys("ab", "INT")}, {"a": 1, "b": 2}),
         (b"made today\n\na,b\n1,2\n", {"skip_rows": 1}, {"a": 1, "b": 2}),
@@ -277,8 +238,6 @@ def test_a_value_of_a_type_is_read(kind, value, given, expected, tmp_path):
         (b'a,b\n"x,2\n', {"quote": None}, {"a": '"x', "b": 2}),
         (b'a,b\n"x\\"y",2\n', {"escape": "\\"}, {"a": 'x"y', "b": 2}),
         (b'a,b\n5" pipe,2\n', {}, {"a": '5" pipe', "b": 2}),
-        (b"a;b\n1,5;2\n", {"decimal_separator": ","}, {"a": 1.5, "b": 2}),
-        (b"a,b\n31.12.2024,2\n", {"date_format": "%d.%m.%Y"}, {"a": date(2024, 12, 31), "b": 2}),
         (b"a,b\n\xe9,2\n", {"encoding": "latin-1"}, {"a": "é", "b": 2}),
         ("a,b\né,2\n".encode("utf-16"), {"encoding": "utf-16"}, {"a": "é", "b": 2}),
         (b"\xef\xbb\xbfa,b\r\n1,2\r\n", {}, {"a": 1, "b": 2}),
@@ -291,10 +250,7 @@ def test_a_value_of_a_type_is_read(kind, value, given, expected, tmp_path):
             [{"column0": each} for each in (None, None, *"x", None, *"y")],
         ),
         (b"t\n", {"allow_empty": True}, []),
-        (b"t", {"allow_empty": True}, []),
         ("t\n\ufeffx\n".encode(), {}, {"t": "\ufeffx"}),
-        (b"t\n \n1.5\n", {}, [{"t": None}, {"t": 1.5}]),
-        ("citt\u00e0\nx\n".encode(), {}, {"citt\u00e0": "x"}),
     ],
 )
 def test_dialects(data, given, expected, tmp_path):
@@ -344,19 +300,14 @@ LONG = b"a,b\n" + b"1,xyz\n" * 100
         (b"", "it has no header"),
         (b'"a,b\n1,2\n', "it has no header, or none that can be parsed"),
         (b"a,a\n1,2\n", "has the column 'a' twice"),
-        (b"a,A\n1,2\n", "has the column 'a' twice"),
         (b"a,b\n1,2\n3\n", ": row 2 has 1 fields, expected 2"),
-        (b"a,b\n1,2\n3,4,5\n", ": row 2 has 3 fields, expected 2"),
         (b'a,b\n1,"x\ny"\n3,4,5\n', ": row 2 has 3 fields, expected 2"),
         (b"a,b\n1,\xe9\n", ", line 2: it is not valid UTF-8. Set encoding="),
         (b"\x1f\x8b\x08", "a compressed file has a name that ends in .gz, .bz2, .zst"),
         ("a\n1\n".encode("utf-16"), "it is not valid UTF-8. Set encoding="),
-        (b'a,b\n1,"x\n2,y\n', ": row 1: a quote is not closed"),
         (LONG + b'1,"x\n2,y\n', ": row 101: a quote is not closed"),
-        (LONG + b'5" pipe,z\n1,"x\n2,y\n', "a quote is not closed"),
         (LONG + b"3,4,5\n", "row 101 has 3 fields, expected 2"),
         (b'a,b\n1,xyz\n1,"x"" y""\n2,y', "a quote is not closed"),
-        (b'a,b\n1,xyz\n1,"', "a quote is not closed"),
     ],
 )
 def test_bad_files_are_refused(data, expected, tmp_path, monkeypatch):
@@ -372,21 +323,6 @@ def test_all_bad_files_are_named_at_once(tmp_path):
     message = refusal(source)
     assert "a.csv': it has no header" in message
     assert "b.csv': the header has the column 'x' twice" in message
-
-
-def test_cuts_hold_at_most_the_rows_and_bytes_of_the_rule(tmp_path):
-    data = b"id,s\n" + b"".join(b'%d,"%s"\n' % (n, b"x\n" * (n % 40)) for n in range(400))
-    source = one(tmp_path, data)
-    for rule in (FragmentRule(37), FragmentRule(1000, 500), FragmentRule(1)):
-        fragments = split(source, rule).fragments
-        edges = [(f.start, f.stop) for f in fragments]
-        assert edges[0][0] == 0
-        assert edges[-1][1] == 400
-        assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
-        assert all(f.stop - f.start <= rule.rows for f in fragments)
-        row = sum(f.bytes for f in fragments) / 400  # by which a cut between rows may exceed it
-        assert all(f.bytes <= rule.bytes + row for f in fragments)
-        assert [row["id"] for row in rows(source, rule)] == list(range(400))
 
 
 def test_a_source_declares_its_columns_before_a_run(tmp_path):

@@ -31,14 +31,6 @@ def arrays(table: pa.Table) -> np.ndarray:
     return table["image"].combine_chunks().to_numpy_ndarray()
 
 
-def test_images_of_the_wanted_size_are_kept_as_they_are(tmp_path):
-    picture().save(tmp_path / "a.png")
-    found = read(vd.images(str(tmp_path), size=(6, 4)))
-    assert found.schema.field("image").type == vd.tensor("uint8", (6, 4, 3))
-    assert found["path"].to_pylist() == [str(tmp_path / "a.png")]
-    assert np.array_equal(arrays(found)[0], np.asarray(picture()))
-
-
 def test_images_are_resized_like_pillow_does(tmp_path):
     picture(30, 20).save(tmp_path / "a.png")
     found = read(vd.images(str(tmp_path), size=(7, 5)))

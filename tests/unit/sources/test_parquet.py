@@ -12,7 +12,6 @@ import vane_dagster as vd
 from support import ingested
 from support.data import write_source
 from vane_dagster.sources import FragmentRule, ReadContext, SourceTable
-from vane_dagster.storage.manifest import FileSpan
 
 RULE = FragmentRule(100)
 CONTEXT = ReadContext("here")
@@ -52,13 +51,6 @@ def test_small_files_are_grouped(folder):
     assert vd.parquet(str(folder), small_files="group").splitting
 
 
-def test_files_that_stand_alone_keep_their_keys(folder):
-    separate = {fragment.url: fragment for fragment in split(folder).fragments}
-    alone = [f for f in split(folder, small_files="group").fragments if not f.files]
-    assert [f for f in alone if f.url.endswith("020-large.parquet")]
-    assert all(fragment == separate[fragment.url] for fragment in alone)
-
-
 def test_a_changed_file_changes_its_group_alone(folder):
     before = split(folder, small_files="group").fragments
     table = pq.read_table(folder / "007.parquet").slice(0, 5)
@@ -89,13 +81,3 @@ def test_an_unknown_way_with_small_files_is_refused():
     with pytest.raises(vd.DefinitionError, match=r"vd.parquet: small_files is 'merge'"):
         # A wrong value is what is refused.
         vd.parquet("/data", small_files="merge")  # type: ignore[arg-type]  # the mistake
-
-
-def test_spans_of_one_file_and_of_many():
-    from vane_dagster.storage.manifest import FragmentRecord
-
-    one = FragmentRecord("u", 3, 9, "i", 1)
-    assert one.spans == (FileSpan("u", 3, 9),)
-    assert str(one) == "rows 3 to 9 of u"
-    spans = (FileSpan("u", 0, 2), FileSpan("v", 0, 3))
-    assert str(FragmentRecord("u", 0, 5, "i", 1, spans)) == "5 rows of 2 files, u to v"

@@ -36,13 +36,6 @@ def test_a_row_names_its_file(tmp_path):
     assert found.schema == vd.files(str(tmp_path)).schema("here")
 
 
-def test_globs_and_partitions_select_files(tmp_path):
-    write(tmp_path, ["may/x.wav", "may/deep/y.wav", "may/y.txt", "june/x.wav"])
-    source = vd.files(f"{tmp_path}/{{partition_key}}/**/*.wav")
-    names = [file.url.removeprefix(f"file://{tmp_path}/") for file in listed(source, "may")]
-    assert names == ["may/deep/y.wav", "may/x.wav"]
-
-
 def test_the_row_of_a_path_is_found_without_reading(tmp_path):
     source = vd.files(str(tmp_path / "gone"))
     write(tmp_path, ["x"])

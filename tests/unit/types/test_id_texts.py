@@ -6,7 +6,6 @@ import datetime as dt
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -68,17 +67,13 @@ def test_times_with_a_zone_are_those_of_utc(values):
         (3, pa.int32(), "3"),
         (True, pa.bool_(), "true"),
         (0.1, pa.float32(), "0.1"),
-        (np.float16(1.5), pa.float16(), "1.5"),
-        (1e20, pa.float64(), "1e+20"),
         (-0.0, pa.float64(), "0"),
         ("a|b\\", pa.string(), "a\\|b\\\\"),
         (b"\x00\xff", pa.binary(), "00ff"),
         (Decimal("1.50"), pa.decimal128(10, 2), "1.50"),
         (dt.date(2026, 1, 2), pa.date32(), "2026-01-02"),
-        (dt.date(2026, 1, 2), pa.date64(), "2026-01-02"),
         (dt.time(10, 0), pa.time64("ns"), "10:00:00"),
         (dt.datetime(2026, 1, 2, 10, 0, 0, 500), pa.timestamp("us"), "2026-01-02 10:00:00.0005"),
-        (dt.datetime(2026, 1, 2, 10), pa.timestamp("s"), "2026-01-02 10:00:00"),
         (dt.datetime(2026, 1, 2, 10), pa.timestamp("ns"), "2026-01-02 10:00:00"),
         (dt.datetime(2026, 1, 2, 10, tzinfo=UTC), BERLIN, "2026-01-02 10:00:00Z"),
     ],

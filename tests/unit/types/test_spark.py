@@ -18,16 +18,11 @@ FLOATS = pa.list_(pa.float32())
     [
         ("float", pa.float32()),
         ("byte", pa.int8()),
-        ("short", pa.int16()),
-        ("integer", pa.int32()),
         ("long", pa.int64()),
         ("timestamp_ntz", pa.timestamp("us")),
         ("time(6)", pa.time64("us")),
         ("varchar(10)", pa.string()),
-        ("character(3)", pa.string()),
-        ("dec(10,2)", pa.decimal128(10, 2)),
         ("timestamp_ltz", pa.timestamp("us", "UTC")),
-        ("real", pa.float32()),
         ("decimal", pa.decimal128(10, 0)),
         ("numeric(10, 2)", pa.decimal128(10, 2)),
         ("Array < array<DOUBLE> >", pa.list_(pa.list_(pa.float64()))),
@@ -36,7 +31,6 @@ FLOATS = pa.list_(pa.float32())
         ("a float, b array<float>", pa.struct([("a", pa.float32()), ("b", FLOATS)])),
         (FLOATS, FLOATS),
         ("a: float", pa.struct([("a", pa.float32())])),
-        ("array float", pa.struct([("array", pa.float32())])),
         (
             "label STRING, score DOUBLE NOT NULL COMMENT 'of the label'",
             pa.struct([("label", pa.string()), ("score", pa.float64())]),
@@ -102,20 +96,3 @@ def test_every_nesting_of_types_is_parsed(pair, upper):
     if upper and "`" not in ddl:
         ddl = ddl.upper().replace(",", " ,  ")
     assert parse_return_type(ddl, "stage 'score'") == kind
-
-
-def test_types_of_pyspark_are_converted_as_their_ddl():
-    types = pytest.importorskip("pyspark.sql.types", reason="pyspark is in no extra")
-    every = [types.ByteType(), types.TimestampNTZType(), types.DecimalType(12, 4),
-             types.MapType(types.StringType(), types.ArrayType(types.LongType()))]  # fmt: skip
-    fields = [types.StructField(f"f{at}", kind) for at, kind in enumerate(every)]
-    for kind in (*every, types.ArrayType(types.StructType(fields))):
-        parsed = parse_return_type(kind, "stage 'score'")
-        assert parsed == parse_return_type(kind.simpleString(), "stage 'score'")
-    for wrong, fix in [
-        (types.FloatType, r"the class FloatType; write FloatType\(\)"),
-        (types.NullType(), "void"),
-        (types.StructType().add("a b", "integer"), "Expected a DDL string"),
-    ]:
-        with pytest.raises(SchemaError, match=fix):
-            parse_return_type(wrong, "stage 'score'")

@@ -11,7 +11,6 @@ import vane_dagster as vd
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.publish.delta_types import delta_type
-from vane_dagster.storage.sample import sample_rows
 from vane_dagster.types.schema import parse_schema, plain_type, seen_by_sql, type_name
 from vane_dagster.types.sql import bind
 from vane_dagster.types.tensors import unsliced
@@ -112,23 +111,6 @@ def test_parts_keep_it(dtype, tmp_path):
     assert found.schema == table.schema
     assert found.equals(table)
     assert write_part(table, PartTarget(folder, "0" * 40, "id")).digest == info.digest
-
-
-def test_bytes_have_a_dictionary(tmp_path):
-    """Parquet has no numbers of 8 bits: without one, each takes 32."""
-    noise = np.random.default_rng(0).integers(0, 256, (20, 3 * 64 * 64), dtype=np.uint8)
-    kind = vd.tensor("uint8", (3, 64, 64))
-    flat = pa.FixedSizeListArray.from_arrays(pa.array(noise.reshape(-1)), noise.shape[1])
-    table = pa.table({"id": range(20), "x": pa.ExtensionArray.from_storage(kind, flat)})
-    info = write_part(table, PartTarget(Location(str(tmp_path)), "0" * 40, "id"))
-    assert info.bytes < 1.05 * noise.nbytes
-
-
-def test_a_sample_is_short():
-    table = pa.table({"x": rows(TENSOR)})
-    assert [row["x"] for row in sample_rows(table)] == [
-        "[0, 1, 0, … 6 in all]", "null", "[0, 1, 0, … 6 in all]",
-    ]  # fmt: skip
 
 
 def test_delta_holds_a_flat_list():
