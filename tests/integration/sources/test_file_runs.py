@@ -155,22 +155,3 @@ def test_images_that_are_broken_cost_their_own_rows(tmp_path, pictures, compute,
     Image.fromarray(np.full((8, 8, 3), 255, np.uint8)).save(pictures / "broken.png")
     materialize(pics, compute)
     assert vd.load(bright, store=store).num_rows == 41
-
-
-def test_the_source_asset_reports_changed_files(tmp_path):
-    write_texts(tmp_path / "may", 2)
-    source = vd.files(f"{tmp_path}/{{partition_key}}/*.txt")
-    raw = vd.Pipeline("raw", source=source, partitions_def=DAYS)
-    raw.map("counted", words)
-    job = dg.define_asset_job("observe", [dg.AssetKey(["raw", "source"])])
-    defs = dg.Definitions([raw.build_source()], jobs=[job])
-    with dg.DagsterInstance.ephemeral() as instance:
-
-        def reports() -> int:
-            result = defs.resolve_job_def("observe").execute_in_process(instance=instance)
-            return len(result.get_asset_observation_events())
-
-        assert reports() == 1
-        assert reports() == 0
-        (tmp_path / "may/00.txt").write_text("changed")
-        assert reports() == 1

@@ -58,13 +58,10 @@ def test_declared_types_replace_those_in_the_files(tmp_path):
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        (["1", "", " 5 "], "int64"),
         (["007"], "string"),
-        (["9223372036854775807"], "int64"),
         (["1", "1.5"], "double"),
         (["9007199254740993", "1.5"], "string"),
         (["0.1", "0.10000000000000001", "1.000000000000000056e-01"], "double"),
-        (["3.141592653589793238"], "string"),
         (["nan", "-inf", ".5", "5."], "double"),
         (["1e400"], "string"),
         (["1,5"], "string"),
@@ -72,7 +69,6 @@ def test_declared_types_replace_those_in_the_files(tmp_path):
         (["2024-02-30"], "string"),
         (["01/02/2026", "01/13/2026"], "string"),
         (["2024-01-31 10:00", "2024-01-31T10:00:00.123456"], "timestamp[us]"),
-        (["2024-01-31 10:00:00.123456789"], "string"),
         (["2024-01-31T10:00:00Z", "2024-01-31T10:00:00+02:00"], "timestamp[us, tz=UTC]"),
         (["2024-01-31T10:00:00Z", "2024-01-31T10:00:00"], "string"),
         (["2024-01-31", "2024-01-31 10:00"], "timestamp[us]"),
@@ -165,15 +161,12 @@ MORNING = datetime(2024, 1, 31, 8, tzinfo=timezone.utc)
     ("kind", "value", "given"),
     [
         ("BIGINT", "1.5", {}),
-        ("BIGINT", "0x10", {}),
         ("TINYINT", "300", {}),
         ("DATE", "2024-01-31 10:00:00", {}),
         ("TIMESTAMP", "2024-01-31T10:00:00+02:00", {}),
         ("TIMESTAMP", "2024-01-31 10:00:00.123456789", {}),
-        ("TIMESTAMPTZ", "2024-01-31 10:00:00", {}),
         ("DECIMAL(10,2)", "1.005", {}),
         ("BOOLEAN", "yes", {}),
-        ("DOUBLE", "1,5", {}),
         ("DOUBLE", "-1e400", {}),
         ("FLOAT", "1e39", {}),
         ("DATE", "31.01.2024 10:00", GERMAN),
@@ -200,7 +193,6 @@ def test_a_value_that_does_not_fit_is_the_error_of_its_row(kind, value, given, t
     ("kind", "value", "given", "expected"),
     [
         ("BIGINT", " 5 ", {}, 5),
-        ("BIGINT", "007", {}, 7),
         ("VARCHAR", "007", {}, "007"),
         ("DOUBLE", "+0.1", {}, 0.1),
         ("DOUBLE", "-Infinity", {}, -math.inf),
@@ -229,7 +221,6 @@ def test_a_value_of_a_type_is_read(kind, value, given, expected, tmp_path):
 @pytest.mark.parametrize(
     ("data", "given", "expected"),
     [
-        (b"a;b\n1;2\n", {}, {"a": 1, "b": 2}),
         (b"1,2\n", {"header": ["a", "b"]}, {"a": 1, "b": 2}),
         (b"1,2\n", {"header": False, "schema": dict.fromkeys("ab", "INT")}, {"a": 1, "b": 2}),
         (b"made today\n\na,b\n1,2\n", {"skip_rows": 1}, {"a": 1, "b": 2}),
@@ -238,7 +229,6 @@ def test_a_value_of_a_type_is_read(kind, value, given, expected, tmp_path):
         (b'a,b\n"x,2\n', {"quote": None}, {"a": '"x', "b": 2}),
         (b'a,b\n"x\\"y",2\n', {"escape": "\\"}, {"a": 'x"y', "b": 2}),
         (b'a,b\n5" pipe,2\n', {}, {"a": '5" pipe', "b": 2}),
-        (b"a,b\n\xe9,2\n", {"encoding": "latin-1"}, {"a": "é", "b": 2}),
         ("a,b\né,2\n".encode("utf-16"), {"encoding": "utf-16"}, {"a": "é", "b": 2}),
         (b"\xef\xbb\xbfa,b\r\n1,2\r\n", {}, {"a": 1, "b": 2}),
         (b"note\ra,b\r1,2\r3,4\r", {"skip_rows": 1}, [{"a": 1, "b": 2}, {"a": 3, "b": 4}]),

@@ -29,21 +29,15 @@ def write(*files: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["", "/**/*.parquet", "/*"])
-@pytest.mark.parametrize("kind", ["to itself", "to a parent", "two links", "two inside"])
+@pytest.mark.parametrize("kind", ["to a parent", "two links"])
 def test_a_cycle_of_links_is_an_error(kind, pattern, tmp_path):
     src = tmp_path / "src"
     write(src / "a" / "x.parquet", src / "b" / "y.parquet")
-    if kind == "to itself":
-        (src / "a" / "again").symlink_to(src / "a")
-    elif kind == "to a parent":
+    if kind == "to a parent":
         (src / "a" / "up").symlink_to(src)
-    elif kind == "two links":
+    else:
         (src / "a" / "to_b").symlink_to(src / "b")
         (src / "b" / "to_a").symlink_to(src / "a")
-    else:
-        write(src / "a" / "deep" / "er" / "z.parquet")
-        for n in range(2):
-            (src / "a" / "deep" / "er" / f"up{n}").symlink_to(src / "a")
     error = listed(f"{src}{pattern}")
     assert isinstance(error, SourceError)
     assert "leads back to the folder" in str(error)

@@ -39,11 +39,6 @@ def test_each_file_is_in_one_group_within_the_limits(files):
         assert sum(file.bytes for file in each) <= BYTES
 
 
-@given(LISTINGS)
-def test_the_order_of_the_listing_does_not_matter(files):
-    assert grouped(files) == grouped(files[::-1])
-
-
 @given(LISTINGS, SIZES)
 def test_an_added_file_changes_groups_between_its_neighbouring_cuts_only(files, added):
     files = [file for file in files if file.record.url != added.record.url]

@@ -100,12 +100,6 @@ def test_what_is_no_regular_file_is_left_out(tmp_path, pattern):
     assert [file.url for file in listed(source)] == expected
 
 
-def test_a_fifo_is_no_file(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SourceError, match="no matching file at"):
-        listed(vd.files(tmp_path / "pipe"))
-
-
 def test_a_function_that_reads_no_column_of_files_gets_a_hint(tmp_path):
     def size(content) -> int:
         return len(content)

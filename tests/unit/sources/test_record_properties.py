@@ -125,20 +125,3 @@ def test_json_lines_are_read_back(rows, between, is_ended, has_bom, rule):
         value = expected.get("v")
         shown = row["v"] if isinstance(value, str) or row["v"] is None else json.loads(row["v"])
         assert shown == value
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    lines=st.lists(st.text(st.sampled_from('ab \u2028é"\x0b'), max_size=9), max_size=12),
-    newline=st.sampled_from(["\n", "\r\n"]),
-    is_ended=st.booleans(),
-    has_bom=st.booleans(),
-    rule=CUTS,
-)
-def test_text_is_read_line_by_line(lines, newline, is_ended, has_bom, rule):
-    text = newline.join(lines) + (newline if is_ended and lines else "")
-    expected = lines if is_ended or not lines or lines[-1] else lines[:-1]
-    folder = written("a.txt", (BOM if has_bom else b"") + text.encode())
-    source = vd.text(str(folder))
-    assert [row["text"] for row in read(source, rule)] == expected
-    assert [row["text"] for row in read(source, WHOLE)] == expected

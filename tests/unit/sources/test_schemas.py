@@ -123,15 +123,6 @@ def test_every_column_and_file_that_differs_is_in_one_error():
     assert "Write the files again" in text
 
 
-def test_the_error_is_bounded():
-    wide = pa.struct([(f"f{i}", pa.int64()) for i in range(100)])
-    first = {f"c{i}": pa.int64() for i in range(100)}
-    with pytest.raises(vd.errors.SourceError) as caught:
-        common(first, *[dict.fromkeys(first, wide)] * 50)
-    assert len(str(caught.value)) < 5_000
-    assert "100 such columns in all" in str(caught.value)
-
-
 # Reads of Parquet files
 
 

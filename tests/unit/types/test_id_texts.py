@@ -50,11 +50,6 @@ def test_floats_are_exact(values):
     assert [float(text) for text in texts(column(values, pa.float64())).to_pylist()] == values
 
 
-@given(st.lists(st.floats(allow_nan=False, width=32), min_size=1))
-def test_floats_of_32_bits_differ_as_their_values_do(values):
-    assert len(set(texts(column(values, pa.float32())).to_pylist())) == len(set(values))
-
-
 @given(st.lists(st.integers(-(1 << 50), 1 << 50), min_size=1))
 def test_times_with_a_zone_are_those_of_utc(values):
     found = texts(column(values, pa.int64()).cast(BERLIN))

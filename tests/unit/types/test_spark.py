@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.spark import parse_return_type
@@ -56,43 +54,3 @@ def test_a_mistake_is_refused(ddl):
     with pytest.raises(SchemaError, match="Expected a DDL string") as caught:
         parse_return_type(ddl, "stage 'score'")
     assert str(caught.value).startswith(f"stage 'score': return_type {ddl!r}")
-
-
-PLAIN = st.sampled_from(
-    [
-        ("boolean", pa.bool_()),
-        ("tinyint", pa.int8()),
-        ("bigint", pa.int64()),
-        ("double", pa.float64()),
-        ("string", pa.string()),
-        ("timestamp_ntz", pa.timestamp("us")),
-        ("decimal(7,3)", pa.decimal128(7, 3)),
-    ]
-)
-NAMES = st.text("abc_1 `'<>,:", min_size=1, max_size=6)
-
-
-def _nested(children):
-    def struct(fields):
-        ddl = ",".join(f"`{name.replace('`', '``')}`:{kind}" for name, (kind, _) in fields.items())
-        return f"struct<{ddl}>", pa.struct([(name, kind) for name, (_, kind) in fields.items()])
-
-    return st.one_of(
-        children.map(lambda child: (f"array<{child[0]}>", pa.list_(child[1]))),
-        st.tuples(PLAIN, children).map(
-            lambda pair: (f"map<{pair[0][0]},{pair[1][0]}>", pa.map_(pair[0][1], pair[1][1]))
-        ),
-        st.dictionaries(NAMES, children, min_size=1, max_size=3).map(struct),
-    )
-
-
-TYPES = st.recursive(PLAIN, _nested, max_leaves=8)
-
-
-@settings(max_examples=25, deadline=None)
-@given(TYPES, st.booleans())
-def test_every_nesting_of_types_is_parsed(pair, upper):
-    ddl, kind = pair
-    if upper and "`" not in ddl:
-        ddl = ddl.upper().replace(",", " ,  ")
-    assert parse_return_type(ddl, "stage 'score'") == kind

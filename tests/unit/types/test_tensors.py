@@ -10,7 +10,6 @@ import torch
 import vane_dagster as vd
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
-from vane_dagster.storage.publish.delta_types import delta_type
 from vane_dagster.types.schema import parse_schema, plain_type, seen_by_sql, type_name
 from vane_dagster.types.sql import bind
 from vane_dagster.types.tensors import unsliced
@@ -111,14 +110,6 @@ def test_parts_keep_it(dtype, tmp_path):
     assert found.schema == table.schema
     assert found.equals(table)
     assert write_part(table, PartTarget(folder, "0" * 40, "id")).digest == info.digest
-
-
-def test_delta_holds_a_flat_list():
-    assert delta_type(TENSOR) == pa.list_(pa.float32())
-    assert delta_type(LARGE) == pa.list_(pa.int16())
-    assert delta_type(pa.struct([("t", TENSOR)])) == pa.struct([("t", pa.list_(pa.float32()))])
-    assert delta_type(vd.tensor("float16", (2,))) == pa.list_(pa.float32())
-    assert delta_type(vd.tensor("uint64", (2,))) is None
 
 
 @pytest.mark.parametrize("inside", [False, True])
