@@ -13,7 +13,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
 from vane_dagster.storage.quarantine import fault_schema, write_faults
 from vane_dagster.tracing.manifest_index import aligned, as_id, fragment_index
-from vane_dagster.tracing.missing import _may_hold, leaving, search_source
+from vane_dagster.tracing.missing import leaving, search_source
 
 
 @pytest.mark.parametrize(
@@ -74,17 +74,6 @@ def test_the_fragments_of_a_file_are_searched_together():
     assert searched == [FileSpan("a", 0, 50), FileSpan("b", 0, 5)]
     assert search_source(index, held, 1) == (5, FileSpan("b", 0, 5), 3)
     assert search_source(index, held, 1) is None
-
-
-def test_a_complete_part_excludes_ids_beyond_its_range():
-    (record,) = fragments(("a", 0, 3))
-    whole = PartInfo("k", "d", 3, 1, id_min=5, id_max=9)
-    held = manifest([record], whole, keys=("id",))
-    assert [_may_hold(held, 0, id) for id in (4, 5, 9, 10)] == [False, True, True, False]
-    filtered = manifest([record], PartInfo("k", "d", 2, 1, id_min=5, id_max=9), keys=("id",))
-    assert _may_hold(filtered, 0, 4), "it may have been filtered"
-    many = manifest([record], whole, keys=("word", "id"))
-    assert _may_hold(many, 0, 4), "the range is that of the words"
 
 
 @pytest.mark.parametrize(
