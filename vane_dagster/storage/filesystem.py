@@ -27,16 +27,15 @@ from vane_dagster.retries import has_status, is_transient_storage_error, with_re
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
-_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "r2"}
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 _PUT_IS_ATOMIC = {*_OBJECT_STORES, "memory"}
-_CREATES = _PUT_IS_ATOMIC - {"adl", "oss", "r2"}
-"""File systems whose drivers write a file only if there is none."""
+"""File systems that write a file as a whole, and if asked only if there is none."""
 _EXISTS, _NOT_IMPLEMENTED = 412, 501
 """The HTTP statuses of such a write if there is a file, or if the server has no such writes."""
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
-    **dict.fromkeys(("abfs", "abfss", "az", "adl"), "azure"),
+    **dict.fromkeys(("abfs", "abfss", "az"), "azure"),
 }
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 IO_THREADS = 16
@@ -46,21 +45,12 @@ TEMPORARY = ".writing-"
 
 
 def in_threads(function: Callable[[_S], _T], items: Iterable[_S]) -> list[_T]:
-    """Return the results of a function that waits for storage, called in `IO_THREADS` threads.
-
-    Each task takes items that lie far apart, because neighbours often take equally long.
-    """
+    """Return the results of a function that waits for storage, called in `IO_THREADS` threads."""
     given = list(items)
     if len(given) <= 1:
         return [function(item) for item in given]
-    step = min(4 * IO_THREADS, len(given))
-
-    def call(first: int) -> list[_T]:
-        return [function(item) for item in given[first::step]]
-
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        results = list(threads.map(call, range(step)))
-    return [results[number % step][number // step] for number in range(len(given))]
+        return list(threads.map(function, given))
 
 
 @dataclass(frozen=True)
@@ -286,7 +276,7 @@ class Location:
         path = self.file(name)
         if self.is_local:
             return _create_local(path, data)
-        if _CREATES & set(protocols(self.fs)):
+        if _PUT_IS_ATOMIC & set(protocols(self.fs)):
             try:
                 self.fs.pipe_file(path, data, mode="create")
                 return True
@@ -428,22 +418,7 @@ def _local_files(path: str) -> dict[str, dict[str, Any]]:
         info = _local_info(path)
         return {path: info} if info else {}
     found: dict[str, dict[str, Any]] = {}
-    above: dict[str, dict[tuple[int, int], str]] = {path: {}}  # the parent folders of each folder
-    for folder, folders, names in os.walk(path, onerror=_unless_missing, followlinks=True):
-        outer = above.pop(folder)
-        try:
-            own = os.stat(folder)
-        except FileNotFoundError:  # gone since it was listed
-            folders.clear()
-            continue
-        if same := outer.get((own.st_dev, own.st_ino)):
-            raise OSError(
-                errno.ELOOP,
-                f"the link {folder!r} leads back to the folder {same!r} that holds it, so that the "
-                "listing would have no end",
-            )
-        inner = {**outer, (own.st_dev, own.st_ino): folder}
-        above.update((os.path.join(folder, name), inner) for name in folders)
+    for folder, _, names in os.walk(path, onerror=_unless_missing, followlinks=True):
         for name in names:
             if info := _local_info(os.path.join(folder, name)):
                 found[info["name"]] = info

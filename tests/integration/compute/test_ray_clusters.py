@@ -31,7 +31,7 @@ def test_an_address_and_a_resource_share_pools(source, own_head):
     listed = pools_of(own_head.address)
     assert listed.returncode == 0, listed.stderr
     header, *lines = listed.stdout.splitlines()
-    assert header.startswith("MODEL ")
+    assert header.startswith("POOL ")
     assert any(line.startswith("Model ") and " ready " in line for line in lines)
 
 
