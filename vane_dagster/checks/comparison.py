@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -110,12 +111,6 @@ def _differing(stored: Any, computed: Any, tolerance: float) -> tuple[str, Any, 
         and isinstance(computed, (list, tuple))
         and len(stored) == len(computed)
     ):
-        if (numbers := _float_lists(stored, computed)) is not None:
-            near = _near(*numbers, tolerance)
-            if near.all():
-                return None
-            first = int(np.argmin(near))
-            return f"[{first}] ", stored[first], computed[first]
         pairs = [(f"[{i}] ", a, b) for i, (a, b) in enumerate(zip(stored, computed))]
     else:
         return None if _equal(stored, computed, tolerance) else ("", stored, computed)
@@ -126,27 +121,16 @@ def _differing(stored: Any, computed: Any, tolerance: float) -> tuple[str, Any, 
 
 
 def _equal(stored: Any, computed: Any, tolerance: float) -> bool:
+    """Return whether two values are equal. NaN equals NaN, and infinity equals itself."""
     if isinstance(stored, _FLOATS) and isinstance(computed, _FLOATS):
-        return bool(_near(np.asarray(stored, float), np.asarray(computed, float), tolerance))
+        before, now = float(stored), float(computed)
+        within = tolerance * (1 + abs(before))
+        are_nan = math.isnan(before) and math.isnan(now)
+        return are_nan or math.isclose(before, now, rel_tol=0, abs_tol=within)
     return bool(stored == computed) and type(stored) is type(computed)
 
 
 _FLOATS = (float, np.floating)
-
-
-def _float_lists(stored: Sequence[Any], computed: Sequence[Any]) -> tuple[Any, Any] | None:
-    """Return two lists of floating-point numbers as arrays; None if one holds anything else."""
-    if not all(isinstance(each, _FLOATS) for values in (stored, computed) for each in values):
-        return None
-    return np.asarray(stored, float), np.asarray(computed, float)
-
-
-def _near(stored: Any, computed: Any, tolerance: float) -> Any:
-    """Return which numbers are within the tolerance; NaN equals NaN, and infinity equals itself."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        within = np.abs(computed - stored) <= tolerance * (1 + np.abs(stored))
-        within &= np.isfinite(stored) & np.isfinite(computed)
-    return within | (stored == computed) | (np.isnan(stored) & np.isnan(computed))
 
 
 def short(value: Any) -> str:

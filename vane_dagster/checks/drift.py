@@ -247,11 +247,10 @@ def cosine_distance(a: Array, b: Array) -> float:
 
     A zero vector has no direction: the distance is 1 if one vector is zero, and 0 if both are.
     """
-    scales = [float(np.max(np.abs(each), initial=0)) for each in (a, b)]
-    if not all(scales):
-        return 1.0 if any(scales) else 0.0
-    a, b = a / scales[0], b / scales[1]  # squares of extreme values overflow or underflow
-    cosine = np.dot(a, b) / (np.linalg.norm(a) * np.linalg.norm(b))
+    norms = [float(np.linalg.norm(each)) for each in (a, b)]
+    if not all(norms):
+        return 1.0 if any(norms) else 0.0
+    cosine = np.dot(a, b) / (norms[0] * norms[1])
     return float(min(max(1 - cosine, 0.0), 2.0))
 
 

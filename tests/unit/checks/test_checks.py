@@ -579,7 +579,6 @@ def test_drift_of_vectors_is_the_distance_of_their_centroids(tmp_path: Path):
         ([1, 0], [-1, 0], 2),
         ([0, 0], [0, 0], 0),
         ([0, 0], [1, 0], 1),
-        ([1e200, 1e200], [1e-200, 1e-200], 0),
     ],
 )
 def test_cosine_distance(a: Any, b: Any, distance: float):
