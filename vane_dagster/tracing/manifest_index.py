@@ -279,15 +279,9 @@ class ManifestIndex:
         listed = self.store.latest_of_all(self.pipeline, stage)
         some = list(listed.items())[-_SHOWN_PARTITIONS:]
         known = [self._of_folder(stage, folder, name).partition for folder, name in some]
-        if not listed:
-            return f"{label!r} was begun and never committed; materialize it first"
-        if self.partition is None:
-            return f"{label!r} is partitioned; give a partition, as {names(known)}"
-        if known == [None]:
-            return f"{label!r} is not partitioned; leave partition {self.partition!r} out"
         return (
-            f"{label!r}: partition {self.partition!r} was never materialized into "
-            f"{self.store.root.url!r}; of {len(listed)} that were: {names(known)}"
+            f"{label!r} was never materialized for partition {self.partition!r} into "
+            f"{self.store.root.url!r}; it has {len(listed)} partitions: {names(known)}"
         )
 
     def _of_folder(self, stage: str, folder: str, name: ManifestName) -> Manifest:
