@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from support.data import column_of
-from vane_dagster.storage.asset_writer import AssetRun, write_asset
+from vane_dagster.storage.asset_writer import write_asset
 from vane_dagster.storage.dataframes import batches
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
@@ -43,8 +43,7 @@ def table(start: int, rows: int) -> pa.Table:
 
 
 def keep(store: Store, path: str, partition: str | None, rows: Any, run_id: str = "run") -> Any:
-    asset = AssetRun(path.split("/"), run_id)
-    return write_asset(store, asset, partition, batches(rows, path))[0]
+    return write_asset(store, path.split("/"), run_id, partition, batches(rows, path))[0]
 
 
 def ids(read: Any) -> list[int]:

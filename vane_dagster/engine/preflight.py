@@ -248,7 +248,7 @@ def _written(plan: RunPlan, stages: Sequence[str], store: Store) -> list[tuple[s
         key = next(each.key for each in plan.partitions if each.stages[stage].missing)
         if publisher := pipeline[stage].spec.publisher(key):
             label = f"target of stage '{pipeline.name}/{stage}'"
-            found += [(label, folder) for folder in publisher.written]
+            found.append((label, publisher.staging))
     return found
 
 

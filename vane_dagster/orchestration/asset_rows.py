@@ -13,7 +13,7 @@ import dagster as dg
 from vane_dagster.errors import StoreError, names
 from vane_dagster.orchestration.metadata import column_schema
 from vane_dagster.orchestration.read import connected
-from vane_dagster.storage.asset_writer import AssetRun, write_asset
+from vane_dagster.storage.asset_writer import write_asset
 from vane_dagster.storage.dataframes import batches, form_of, form_of_value, known_forms, loaded
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.reader import read
@@ -56,12 +56,12 @@ def keep_rows(store: FragmentStore, context: dg.OutputContext, obj: Any) -> None
         raise StoreError(_ASSETS_ALONE)
     label = f"asset {context.asset_key.to_user_string()!r}"
     opened = store.open()
-    asset = AssetRun(context.asset_key.path, context.run_id)
+    path, run_id = context.asset_key.path, context.run_id
     manifests: list[Manifest] = []
     urls: list[str] = []
     for partition, value in _by_partition(context, obj, label).items():
         where = label if partition is None else f"{label}, partition {partition!r}"
-        made, url = write_asset(opened, asset, partition, batches(value, where))
+        made, url = write_asset(opened, path, run_id, partition, batches(value, where))
         manifests.append(made)
         urls.append(url)
     context.add_output_metadata(_metadata(context, manifests, urls))

@@ -161,6 +161,5 @@ class Rows(MapRows, LabelRows, EmbedRows):
         partitioned = self.pipeline.partitions_def is not None
         table = self.pipeline._tables()[self._node]
         declared = publisher.validate(declared, location, partitioned, tuple(table.fields))
-        publisher.validate_types(declared, location, table.types, table.is_complete)
         own = as_asset(location, asset)
         return self.pipeline._add(WriteSpec(name, (self._node,), own, declared))

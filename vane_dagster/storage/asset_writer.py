@@ -10,7 +10,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -26,27 +26,18 @@ _MAX_BYTES = 64 << 20
 _BLOCK = 256  # rows between two checks of the size in bytes
 
 
-@dataclass(frozen=True)
-class AssetRun:
-    """An asset and the run that materializes it.
-
-    Attributes:
-        path: The asset's key.
-        run_id: The run.
-    """
-
-    path: Sequence[str]
-    run_id: str
-
-
 def write_asset(
-    store: Store, asset: AssetRun, partition: str | None, rows: pa.RecordBatchReader
+    store: Store,
+    path: Sequence[str],
+    run_id: str,
+    partition: str | None,
+    rows: pa.RecordBatchReader,
 ) -> tuple[Manifest, str]:
     """Write rows as they arrive, and commit a manifest when all are written."""
-    stage = asset_folder(asset.path)
+    stage = asset_folder(path)
     folder = store.parts(ASSETS, stage, partition)
     condemned = store.condemned(ASSETS, stage)
-    key = hashlib.sha256("/".join(asset.path).encode()).hexdigest()[:40]
+    key = hashlib.sha256("/".join(path).encode()).hexdigest()[:40]
     parts: list[PartInfo] = []
     for table in _pieces(rows):
         target = PartTarget(folder, key, None, salt=str(len(parts)))  # pieces may be equal
@@ -54,7 +45,7 @@ def write_asset(
             part = write_part(table, target)
         except pa.ArrowException as error:
             raise StoreError(
-                f"{'/'.join(asset.path)!r}: rows cannot be stored as Parquet: {error}"
+                f"{'/'.join(path)!r}: rows cannot be stored as Parquet: {error}"
             ) from error
         if f"{partition_folder(partition)}/{part.name}" in condemned:
             part = write_part(table, replace(target, salt=secrets.token_hex(8)))
@@ -72,9 +63,9 @@ def write_asset(
         parts=parts,
         files=(),
         upstream={},
-        run_id=asset.run_id,
+        run_id=run_id,
         committed_at=time.time(),
-        info={"asset": list(asset.path)},
+        info={"asset": list(path)},
         kind="asset",
     )
     name = store.commit(manifest)

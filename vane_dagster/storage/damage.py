@@ -21,10 +21,7 @@ _T = TypeVar("_T")
 
 
 def read_whole(folder: Location, name: str, read: Callable[[Any], _T]) -> _T:
-    """Open a part and apply `read` to the file.
-
-    A part that looks damaged is read once more, because the transfer may have damaged it.
-    """
+    """Open a part and apply `read` to the file."""
 
     def attempt() -> _T:
         try:
@@ -41,10 +38,7 @@ def read_whole(folder: Location, name: str, read: Callable[[Any], _T]) -> _T:
                 name,
             ) from error
 
-    try:
-        return folder.with_storage_errors("read", attempt, name)
-    except DamagedPartError:
-        return folder.with_storage_errors("read", attempt, name)
+    return folder.with_storage_errors("read", attempt, name)
 
 
 def is_damage(error: BaseException) -> bool:

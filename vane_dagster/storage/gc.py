@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.filesystem import TEMPORARY, FileInfo, Location, in_threads
 from vane_dagster.storage.manifest import ManifestName, parse_part_name
-from vane_dagster.storage.publish.base import STAGING
-from vane_dagster.storage.publish.registry import publisher_class
+from vane_dagster.storage.publish.base import STAGING, staged_parts
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
 from vane_dagster.storage.row_records import SUFFIX as RECORDS
 from vane_dagster.storage.shipped_files import FILES, RECORD, contents_of, shipped_files
@@ -319,10 +318,9 @@ class _StageFolders:
         """Decide about the parts that are staged in the target of a `write` stage."""
         if self._target is None:
             return
-        url, format = self._target
+        url, _ = self._target
         try:
-            options = self._store.root.options_for(url)
-            staged = publisher_class(format).staged_parts(url, options)
+            staged = staged_parts(url, self._store.root.options_for(url))
         except StoreError as error:
             found.unreadable[url] = str(error)
             below = f"{STAGING}/"
@@ -343,16 +341,7 @@ class _StageFolders:
         for url in urls:
             folder, _, name = url.rpartition("/")
             by_folder.setdefault(folder, []).append(name)
-        in_threads(lambda item: self._delete(found, item[0], item[1]), by_folder.items())
+        in_threads(lambda item: self._delete(*item), by_folder.items())
 
-    def _delete(self, found: GcReport, folder: str, names: list[str]) -> None:
-        """Delete files; a target that refuses does not stop the collection."""
-        try:
-            Location(folder, self._store.root.options_for(folder)).delete(names)
-        except StoreError as error:
-            if f"/{STAGING}" not in folder:
-                raise
-            found.unreadable[folder] = str(error)
-            for name in names:
-                found.deleted.pop(f"{folder}/{name}", None)
-                found.temporaries.pop(f"{folder}/{name}", None)
+    def _delete(self, folder: str, names: list[str]) -> None:
+        Location(folder, self._store.root.options_for(folder)).delete(names)

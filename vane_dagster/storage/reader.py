@@ -155,19 +155,13 @@ def _newest(manifests: Mapping[str | None, Manifest]) -> float:
 def _opened(
     store: Store, pipeline: str, stage: str, partitions: Sequence[str | None] | None
 ) -> dict[str | None, Manifest]:
-    """Open the manifests in force of a folder; retry if one was replaced and collected."""
-    for look in range(_LOOKS):
-        try:
-            if partitions is None:
-                return _all(store, pipeline, stage)
-            found = store.latest(pipeline, stage, partitions)
-            order = [(key, found[key]) for key in partitions if key in found]
-            read = in_threads(lambda item: store.read(pipeline, stage, *item), order)
-            return dict(zip((key for key, _ in order), read))
-        except StoreError as error:
-            if look == _LOOKS - 1 or not isinstance(error.__cause__, FileNotFoundError):
-                raise
-    raise AssertionError("unreachable")
+    """Open the manifests in force of a folder."""
+    if partitions is None:
+        return _all(store, pipeline, stage)
+    found = store.latest(pipeline, stage, partitions)
+    order = [(key, found[key]) for key in partitions if key in found]
+    read = in_threads(lambda item: store.read(pipeline, stage, *item), order)
+    return dict(zip((key for key, _ in order), read))
 
 
 def _all(store: Store, pipeline: str, stage: str) -> dict[str | None, Manifest]:

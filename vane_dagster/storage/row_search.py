@@ -14,8 +14,6 @@ from vane_dagster._lazy import pc, pq
 from vane_dagster.errors import StoreError, described
 from vane_dagster.storage.filesystem import IO_THREADS, Location
 
-_COMPARED_ONE_BY_ONE = 64
-
 Row = tuple[Any, ...]
 """A row's key values: its id, then the ids of the rows it was made from."""
 
@@ -181,9 +179,6 @@ def _may_hold(column: pq.ColumnChunkMetaData, wanted: Collection[Any]) -> bool:
         statistics = column.statistics
         if statistics is None or not statistics.has_min_max:
             return True
-        low, high = statistics.min, statistics.max
-        if len(wanted) > _COMPARED_ONE_BY_ONE:
-            return bool(min(wanted) <= high and max(wanted) >= low)
-        return any(low <= value <= high for value in wanted)
+        return any(statistics.min <= value <= statistics.max for value in wanted)
     except (TypeError, UnicodeDecodeError, pa.ArrowException):
         return True  # statistics of another type, or texts cut within a character

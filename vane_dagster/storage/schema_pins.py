@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import Codec, read_file
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
@@ -50,13 +49,7 @@ def keep_pin(store: Store, pipeline: str, stage: str, definition: str, pin: Sche
     """Pin a schema, unless another run has pinned one meanwhile."""
     folder, name = _folder(store, pipeline, stage), f"{definition}.json"
     folder.create(name, json.dumps(_CODEC.record(pin)).encode())
-    kept = read_pin(store, pipeline, stage, definition)
-    if kept is None:
-        raise StoreError(
-            f"{folder.file_url(name)!r} was deleted while the run pinned its schema there. Start "
-            "the run again"
-        )
-    return kept
+    return read_pin(store, pipeline, stage, definition) or pin
 
 
 def _folder(store: Store, pipeline: str, stage: str) -> Location:

@@ -158,13 +158,6 @@ class Store:
             if (manifest := self.opened_if_there(location, name)) is not None:
                 yield manifest.published_files
 
-    def require_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
-        """Check that announced publications can be read, before another one replaces them."""
-        location = self.manifests(pipeline, stage, partition)
-        for name in location.names():
-            if name.startswith(ANNOUNCED):
-                self.opened_if_there(location, name)
-
     def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
         """Remove the records that `announce` wrote."""
         location = self.manifests(pipeline, stage, partition)

@@ -14,7 +14,7 @@ import vane_dagster as vd
 from support.data import write_source
 from support.results import failure, metadata
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.storage.asset_writer import AssetRun, write_asset
+from vane_dagster.storage.asset_writer import write_asset
 from vane_dagster.storage.gc import GcPolicy, collect
 
 KEYS = ("a", "Ö / b")
@@ -128,7 +128,7 @@ def test_an_unpartitioned_pipeline_over_all_partitions(store, local):
     opened = store.open()
     for number, key in enumerate(KEYS):
         rows = table(5, 5 * number)
-        write_asset(opened, AssetRun(["raw_docs"], "run"), key, rows.to_reader())
+        write_asset(opened, ["raw_docs"], "run", key, rows.to_reader())
     docs = over(vd.stored("raw_docs"))
     assert run([docs.build_assets()], store, local).success
     assert sorted(more(store)) == [2.0 * n + 1 for n in range(10)]

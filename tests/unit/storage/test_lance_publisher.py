@@ -75,9 +75,6 @@ def test_the_type_in_the_table(kind, tmp_path):
             {"index": {"column": "e", "type": "IVF_FLAT", "num_sub_vectors": 2}},
             "num_sub_vectors is for an index with product quantization",
         ),
-        ({"index": {"column": "x"}}, "index: there is no column 'x'"),
-        ({"index": {"column": "s"}}, "column 's' is string, and an index needs vectors"),
-        ({"index": {"column": "e", "num_sub_vectors": 3}}, "does not divide the 16 dimensions"),
     ],
 )
 def test_what_is_refused_where_it_is_declared(given, words):
@@ -88,25 +85,24 @@ def test_what_is_refused_where_it_is_declared(given, words):
         partitions_def=dg.StaticPartitionsDefinition(["a"]),
     )
     clean = pipeline.project("clean", ["n"])
-    made = clean.map_batches(
-        "made", lambda rows: rows, schema={"e": VECTOR, "s": pa.string()}, include_columns=["n"]
-    )
     with pytest.raises(vd.DefinitionError, match="'docs/out'") as raised:
-        made.write("out", **grouped({"url": "/t", "format": "lance", **given}))
+        clean.write("out", **grouped({"url": "/t", "format": "lance", **given}))
     assert words in str(raised.value)
 
 
-def test_a_column_of_an_unknown_type_is_left_to_the_run(tmp_path):
-    index = {"column": "e", "metric": "dot"}
+def test_the_indexed_column_has_vectors_of_one_length(tmp_path):
+    index = {"column": "e", "metric": "dot", "num_sub_vectors": 4}
     stage = docs(tmp_path, columns=["e"], format="lance", index=index)["out"]
-    assert stage.spec.target.options == {
-        "index": {"column": "e", "metric": "dot", "type": "IVF_PQ"}
-    }
+    assert stage.spec.target.options == {"index": {**index, "type": "IVF_PQ"}}
     publisher = stage.spec.publisher(None)
     stored = publisher.stored(pa.schema([("e", vd.tensor("float32", (16,)))]), "stage 'docs/out'")
     assert stored.field("e").type == VECTOR
-    for kind, words in ((pa.list_(pa.float32()), "vectors of one length"), (None, "no column")):
-        schema = pa.schema([("n", pa.int64()), *([("e", kind)] if kind else [])])
+    for column, words in (
+        (("e", pa.list_(pa.float32())), "vectors of one length"),
+        (("e", pa.list_(pa.float32(), 6)), "does not divide the 6 dimensions"),
+        (("n", pa.int64()), "no column 'e'"),
+    ):
+        schema = pa.schema([("id", pa.int64()), column])
         with pytest.raises(vd.errors.SchemaError, match=words):
             publisher.stored(schema, "stage 'docs/out'")
 

@@ -11,6 +11,7 @@ from support.published import docs
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog
 from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.storage.publish.base import STAGING, staged_parts
 from vane_dagster.storage.publish.compaction import plan_compaction
 
 ICEBERG = {"format": "iceberg", "catalog": "prod", "table": "db.labels"}
@@ -122,3 +123,14 @@ def test_options_as_delta_calls_them():
         "AWS_CONDITIONAL_PUT": "etag",
     }
     assert table_options(Location("s3://b/t")) == {"AWS_CONDITIONAL_PUT": "etag"}
+
+
+def test_staged_files_are_found_below_every_partition(tmp_path):
+    for folder in ("2026-01", "2026-02", "other"):
+        Location(f"{tmp_path}/out/{folder}/x/{STAGING}").write("a.parquet", b"")
+        Location(f"{tmp_path}/out/{folder}/x").write("published.parquet", b"")
+    found = staged_parts(f"{tmp_path}/out/2026-{{partition_key}}/x", {})
+    assert sorted(url.removeprefix(f"{tmp_path}/out/") for url in found) == [
+        f"2026-01/x/{STAGING}/a.parquet",
+        f"2026-02/x/{STAGING}/a.parquet",
+    ]

@@ -21,7 +21,7 @@ from vane_dagster.storage.filesystem import FileInfo, Location
 from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo, Published
 from vane_dagster.storage.publish.compaction import CompactedFile, Parts, write_compacted
 from vane_dagster.storage.publish.target import Target
-from vane_dagster.storage.store import Store, latest_name
+from vane_dagster.storage.store import Store
 
 STAGING = "_vane_staging"
 """The folder of a target that workers write into."""
@@ -43,9 +43,6 @@ def publish(
 ) -> tuple[Manifest, ManifestName]:
     """Publish a partition with all parts staged or published, and commit it."""
     place = (manifest.pipeline, manifest.stage, manifest.partition)
-    name = latest_name(store.manifests(*place).names())
-    if name is None or name.unfinished:
-        store.require_announced(*place)
     manifest = replace(manifest, published=publisher.planned(manifest))
     store.announce(manifest)
     manifest = replace(manifest, published=publisher.publish(manifest))
@@ -98,17 +95,6 @@ class Publisher(abc.ABC):
     ) -> Target:
         """Validate a target when `write` declares it, without any I/O."""
 
-    @classmethod  # noqa: B027 (a format without options for columns accepts any)
-    def validate_types(
-        cls, declared: Target, where: str, types: Mapping[str, pa.DataType | None], complete: bool
-    ) -> None:
-        """Validate a target against the rows' columns when `write` declares it."""
-
-    @classmethod
-    def staged_parts(cls, url: str, storage_options: Mapping[str, Any]) -> dict[str, FileInfo]:
-        """List all files staged in a stage's targets, by URL, for garbage collection."""
-        return staged_parts(url, storage_options)
-
     @classmethod
     def metadata(cls, published: Published) -> dict[str, Any]:
         """Return the Dagster metadata of a published partition."""
@@ -119,11 +105,6 @@ class Publisher(abc.ABC):
     def compression(self) -> str:
         """The codec of staged parts."""
         return self._declared.compression
-
-    @property
-    def written(self) -> Sequence[Location]:
-        """The folders that a run writes into. Preflight tests them."""
-        return [self.staging]
 
     def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
         """Return the schema in which rows are published."""

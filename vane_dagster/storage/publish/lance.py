@@ -20,7 +20,6 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import check_installed
-from vane_dagster.errors import DefinitionError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import (
     driver_options,
@@ -85,21 +84,6 @@ class LancePublisher(TablePublisher):
             index = VectorIndex.parse(index, where).declared
         declared = replace(declared, options={"index": index})
         return super().validate(declared, where, partitioned, columns)
-
-    @classmethod
-    def validate_types(
-        cls, declared: Target, where: str, types: Mapping[str, pa.DataType | None], complete: bool
-    ) -> None:
-        if declared.options["index"] is None:
-            return
-        index = VectorIndex(**declared.options["index"])
-        known = types.get(index.column)
-        if (index.column in types and known is None) or (
-            index.column not in types and not complete
-        ):
-            return  # known before the first run computes anything
-        if found := index.misfit(known and lance_type(known)):
-            raise DefinitionError(f"{where}: {found}")
 
     def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
         stored = super().stored(schema, location)

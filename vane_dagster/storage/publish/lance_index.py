@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from vane_dagster import retries
 from vane_dagster._arguments import one_of, positive
+from vane_dagster._keywords import require_columns
 from vane_dagster.errors import DefinitionError, SchemaError, names
 
 METRICS = ("cosine", "l2", "dot")
@@ -73,28 +74,21 @@ class VectorIndex:
         """The arguments that were given or have a default, as plain values."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    def misfit(self, kind: pa.DataType | None) -> str | None:
-        """Describe why a column cannot be indexed; None if it can."""
-        if kind is None:
-            return f"index: there is no column {self.column!r}"
-        if not pa.types.is_fixed_size_list(kind) or not pa.types.is_floating(kind.value_type):
-            return (
-                f"index: column {self.column!r} is {kind}, and an index needs vectors of one "
-                "length; declare the column as pa.list_(pa.float32(), dimension), or cast it to "
-                "FLOAT[dimension] in a project"
-            )
-        if self.num_sub_vectors and kind.list_size % self.num_sub_vectors:
-            return (
-                f"index: num_sub_vectors is {self.num_sub_vectors}, which does not divide the "
-                f"{kind.list_size} dimensions of column {self.column!r}"
-            )
-        return None
-
     def require(self, schema: pa.Schema, location: str) -> None:
         """Check the indexed column of a table's schema."""
-        place = schema.get_field_index(self.column)
-        if found := self.misfit(schema.field(place).type if place >= 0 else None):
-            raise SchemaError(f"{location}: {found}. The table has {names(schema.names, 20)}")
+        require_columns(f"{location}: index: the table", [self.column], schema.names, SchemaError)
+        kind = schema.field(self.column).type
+        if not pa.types.is_fixed_size_list(kind) or not pa.types.is_floating(kind.value_type):
+            raise SchemaError(
+                f"{location}: index: column {self.column!r} is {kind}, and an index needs vectors "
+                "of one length; declare the column as pa.list_(pa.float32(), dimension), or cast "
+                "it to FLOAT[dimension] in a project"
+            )
+        if self.num_sub_vectors and kind.list_size % self.num_sub_vectors:
+            raise SchemaError(
+                f"{location}: index: num_sub_vectors is {self.num_sub_vectors}, which does not "
+                f"divide the {kind.list_size} dimensions of column {self.column!r}"
+            )
 
     def update(self, table: Any) -> None:
         """Bring the index up to date with a version of a table.
