@@ -15,7 +15,6 @@ from vane_dagster.types.schema import plain_type
 Measures = dict[str, dict[str, float]]
 
 _COMBINED: dict[str, Callable[[float, float], float]] = {"dim_min": min, "dim_max": max}
-_BLOCK = 1 << 20
 
 
 def measure(
@@ -99,11 +98,13 @@ def _vectors(vectors: pa.Array) -> dict[str, float]:
     lengths = pc.list_value_length(vectors)
     low, high = pc.min_max(lengths).as_py().values()
     if not high:
-        bad, zero = 0, len(vectors)
-    elif low == high:
-        bad, zero = _of_matrix(numbers.reshape(len(vectors), high))
-    else:
-        bad, zero = _of_ragged(numbers, _numpy(lengths.cast(pa.int64()), np.dtype("i8")))
+        return {"not_finite": 0, "zero": len(vectors), "dim_min": low, "dim_max": high}
+    sizes = _numpy(lengths.cast(pa.int64()), np.dtype("i8"))
+    starts = (np.cumsum(sizes) - sizes)[sizes > 0]
+    finite = np.logical_and.reduceat(np.isfinite(numbers), starts)
+    nonzero = np.logical_or.reduceat(numbers != 0, starts)
+    bad = int(np.count_nonzero(~finite))
+    zero = len(vectors) - int(np.count_nonzero(nonzero))
     return {"not_finite": bad, "zero": zero, "dim_min": low, "dim_max": high}
 
 
@@ -112,28 +113,3 @@ def _numpy(numbers: pa.Array, kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
     buffer = numbers.buffers()[1]
     offset = numbers.offset * kind.itemsize
     return np.frombuffer(buffer, kind, len(numbers), offset) if buffer else np.empty(0, kind)
-
-
-def _of_matrix(vectors: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Count the vectors of one dimension that are not finite, and those that are zero."""
-    bad = zero = 0
-    step = max(1, _BLOCK // vectors.shape[1])
-    for start in range(0, len(vectors), step):
-        block = vectors[start : start + step]
-        finite = np.isfinite(block)
-        if not finite.all():
-            bad += int(np.count_nonzero(~finite.all(axis=1)))
-        # A norm is 0 if every number is; squares would overflow and underflow.
-        begins_with_zero = block[block[:, 0] == 0]
-        zero += int(np.count_nonzero(~begins_with_zero.any(axis=1)))
-    return bad, zero
-
-
-def _of_ragged(numbers: np.ndarray[Any, Any], lengths: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Count the same for vectors of different dimensions, concatenated."""
-    filled = lengths > 0
-    starts = (np.cumsum(lengths) - lengths)[filled]
-    finite = np.logical_and.reduceat(np.isfinite(numbers), starts)
-    nonzero = np.logical_or.reduceat(numbers != 0, starts)
-    empty = len(lengths) - len(starts)
-    return int(np.count_nonzero(~finite)), int(np.count_nonzero(~nonzero)) + empty

@@ -155,31 +155,14 @@ def _polars(rows: StoredRows) -> Any:
 
 def _polars_lazy(rows: StoredRows) -> Any:
     pl: Any = importlib.import_module("polars")
-    empty = to_polars(empty_table(rows.schema))
-    if not rows.paths:
-        return empty.lazy()
-    if rows.base.is_local and not any(holds_tensors(field.type) for field in rows.schema):
-        frame = pl.scan_parquet(
-            list(rows.paths), glob=False, hive_partitioning=False, extra_columns="ignore"
-        )
-        return frame.select(rows.schema.names)
-    scanned = _dataset(rows)
-
-    def read(
-        columns: list[str] | None, predicate: Any, most: int | None, size: int | None
-    ) -> Iterator[Any]:
-        wanted = rows.schema.names if columns is None else columns
-        for batch in scanned.scanner(columns=wanted, batch_size=size or _BATCH).to_batches():
-            frame = to_polars(pa.Table.from_batches([batch]))
-            if most is not None:
-                frame = frame.head(most)
-                most -= len(frame)
-            yield frame if predicate is None else frame.filter(predicate)
-            if most == 0:
-                return
-
-    plugins: Any = importlib.import_module("polars.io.plugins")
-    return plugins.register_io_source(read, schema=empty.schema)
+    if not rows.paths or any(holds_tensors(field.type) for field in rows.schema):
+        return _polars(rows).lazy()
+    if not rows.base.is_local:
+        return pl.scan_pyarrow_dataset(_dataset(rows))
+    frame = pl.scan_parquet(
+        list(rows.paths), glob=False, hive_partitioning=False, extra_columns="ignore"
+    )
+    return frame.select(rows.schema.names)
 
 
 def _relation(rows: StoredRows) -> Any:

@@ -544,11 +544,9 @@ def test_on_an_object_store(s3, tmp_path, local):
     assert "the file was changed since" in changed.notes[0]
 
 
-@pytest.mark.parametrize("kind", ["sorted", "random"])
-def test_few_parts_and_rows_are_read(kind, tmp_path, local, materialize, monkeypatch):
-    rows = 6400
-    ids = [*range(rows)] if kind == "sorted" else [f"doc-{n * 7919 % rows}" for n in range(rows)]
-    write_source(tmp_path / "src", {"id": ids, "n": range(rows)}, row_group_size=20)
+def test_few_parts_are_read(tmp_path, local, materialize, monkeypatch):
+    rows = range(6400)
+    write_source(tmp_path / "src", {"id": rows, "n": rows}, row_group_size=20)
     pipeline = vd.Pipeline(
         "docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=100
     )
@@ -565,17 +563,7 @@ def test_few_parts_and_rows_are_read(kind, tmp_path, local, materialize, monkeyp
 
     monkeypatch.setattr(LocalFileSystem, "_open", noted)
 
-    found = by_stage(trace(tmp_path, "docs/twice", ids[3000], None))
+    found = by_stage(trace(tmp_path, "docs/twice", 3000, None))
 
     assert found["source"].row == 3000
-    parts = [path for path in opened if "/parts/" in path]
-    if kind == "sorted":
-        assert len(parts) == 2  # one of each stage
-    else:
-        assert 2 <= len(parts) <= 65  # those of the first stage, up to the one that has it
-    opened.clear()
-    forward = trace(tmp_path, "docs", ids[3001], None, forward=True)
-    assert forward.steps[0].row == 3001
-    assert forward.missing["docs/every"] == "filtered by 'docs/every'"
-    if kind == "sorted":
-        assert sum("/parts/" in path for path in opened) <= 1
+    assert sum("/parts/" in path for path in opened) == 2, "one of each stage"

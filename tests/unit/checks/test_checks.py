@@ -119,9 +119,9 @@ def test_a_default_check_names_what_failed_and_the_fix(tmp_path: Path):
         ([vd.checks.Off("nulls")], "'null_rate'"),
         ([vd.checks.Drift("a"), vd.checks.Drift("a", bins=5)], "two checks are named 'drift_a'"),
         ([vd.checks.NullRate(), vd.checks.Off("null_rate")], "two checks"),
-        ([vd.checks.NullRate], "Add ()"),
-        (["null_rate"], "is no check"),
-        (vd.checks.NullRate(), "expected a list"),
+        ([vd.checks.NullRate], "expected a list of checks"),
+        (["null_rate"], "expected a list of checks"),
+        (vd.checks.NullRate(), "expected a list of checks"),
     ],
 )
 def test_wrong_lists_of_checks_are_refused(given_checks: Any, message: str):
@@ -258,16 +258,6 @@ def test_what_lies_under_a_null_vector_is_not_counted():
     assert measure(pa.table({"x": vectors}), ["x"]) == {
         "x": {"nulls": 2, "not_finite": 0, "zero": 0, "dim_min": 2, "dim_max": 2}
     }
-
-
-def test_large_columns_are_measured_block_by_block():
-    vectors = np.ones((300_000, 16), dtype="f4")
-    vectors[::1000] = 0
-    vectors[1::1000, 7] = np.nan
-    vectors[2::1000, 0] = 0
-    table = pa.table({"x": pa.FixedSizeListArray.from_arrays(vectors.ravel(), 16)})
-    found = measure(table, ["x"])["x"]
-    assert (found["zero"], found["not_finite"]) == (300, 300)
 
 
 # --- found

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.checks.builtin import merge
 from vane_dagster.engine.check_runner import ManifestContext, evaluate, results_for
 from vane_dagster.storage.manifest import CheckResult, Manifest
 
@@ -80,21 +79,6 @@ def test_a_check_has_the_name_and_the_description_of_its_class():
     assert LongTexts("text", blocking=True, severity="WARN").severity == "ERROR"
     with pytest.raises(vd.DefinitionError, match="name is 'a b'"):
         LongTexts("text", name="a b")
-
-
-def test_a_class_that_cannot_be_evaluated_is_refused_where_it_is_declared():
-    class Nothing(vd.checks.Check):
-        pass
-
-    class Nameless(LongTexts):
-        def __post_init__(self) -> None:
-            pass
-
-    with pytest.raises(vd.DefinitionError, match=r"stage: check .*Nothing has no evaluate"):
-        merge([], [Nothing()], "stage")
-    with pytest.raises(vd.DefinitionError, match=r"no name: call super\(\).__post_init__"):
-        merge([], [Nameless("text")], "stage")
-    assert [check.name for check in merge([], [LongTexts("text")], "stage")] == ["long_texts"]
 
 
 class WithoutText(Exception):
