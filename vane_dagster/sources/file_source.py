@@ -28,7 +28,13 @@ from vane_dagster.errors import DefinitionError, SourceError, VaneError, describ
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
-from vane_dagster.storage.filesystem import Location, files_below, in_threads, protocols, shown_url
+from vane_dagster.storage.filesystem import (
+    Location,
+    absolute_url,
+    files_below,
+    in_threads,
+    protocols,
+)
 from vane_dagster.storage.manifest import FileRecord
 
 if TYPE_CHECKING:
@@ -131,10 +137,10 @@ class FileSource(Source):
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         where = "" if partition is None else f" for partition {partition!r}"
-        place, kind = shown_url(self.url_for(partition)), self.label or self.kind
+        place, kind = absolute_url(self.url_for(partition)), self.label or self.kind
         hint = "; *, ? and [ make a URL a pattern: in a name, write them as [*], [?] and [[]"
         return SourceError(
-            f"{location}: no {kind} file{where} at {place}; "
+            f"{location}: no {kind} file{where} at {place!r}; "
             f"expected a file, a folder that holds {self.patterns}, or a glob that matches some. "
             f"Check the path{hint if glob.has_magic(self.url) else ''}. Write the partition first, "
             "or read files of another format by the source for that"
@@ -177,8 +183,8 @@ def asset_path(asset: Any, location: str) -> str | None:
 
 def _unlisted(url: str, error: Exception, location: str) -> SourceError:
     text = (
-        f"{location}: source {shown_url(url)} cannot be listed: {described(error)}. Check the URL "
-        "and the credentials, and remove links in a circle or to nothing"
+        f"{location}: source {absolute_url(url)!r} cannot be listed: {described(error)}. Check the "
+        "URL and the credentials, and remove links in a circle or to nothing"
     )
     made = SourceError(text)
     made.__cause__ = error

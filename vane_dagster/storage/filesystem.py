@@ -330,15 +330,6 @@ def absolute_url(url: str) -> str:
     return os.path.abspath(Location(url).path) if is_relative else url
 
 
-def shown_url(url: str) -> str:
-    """Quote a URL for a message; a relative path with the absolute one and the working folder."""
-    absolute = absolute_url(url)
-    if url.startswith("/") or absolute == url:
-        return repr(url)
-    folder = "" if url.startswith("~") else f" in the working folder {os.getcwd()!r}"
-    return f"{absolute!r} ({url!r}{folder})"
-
-
 def modified(info: Mapping[str, Any]) -> float:
     """Return the Unix time of a file's last change, in seconds; infinity if it is unknown."""
     for name in ("mtime", "LastModified", "last_modified", "updated", "created"):

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import dagster as dg
-import fsspec
 import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
@@ -239,18 +238,6 @@ def test_published_files_and_their_manifest_are_left_alone(tmp_path, local, mate
     pipeline = docs(tmp_path, "upper(text)")
     pipeline["clean"].write("out", str(tmp_path / "out"))
     assert metadata(materialize(pipeline, local), "out")["fragments_computed"] == 0
-
-
-def test_store_in_memory(made):
-    """File systems tell in different words when a file was changed."""
-    fs = fsspec.filesystem("memory")
-    for path in (made / "store").rglob("*"):
-        if path.is_file():
-            fs.pipe_file(f"/gc/{path.relative_to(made / 'store')}", path.read_bytes())
-    for days, expected in ((0, (0, 0, 0, 0)), (8, (1, 0, 1, 0))):
-        policy = GcPolicy(time.time() + days * DAY, KEEP, GRACE)
-        found = {f.stage: f for f in collect(Store(Location("memory://gc")), policy)}
-        assert counts(found)["docs/clean"] == expected
 
 
 # What is staged in the targets of write stages

@@ -60,11 +60,6 @@ def test_the_type_in_the_table(kind, tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"url": "/t/{partition_key}"}, "but a Lance table holds all partitions"),
-        ({"url": "gs://b/t"}, "expected a local path, s3:// or s3a://"),
-        ({"url": "/t/100%"}, "holds '%', which Lance's driver takes"),
-        ({"partition_column": "_key"}, "partition_column is '_key'; expected"),
-        ({"partition_column": "N"}, "the rows have a column 'n', and the table"),
         ({"index": "e"}, "index is 'e'; expected a dict with the column of vectors"),
         ({"index": {"metric": "l2"}}, "expected a dict with the column of vectors"),
         ({"index": {"column": "e", "kind": 1}}, "index has 'kind'; expected 'column', 'metric'"),
@@ -174,14 +169,6 @@ def test_indexes_of_others_stay(tmp_path):
     assert metrics(table) == {"f_idx": "DOT", "own": "DOT", "e_idx": "COSINE"}
     update_index(table, None)
     assert metrics(table) == {"f_idx": "DOT", "own": "DOT"}
-
-
-def test_an_index_that_somebody_has_dropped_is_forgotten(tmp_path):
-    table = lance.write_dataset(vectors(300), tmp_path / "t")
-    update_index(table, VectorIndex("e"))
-    table.drop_index("e_idx")
-    update_index(table, None)
-    assert not table.config()
 
 
 def test_partitions_own_their_files(tmp_path):

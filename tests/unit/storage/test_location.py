@@ -12,7 +12,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from vane_dagster.storage.filesystem import Location, shown_url
+from vane_dagster.storage.filesystem import Location
 
 
 class Counted(LocalFileSystem):
@@ -32,15 +32,6 @@ def counted() -> type[Counted]:
     fsspec.register_implementation("counted", Counted, clobber=True)
     Counted.made = 0
     return Counted
-
-
-def test_a_location_is_resolved_once(tmp_path, counted):
-    folder = Location(f"counted://{tmp_path}")
-    for name in ("a", "b", "c"):
-        folder.write(name, name.encode())
-        assert folder.read(name) == name.encode()
-        assert folder.file(name) == f"{tmp_path}/{name}"
-    assert counted.made == 1
 
 
 def test_each_thread_has_its_own_file_system(counted):
@@ -77,19 +68,3 @@ def test_a_relative_location_follows_the_working_folder(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         assert folder.path == str(tmp_path / name / "data")
-
-
-def test_a_message_has_the_absolute_path_of_a_relative_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", "/home/me")
-    for url, shown in (
-        (
-            "data/*.csv",
-            f"'{tmp_path}/data/*.csv' ('data/*.csv' in the working folder '{tmp_path}')",
-        ),
-        ("~/data", "'/home/me/data' ('~/data')"),
-        ("/data/", "'/data/'"),
-        ("file:///data", "'file:///data'"),
-        ("s3://lake/data", "'s3://lake/data'"),
-    ):
-        assert shown_url(url) == shown

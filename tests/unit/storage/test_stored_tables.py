@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import replace
@@ -12,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.errors import NewerFormatError, StoreError
 from vane_dagster.sources import FragmentRule
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
@@ -126,16 +124,6 @@ def test_the_first_to_complete_a_table_wins(store):
 def test_urls():
     assert identity_of(table_url("abc")) == "abc"
     assert identity_of("file:///a") is None
-
-
-def test_wrong_records(store):
-    folder = store.root.child("~tables", "records", "x")
-    folder.write("complete.json", json.dumps({"format": 2}).encode())
-    with pytest.raises(NewerFormatError):
-        read_record(store.root, "x")
-    folder.write("complete.json", b'{"format": 1}')
-    with pytest.raises(StoreError, match=r"is not readable: 'pieces'\. Delete it"):
-        read_record(store.root, "x")
 
 
 def test_what_no_recent_run_needed_is_deleted(store):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -45,19 +44,6 @@ def test_rows_that_are_not_listed_are_counted_after_the_last_of_their_stage():
     ).splitlines()
     (place,) = [i for i, line in enumerate(lines) if line.strip() == "and 1,500 more rows"]
     assert lines[place + 1].startswith("docs/source")
-
-
-def test_files_of_a_target_are_listed_up_to_three():
-    urls = [f"/out/{i}.parquet" for i in range(5)]
-    text = str(trace(Step("docs/out", "write", None, published=urls)))
-    assert "published in one of 5 files:" in text
-    assert [url in text for url in urls] == [True, True, True, False, False]
-
-
-def test_a_trace_is_json():
-    made = json.loads(json.dumps(trace(SOURCE).to_dict()))
-    assert made["steps"][0]["url"] == "/data/a.parquet"
-    assert made["forward"] is False
 
 
 def manifest(id: str | None, partition: str | None = None) -> Any:
