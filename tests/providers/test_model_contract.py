@@ -23,7 +23,7 @@ LABELS = ["praise", "blame", "neither"]
 EXAMPLES = list(zip(["a fox", "a dog", "nothing at all"], LABELS))
 LONG = "word " * 200
 NULL = {None: "column 'text' is null; expected a text"}
-NO_FOLDER = ({"model": "/none/here"}, "model is '/none/here', and there is no '/none/here' where")
+NO_FOLDER = ({"model": "/none/here"}, "/none/here")
 PROMPT = {
     None: "column 'text' is null; a prompt needs it",
     " ": "the prompt is empty",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import sys
 from typing import Any
 
@@ -95,17 +94,3 @@ def needs(library: str, extra: str, provider: str) -> Any:
             f"provider {provider!r} needs {library!r}, which is not installed where the workers "
             f"run: pip install 'vane-dagster[{extra}]'"
         ) from error
-
-
-def check_folder(model: str) -> None:
-    """Raise FileNotFoundError if a model's name is the path of a folder that does not exist.
-
-    Libraries would otherwise report an unknown name on the Hugging Face hub.
-    """
-    path = os.path.expanduser(model)
-    named = os.path.isabs(path) or model.startswith(("./", "../"))
-    if named and not os.path.exists(path):
-        raise FileNotFoundError(
-            f"model is {model!r}, and there is no {os.path.abspath(path)!r} where the workers run; "
-            "expected the folder of a model, or a name on the Hugging Face hub"
-        )

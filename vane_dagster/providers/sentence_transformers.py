@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from vane_dagster.providers.registry import check_folder, needs
+from vane_dagster.providers.registry import needs
 
 
 class SentenceTransformersProvider:
@@ -16,7 +16,6 @@ class SentenceTransformersProvider:
     OPERATIONAL = frozenset({"batch_size", "device"})
 
     def __init__(self, model: str, *, batch_size: int = 64, **options: Any) -> None:
-        check_folder(model)
         library = needs("sentence_transformers", "torch", "sentence_transformers")
         self._model = library.SentenceTransformer(model, **options)
         self._batch_size = batch_size

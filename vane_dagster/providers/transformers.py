@@ -8,7 +8,7 @@ from typing import Any
 
 from vane_dagster.errors import names
 from vane_dagster.providers.base import Answer, PromptTooLong, Request, SamplingRefused
-from vane_dagster.providers.registry import check_folder, needs
+from vane_dagster.providers.registry import needs
 
 _DEFAULT_TOKENS = 256
 
@@ -35,7 +35,6 @@ class TransformersProvider:
         device: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        check_folder(model)
         library = needs("transformers", "transformers", "transformers")
         self._torch = needs("torch", "transformers", "transformers")
         self._tokenizer = library.AutoTokenizer.from_pretrained(

@@ -8,7 +8,7 @@ from typing import Any
 
 from vane_dagster.errors import RowErrors, StageError, names
 from vane_dagster.providers.base import PromptTooLong
-from vane_dagster.providers.registry import check_folder, needs
+from vane_dagster.providers.registry import needs
 from vane_dagster.providers.transformers import on_device
 
 _HEAD = "ForSequenceClassification"
@@ -31,7 +31,6 @@ class TransformersClassifier:
         dtype: str = "auto",
         device: str | None = None,
     ) -> None:
-        check_folder(model)
         library = needs("transformers", "transformers", "transformers_classifier")
         self._torch = needs("torch", "transformers", "transformers_classifier")
         config = library.AutoConfig.from_pretrained(model, revision=revision)

@@ -14,7 +14,7 @@ from typing import Any
 from vane_dagster._private_folder import new_temporary_folder
 from vane_dagster.errors import names
 from vane_dagster.providers import guard
-from vane_dagster.providers.registry import check_folder, needs
+from vane_dagster.providers.registry import needs
 from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS
 
 _THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
@@ -48,7 +48,6 @@ class VllmEngine:
         tensor_parallel_size: int | None,
         engine_kwargs: Mapping[str, Any],
     ) -> None:
-        check_folder(model)
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a worker has threads
         self._vllm = needs("vllm", "vllm", "vllm")
         given = _engine_arguments(model, revision, tensor_parallel_size, engine_kwargs)

@@ -1,4 +1,4 @@
-"""Checks that ids are unique, and that ids are among others. Sorting is the fastest way.
+"""Checks that ids are unique. Sorting is the fastest way.
 
 Integers are sorted as they are. Many texts are sorted by their hashes: if all hashes differ, so do
 the texts; if two hashes are equal, the texts are counted.
@@ -42,15 +42,6 @@ def is_distinct(ids: pa.ChunkedArray) -> bool:
     if prints is not None and (prints[1:] != prints[:-1]).all():
         return True
     return bool(pc.count_distinct(ids).as_py() == len(ids))
-
-
-def are_distinct_and_among(some: pa.ChunkedArray, ids: pa.ChunkedArray) -> bool:
-    """Return whether integers are unique and all among other ids; False for ids of other types."""
-    if some.null_count or not len(ids) or not pa.types.is_integer(ids.type):
-        return False
-    found, known = np.sort(some.to_numpy()), np.sort(ids.to_numpy())
-    places = np.minimum(np.searchsorted(known, found), len(known) - 1)
-    return bool((found[1:] != found[:-1]).all() and np.array_equal(known[places], found))
 
 
 def _sorted_prints(ids: pa.ChunkedArray) -> Sorted | None:

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from vane_dagster.errors import UdfError, names
 from vane_dagster.types.tensors import unsliced
-from vane_dagster.worker.id_checks import are_distinct_and_among, repeated_or_null
+from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.protocol import CallUdf, Work
 
 
@@ -42,9 +42,6 @@ def _check_returned(
     returned: pa.ChunkedArray, ids: pa.ChunkedArray, work: Work, op: CallUdf
 ) -> None:
     location = work.location
-    complete = len(returned) == len(ids) or op.cardinality == "filter"
-    if not op.parent and complete and are_distinct_and_among(returned, ids):
-        return
     if not op.parent and (wrong := repeated_or_null(returned)):
         raise UdfError(f"{location}: returned {wrong}. Return each id once")
     invented = returned.filter(pc.invert(pc.is_in(returned, value_set=ids)))

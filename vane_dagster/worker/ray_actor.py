@@ -46,8 +46,7 @@ class HostActor:
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
         """See `Host.run`."""
-        table, report = self._host.run(work, *tables)
-        return (None if table is None else compact(table)), report
+        return self._host.run(work, *tables)
 
     # Ray's decorator has no types, here and in the methods that follow.
     @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
@@ -113,13 +112,3 @@ def _server_info(status: ServerStatus) -> dict[str, Any]:
     del found["endpoint"]
     address = {"url": endpoint.url, "grpc_url": endpoint.grpc_url, "model": endpoint.model}
     return {**found, **address, "gpus": [str(gpu) for gpu in ray.get_gpu_ids()]}
-
-
-def compact(table: pa.Table) -> pa.Table:
-    """Copy a table into buffers of its own; pickling a slice includes its whole parent."""
-    if table.get_total_buffer_size() <= 1.1 * table.nbytes + 4096:
-        return table
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return pa.ipc.open_stream(sink.getvalue()).read_all()
