@@ -113,7 +113,7 @@ class RowErrors(Exception):
     Args:
         errors: The error of each failed row, by its position in the batch.
         rows: The results of the other rows, in the batch's order, in any form that a call may
-            return. A pandas data frame keeps the batch's index or contains the id.
+            return.
         used: Resources that the failed rows used before their errors, beside those that the errors
             themselves have; see `CostlyError`.
     """

@@ -43,7 +43,7 @@ schema = pa.schema({
     "id": pa.int64(), "matrix": pa.list_(pa.float32(), 2), "bytes": pa.binary(),
     "variable": pa.float32(), "ragged": pa.list_(pa.int64()), "each": pa.float32(),
 })
-rows = put_together([from_result(result, schema, (), "id", "here")], range(2), schema, "here")
+rows = put_together([from_result(result, schema, (), "id", "here")], schema, "here")
 print(json.dumps(rows.to_pylist(), default=bytes.decode))
 """
     assert printed("tensorflow", program) == [

@@ -23,7 +23,7 @@ from vane_dagster.worker.column_results import as_columns, column_arguments
 from vane_dagster.worker.inferred_types import RowTypes, result_types, types_table
 from vane_dagster.worker.kept_values import kept
 from vane_dagster.worker.protocol import CallUdf, Work
-from vane_dagster.worker.results import Result, from_result
+from vane_dagster.worker.results import from_result
 from vane_dagster.worker.row_results import RowResults, row_arguments, row_function
 from vane_dagster.worker.watchdog import deadline
 
@@ -95,7 +95,7 @@ class BatchCaller:
             return code.results(*given)
         return code.results(given_batch(code.given(batch), contract.format))
 
-    def taken(self, result: Any) -> Result:
+    def taken(self, result: Any) -> pa.Table:
         """Convert one result, and copy it before the user's code can write into it again."""
         op, work = self._code.op, self._code.work
         if isinstance(self._contract, ColumnsCall):
@@ -115,9 +115,9 @@ class BatchTypesCaller(BatchCaller):
         found = [result_types(result, op, work) async for result in results]
         yield types_table(found, batch.column(op.ids[0]), op, work)
 
-    def taken(self, result: pa.Table) -> Result:
+    def taken(self, result: pa.Table) -> pa.Table:
         """See `BatchCaller`."""
-        return Result(result)
+        return result
 
 
 class RowCaller:
@@ -197,9 +197,9 @@ class RowCaller:
         except BaseException as raised:
             results.fail(place, raised)
 
-    def taken(self, result: pa.Table) -> Result:
+    def taken(self, result: pa.Table) -> pa.Table:
         """See `BatchCaller`. Rows are converted already."""
-        return Result(result)
+        return result
 
 
 def caller(code: UserCode) -> BatchCaller | RowCaller:

@@ -71,7 +71,7 @@ def as_columns(contract: ColumnsCall, result: Any, work: Work) -> Any:
     if contract.output is not None:
         kind = work.schema.field(contract.output).type
         if pa.types.is_struct(kind) and isinstance(result, Mapping):
-            fields = from_result(result, pa.schema(list(kind)), (), "", work.location).rows
+            fields = from_result(result, pa.schema(list(kind)), (), "", work.location)
             result = fields.to_struct_array()
         return {contract.output: result}
     if isinstance(result, (list, tuple)):

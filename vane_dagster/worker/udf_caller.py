@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -32,7 +32,7 @@ from vane_dagster.worker.output_ids import with_ids
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.protocol import CallUdf, Work
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
-from vane_dagster.worker.results import Result, put_together
+from vane_dagster.worker.results import put_together
 from vane_dagster.worker.retry import (
     Answer,
     AwaitServers,
@@ -306,15 +306,11 @@ class _TableCalls:
         given = unsliced(batch).take(pa.array(others, pa.int64()))
         try:
             results = [] if error.rows is None else [self.user_code.taken(error.rows)]
-            table = self._fitted(results, given, others)
+            table = self._fitted(results, given)
             return Partial(table, dict(sorted(places.items())), error.used)
         except BaseException as refused:  # reading the result may run the user's code
             return contained(refused)
 
-    def _fitted(
-        self, results: list[Result], batch: pa.Table, places: Sequence[int] | None = None
-    ) -> pa.Table:
-        work, op = self.work, self.op
-        places = range(batch.num_rows) if places is None else places
-        output = put_together(results, places, work.schema, work.location)
-        return with_ids(output, batch, work, op)
+    def _fitted(self, results: list[pa.Table], batch: pa.Table) -> pa.Table:
+        output = put_together(results, self.work.schema, self.work.location)
+        return with_ids(output, batch, self.work, self.op)

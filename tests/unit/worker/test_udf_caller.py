@@ -329,11 +329,8 @@ INDEXED = {
     "the id as index": BY_N.set_index("id"),
     "the id in an index of two levels": BY_N.assign(k="x").set_index(["k", "id"]),
     "a series in order": {"n": FRAME["n"]},
-    "pieces": [FRAME[["n"]][:1], FRAME[["n"]][1:]],
-    "pieces that are numbered anew": [
-        FRAME[["n"]][:1], FRAME[["n"]][1:].reset_index(drop=True),
-    ],
-}  # fmt: skip
+    "pieces": [FRAME[["n"]][:1], FRAME[["n"]][1:].reset_index(drop=True)],
+}
 
 
 @pytest.mark.parametrize("case", INDEXED)
@@ -350,14 +347,13 @@ def test_the_rows_of_a_data_frame_are_told_by_its_index(case):
 REFUSED_INDEX = {
     "sorted": BY_N[["n"]],
     "sorted series with the id": {"id": BY_N["id"], "n": BY_N["n"]},
-    "pieces in another order": [FRAME[["n"]][1:], FRAME[["n"]][:1]],
+    "pieces": [FRAME[["n"]][:1], FRAME[["n"]][1:]],
     "named": FRAME.assign(k=[2, 0, 1]).set_index("k")[["n"]],
     "series of groups": {"n": FRAME.assign(k=[2, 0, 1]).groupby("k")["n"].sum()},
     "of two kinds": {
         "id": FRAME["id"],
         "n": FRAME.assign(k=[2, 0, 1]).groupby("k")["n"].sum(),
     },
-    "pieces, one of them named": [FRAME[["n"]][:1], FRAME[["n"]][1:].rename_axis("k")],
 }
 
 
@@ -379,27 +375,15 @@ def test_a_filtered_frame_needs_its_id():
 
     kept = call(fn, {"n": "BIGINT"}, batch_format="pandas", cardinality="filter", keep_id=True)
     assert kept.to_pydict() == {"id": [2, 3], "n": [20, 30]}
-    refused(fn, {"n": "BIGINT"}, "2 rows came back for 3", "Return the id",
+    refused(fn, {"n": "BIGINT"}, "cannot be matched. Return a data frame with the id",
             batch_format="pandas", cardinality="filter", keep_id=False)  # fmt: skip
     refused(fn, {"n": "BIGINT"}, "1 of 3 rows did not come back", batch_format="pandas",
             keep_id=True)  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["frame", "series"])
-def test_the_frame_of_a_call_of_which_rows_failed_may_not_count_from_0(kind):
-    """Its rows 0 and 1 would stand for 1 and 2, the rows that are left."""
-
-    def fn(batch):
-        rows = batch[["n"]][:2] if kind == "frame" else {"n": batch["n"][:2]}
-        raise vd.RowErrors({0: ConnectionError("again")}, rows=rows)
-
-    refused(fn, {"n": "BIGINT"}, "the 2 rows expected", "Series.to_numpy()",
-            batch_format="pandas")  # fmt: skip
-
-
 @pytest.mark.usefixtures("no_waits")
 @pytest.mark.parametrize("place", [1, np.int64(1), np.uint8(1)])
-@pytest.mark.parametrize("rows", [{"n": [10, 20]}, pd.DataFrame({"n": [10, 20]}, [0, 2])])
+@pytest.mark.parametrize("rows", [{"n": [10, 20]}, pd.DataFrame({"n": [10, 20]})])
 def test_the_rows_of_a_call_of_which_others_failed_are_in_order(place, rows):
     def fn(batch):
         if len(batch) == 3:
