@@ -25,8 +25,8 @@ from vane_dagster.types.row_values import row_values
 _COLUMN = re.compile(r"\{\w+\}")
 _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """What Arrow raises for a value that its type does not hold."""
-
-
+_NOTHING = "(no answer)"
+"""Stands for an empty answer in a conversation."""
 _Asked = tuple[Request, bool]
 """The request of a row, and whether the row has sampling parameters of its own."""
 
@@ -219,18 +219,12 @@ class PromptTask:
 def with_problem(messages: Sequence[Message], text: str, problem: str) -> Sequence[Message]:
     """Return a conversation that goes on with an answer and its problem.
 
-    Endpoints refuse messages without text, and chat templates two questions in a row. After an
-    empty answer, the last question itself is continued.
+    Endpoints refuse messages without text, and chat templates two questions in a row.
     """
+    said = text.encode("utf-8", "replace").decode()  # a request is UTF-8
+    answered = {"role": "assistant", "content": said if said.strip() else _NOTHING}
     again = f"{problem}. Answer again, with nothing else."
-    if text.strip():
-        said = text.encode("utf-8", "replace").decode()  # a request is UTF-8
-        answered = {"role": "assistant", "content": said}
-        return [*messages, answered, {"role": "user", "content": again}]
-    *former, last = messages
-    if last["role"] == "user" and isinstance(last["content"], str):
-        return [*former, {**last, "content": f"{last['content']}\n\n{again}"}]
-    return [*messages, {"role": "user", "content": again}]
+    return [*messages, answered, {"role": "user", "content": again}]
 
 
 def _summed(former: Answer, answer: Answer) -> Answer:

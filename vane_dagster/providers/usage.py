@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from vane_dagster._arguments import number
@@ -36,7 +36,7 @@ def token_count(value: Any, *path: str) -> int:
     """Return a count in an endpoint's response; 0 for anything but a whole number."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = isinstance(value, (int, float, np.integer)) and not isinstance(value, bool)
     return int(value) if number and 0 <= value < 2**63 and value == int(value) else 0
 
 
@@ -46,23 +46,9 @@ def finish_reason(value: Any) -> str:
 
 
 def checked_usage(answer: Answer) -> Answer:
-    """Return a provider's answer with whole numbers as counts, 0 for those that are None."""
-    try:
-        counts: dict[str, Any] = {name: _whole(getattr(answer, name)) for name in COUNTS}
-        answer = replace(answer, **counts)
-        usage_column([answer])
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise TypeError(
-            f"the provider's Answer has usage that does not fit: {error}. Expected whole numbers "
-            f"as {names(COUNTS)}, and text as 'finish_reason'"
-        ) from error
-    return answer
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return 0 if value is None else operator.index(value)
+    """Return a provider's answer with the usage that `USAGE` holds, 0 and "" for anything else."""
+    counts: dict[str, Any] = {name: token_count(getattr(answer, name)) for name in COUNTS}
+    return replace(answer, finish_reason=finish_reason(answer.finish_reason), **counts)
 
 
 def usage_column(answers: Sequence[Answer]) -> pa.Array:
