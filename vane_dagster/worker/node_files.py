@@ -8,7 +8,6 @@ nobody has used for some time is deleted.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -41,11 +40,10 @@ def shared_entry(
     unused_seconds: float = UNUSED_SECONDS,
 ) -> T:
     """Return an entry, and make it first if there is none. Others who want it wait meanwhile."""
-    with _locked(_lock(folder, name)) as is_locked:
+    with _locked(_lock(folder, name)):
         entry = find()
         if entry is None:
-            if is_locked:
-                _remove_partial(folder, name)
+            _remove_partial(folder, name)
             _remove_unused(folder, unused_seconds)
             entry = make()
         _mark_used(folder / f"{name}{_USED}", hold)
@@ -70,18 +68,11 @@ def new_entry(folder: Path, name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold an exclusive lock; yield whether it is held.
-
-    It is not if another process has it, and `wait` is not set, or on a file system without locks.
-    """
+    """Hold an exclusive lock; yield False if another process has it and `wait` is not set."""
     with open(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
-                raise
             yield False
         else:
             yield True
@@ -94,8 +85,7 @@ def _mark_used(path: Path, hold: bool) -> None:
         return
     if path not in _in_use:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
         _in_use[path] = descriptor
     os.utime(_in_use[path])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,6 @@ from vane_dagster.worker.protocol import Places
 
 _FORMAT = 2
 """Increment if the files change."""
-_MOST_OPEN = 256
 _UNUSED_SECONDS = 3600.0
 """A run needs a file within minutes; others may have as many as there are partitions."""
 _FEW = 8
@@ -50,7 +48,6 @@ _FIRST, _COUNT = "first", "count"
 
 Numbers = npt.NDArray[Any]
 _Tables = Mapping[str, pa.Table]
-_opened: OrderedDict[Path, _Tables] = OrderedDict()
 
 
 def _shared(
@@ -74,16 +71,8 @@ def _shared(
                 write_table(table, partial / "new", each)
         return find() or tables
 
-    if place in _opened:
-        _opened.move_to_end(place)
-        return _opened[place]
     # A mapped file that another process deletes can still be read, so no lock is held.
-    tables = shared_entry(entries, name, find, written, hold=False, unused_seconds=_UNUSED_SECONDS)
-    if place.is_dir():
-        _opened[place] = tables
-        if len(_opened) > _MOST_OPEN:
-            _opened.popitem(last=False)
-    return tables
+    return shared_entry(entries, name, find, written, hold=False, unused_seconds=_UNUSED_SECONDS)
 
 
 def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = None) -> pa.Table:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.row_records import Outcome, RecordedPart, records_schema, write_records
-from vane_dagster.worker import recorded_rows
 from vane_dagster.worker.recorded_rows import find_rows, open_index
 
 Record = tuple[int, int, int, int, int]  # high, low, id, outcome, epoch
@@ -87,7 +86,6 @@ def test_an_index_is_built_once_and_by_records_and_floor(tmp_path):
     Path(tmp_path, parts[0].records).unlink()
     for _ in range(2):
         assert found(open_index(parts, 1, indexes), [(1, 1)]) == [(0, 0)]
-        recorded_rows._opened.clear()
     with pytest.raises(DamagedPartError, match=parts[0].records):
         open_index(parts, 2, indexes)
     assert (
@@ -119,7 +117,6 @@ def test_many_indexes_are_not_searched_for_old_ones_each_time(tmp_path, monkeypa
 def test_an_incomplete_index_is_built_again(tmp_path, left):
     part = recorded(tmp_path / "store", [(n, 1, 1, Outcome.OUTPUT, 1) for n in range(3)])
     open_index([part], 1, tmp_path)
-    recorded_rows._opened.clear()
     (stored,) = tmp_path.glob("*/index")
     if left is None:
         stored.unlink()

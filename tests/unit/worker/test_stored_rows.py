@@ -20,11 +20,6 @@ WORDS = [("c", 0, [3.0]), ("a", 0, [1.0]), ("a", 1, None), ("d", 0, None)]
 """Output rows, of which those of "d" are nulls in the place of a failed row."""
 
 
-@pytest.fixture(autouse=True)
-def nothing_open():
-    recorded_rows._opened.clear()
-
-
 @pytest.fixture
 def part(tmp_path) -> RecordedPart:
     folder = Location(str(tmp_path / "store"))
@@ -56,7 +51,6 @@ def test_rows_come_in_the_order_that_is_asked_for(tmp_path, part, wanted):
             {"n": n, "values": v}
             for n, v in [(0, [3.0]), (0, [1.0]), (1, None), (0, [1.0]), (1, None)]
         ]
-        recorded_rows._opened.clear()
     assert bool(list(tmp_path.glob("*.used"))) == (wanted == 1)
 
 
@@ -64,7 +58,6 @@ def test_a_part_is_decoded_once_for_the_node(tmp_path, part):
     read(part, tmp_path)
     for file in (tmp_path / "store").iterdir():
         file.unlink()
-    recorded_rows._opened.clear()
     assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
 
 
@@ -75,4 +68,3 @@ def test_rows_are_read_from_the_part_if_the_node_has_no_room(tmp_path, part, mon
     monkeypatch.setattr(recorded_rows, "write_table", full)
     assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
     assert not list(tmp_path.glob("*/values"))
-    assert not recorded_rows._opened, "it is not kept in memory"
