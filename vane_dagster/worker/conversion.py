@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,7 +14,9 @@ from vane_dagster.types.schema import sql_name, type_name
 from vane_dagster.types.tensors import is_tensor
 from vane_dagster.types.to_arrow import UnknownField, to_arrow
 from vane_dagster.worker.batch_formats import copied
-from vane_dagster.worker.conversion_advice import explained
+
+_WITH_VALUE = re.compile(r"Could not convert .* with type ([^:]+): ", re.DOTALL)
+_NO_TYPE = "did not recognize Python value type"
 
 
 def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) -> pa.ChunkedArray:
@@ -29,13 +32,26 @@ def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) ->
     except Mismatch as error:
         raise UdfError(f"{expected} {_described(error, field)}") from error
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        text = f"{_kind_of(values)}: {explained(error, values)}"
-        raise UdfError(f"{expected} {text}") from error
+        raise UdfError(f"{expected} {_kind_of(values)}: {_explained(error)}") from error
     column = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
     shared = isinstance(values, (pa.Array, pa.ChunkedArray)) or any(
         hasattr(values, name) for name in ("dtype", "__arrow_c_stream__")
     )
     return copied(column) if shared else column
+
+
+def _explained(error: BaseException) -> str:
+    """Return Arrow's message without the value."""
+    if not (found := _WITH_VALUE.search(str(error))):
+        return str(error)
+    reason = str(error)[found.end() :]
+    if reason.startswith(_NO_TYPE):
+        reason = (
+            "has no type in Arrow. Return numbers, text as by str(value), bytes, arrays as by "
+            "np.asarray(value), lists or dicts of them; pickle.dumps(value) in a BLOB column keeps "
+            "an object as it is"
+        )
+    return f"a {found[1]} {reason}"
 
 
 def check_pinned(given: Iterable[Any], schema: pa.Schema, location: str) -> None:

@@ -11,7 +11,6 @@ import pyarrow as pa
 from vane_dagster.errors import UdfError, names
 from vane_dagster.types.schema import empty_table
 from vane_dagster.worker.conversion import check_pinned, fitted
-from vane_dagster.worker.conversion_advice import class_name
 
 
 def from_result(
@@ -109,6 +108,13 @@ def _check_index(index: Any, location: str) -> None:
             "name, so the rows cannot be matched. Return a data frame with the id; if the rows are "
             "in the batch's order, use reset_index(drop=True), or Series.to_numpy()"
         )
+
+
+def class_name(value: Any) -> str:
+    """Return the name of a class with its package, because several packages have a DataFrame."""
+    kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    return kind.__qualname__ if package == "builtins" else f"{package}.{kind.__name__}"
 
 
 def put_together(results: Sequence[pa.Table], schema: pa.Schema, location: str) -> pa.Table:
