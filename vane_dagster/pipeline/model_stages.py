@@ -28,7 +28,7 @@ from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.udf import Udf
-from vane_dagster.providers.model_client import ModelClient, ModelTask
+from vane_dagster.providers.model_client import ModelClient
 from vane_dagster.providers.registry import built_in_name, provider_class
 from vane_dagster.providers.usage import UsageAccount
 from vane_dagster.storage.manifest import Component
@@ -36,6 +36,7 @@ from vane_dagster.types.callables import check_call
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
+    from vane_dagster.providers.model_client import ModelTask
 
 _RETRIES = 5
 _DEFAULTS = {"prompt": (32, 16)}

@@ -34,7 +34,7 @@ class EmbedTask(TextTask):
         return pa.schema([pa.field(self.output, pa.list_(pa.float32(), self.dimensions or -1))])
 
     def keyed(self, include: Any) -> Mapping[str, Any]:
-        """See `ModelTask`."""
+        """Return the values that change the output, in a frozen order."""
         return {
             "column": self.column,
             "output_column": self.output,
@@ -44,7 +44,7 @@ class EmbedTask(TextTask):
         }
 
     def describe(self, model: str) -> str:
-        """See `ModelTask`."""
+        """Describe the request to a model, for users."""
         return f"Column `{self.column}` is embedded by {model}"
 
     async def query(self, provider: Any, texts: list[str]) -> Any:

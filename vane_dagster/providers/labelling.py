@@ -44,7 +44,7 @@ class ClassifyTask(TextTask):
         return pa.schema({self.output: pa.string(), f"{self.output}_score": pa.float64()})
 
     def keyed(self, include: Any) -> Mapping[str, Any]:
-        """See `ModelTask`."""
+        """Return the values that change the output, in a frozen order."""
         return {
             "column": self.column,
             "output_column": self.output,
@@ -53,7 +53,7 @@ class ClassifyTask(TextTask):
         }
 
     def describe(self, model: str) -> str:
-        """See `ModelTask`."""
+        """Describe the request to a model, for users."""
         return f"Column `{self.column}` is given one of {names(self.labels, 20)} by {model}"
 
     async def query(self, provider: Any, texts: list[str]) -> Sequence[tuple[str, float]]:

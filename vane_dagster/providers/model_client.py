@@ -3,66 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+if TYPE_CHECKING:
+    from vane_dagster.providers.embedding import EmbedTask
+    from vane_dagster.providers.labelling import ClassifyTask
+    from vane_dagster.providers.prompting import PromptTask
 
-class ModelTask(Protocol):
-    """The request to a provider for a batch of rows; it is passed to each call."""
-
-    @property
-    def method(self) -> str:
-        """The provider's method that it calls."""
-
-    @property
-    def reads(self) -> tuple[str, ...] | None:
-        """The columns that it reads; None for all."""
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """The columns that its input must have."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns that it adds."""
-
-    @property
-    def declared_sampling(self) -> Mapping[str, Any]:
-        """Its sampling parameters, with None for those that are read from each row."""
-
-    @property
-    def order(self) -> Any:
-        """The preferred order of rows (`RowOrder`); None if the order does not matter."""
-
-    @property
-    def usage(self) -> str | None:
-        """The column with the usage of its answers, which is summed for each part."""
-
-    def keyed(self, include: Any) -> Mapping[str, Any]:
-        """Return the values that change the output, in a frozen order."""
-
-    @property
-    def classes(self) -> tuple[type, ...]:
-        """The user's own classes that it needs in a worker."""
-
-    @property
-    def functions(self) -> tuple[Callable[..., Any], ...]:
-        """The user's functions that it calls in a worker. They count in keys."""
-
-    @property
-    def preloaded(self) -> tuple[Callable[..., Any], ...]:
-        """Those of `functions` that run only in a worker which was started with their modules.
-
-        The others travel with each call, so a worker runs each edit of them.
-        """
-
-    def describe(self, model: str) -> str:
-        """Describe the request to a model, for users."""
-
-    async def run(self, provider: Any, batch: pa.Table) -> Any:
-        """Compute the output columns of a batch, in the order of its rows."""
+    ModelTask = PromptTask | ClassifyTask | EmbedTask
 
 
 class ModelClient:

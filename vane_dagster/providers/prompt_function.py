@@ -25,7 +25,7 @@ class PromptFunction:
 
     @property
     def is_preloaded(self) -> bool:
-        """Whether it runs only in a worker that has its modules; see `ModelTask`."""
+        """Whether it runs only in a worker that has its modules; see `PromptTask`."""
         return True
 
     def prompt(self, row: dict[str, Any]) -> tuple[Any, Mapping[str, Any]]:

@@ -105,7 +105,7 @@ class PromptTask:
         return None if self.function else PrefixOrder(self.template)
 
     def keyed(self, include: Any) -> Mapping[str, Any]:
-        """See `ModelTask`."""
+        """Return the values that change the output, in a frozen order."""
         return {
             **({"columns": self.columns} if self.function else {}),
             "messages": (self.template.text, self.template.system),
@@ -123,16 +123,19 @@ class PromptTask:
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
-        """The user's function that makes the messages."""
+        """The user's function that makes the messages. It counts in keys."""
         return (self.function.call,) if self.function else ()
 
     @property
     def preloaded(self) -> tuple[Callable[..., Any], ...]:
-        """Those of `functions` that need their modules in the worker."""
+        """Those of `functions` that run only in a worker that was started with their modules.
+
+        The others travel with each call, so a worker runs each edit of them.
+        """
         return self.functions if self.function and self.function.is_preloaded else ()
 
     def describe(self, model: str) -> str:
-        """See `ModelTask`."""
+        """Describe the request to a model, for users."""
         if self.function is not None:
             call = unwrapped(self.function.call)
             return f"{model} is asked what `{getattr(call, '__name__', call)}` makes of a row"
