@@ -97,12 +97,11 @@ class Fault:
         object.__setattr__(self, "traceback", masked(self.traceback))
 
     def error(self) -> VaneError:
-        """Return the exception to raise in the driver; a plain `VaneError` for an unknown kind."""
+        """Return the exception to raise in the driver."""
         text = f"{self.message}\n\n{self.traceback}".rstrip()
         if self.kind == "DamagedPartError":
             return DamagedPartError(text, self.part)
-        error = ERRORS.get(self.kind)
-        return error(text) if error is not None else VaneError(f"{self.kind}: {text}")
+        return ERRORS[self.kind](text)
 
 
 @dataclass(frozen=True)

@@ -426,15 +426,6 @@ def claims_to_run_at(local: LocalHead, address: str) -> None:
     (local.temp_dir / "r" / "ray_current_cluster").write_text(address)
 
 
-def test_a_head_that_dies_as_it_starts_is_an_error(tmp_path: Path) -> None:
-    local = LocalHead(home=tmp_path)
-    local.folder.mkdir()
-    claims_to_run_at(local, "127.0.0.1:6379")
-    with pytest.raises(ComputeError, match="died right after its start"):
-        local._describe()
-    local.stop()
-
-
 def test_a_head_that_would_listen_elsewhere_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,17 +511,6 @@ def marked_process(mark: str, *command: str, **given: Any) -> subprocess.Popen[A
     """A process that runs as one of the head with a mark."""
     environment = {**os.environ, processes.MARK: mark}
     return subprocess.Popen(command, env=environment, start_new_session=True, **given)
-
-
-def test_processes_that_will_not_end_are_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "KILL_SECONDS", -processes.GRACE_SECONDS)
-    script = "trap '' TERM; echo; read x"
-    with ended(marked_process(str(tmp_path), "sh", "-c", script, stdin=-1)) as stubborn:
-        until(lambda: stubborn.pid in marked(str(tmp_path)), "it is marked")
-        with pytest.raises(ComputeError, match=rf"Processes {stubborn.pid}.* live on"):
-            processes.end(str(tmp_path))
 
 
 def test_a_process_that_lost_its_mark_is_known_by_its_session(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_pool_that_grows_keeps_its_first_actor_is_listed_and_evicted(
     shown = call().output
     header, *lines = shown.splitlines()
     assert header.split() == [
-        "MODEL", "IDENTITY", "STATE", "ACTORS", "PIDS", "DEVICE", "NODE", "LEASES", "IDLE",
+        "POOL", "IDENTITY", "STATE", "ACTORS", "PIDS", "DEVICE", "NODE", "URL", "LEASES", "IDLE",
         "BATCHES", "LOAD",
     ]  # fmt: skip
     (line,) = [line for line in lines if line.startswith("Model")]

@@ -5,20 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import threading
 
 import dagster as dg
 import numpy as np
 import pyarrow as pa
 import pytest
-import ray
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
-from support.pool_models import until
 from support.results import failure
-from vane_dagster.compute.api import TableLostError
-from vane_dagster.compute.ray_backend import RayLease
 
 ROWS = 600
 
@@ -135,51 +130,6 @@ def test_a_check_computes_rows_again_in_the_same_place(tmp_path, docs, cluster):
         kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
         (event,) = instance.all_logs(result.run_id, of_type=kind)
     assert event.dagster_event.asset_check_evaluation_data.passed
-
-
-def orphan():
-    """A reference to a table that is lost, because the process that owned it was killed."""
-
-    class Owner:
-        def table(self):
-            return [ray.put(pa.table({"id": [1] * 100_000}))]
-
-    owner = ray.remote(num_cpus=0)(Owner).remote()
-    (reference,) = ray.get(owner.table.remote())
-    ray.kill(owner)
-    until(lambda: is_lost(reference), "the table is lost")
-    return reference
-
-
-def is_lost(reference):
-    try:
-        ray.get(reference)
-    except ray.exceptions.ObjectLostError:
-        return True
-    return False
-
-
-def test_a_table_that_ray_has_lost_is_computed_again(
-    tmp_path, docs, cluster, materialize, monkeypatch
-):
-    """The first copy of a table for a subprocess meets a reference that Ray has lost."""
-    fetch, lost, first_alone = RayLease.fetch, [], threading.Lock()
-
-    def fetched(lease, table):
-        with first_alone:  # workers that are warm already ask at the same time
-            if not lost:
-                with pytest.raises(TableLostError) as raised:
-                    fetch(lease, orphan())
-                lost.append(str(raised.value))
-                raise raised.value
-        return fetch(lease, table)
-
-    monkeypatch.setattr(RayLease, "fetch", fetched)
-    first = added(docs, "first", "n", "one", 1, None)
-    added(first, "local", "one", "two", 10, "subprocess_actor")
-    assert materialize(docs, vd.RayCompute(cluster=cluster)).success
-    assert len(lost) == 1
-    assert numbers(tmp_path, "local")["two"].to_pylist() == [n + 11 for n in range(ROWS)]
 
 
 def test_what_a_subprocess_reserves_is_that_of_its_machine(tmp_path, docs, cluster, materialize):

@@ -183,23 +183,6 @@ def test_an_endpoint_that_is_not_there_is_named(server):
         submit("http://127.0.0.1:9/v1", "q")
 
 
-def test_a_request_that_is_cancelled_frees_its_connection(server, endpoint):
-    server.seconds = 1
-
-    async def asked() -> str:
-        question = Request([{"role": "user", "content": "q"}])
-        async with opened(endpoint[1], max_connections=1) as provider:
-            given_up = asyncio.ensure_future(provider.submit(question))
-            while not server.bodies:
-                await asyncio.sleep(0.01)
-            given_up.cancel()
-            await asyncio.gather(given_up, return_exceptions=True)
-            server.seconds = 0
-            return (await asyncio.wait_for(provider.submit(question), 10)).text
-
-    assert asyncio.run(asked()) == "echo: q"
-
-
 def test_completions_take_one_text_and_fields_of_the_servers_own(server, endpoint):
     sampling = {"temperature": 0, "extra_body": {"guided_regex": "a"}}
     options = {"extra_body": {"ignore_eos": True, "guided_regex": "b"}}

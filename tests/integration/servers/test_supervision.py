@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import stat
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,7 +16,6 @@ import pytest
 
 from support.server_processes import (
     FAST,
-    SERVER,
     answer,
     ask,
     in_flight,
@@ -92,21 +90,6 @@ def test_a_server_that_leaks_is_drained_and_restarted_which_is_no_crash():
             assert answer(endpoint, str(restarts)) == f"echo: {restarts}"
             status = ready(server, restarts)
             assert "max_rss=400 MiB" in status.reason
-
-
-def test_memory_of_child_processes_counts():
-    code = "b = bytearray(b'x' * 2**28); import time; time.sleep(1e6)"
-    program = (
-        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}],"
-        f" start_new_session=True); sys.argv[0] = {SERVER!r};"
-        " import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    made = launch(max_rss=200 * 2**20)
-    made = Launch("echo", (sys.executable, "-c", program, *made.command[2:]),
-                  key_env="SERVER_KEY", max_rss=made.max_rss)  # fmt: skip
-    with running(made) as server:
-        status = until(lambda: server.status() if server.status().restarts else None)
-        assert "max_rss=200 MiB" in status.reason
 
 
 def test_the_third_crash_is_the_last_with_a_limit_of_three():
@@ -198,18 +181,6 @@ def test_after_a_stop_nothing_is_left_though_it_ignores_sigterm():
     with pytest.raises(RuntimeError, match="'echo' has been stopped"):
         server.check_health()
     server.stop()
-
-
-def test_a_stop_by_several_threads_and_during_a_restart():
-    server = ServerProcess(launch(), limits=replace(FAST, restarts=Restarts(Backoff(60.0, 60.0))))
-    os.kill(server.status().pid, signal.SIGKILL)
-    until(lambda: server.status().state == "restarting")
-    began = time.monotonic()
-    with ThreadPoolExecutor(4) as threads:
-        for one in [threads.submit(server.stop) for _ in range(4)]:
-            one.result()
-    assert time.monotonic() - began < 5
-    assert server.status().state == "stopped"
 
 
 def test_the_log_is_private():

@@ -276,16 +276,6 @@ def test_a_run_takes_over_what_another_has_failed_to_compute(two):
     assert len(first.events_of(Failed)) == 2
 
 
-def test_a_run_takes_over_from_one_that_was_killed(two):
-    first, second = two
-    done, lost = first.take(), first.take()
-    first.write(done)
-    first.queue._claims.table.expire(time.monotonic() + 31.0)
-    second.drain()
-    assert (lost.index, "one") in second.computed
-    assert not {(done.index, "one"), (done.index, "two")} & set(second.computed)
-
-
 # Reports of waits
 
 

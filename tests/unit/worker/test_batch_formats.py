@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import sys
 from typing import Any
 
@@ -128,26 +127,6 @@ def test_columns_that_torch_has_no_type_for_are_lists():
     assert batch["words"] == [["a"], []]
     assert batch["flags"] == [[True, None], [False]]
     assert str(batch["count"].tolist()) == "[1.0, nan]", "as in numpy"
-
-
-@pytest.mark.parametrize("name", ["float16", "uint8", "bool", "float32", "int64", "uint16"])
-@pytest.mark.parametrize("form", ["numpy", "torch", "pandas"])
-def test_the_types_of_numbers_are_kept(name, form):
-    kind = pa.bool_() if name == "bool" else pa.from_numpy_dtype(name)
-    ones = np.ones((2, 2), name)
-    columns = {
-        "scalar": column(ones[:, 0], kind),
-        "vector": column(ones, pa.list_(kind, 2)),
-        "tensor": column(ones.reshape(2, 2, 1), vd.tensor(name, (2, 1))),
-    }
-    table = pa.table({"id": [1, 2], **columns})
-    batch = given_batch(table, form)
-    for label in columns:
-        found = batch[label]
-        if form == "pandas" and label != "scalar":
-            found = found[0]
-        assert str(found.dtype).removeprefix("torch.") == name, label
-    assert call(lambda batch: batch, table.schema, table, form).equals(table)
 
 
 @pytest.mark.parametrize(("form", "package"), [("torch", "torch"), ("polars", "polars")])
@@ -447,50 +426,6 @@ def test_arrays_of_any_shape_survive_any_format(shape, dtype, is_null, form, as_
     assert column(returned, kind).combine_chunks().equals(whole.slice(1))
 
 
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        ([[1.5], [2]], "INTEGER[]"),
-        ([np.array([1.5]), np.array([2, 3])], "INTEGER[]"),
-        ([np.array([True]), np.array([True, False])], "INTEGER[]"),
-        ([{"a": 1.5}, None], "STRUCT(a INTEGER, b VARCHAR)"),
-        ([[{"a": np.float32(1.5)}], []], "STRUCT(a INTEGER)[]"),
-        ([np.full((1, 2), 1.5), np.ones((3, 2))], "INTEGER[2][]"),
-        ([[[1.5, 2]], [[1, 2]]], vd.tensor("uint8", (1, 2))),
-        (np.full((2, 1, 2), 256), vd.tensor("uint8", (1, 2))),
-        (np.full((2, 1, 2), np.nan), vd.tensor("uint8", (1, 2))),
-        ([[[True, False]], [[True, True]]], vd.tensor("uint8", (1, 2))),
-        (pa.array([["1", "2"], ["1", "2"]]), vd.tensor("uint8", (2,))),
-        (pa.array([{"a": "1"}, None]), "STRUCT(a INTEGER)"),
-        (pa.array([{"a": True}, None]), "STRUCT(a INTEGER)"),
-    ],
-)
-def test_numbers_inside_of_values_are_not_changed_silently(values, kind):
-    table = pa.table({"id": [1, 2]})
-    with pytest.raises(vd.errors.UdfError, match=r"column 'x': expected .* found"):
-        call(lambda batch: {"x": values}, {"x": kind}, table)
-
-
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        ([[1.0], [2]], "INTEGER[]"),
-        ([np.array([1.0, 2]), np.array([2, 3], "int8"), None], "INTEGER[]"),
-        ([{"a": 1.0}, None], "STRUCT(a INTEGER, b VARCHAR)"),
-        ([{"a": 1.0, "b": [1.5]}, {"b": [2]}], "STRUCT(a INTEGER, b FLOAT[])"),
-        ([[2**62, None], [], None], "BIGINT[]"),
-    ],
-)
-def test_numbers_inside_of_values_are_cast_where_that_loses_nothing(values, kind):
-    table = pa.table({"id": range(len(values))})
-    output = call(lambda batch: {"x": values}, {"x": kind}, table)["x"]
-    for found, value in zip(output.to_pylist(), values):
-        if isinstance(value, dict):
-            assert {name: found[name] for name in value} == value
-        else:
-            assert found == (None if value is None else list(value))
-
-
 @pytest.mark.parametrize("kind", ["FLOAT[4][]", "FLOAT[][]"])
 def test_a_batch_without_any_boxes(kind):
     table = pa.table({"id": [1, 2]})
@@ -505,14 +440,6 @@ def test_rows_with_a_null_list_inside_are_lists_in_torch():
     rows = [[[1, 2], None], None, [[3, 4], [5, 6]]]
     table = pa.table({"id": [1, 2, 3], "x": pa.array(rows, kind)})
     assert given_batch(table, "torch")["x"] == rows
-
-
-def test_dates_in_lists_of_a_fixed_size_with_gaps_can_be_returned():
-    day = datetime.date(2026, 1, 2)
-    kind = pa.list_(pa.date32(), 2)
-    table = pa.table({"id": [1, 2], "x": pa.array([[day, day], None], kind)})
-    output = call(lambda batch: {"x": batch["x"]}, {"x": kind}, table, "numpy")
-    assert output["x"].equals(table["x"])
 
 
 def test_other_columns_of_a_data_frame_may_hold_anything():

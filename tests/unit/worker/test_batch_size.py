@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-import vane_dagster as vd
 from support.bad_rows import OutOfMemoryError
 from support.devices import Device
 from support.udf_calls import row_stage, run_stage
@@ -83,9 +82,3 @@ def test_noise_of_small_last_batches_counts_for_nothing():
     for _ in range(50):
         sizes.learn(3, 10.0)
     assert sizes.of(AUTO, 100) == 16
-
-
-def test_other_words_are_refused():
-    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    with pytest.raises(vd.DefinitionError, match="batch_size is 'large'"):
-        docs.map_batches("sized", Device, schema={"size": "BIGINT"}, batch_size="large")

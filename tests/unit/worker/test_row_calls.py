@@ -191,20 +191,6 @@ def test_objects_become_columns_or_one_struct(fn, expected):
     ]
 
 
-def test_types_follow_the_return_annotation():
-    def fn(n: int) -> list[float] | None:
-        return None if n == 20 else [n]
-
-    table = mapped(fn)
-    assert table.schema.field("out").type == pa.list_(pa.float64())
-    assert table["out"].to_pylist() == [[10.0], None, [30.0]]
-
-    def colour(n: int) -> Colour:
-        return Colour.RED
-
-    assert column(colour) == ["red"] * 3
-
-
 @pytest.mark.parametrize("single", [True, False])
 def test_a_schema_of_one_column_takes_values_and_dicts(single):
     def fn(n):

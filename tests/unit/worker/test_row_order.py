@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vane_dagster.engine.fragment_state import Held, StageTaskState
 from vane_dagster.pipeline.contracts import BatchCall
-from vane_dagster.providers.template import PrefixOrder, Template, parse_template
+from vane_dagster.providers.template import PrefixOrder, parse_template
 from vane_dagster.worker import row_reuse
 from vane_dagster.worker.protocol import Arrange, CallUdf, Restore, Work
 
@@ -82,12 +82,6 @@ def test_what_all_prompts_begin_with_makes_no_group(messages, system):
     assert found["id"].to_pylist() != rows(docs)["id"].to_pylist()
 
 
-def test_rows_that_make_no_prompt_have_a_place_too():
-    found, ends = arrange(rows([None, LONG[0], None, LONG[0]]), order(), 2)
-    assert found.num_rows == ends[-1] == 4
-    assert len(groups(found)) == 2
-
-
 def test_the_former_positions_have_a_name_that_no_column_has():
     table = rows([LONG[1], LONG[0], LONG[1]], __place=[7, 8, 9])
     found, _ = arrange(table, order(), 1)
@@ -96,14 +90,6 @@ def test_the_former_positions_have_a_name_that_no_column_has():
     assert restore([found.select(["id", "__place"])], found)["__place"].to_pylist() == [
         7, 8, 9,
     ]  # fmt: skip
-
-
-def test_conversations_are_arranged_too():
-    said = [[{"role": "system", "content": LONG[i % 2]}, {"role": "user", "content": f"{i}"}]
-            for i in range(10)]  # fmt: skip
-    table = pa.table({"id": range(10), "talk": said})
-    found, _ = arrange(table, PrefixOrder(Template("talk", ("talk",), True)), 1)
-    assert found["id"].to_pylist() == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
 
 
 @given(st.lists(st.sampled_from(LONG[:4]), min_size=1, max_size=30), st.integers(1, 5), st.data())

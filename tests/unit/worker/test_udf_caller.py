@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.udf_calls import IDS, call, refused, row_stage, run_stage
+from support.udf_calls import IDS, call, refused
 from vane_dagster.worker.batch_formats import to_format
 
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
@@ -35,10 +35,6 @@ GIVEN = pa.table(
         "data": [b"x", b"", None],
     }
 )
-
-
-def test_pyarrow_batches_are_tables():
-    assert to_format(GIVEN, "pyarrow") is GIVEN
 
 
 def test_numpy_batches_are_arrays():
@@ -119,18 +115,6 @@ def test_code_that_reads_an_id_which_it_does_not_name_learns_how(batch_format):
     with pytest.raises(KeyError) as raised:
         call(lambda batch: {"x": batch["m"]}, {"x": "BIGINT"}, **given)
     assert "columns=" not in str(raised.value)
-
-
-def test_a_row_without_the_id_says_how_to_get_it_too():
-    stage = row_stage("map", lambda row: row["id"], schema="BIGINT", columns=["n"])
-    with pytest.raises(KeyError, match='name "id" in columns='):
-        run_stage(stage, IDS)
-    named = row_stage("map", lambda row: row["id"], schema="BIGINT", columns=["n", "id"])
-    assert run_stage(named, IDS)["out"].to_pylist() == IDS["id"].to_pylist()
-    by_fragment = row_stage(
-        "map", lambda row: row["id"], schema="BIGINT", columns=["n"], reuse="fragments"
-    )
-    assert run_stage(by_fragment, IDS)["out"].to_pylist() == IDS["id"].to_pylist()
 
 
 # What is returned
@@ -235,14 +219,6 @@ def test_more_columns_than_declared_are_dropped(make):
     assert output.to_pydict() == {"id": [1, 2, 3], "x": [1, 2, 3]}
 
 
-def test_an_error_of_the_function_is_passed_on():
-    def fails(batch):
-        raise KeyError("no such word")
-
-    with pytest.raises(KeyError, match="no such word"):
-        call(fails, {"x": "BIGINT"})
-
-
 # Ids
 
 
@@ -250,14 +226,6 @@ def test_the_id_is_carried_over():
     assert call(lambda b: {"x": b["n"]}, {"x": "BIGINT"})["id"].to_pylist() == [1, 2, 3]
     output = call(lambda b: {"x": b["n"]}, {"x": "BIGINT", "id": "BIGINT"}, batch_size=2)
     assert output.to_pydict() == {"x": [10, 20, 30], "id": [1, 2, 3]}
-
-
-def test_ids_in_another_order_stay_with_their_rows():
-    def fn(batch):
-        turned = batch.take([2, 0, 1])
-        return {"id": turned["id"], "x": turned["n"]}
-
-    assert dict(zip(*call(fn, {"x": "BIGINT"}).to_pydict().values())) == {1: 10, 2: 20, 3: 30}
 
 
 WRONG_IDS = {
@@ -280,13 +248,6 @@ def test_rows_without_ids_have_to_be_as_many():
     words = ["2 rows came back for 3 and without 'id'", "Return the id, or one row for each"]
     refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words)
     refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words, cardinality="filter")
-
-
-def test_an_id_of_another_batch_is_not_taken():
-    def fn(batch):
-        return {"id": [1] * batch.num_rows, "x": batch["n"]}
-
-    refused(fn, {"x": "BIGINT"}, "1 ids that it was not given: 1", batch_size=1)
 
 
 # Ways to answer
@@ -482,24 +443,6 @@ def _leaf(value: Any) -> float:
     while not isinstance(value, float):
         value = next(iter(value.values() if isinstance(value, dict) else value))
     return value
-
-
-@pytest.mark.usefixtures("no_waits")
-def test_the_rows_of_a_failed_call_are_copied_too():
-    buffer = np.zeros(1)
-
-    def fn(batch):
-        buffer[:] = batch["n"][0].as_py()
-        raise vd.RowErrors({1: ConnectionError("again")}, rows={"id": batch["id"][:1], "x": buffer})
-
-    def fails_once(batch):
-        if batch.num_rows == 2:
-            fn(batch)
-        buffer[:] = batch["n"][0].as_py()
-        return {"x": buffer}
-
-    output = call(fails_once, {"x": "DOUBLE"}, IDS.slice(0, 2))
-    assert output.to_pydict() == {"id": [1, 2], "x": [10, 20]}
 
 
 @pytest.mark.usefixtures("no_waits")
