@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Union
 
-import pyarrow as pa
-
 from vane_dagster.compute.api import TICKETS, CallResult, Capacity, TableLostError, Worker
 from vane_dagster.compute.local_backend import LocalBackend, LocalLease
 from vane_dagster.compute.ray_backend import RayBackend, RayLease
@@ -23,7 +21,6 @@ from vane_dagster.compute.work_claims import Claims
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import Work
-from vane_dagster.worker.reports import Fault, WorkReport
 
 _POLL_SECONDS = 0.005
 _Lease = Union[RayLease, LocalLease]
@@ -119,21 +116,14 @@ class RoutedLease:
 
     def run(self, worker: Worker, work: Work, tables: Sequence[RoutedTable]) -> int:
         """See `Lease.run`. Copies the tables that are not where the worker is."""
-        lease, ticket = self._lease_of(worker.pool), next(TICKETS)
+        lease = self._lease_of(worker.pool)
         try:
             there = [table.within(lease) for table in tables]
         except TableLostError as error:
+            ticket = next(TICKETS)
             self._failed.append(CallResult(ticket, None, lost=str(error), cause="table"))
-        except (OSError, pa.ArrowException) as error:
-            message = (
-                f"{work.location}: a table could not be copied to where worker {worker.name} "
-                f"runs: {type(error).__name__}: {error}"
-            )
-            report = WorkReport(fault=Fault("ComputeError", message))
-            self._failed.append(CallResult(ticket, report))
-        else:
-            return lease.run(worker, work, there)
-        return ticket
+            return ticket
+        return lease.run(worker, work, there)
 
     def wait(self, timeout: float) -> list[CallResult]:
         """See `Lease.wait`."""

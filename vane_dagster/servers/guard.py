@@ -6,15 +6,13 @@ No process of the server outlives the worker, whichever one of them is killed wi
 killed       consequence
 ===========  =======================================================================================
 the worker   its pipe ends; the guard kills the server and all its descendants
-the guard    the kernel kills the server; the worker kills its descendants
+the guard    the kernel kills the server; the worker kills its process group
 the server   the guard kills its descendants, and reports it
 ===========  =======================================================================================
 
 The guard adopts orphans (``PR_SET_CHILD_SUBREAPER``), so every process that the server starts
-remains its descendant, even in a session of its own. The worker finds them by a mark that processes
-inherit and do not overwrite, as they may do with their environment: a random number as their limit
-of file locks, which Linux does not enforce (``RLIMIT_LOCKS``). The guard is no child of the worker,
-because Ray kills the child processes of a worker that it ends.
+remains its descendant, even in a session of its own. The guard is no child of the worker, because
+Ray kills the child processes of a worker that it ends.
 
 If worker and guard are killed at once, the kernel kills the server alone. Outside Linux only the
 server's process group is killed.
@@ -29,7 +27,6 @@ import ctypes
 import functools
 import json
 import os
-import resource
 import selectors
 import shutil
 import signal
@@ -42,7 +39,6 @@ from typing import Any
 
 _IS_LINUX = sys.platform == "linux"
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
-_RLIMIT_LOCKS = 10
 _CLEANERS = (b"resource_tracker", b"torch_shm_manager")
 """Processes of Python and PyTorch that remove shared memory after those that use it have ended."""
 _CLEANERS_SECONDS = 1.0
@@ -74,9 +70,7 @@ class GuardedServer:
         self.ended = threading.Event()
         self.error = ""
         self._code: int | None = None
-        self._left: set[int] = set()
         self._lock = threading.Lock()
-        self._mark = 2**56 + int.from_bytes(os.urandom(7), "big")
         self._launcher = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(os.getpid()), folder, label],
             stdin=subprocess.PIPE,
@@ -84,7 +78,7 @@ class GuardedServer:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._send(json.dumps({"command": [*command], "env": {**env}, "mark": self._mark}))
+        self._send(json.dumps({"command": [*command], "env": {**env}}))
         self._output = threading.Thread(target=self._copy, args=(log,), daemon=True)
         self._output.start()
         threading.Thread(target=self._read, name=f"reports of {label}", daemon=True).start()
@@ -101,7 +95,7 @@ class GuardedServer:
         if not self.ended.wait(drain_s + _KILL_SECONDS) and self.guard_pid is not None:
             with contextlib.suppress(OSError):
                 os.kill(self.guard_pid, signal.SIGKILL)
-        return self.ended.wait(2 * _KILL_SECONDS) and not self._left
+        return self.ended.wait(2 * _KILL_SECONDS)
 
     @property
     def outcome(self) -> str:
@@ -140,8 +134,9 @@ class GuardedServer:
                 self._code = report.get("code", self._code)
                 self.error = report.get("error", self.error)
         self._launcher.wait()
-        if self._code is None and not self.error:
-            self._left = _end_processes(self._mark)
+        if self._code is None and self.pid is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
         self._output.join(_POLL_SECONDS)
         with self._lock, contextlib.suppress(OSError):
             self._launcher.stdin.close()
@@ -169,7 +164,7 @@ def _main() -> None:
             stdout=2,
             stderr=2,
             start_new_session=True,
-            preexec_fn=functools.partial(_prepare, os.getpid(), launch["mark"]),
+            preexec_fn=functools.partial(_prepare, os.getpid()),
         )
     except (OSError, subprocess.SubprocessError) as error:
         _report(error=f"could not be started: {type(error).__name__}: {error}")
@@ -193,7 +188,7 @@ def _main() -> None:
     if not _IS_LINUX:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
-    _end_processes(launch["mark"], os.getpid())
+    _end_descendants()
     if kill_at == 0.0:
         shutil.rmtree(folder, ignore_errors=True)
     _report(code=_reap(process.pid) if code is None else code)
@@ -219,14 +214,11 @@ def _control(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl failed")
 
 
-def _prepare(parent: int, mark: int) -> None:
-    """Prepare the server's process before its command: signals, mark, its end with its parent."""
+def _prepare(parent: int) -> None:
+    """Prepare the server's process before its command: its signals, and its end with its parent."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    if _IS_LINUX:
-        with contextlib.suppress(ValueError):  # the limit cannot be raised so far
-            resource.setrlimit(_RLIMIT_LOCKS, (mark, resource.getrlimit(_RLIMIT_LOCKS)[1]))
     _control(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -242,19 +234,17 @@ def _reap(server: int) -> int | None:
     return code
 
 
-def _end_processes(mark: int, guard: int | None = None) -> set[int]:
-    """Kill the processes of a server; return those that SIGKILL has not ended in time."""
+def _end_descendants() -> None:
+    """Kill the descendants of the guard, and wait for their end."""
     until = time.monotonic() + _KILL_SECONDS
     spare_until = 0.0
-    while (found := _processes(mark, guard)) and time.monotonic() < until:
-        assert not found & {0, 1, os.getpid()}
+    while (found := _descendants()) and time.monotonic() < until:
         if others := {pid for pid in found if not _is_cleaner(pid)}:
             spare_until = time.monotonic() + _CLEANERS_SECONDS
         for pid in others if time.monotonic() < spare_until else found:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    return found
 
 
 def _is_cleaner(pid: int) -> bool:
@@ -264,10 +254,10 @@ def _is_cleaner(pid: int) -> bool:
     return False
 
 
-def _processes(mark: int, guard: int | None) -> set[int]:
-    """Return the processes that have a mark, and the descendants of these and of the guard."""
+def _descendants() -> set[int]:
+    """Return the live descendants of this process."""
     parents: dict[int, int] = {}
-    found = set()
+    found: set[int] = set()
     for name in os.listdir("/proc") if _IS_LINUX else ():
         if name.isdigit():
             with contextlib.suppress(OSError):
@@ -275,10 +265,7 @@ def _processes(mark: int, guard: int | None) -> set[int]:
                     state, parent, *_ = file.read().rpartition(b")")[2].split()
                 if state not in b"ZX":
                     parents[int(name)] = int(parent)
-                    with open(f"/proc/{name}/limits", "rb") as file:
-                        if str(mark).encode() in file.read().split():
-                            found.add(int(name))
-    while more := {p for p, of in parents.items() if of in found or of == guard} - found:
+    while more := {p for p, of in parents.items() if of in found or of == os.getpid()} - found:
         found |= more
     return found
 
