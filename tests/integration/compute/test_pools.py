@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 import ray
@@ -34,9 +31,7 @@ from support.pool_models import (  # noqa: F401  # fixtures
     until,
 )
 from support.results import failure, metadata
-from support.warm_workers import EndingLocal
 from vane_dagster.cli.main import main
-from vane_dagster.compute import local_backend
 from vane_dagster.compute.actor_names import NAMESPACE, actor_names
 from vane_dagster.compute.api import Cancelled
 from vane_dagster.compute.pool_manager import PoolManager
@@ -203,36 +198,6 @@ def test_variables_and_threads_reach_the_workers(
 
 
 # Subprocesses
-
-
-class Parent:
-    """Starts a process of its own, and does not end it."""
-
-    def __init__(self, log: str) -> None:
-        self.loads = Path(log) / "loads"
-        self.child = subprocess.Popen(["sleep", "1000"])
-        note(self.loads, os.getpid(), self.child.pid)
-
-    def __call__(self, batch):
-        until(lambda: len(noted(self.loads)) == 4, "both workers are loaded")
-        return {"id": batch["id"], "out": batch["id"], "pid": batch["id"]}
-
-
-def test_subprocesses_leave_nothing(tmp_path, materialize, monkeypatch):
-    (tmp_path / "tables").mkdir()
-    monkeypatch.setattr(local_backend, "_roomy_folder", lambda: str(tmp_path / "tables"))
-    pipeline = docs(tmp_path)
-    pipeline.map_batches(
-        "out", Parent, schema=SCHEMA, concurrency=2, fn_constructor_kwargs={"log": str(tmp_path)}
-    )
-    before = set(psutil.Process().children(recursive=True))
-    materialize(pipeline, EndingLocal(num_cpus=2))
-    pids = noted(tmp_path / "loads")
-    assert len(pids) == 4
-    until(lambda: not any(alive(pid) for pid in pids), "workers and what they started end", 5)
-    left = set(psutil.Process().children(recursive=True)) - before
-    assert not [p for p in left if "local_worker" in str(p.cmdline())]
-    assert not list((tmp_path / "tables").iterdir())
 
 
 # vane-dagster pools

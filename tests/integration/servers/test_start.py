@@ -12,11 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.server_processes import FAST, answer, ask, guarded, is_free, launch, port, running
+from support.server_processes import answer, ask, guarded, is_free, launch, port, running
 from vane_dagster.errors import ModelLoadError
 from vane_dagster.retries import Backoff, Restarts
 from vane_dagster.servers.launch import Launch
-from vane_dagster.servers.process import ServerProcess
 
 
 def failing(code: str, *arguments: str, **fields) -> Launch:
@@ -135,14 +134,3 @@ def test_a_server_that_is_not_ready_in_time_fails_and_leaves_nothing(flag, answe
     assert len(pids) == 2
     assert not pids & {process.pid for process in psutil.process_iter()}
     assert not guarded(os.getpid())
-
-
-def test_a_server_without_a_key_has_none():
-    made = launch(key_env=None)
-    without = tuple(part for part in made.command if part not in ("--key-env", "SERVER_KEY"))
-    server = ServerProcess(Launch("echo", without), limits=FAST)
-    try:
-        assert server.status().endpoint.api_key == ""
-        assert answer(server.status().endpoint, "a") == "echo: a"
-    finally:
-        server.stop()

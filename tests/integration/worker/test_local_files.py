@@ -193,15 +193,6 @@ def test_what_no_process_uses_is_deleted_after_a_while(root, copies, tmp_path):
     assert kept == {used, recent, new}
 
 
-def test_workers_that_start_together_copy_once(root, copies, tmp_path):
-    digest = shipped(root, file(tmp_path / "large" / "model.pt", "w" * 10_000_000)).digest
-    started = [worker(root, copies, digest) for _ in range(3)]
-    paths = {one.communicate()[0] for one in started}
-    assert len(paths) == 1
-    assert {one.returncode for one in started} == {0}
-    assert Path(paths.pop().strip()).stat().st_size == 10_000_000
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path

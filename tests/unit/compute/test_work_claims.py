@@ -251,17 +251,6 @@ def test_a_run_waits_for_the_other_and_says_so(two):
     assert sorted(first.computed + second.computed) == everything()
 
 
-def test_a_stage_is_released_when_its_part_is_written(two):
-    first, second = two
-    fragment = first.take()
-    first.write(fragment, "one")
-    first.queue.end(fragment)  # and gives the rest up
-    first.queue.close()
-    second.drain()
-    assert (fragment.index, "two") in second.computed
-    assert (fragment.index, "one") not in second.computed
-
-
 def test_a_run_takes_over_what_another_has_failed_to_compute(two):
     first, second = two
     fragment = first.take()

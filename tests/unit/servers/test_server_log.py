@@ -48,21 +48,9 @@ def test_the_tail_begins_with_a_whole_line_so_that_no_secret_is_divided(prefix):
     assert log.tail(lines=1000) == "\n".join(["is ***"] * 6), "of the last two files"
 
 
-def test_a_log_that_does_not_exist_yet_is_empty(prefix):
-    log = ServerLog(prefix, 100)
-    assert (log.end, log.tail()) == (0, "")
-    assert log.path == f"{prefix}.log"
-
-
 def test_a_link_or_file_of_another_user_in_place_of_the_log_is_left_alone(prefix, tmp_path):
     (tmp_path / "other").write_text("of someone else")
     os.symlink(tmp_path / "other", f"{prefix}.log")
     log = written(prefix, b"a line\n")
     assert log.tail() == ""
     assert (tmp_path / "other").read_text() == "of someone else"
-
-
-def test_a_closed_log_has_no_lines(prefix):
-    log = written(prefix, b"a line\n")
-    log.close()
-    assert log.tail() == ""

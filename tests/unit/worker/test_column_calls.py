@@ -100,16 +100,6 @@ def test_fields_of_a_struct_of_different_lengths_are_named():
         predicted(wrong, ["a"], "x float, y float", output_column="out")
 
 
-@pytest.mark.parametrize("output", [None, "out"])
-def test_arrays_of_bytes_are_text_where_text_is_declared(output):
-    texts = np.array(["é".encode(), None, b"z"], dtype=object).reshape(-1, 1)
-    predict = returning(lambda a: {"one": texts, "raw": np.array([b"a", b"bc", b""])})
-    options = {"output_column": output} if output else {}
-    table = predicted(predict, ["a"], "one string, raw binary", **options)
-    rows = table[output].to_pylist() if output else table.select(["one", "raw"]).to_pylist()
-    assert [tuple(row.values()) for row in rows] == [("é", b"a"), (None, b"bc"), ("z", b"")]
-
-
 @pytest.mark.parametrize(
     ("factory", "options", "words"),
     [
@@ -174,10 +164,3 @@ def test_a_row_without_a_declared_field_is_refused(output, words, place):
     options = {"output_column": output} if output else {}
     with pytest.raises(vd.errors.UdfError, match=words):
         predicted(returning(predict), ["a"], "label string, score float", **options)
-
-
-def test_fields_that_are_not_declared_may_differ():
-    rows = [{"score": 1.0, "first": 1}, {"score": None}, {"last": 3, "score": 3.0}]
-    table = predicted(returning(lambda a: rows), ["a"], "struct<score:float>")
-    assert table["score"].to_pylist() == [1, None, 3]
-    assert table.column_names == ["id", "score"]

@@ -277,16 +277,6 @@ def test_a_failed_row_may_stay_with_nulls(fn):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["map", "flat_map", "filter"])
-def test_all_rows_may_fail(method):
-    def fn(n: int) -> list[int]:
-        raise ValueError("bad")
-
-    options = {"id": "part"} if method == "flat_map" else {}
-    stage = row_stage(method, fn, on_error="quarantine", max_error_rate=1, **options)
-    assert run_stage(stage, TEXTS).num_rows == 0
-
-
 @pytest.mark.usefixtures("no_waits")
 def test_transient_errors_are_retried_for_their_rows_alone():
     seen: list[int] = []

@@ -329,19 +329,6 @@ def test_an_index_that_matches_no_rows_is_refused(case):
             batch_format="pandas")  # fmt: skip
 
 
-def test_a_filtered_frame_needs_its_id():
-    def fn(batch, keep_id):
-        left = batch[batch["n"] > 10]
-        return left if keep_id else left[["n"]]
-
-    kept = call(fn, {"n": "BIGINT"}, batch_format="pandas", cardinality="filter", keep_id=True)
-    assert kept.to_pydict() == {"id": [2, 3], "n": [20, 30]}
-    refused(fn, {"n": "BIGINT"}, "cannot be matched. Return a data frame with the id",
-            batch_format="pandas", cardinality="filter", keep_id=False)  # fmt: skip
-    refused(fn, {"n": "BIGINT"}, "1 of 3 rows did not come back", batch_format="pandas",
-            keep_id=True)  # fmt: skip
-
-
 @pytest.mark.usefixtures("no_waits")
 @pytest.mark.parametrize("place", [1, np.int64(1), np.uint8(1)])
 @pytest.mark.parametrize("rows", [{"n": [10, 20]}, pd.DataFrame({"n": [10, 20]})])
@@ -404,7 +391,7 @@ RETURNED = {
 
 
 @pytest.mark.parametrize("kind", RETURNED)
-@pytest.mark.parametrize("style", ["returns", "yields", "yields later"])
+@pytest.mark.parametrize("style", ["returns", "yields"])
 def test_a_buffer_that_is_used_again_is_copied(kind, style):
     declared, made = RETURNED[kind]
     buffer = np.zeros((1, 2), np.float32)
@@ -417,14 +404,8 @@ def test_a_buffer_that_is_used_again_is_copied(kind, style):
         for start in range(batch.num_rows):
             yield _with_id(filled(batch.slice(start, 1)), batch["id"].slice(start, 1))
 
-    async def yields_later(batch):
-        for result in yields(batch):
-            await asyncio.sleep(0)
-            yield result
-
-    styles = {"returns": filled, "yields": yields, "yields later": yields_later}
-    size = None if style.startswith("yields") else 1
-    output = call(styles[style], {"x": declared}, batch_size=size)
+    fn, size = (yields, None) if style == "yields" else (filled, 1)
+    output = call(fn, {"x": declared}, batch_size=size)
 
     assert [_leaf(value) for value in output["x"].to_pylist()] == [10, 20, 30]
     assert output["id"].to_pylist() == [1, 2, 3]
@@ -495,20 +476,12 @@ class Together:
         return {"x": batch["id"]}
 
 
-class TogetherInPieces(Together):
-    """The same as an asynchronous generator."""
-
-    async def __call__(self, batch):
-        yield await super().__call__(batch)
-
-
-@pytest.mark.parametrize("fn", [Together, TogetherInPieces])
-def test_async_calls_are_in_flight_together(fn):
-    fn.most = 0
+def test_async_calls_are_in_flight_together():
+    Together.most = 0
     table = pa.table({"id": range(12)})
-    output = call(fn, {"x": "BIGINT"}, table, batch_size=1, max_concurrency=4)
+    output = call(Together, {"x": "BIGINT"}, table, batch_size=1, max_concurrency=4)
     assert output["x"].to_pylist() == list(range(12)), "in the order of the batches"
-    assert fn.most == 4, "and never more than max_concurrency"
+    assert Together.most == 4, "and never more than max_concurrency"
 
 
 def test_an_async_error_ends_the_others():

@@ -29,7 +29,6 @@ from vane_dagster.worker.protocol import (
     TableRows,
     Work,
 )
-from vane_dagster.worker.unread_rows import split_unread
 
 IDS = pa.schema([("id", pa.string())])
 READ = pa.schema([("id", pa.string()), ("n", pa.int64())])
@@ -91,14 +90,6 @@ def target(tmp_path) -> PartTarget:
     return PartTarget(Location(str(tmp_path / "parts")), "0" * 40, "id")
 
 
-def test_rows_that_were_read_are_separated():
-    table = Damaged().read(ROWS.fragment, READ, None)
-    rows, faults = split_unread(table)
-    assert rows.to_pydict() == {"id": ["a", "c"], "n": [1, 3]}
-    assert [(fault.name, str(fault.error)) for fault in faults] == [("ValueError", "damaged")] * 2
-    assert split_unread(rows) == (rows, [])
-
-
 @pytest.mark.parametrize("on_error", ["raise", "quarantine"])
 def test_a_call_quarantines_them(host, target, on_error):
     schema = pa.schema([("id", pa.string()), ("ten", pa.int64())])
@@ -152,12 +143,6 @@ def test_a_project_quarantines_them(host, target):
     tally = report.tally
     assert (tally.rows_in, tally.filtered, tally.quarantined, tally.unread) == (4, 1, 2, 2)
     assert report.part.faults
-
-
-def test_a_write_of_the_source_quarantines_them(host, target):
-    table, report = host.run(work(Gather(), (ROWS,), READ, target))
-    assert table.to_pydict() == {"id": ["a", "c"], "n": [1, 3]}
-    assert (report.tally.rows_in, report.tally.quarantined) == (4, 2)
 
 
 def test_a_join_quarantines_rows_that_match_them(host):
