@@ -102,17 +102,6 @@ def test_damaged_records_leave_nothing_behind(tmp_path):
     assert [path for path in tmp_path.iterdir() if path.is_dir() and path.name != ".partial"] == []
 
 
-def test_many_indexes_are_not_searched_for_old_ones_each_time(tmp_path, monkeypatch):
-    part = recorded(tmp_path, [(1, 1, 1, 0, 5)])
-    listed = []
-    listing = Path.glob
-    monkeypatch.setattr(Path, "glob", lambda *given_: listed.append(given_[0]) or listing(*given_))
-    for floor in range(5):
-        open_index([part], floor, tmp_path)
-    assert listed.count(tmp_path) == 1
-    assert {*listed} == {tmp_path, tmp_path / ".partial"}
-
-
 @pytest.mark.parametrize("left", [None, -8])
 def test_an_incomplete_index_is_built_again(tmp_path, left):
     part = recorded(tmp_path / "store", [(n, 1, 1, Outcome.OUTPUT, 1) for n in range(3)])

@@ -82,16 +82,6 @@ def test_what_all_prompts_begin_with_makes_no_group(messages, system):
     assert found["id"].to_pylist() != rows(docs)["id"].to_pylist()
 
 
-def test_the_former_positions_have_a_name_that_no_column_has():
-    table = rows([LONG[1], LONG[0], LONG[1]], __place=[7, 8, 9])
-    found, _ = arrange(table, order(), 1)
-    assert found.select(table.column_names).sort_by("id").equals(table)
-    assert len(set(found.column_names)) == table.num_columns + 1
-    assert restore([found.select(["id", "__place"])], found)["__place"].to_pylist() == [
-        7, 8, 9,
-    ]  # fmt: skip
-
-
 @given(st.lists(st.sampled_from(LONG[:4]), min_size=1, max_size=30), st.integers(1, 5), st.data())
 def test_what_was_made_of_rows_comes_back_in_their_order(docs, shares, data):
     table = rows(docs)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-import vane_dagster as vd
-from support.udf_calls import row_stage, run_stage
 from vane_dagster.errors import CostlyError
-from vane_dagster.worker import retry, udf_caller
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.retry import (
     AwaitServers,
@@ -143,52 +139,6 @@ def test_a_row_that_is_alone_meets_no_other_call():
     asyncio.run(together())
     assert {count for alone, count in most if alone} == {1}
     assert max(count for alone, count in most if not alone) > 1
-
-
-class Restarting:
-    """A server that one row ends, and that is up again a moment later."""
-
-    is_outdated = False
-
-    def __init__(self) -> None:
-        self.ended_at = self.up_at = 0.0
-
-    async def ask(self, ids: list[int]) -> None:
-        await asyncio.sleep(0.001)
-        if 3 in ids and self.is_usable():
-            self.ended_at = time.monotonic()
-            self.up_at = self.ended_at + 0.05
-        if not self.is_usable():
-            raise ConnectionError("refused")
-
-    def probe(self, keys: Sequence[str], since: float) -> bool:
-        return self.is_usable() and self.ended_at < since
-
-    def is_usable(self, keys: Sequence[str] = ()) -> bool:
-        return time.monotonic() >= self.up_at
-
-
-def test_a_row_is_not_called_alone_while_another_one_has_ended_the_server(monkeypatch):
-    served = Restarting()
-    monkeypatch.setattr(udf_caller, "directory", served)
-    monkeypatch.setattr(udf_caller, "_SERVER_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(retry, "seconds_before_alone", lambda *given: 0.0)
-
-    async def answer(batch: pa.Table, llm: Any) -> pa.Table:
-        await served.ask(batch["id"].to_pylist())
-        return pa.table({"id": batch["id"], "x": batch["id"]})
-
-    server = vd.Server(["serve", "{port}"], version="1")
-    stage = row_stage(
-        "map_batches",
-        answer,
-        schema={"x": "BIGINT"},
-        fn_kwargs={"llm": server},
-        on_error="quarantine",
-        batch_size=4,
-    )
-    rows = run_stage(stage, pa.table({"id": range(16)}))
-    assert rows["id"].to_pylist() == [id for id in range(16) if id != 3]
 
 
 def test_an_answer_that_was_refused_is_retried_beside_a_crash():
