@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 
@@ -12,17 +12,10 @@ class PartitionOrder(Protocol):
     def before(self, partition: str) -> Iterable[str]:
         """Return the partitions before one, the nearest first."""
 
-    def all(self) -> Sequence[str]:
-        """Return all partitions."""
-
 
 class NoOrder:
     """An order in which no partition precedes another."""
 
     def before(self, partition: str) -> Iterable[str]:
-        """See `PartitionOrder`."""
-        return ()
-
-    def all(self) -> Sequence[str]:
         """See `PartitionOrder`."""
         return ()

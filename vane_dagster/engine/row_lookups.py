@@ -17,8 +17,7 @@ from vane_dagster.errors import VaneError
 from vane_dagster.events import Noticed
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.planning.plan import Part
-from vane_dagster.storage.manifest import Manifest, ManifestName
-from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
+from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.protocol import RecordGroup, RowLookup
 from vane_dagster.worker.reports import WorkReport
@@ -35,8 +34,8 @@ class RowLookups:
     """Finds the parts with the rows that a stage may copy, when a fragment is about to begin.
 
     These are the parts in force of the same partition and of the preceding ones, as many as the
-    stage says. A new partition also looks in partitions that no longer exist. The
-    parts of the same partition that this run has written come first; see `written_groups`.
+    stage says. The parts of the same partition that this run has written come first; see
+    `written_groups`.
 
     A partition of this run waits until those before it are computed. If these waits turn out to be
     in vain, because hardly any row was found in another partition, they end.
@@ -45,7 +44,6 @@ class RowLookups:
     def __init__(self, state: RunState) -> None:
         self._state, self._plan = state, state.plan
         self._indexes = {p.key: index for index, p in enumerate(state.plan.partitions)}
-        self._stored_partitions: dict[str, list[tuple[str, ManifestName]]] = {}
         self._lookups: dict[tuple[int, str], RowLookup] = {}
         self._before = cache(lambda key, n: list(islice(state.partition_order.before(key), n)))
         # Rows that were looked up, and those found in other partitions; by stage.
@@ -137,34 +135,6 @@ class RowLookups:
             if former is not None:  # it has the rows that have moved from there to this partition
                 names = {part.info.name for part in computed}
                 yield from add(partial(store.read, pipeline, stage, key, former), names)
-        if plan.former is None:
-            for name_of_folder, name in self._retired(stage, planned.key, spec.reuse.partitions):
-                location = store.root.child(pipeline, stage, "manifests", name_of_folder)
-                yield from add(partial(store.opened, location, str(name)))
-
-    def _retired(
-        self, stage: str, key: str | None, count: int
-    ) -> Sequence[tuple[str, ManifestName]]:
-        """The stored partitions that the pipeline no longer has, and that a new one is a part of.
-
-        They are found by name: after a change from days to hours, or from hours to days, one name
-        begins with the other. An unpartitioned pipeline has the rows of all. At most `count` are
-        returned.
-        """
-        if not count or self._plan.forced:
-            return ()
-        if stage not in self._stored_partitions:
-            state = self._state
-            present = {partition_folder(each) for each in state.partition_order.all()}
-            if self._plan.partitions[0].key is None:
-                present.add(UNPARTITIONED)
-            listed = state.store.latest_of_all(state.pipeline.name, stage) if present else {}
-            self._stored_partitions[stage] = sorted(
-                (folder, name) for folder, name in listed.items() if folder not in present
-            )
-        own = partition_folder(key)
-        related = [each for each in self._stored_partitions[stage] if _are_related(own, each[0])]
-        return related[:count]
 
     def _computed(self, index: int, stage: str, definition: str) -> list[Part] | None:
         """The parts of another partition that this run has completed."""
@@ -228,11 +198,3 @@ def _recorded_groups(parts: Sequence[Part], id: str, is_own: bool) -> Iterator[R
         rows += part.info.rows_in
     if group:
         yield RecordGroup(tuple(group), id, is_own)
-
-
-def _are_related(some: str, other: str) -> bool:
-    """Whether the folder of a partition has the name of another one, or begins with it."""
-    if UNPARTITIONED in (some, other):
-        return True
-    first, second = sorted((some.partition("~")[0], other.partition("~")[0]), key=len)
-    return second.startswith(first)

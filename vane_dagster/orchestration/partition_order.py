@@ -23,7 +23,7 @@ class DagsterOrder:
         self._places: dict[str, int] = {}
 
     def all(self) -> Sequence[str]:
-        """See `PartitionOrder`."""
+        """Return all partitions."""
         with self._lock:
             if self._keys is None:
                 self._keys = ()

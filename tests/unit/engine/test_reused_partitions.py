@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -229,26 +228,6 @@ def test_partitions_in_reverse_order_do_not_wait_forever(tmp_path, notes, monkey
     texts = world.write_days(DAYS[:8], changed=1)
     assert world.run(DAYS[:8][::-1]) <= 8 * ROWS
     assert [world.rows(day) for day in DAYS[:8]] == [[t.upper() for t in day] for day in texts]
-
-
-def test_other_partitions_of_the_same_rows_find_them(tmp_path, notes):
-    world = Snapshots(tmp_path, partitions=4)
-    days = ["2026-01-01", "2026-01-02"]
-    hours = [f"{day}-{hour:02}:00" for day in days for hour in (0, 6, 12, 18)]
-    texts = {hour: [f"{hour} {n}" for n in range(5)] for hour in hours}
-    for day in days:
-        world.write(day, [text for hour in hours if hour.startswith(day) for text in texts[hour]])
-    for hour in hours:
-        world.write(hour, texts[hour])
-    world.keys = days
-    assert world.run(days) == 40
-    world.keys = hours
-    assert world.run(hours) == 0
-    assert [world.rows(hour) for hour in hours] == [texts[hour] for hour in hours]
-    shutil.rmtree(tmp_path / "store/docs/upper/manifests/2026-01-01")
-    shutil.rmtree(tmp_path / "store/docs/upper/manifests/2026-01-02")
-    world.keys = days
-    assert world.run(days) == 0, "and back"
 
 
 @pytest.mark.parametrize("suffix", [".rows.parquet", ".faults.parquet", "part"])
