@@ -21,17 +21,9 @@ def test_every_way_to_a_cluster_shares_its_pools(source, own_head):
     for key, where in ways.items():
         run = Process(source, {"out": {}}, key, **where)
         (found,) = run.done()
-        assert "deletes its cluster" not in run.output
         assert found["warm_hits"] == (key != "a"), f"{where}: {found}"
         assert outs(source, key)["out"].to_pylist() == DOUBLED
     assert len((source / "loads").read_text().split()) == 1
-
-
-def test_a_cluster_that_is_deleted_after_each_step_is_warned_of(source, own_head):
-    run = Process(source, {"out": {}}, "a", resource=own_head.address, deleted=True)
-    run.done()
-    assert "DeletedRay deletes its cluster after each step (cleanup='always')" in run.output
-    assert "lifecycle=Lifecycle(cleanup='never')" in run.output
 
 
 def test_two_actors_share_a_gpu(source, own_head):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,8 @@ class ShortLease(vd.RayCompute):
 
     lease_seconds: float = 3.0
 
-    def backend(self, warn: Callable[[str], None]) -> RayBackend:
-        super().backend(warn)
+    def backend(self) -> RayBackend:
+        super().backend()
         return RayBackend(self.idle_timeout, self.lease_seconds)
 
 
@@ -65,13 +64,6 @@ class HeadRay(LocalRay):
         return self.head
 
 
-class DeletedRay(HeadRay):
-    """A dagster-ray cluster that is deleted after a step, as on Kubernetes."""
-
-    def delete(self, context: Any) -> None:
-        print("deleted")
-
-
 def compute(options: dict[str, Any]) -> vd.RayCompute | vd.LocalCompute:
     """Return the compute resource of a run."""
     if options.get("local"):
@@ -80,10 +72,8 @@ def compute(options: dict[str, Any]) -> vd.RayCompute | vd.LocalCompute:
     if "cluster" in options:
         return kind(cluster=vd.LocalCluster(**options["cluster"]))
     if "resource" in options:
-        resource = DeletedRay if options.get("deleted") else HeadRay
-        cleanup = "always" if options.get("deleted") else "never"
-        lifecycle = Lifecycle(cleanup=cleanup, connect=options.get("connect", True))
-        return kind(cluster=resource(head=options["resource"], lifecycle=lifecycle))
+        lifecycle = Lifecycle(cleanup="never", connect=options.get("connect", True))
+        return kind(cluster=HeadRay(head=options["resource"], lifecycle=lifecycle))
     return kind(address=options["address"], ray_init_options=options.get("ray_init_options", {}))
 
 

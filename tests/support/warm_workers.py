@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import vane_dagster as vd
 from support import forked
@@ -27,9 +27,9 @@ class EndingLocal(vd.LocalCompute):
 class ForkedLocal(vd.LocalCompute):
     """A `LocalCompute` whose processes are forked."""
 
-    def backend(self, warn: Callable[[str], None]) -> Backend:
+    def backend(self) -> Backend:
         if _session is None or _surroundings() != _session:
-            return super().backend(warn)
+            return super().backend()
         return LocalBackend.warm(self.num_cpus, self.num_gpus, self.resources, 0, start_forked)
 
 

@@ -52,10 +52,9 @@ class RayBackend:
         self,
         idle_seconds: float = IDLE_SECONDS,
         lease_seconds: float = LEASE_SECONDS,
-        pool_manager: PoolManagerClient | None = None,
     ) -> None:
         self._watch = HeadWatch.started()
-        self._pool_manager = pool_manager or PoolManagerClient()
+        self._pool_manager = PoolManagerClient()
         self._pool_manager.watch = self._watch
         self._idle_seconds = idle_seconds
         self._lease_seconds = lease_seconds

@@ -43,7 +43,7 @@ def run(
     report = _Report(opened)
     run_id = f"run-{secrets.token_hex(4)}"
     checks = CheckRunner(pipeline, opened, partition_order(pipeline), run_id)
-    context = RunContext(opened, run_id, checks, report.listen, log=print)
+    context = RunContext(opened, run_id, checks, report.listen)
     with errors_masked():
         run_pipeline(
             context,

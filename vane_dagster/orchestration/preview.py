@@ -62,7 +62,7 @@ def preview(
                 if each.spec.runs_udf and each.spec.workers.execution_backend is not None:
                     here = replace(each.spec.workers, execution_backend=None)
                     pipeline = pipeline._with_spec(replace(each.spec, workers=here))
-        connection = Connection(compute, pipeline, selected, print)
+        connection = Connection(compute, pipeline, selected)
         stack.callback(connection.close)
         run_id = f"preview-{secrets.token_hex(4)}"
 

@@ -6,13 +6,11 @@ Dagster inspects the annotations of resources at runtime, so this module does no
 evaluation.
 """
 
-import logging
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from vane_dagster.errors import ComputeError
 from vane_dagster.orchestration.resource_arguments import DeclaredArguments
@@ -20,7 +18,6 @@ from vane_dagster.orchestration.resource_arguments import DeclaredArguments
 if TYPE_CHECKING:
     from vane_dagster.compute.api import Backend
 
-_log = logging.getLogger(__name__)
 _connecting = threading.Lock()
 
 
@@ -81,12 +78,8 @@ class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[
 class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-arg]  # it has no value type
     """Base class of the compute resources, `RayCompute` and `LocalCompute`."""
 
-    def backend(self, warn: Callable[[str], None]) -> "Backend":
-        """Connect to the backend that runs the pools.
-
-        Args:
-            warn: Receives warnings about the cluster.
-        """
+    def backend(self) -> "Backend":
+        """Connect to the backend that runs the pools."""
         raise NotImplementedError
 
     def with_subprocesses(self, backend: "Backend") -> "Backend":
@@ -95,7 +88,7 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
         Args:
             backend: The backend of a run. Closing the result closes it.
         """
-        raise NotImplementedError
+        return backend
 
     def close(self, backend: "Backend") -> None:
         """Release everything that must not outlive the run."""
@@ -136,33 +129,23 @@ class RayCompute(Compute):
         default_factory=dict, description="Further arguments of ray.init for an address."
     )
 
-    _pool_manager: Any = PrivateAttr(default=None)
-
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Connect before the step begins, so that the step's duration does not include it.
 
         A local head that is not running starts only when there is something to compute.
+        """
+        self._connect(start=False)
+
+    def backend(self) -> "Backend":
+        """Implement `Compute.backend`.
 
         Raises:
             ComputeError: If the cluster is not reachable, or both `cluster` and `address` are set.
         """
-        if self.cluster is not None and self.address is not None:
-            raise ComputeError("RayCompute: give either cluster or address, not both")
-        self._connect((context.log or _log).warning, start=False)
-        from vane_dagster.compute.client import PoolManagerClient
-
-        self._pool_manager = PoolManagerClient.known()
-
-    def backend(self, warn: Callable[[str], None]) -> "Backend":
-        """Implement `Compute.backend`.
-
-        Raises:
-            ComputeError: If the cluster is not reachable.
-        """
-        self._connect(warn, start=True)
+        self._connect(start=True)
         from vane_dagster.compute.ray_backend import RayBackend
 
-        return RayBackend(self.idle_timeout, pool_manager=self._pool_manager)
+        return RayBackend(self.idle_timeout)
 
     def with_subprocesses(self, backend: "Backend") -> "Backend":
         """Implement `Compute.with_subprocesses`.
@@ -183,19 +166,21 @@ class RayCompute(Compute):
         settings = (own.num_cpus, own.num_gpus, dict(own.resources), backend.gpus_here())
         return RoutedBackend(backend, LocalBackend.warm(*settings))
 
-    def _connect(self, warn: Callable[[str], None], start: bool) -> None:
+    def _connect(self, start: bool) -> None:
         from vane_dagster.compute.connection import connect_address
 
+        if self.cluster is not None and self.address is not None:
+            raise ComputeError("RayCompute: give either cluster or address, not both")
         with _connecting:
             if self.address is not None:
                 connect_address(self.address, self.ray_init_options)
             elif self.cluster is None or isinstance(self.cluster, LocalCluster):
                 (self.cluster or LocalCluster()).connect(start)
             else:
-                _connect_resource(self.cluster, warn)
+                _connect_resource(self.cluster)
 
 
-def _connect_resource(cluster: Any, warn: Callable[[str], None]) -> None:
+def _connect_resource(cluster: Any) -> None:
     """Connect to the cluster of a `dagster_ray.RayResource`, unless it already did so itself."""
     from dagster_ray import RayResource
 
@@ -205,11 +190,6 @@ def _connect_resource(cluster: Any, warn: Callable[[str], None]) -> None:
         raise ComputeError(
             f"RayCompute: cluster is a {type(cluster).__name__}; expected a LocalCluster or a "
             "dagster_ray.RayResource, or give address="
-        )
-    if cluster.lifecycle.cleanup == "always" and type(cluster).delete is not RayResource.delete:
-        warn(
-            f"{type(cluster).__name__} deletes its cluster after each step (cleanup='always'), and "
-            "the warm models with it; set lifecycle=Lifecycle(cleanup='never') to keep them"
         )
     options = dict(cluster.ray_init_options)
     if variables := cluster.get_env_vars_to_inject():
@@ -230,12 +210,8 @@ class LocalCompute(Compute):
     num_gpus: int | None = Field(default=None, description="GPUs. Default: the machine's.")
     resources: dict[str, float] = Field(default_factory=dict, description="Custom resources.")
 
-    def backend(self, warn: Callable[[str], None]) -> "Backend":
+    def backend(self) -> "Backend":
         """Implement `Compute.backend`."""
         from vane_dagster.compute.local_backend import LocalBackend
 
         return LocalBackend.warm(self.num_cpus, self.num_gpus, dict(self.resources))
-
-    def with_subprocesses(self, backend: "Backend") -> "Backend":
-        """Implement `Compute.with_subprocesses`: all pools are subprocesses already."""
-        return backend

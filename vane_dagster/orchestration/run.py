@@ -56,7 +56,6 @@ class RunContext:
         listen: Receives the events, on the thread that executes a plan.
         flush: Called when no event has come for a moment.
         check: Called every few seconds; an exception stops the run.
-        log: Receives warnings about the cluster.
         priority: The run's priority when runs compete for workers; the highest goes first.
     """
 
@@ -66,7 +65,6 @@ class RunContext:
     listen: Callable[[Event], None] = lambda event: None
     flush: Callable[[], None] = lambda: None
     check: Callable[[], None] = lambda: None
-    log: Callable[[str], None] = lambda text: None
     priority: int = 0
 
 
@@ -81,7 +79,7 @@ def run_pipeline(
     limits: Mapping[str, float] = MappingProxyType({}),
 ) -> RunPlan:
     """Bring stages of some partitions up to date."""
-    connection = Connection(compute, pipeline, selected, run.log)
+    connection = Connection(compute, pipeline, selected)
 
     def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
         return execute_preview(run, first, connection.backend())
@@ -128,7 +126,7 @@ def execute_preview(
 
 def recompute(run: RunContext, plan: RunPlan, compute: Compute) -> None:
     """Execute the plan of a sample."""
-    connection = Connection(compute, plan.pipeline, plan.selected, run.log)
+    connection = Connection(compute, plan.pipeline, plan.selected)
     try:
         _execute(run, plan, connection.backend())
     finally:
@@ -141,14 +139,8 @@ class Connection:
     Subprocesses are beside it if a selected stage runs in them.
     """
 
-    def __init__(
-        self,
-        compute: Compute,
-        pipeline: Pipeline,
-        selected: Collection[str],
-        log: Callable[[str], None],
-    ) -> None:
-        self._compute, self._log = compute, log
+    def __init__(self, compute: Compute, pipeline: Pipeline, selected: Collection[str]) -> None:
+        self._compute = compute
         specs = [stage.spec for stage in pipeline if stage.name in selected]
         self._on_driver = any(spec.runs_udf and spec.on_driver for spec in specs)
         self._backend: Backend | None = None
@@ -158,7 +150,7 @@ class Connection:
         """Return the backend."""
         with self._lock:
             if self._backend is None:
-                self._backend = self._compute.backend(self._log)
+                self._backend = self._compute.backend()
                 if self._on_driver:
                     self._backend = self._compute.with_subprocesses(self._backend)
             return self._backend

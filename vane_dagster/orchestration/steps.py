@@ -41,7 +41,6 @@ def materialize_step(
             context.run.run_id,
             make_check_runner(context, pipeline, opened),
             check=lambda: _check_is_wanted(context),
-            log=context.log.info,
             priority=_priority(context.run),
         )
         checks = CheckLog(context, pipeline)

@@ -50,11 +50,11 @@ def test_an_address_where_nothing_is_fails_with_the_address(source):
 
 def test_what_is_no_cluster_is_refused(cluster):
     with pytest.raises(ComputeError, match="either cluster or address, not both"):
-        vd.RayCompute(cluster=cluster, address="auto").setup_for_execution(None)
+        vd.RayCompute(cluster=cluster, address="auto").backend()
     with pytest.raises(ComputeError, match="cluster is a FragmentStore; expected a LocalCluster"):
-        vd.RayCompute(cluster=vd.FragmentStore(root="x")).backend(print)
+        vd.RayCompute(cluster=vd.FragmentStore(root="x")).backend()
     compute = vd.RayCompute(cluster=cluster, subprocesses=vd.FragmentStore(root="x"))
-    backend = compute.backend(print)
+    backend = compute.backend()
     with pytest.raises(ComputeError, match="subprocesses is a FragmentStore; expected a LocalComp"):
         compute.with_subprocesses(backend)
     compute.close(backend)
@@ -67,7 +67,7 @@ def test_gpus_that_this_machine_gives_to_the_cluster_are_not_for_subprocesses(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     compute = vd.RayCompute(address=own_head.address)
-    backend = compute.with_subprocesses(compute.backend(print))
+    backend = compute.with_subprocesses(compute.backend())
     try:
         capacity = backend.capacity()
         assert capacity.of(False).total("GPU") == 1
@@ -81,7 +81,7 @@ def test_a_process_that_is_connected_elsewhere_is_told_so(cluster):
     cluster.connect()
 
     with pytest.raises(ComputeError, match=r"is connected to the Ray cluster at 127\.0\.0\.1:"):
-        vd.RayCompute(address="127.0.0.1:1").backend(print)
+        vd.RayCompute(address="127.0.0.1:1").backend()
 
 
 def test_threads_connect_to_a_cluster_at_the_same_time(cluster):
@@ -91,7 +91,7 @@ from concurrent.futures import ThreadPoolExecutor
 import vane_dagster as vd
 compute = vd.RayCompute(cluster=vd.LocalCluster(name="tests"))
 with ThreadPoolExecutor(6) as threads:
-    answers = [threads.submit(compute.backend, print) for _ in range(6)]
+    answers = [threads.submit(compute.backend) for _ in range(6)]
     assert {len(answer.result().capacity().nodes) for answer in answers} == {1}
 import ray
 assert ray.is_initialized()
@@ -108,11 +108,11 @@ def test_an_address_that_accepts_connections_but_never_responds_is_an_error(sche
         address = f"{scheme}127.0.0.1:{hung.getsockname()[1]}"
         expected = f"at '{address}' cannot be reached: no response within 0.2 s"
         with pytest.raises(ComputeError, match=expected):
-            vd.RayCompute(address=address).backend(print)
+            vd.RayCompute(address=address).backend()
 
 
 def test_an_explicit_address_of_the_connected_cluster_is_that_cluster(cluster):
     cluster.connect()
     address = ray.get_runtime_context().gcs_address
 
-    assert vd.RayCompute(address=address).backend(print).capacity().total("accelerator") == 1
+    assert vd.RayCompute(address=address).backend().capacity().total("accelerator") == 1

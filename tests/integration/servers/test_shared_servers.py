@@ -78,7 +78,7 @@ def test_an_idle_server_makes_room_and_a_leased_one_does_not(tmp_path, ray_compu
     llm, file = counted(tmp_path, "large", replicas=vd.Workers(resources={"accelerator": 1.0}))
     assert materialize(asking(tmp_path / "src", llm), ray_compute).success
     (pid,) = starts(file)
-    backend = ray_compute.backend(print)
+    backend = ray_compute.backend()
     lease = backend.lease("holds", [server_pool(llm, backend.capacity(), Location(str(tmp_path)))])
     request = _request(backend)
     lease.release()
