@@ -15,10 +15,3 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def joined(values: Iterable[object]) -> str:
     """Join the distinct values, in order."""
     return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or "-"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds for people."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

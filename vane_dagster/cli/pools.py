@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from vane_dagster.cli.output import duration, joined, table
+from vane_dagster._texts import duration
+from vane_dagster.cli.output import joined, table
 from vane_dagster.compute.actor_names import NAMESPACE
 from vane_dagster.compute.client import ask_worker, brief, pool_managers
 from vane_dagster.compute.connection import connect, connect_address

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -56,13 +55,7 @@ def preview(
         else:
             opened = open_store(store, f"{location}: preview")
         selected = with_upstream(pipeline, stage) - {SOURCE}
-        if compute is None:
-            compute = LocalCompute()
-            for each in list(pipeline):  # all of them are subprocesses here
-                if each.spec.runs_udf and each.spec.workers.execution_backend is not None:
-                    here = replace(each.spec.workers, execution_backend=None)
-                    pipeline = pipeline._with_spec(replace(each.spec, workers=here))
-        connection = Connection(compute, pipeline, selected)
+        connection = Connection(LocalCompute() if compute is None else compute, pipeline, selected)
         stack.callback(connection.close)
         run_id = f"preview-{secrets.token_hex(4)}"
 
