@@ -15,7 +15,6 @@ _COMMANDS = {
     "plan": "vane_dagster.cli.plan:plan",
     "preview": "vane_dagster.cli.preview:preview",
     "quarantine": "vane_dagster.cli.quarantine:quarantine",
-    "run": "vane_dagster.cli.run:run",
     "adopt": "vane_dagster.cli.adopt:adopt",
     "cluster": "vane_dagster.cli.cluster:cluster",
     "pools": "vane_dagster.cli.pools:pools",

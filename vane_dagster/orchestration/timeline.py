@@ -20,10 +20,10 @@ from vane_dagster.events import (
 )
 
 PROFILE = "VANE_DAGSTER_PROFILE"
-"""If not empty, each step logs its timeline; may be the Unix time when the command began."""
+"""The environment variable with which each step logs its timeline."""
 
 PHASES = {
-    "RUN_START": "start of Python, import of Dagster and the definitions",
+    "RUN_START": "start of the run",
     "RESOURCE_INIT_STARTED": "launch of the step by Dagster",
     "STEP_START": "resources: connection to a cluster that runs",
     "step": "import of the code of a step",
@@ -46,20 +46,14 @@ class Timeline:
     first wave's start of workers is a phase; the others count as computing.
     """
 
-    def __init__(self, command: float | None, clock: Callable[[], float] = time.time) -> None:
-        self._command = command
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._marks = {"step": clock()}
 
     @classmethod
     def requested(cls) -> Timeline | None:
         """Return a timeline if the environment asks for one."""
-        if not (value := os.environ.get(PROFILE)):
-            return None
-        try:
-            return cls(float(value))
-        except ValueError:  # 'true', say
-            return cls(None)
+        return cls() if os.environ.get(PROFILE) else None
 
     def take(self, event: Event) -> None:
         """Mark the end of the phase that an event ends."""
@@ -87,8 +81,6 @@ class Timeline:
         marks = {**marks, "end": self._clock()}
         known = [(name, marks[name]) for name in PHASES if name in marks]
         last = began = known[0][1]
-        if self._command is not None and 0 <= began - self._command < 3600:
-            last = began = self._command
         yield "timeline of the step\n     at s  seconds  share  phase"
         for name, mark in known:
             at, mark = last, max(last, mark)

@@ -1,4 +1,4 @@
-"""A run from the command line, with its timeline."""
+"""The timeline of a run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ defs = dg.Definitions(assets=[rows.build_assets()], resources=resources)
 def test_a_run_logs_its_timeline_on_request(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "rows.py").write_text(DEFINITIONS)
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    run = [sys.executable, "-m", "vane_dagster", "run", "--profile", "-f", "rows.py"]
+    monkeypatch.setenv("VANE_DAGSTER_PROFILE", "1")
+    run = [sys.executable, "-m", "dagster", "asset", "materialize", "-f", "rows.py"]
     done = subprocess.run([*run, "--select", "*"], cwd=tmp_path, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
     timeline = done.stderr[done.stderr.index("timeline of the step") :]
-    phases = ["start of Python", "launch of the step", "plan", "read, compute, write", "events in"]
+    phases = ["launch of the step", "plan", "read, compute, write", "events in"]
     assert [phase for phase in phases if phase not in timeline] == []
-    assert "the whole command took" in done.stdout
