@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -197,15 +197,21 @@ def _first_error(part: Part) -> str:
 
 def pinned(pipeline: Pipeline, stage: str, store: Store) -> Pipeline:
     """Return the pipeline with the pinned schemas of a stage and of those upstream of it."""
-    above = with_upstream(pipeline, stage)
-    for each in list(pipeline):
-        if each.name in above and each.spec.is_inferred:
-            pipeline = _with_pin(pipeline, each.name, store)
+    pipeline = with_pins(pipeline, [stage], store)
     if pipeline[stage].spec.is_inferred:
         raise SchemaError(
             f"stage '{pipeline.name}/{stage}': its code has changed since its schema was inferred. "
             "Materialize it first"
         )
+    return pipeline
+
+
+def with_pins(pipeline: Pipeline, stages: Iterable[str], store: Store) -> Pipeline:
+    """Return the pipeline with the pinned schemas of stages and of those upstream of them."""
+    above = set[str]().union(*(with_upstream(pipeline, stage) for stage in stages))
+    for each in list(pipeline):
+        if each.name in above and each.spec.is_inferred:
+            pipeline = _with_pin(pipeline, each.name, store)
     return pipeline
 
 

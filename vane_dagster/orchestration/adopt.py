@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from vane_dagster._arguments import positive
@@ -19,13 +19,11 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.inference import pinned
 from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.errors import DefinitionError, PlanError, SchemaError
-from vane_dagster.events import Event, Failed, Recomputed
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCompute
 from vane_dagster.orchestration.run import RunContext, recompute
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.planning.definition import components, definition_digest
-from vane_dagster.planning.plan import Part
 from vane_dagster.planning.sample_plan import plan_sample
 from vane_dagster.storage.adoptions import Adoption, adoptions, keep_adoption, undo_adoption
 from vane_dagster.storage.manifest import Component, Manifest
@@ -135,20 +133,6 @@ def _require_adoptable(
         )
 
 
-@dataclass
-class _Results:
-    """What came of a sample."""
-
-    made: dict[str | None, Sequence[Part]] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
-
-    def listen(self, event: Event) -> None:
-        if isinstance(event, Recomputed):
-            self.made[event.partition] = event.parts
-        elif isinstance(event, Failed):
-            self.failed.append(str(event.error))
-
-
 def _compare(
     location: str,
     pipeline: Pipeline,
@@ -165,21 +149,16 @@ def _compare(
     chosen = {key: manifests[key] for key in counts}
     sample = plan_sample(pipeline, stage, chosen, store, counts, seed, max(counts.values()))
     plan = replace(sample.plan, components={stage: now})  # an edit meanwhile is then an error
-    results = _Results(failed=[str(error) for error in plan.failed.values()])
-    run_id = f"adopt-{secrets.token_hex(4)}"
-    run = RunContext(store, run_id, CheckRunner(pipeline, store), results.listen)
+    run = RunContext(store, f"adopt-{secrets.token_hex(4)}", CheckRunner(pipeline, store))
     differences: list[Difference] = []
     compared = 0
     try:
         for partition in plan.partitions:
             if partition.schemas[stage] != manifests[partition.key].schema:
                 raise PlanError(f"{location}: the types of its columns changed. Materialize it")
-        if plan.partitions:
-            recompute(run, plan, LocalCompute() if compute is None else compute)
-        if results.failed:
-            raise PlanError(
-                f"{location}: stored rows cannot be computed again: {results.failed[0]}"
-            )
+        results = recompute(run, plan, LocalCompute() if compute is None else compute)
+        for error in results.failed.values():
+            raise PlanError(f"{location}: stored rows cannot be computed again: {error}")
         for partition in plan.partitions:
             key = partition.key
             for each in read_sample(plan, partition, sample.sampled[key], results.made[key], store):

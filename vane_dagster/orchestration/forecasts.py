@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from vane_dagster._secrets import errors_masked
-from vane_dagster.engine.inference import SchemaInference
-from vane_dagster.errors import DefinitionError, VaneError, names
+from vane_dagster.engine.inference import with_pins
+from vane_dagster.errors import DefinitionError, names
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.forecast import Forecast, forecast
-from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
-    from vane_dagster.storage.store import Store
 
 
 _RUN = "plan"
@@ -41,47 +38,22 @@ def make_forecast(
         raise DefinitionError(f"{location}: the pipeline has no stages; add one to it")
     selected = selected_stages(pipeline, select, location)
     keys = partition_keys(pipeline, partitions, location)
-    asked = (keys, open_store(store, location), force, retry_quarantined)
-
-    unknown: dict[str, str] = {}
+    opened = open_store(store, location)
     with errors_masked():
-        while selected:
-            try:
-                found = _forecast(pipeline, selected, *asked)
-                return replace(found, unplanned={**found.unplanned, **unknown})
-            except _NotInferred as error:
-                for stage in [s for s in selected if error.stage in with_upstream(pipeline, s)]:
-                    unknown[f"stage {stage!r}"] = str(error)
-                    selected.discard(stage)
-    return Forecast(pipeline.name, [], unknown)
-
-
-class _NotInferred(VaneError):
-    """No run has inferred the schema of a stage."""
-
-    def __init__(self, stage: str) -> None:
-        super().__init__(
-            f"the first run infers the schema of {stage!r}, so what follows is not known"
-        )
-        self.stage = stage
-
-
-def _forecast(
-    pipeline: Pipeline,
-    selected: set[str],
-    keys: Sequence[str | None],
-    store: Store,
-    force: bool,
-    retry_quarantined: bool,
-) -> Forecast:
-    def refuse(plan: RunPlan) -> NoReturn:
-        raise _NotInferred(plan.selected[-1])
-
-    given = (store, refuse, _RUN, lambda event: None, selected, keys)
-    with SchemaInference(*given, pins=False) as inference:
-        resolved = inference.resolve(pipeline)
-    asked = (resolved, selected, keys, store, force, _RUN, retry_quarantined)
-    return forecast(plan_run(*asked, keep=False), store)
+        resolved = with_pins(pipeline, selected, opened)
+        unknown: dict[str, str] = {}
+        for inferred in [s.name for s in resolved if s.name in selected and s.spec.is_inferred]:
+            reason = (
+                f"the first run infers the schema of {inferred!r}, so what follows is not known"
+            )
+            for stage in [s for s in selected if inferred in with_upstream(resolved, s)]:
+                unknown[f"stage {stage!r}"] = reason
+                selected.discard(stage)
+        if not selected:
+            return Forecast(pipeline.name, [], unknown)
+        asked = (resolved, selected, keys, opened, force, _RUN, retry_quarantined)
+        found = forecast(plan_run(*asked, keep=False), opened)
+        return replace(found, unplanned={**found.unplanned, **unknown})
 
 
 def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:

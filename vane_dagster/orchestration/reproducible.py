@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -14,14 +14,13 @@ from vane_dagster.checks.base import Check
 from vane_dagster.checks.context import Recomputation, RecomputedRows
 from vane_dagster.engine.inference import pinned
 from vane_dagster.engine.recompute import delete_parts, read_sample
-from vane_dagster.errors import PlanError, VaneError, names
-from vane_dagster.events import Event, Failed, Recomputed, WorkerReady
+from vane_dagster.errors import PlanError, names
+from vane_dagster.events import Event, PoolLoads, WorkerReady
 from vane_dagster.orchestration.check_events import CheckLog, run_partitions
 from vane_dagster.orchestration.progress import log_text
 from vane_dagster.orchestration.resources import Compute
-from vane_dagster.orchestration.run import RunContext, recompute
+from vane_dagster.orchestration.run import RunContext, Sample, recompute
 from vane_dagster.pipeline.pipeline import Pipeline, Stage
-from vane_dagster.planning.plan import Part
 from vane_dagster.planning.sample_plan import SamplePlan, plan_sample
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.reader import find_all
@@ -31,28 +30,6 @@ if TYPE_CHECKING:
 
 MAX_PARTITIONS = 4
 """Number of partitions, chosen at random, that a run without partitions samples."""
-
-
-@dataclass
-class _Results:
-    """Results of a run that recomputes samples."""
-
-    log: dg.DagsterLogManager
-    made: dict[str | None, Sequence[Part]] = field(default_factory=dict)
-    failed: dict[str | None, VaneError] = field(default_factory=dict)
-    loads: int = 0
-    warm: int = 0
-
-    def listen(self, event: Event) -> None:
-        if isinstance(event, Recomputed):
-            self.made[event.partition] = event.parts
-        elif isinstance(event, Failed):
-            self.failed[event.partition] = event.error
-        elif isinstance(event, WorkerReady) and event.stages and not event.server:
-            self.loads += not event.report.warm
-            self.warm += event.report.warm
-        else:
-            log_text(self.log, event)
 
 
 @dataclass(frozen=True)
@@ -91,12 +68,17 @@ class ReproducibilityRunner:
         rows = self.config.reproduce_rows or check.rows_to_recompute
         pipeline = pinned(self.pipeline, stage.name, self.run.store)
         sample = plan_sample(pipeline, stage.name, manifests, self.run.store, rows, seed)
-        results = _Results(self.context.log, failed=dict(sample.plan.failed))
+        loads = PoolLoads()
+
+        def listen(event: Event) -> None:
+            if isinstance(event, WorkerReady) and event.stages and not event.server:
+                loads.add(event.report)
+            log_text(self.context.log, event)
+
         try:
-            if sample.plan.partitions:
-                recompute(replace(self.run, listen=results.listen), sample.plan, self.compute)
+            results = recompute(replace(self.run, listen=listen), sample.plan, self.compute)
             for key, manifest in manifests.items():
-                recomputation = self._recomputation(manifest, sample, results, seed)
+                recomputation = self._recomputation(manifest, sample, results, loads, seed)
                 result = self.run.check_runner.recomputed(check, manifest, recomputation)
                 log.found(stage.name, key, [result])
         finally:
@@ -122,7 +104,12 @@ class ReproducibilityRunner:
         return {key: manifests[key] for key in keys}
 
     def _recomputation(
-        self, manifest: Manifest, sample: SamplePlan, results: _Results, seed: int
+        self,
+        manifest: Manifest,
+        sample: SamplePlan,
+        results: Sample,
+        loads: PoolLoads,
+        seed: int,
     ) -> Recomputation:
         """Return the recomputed sample of a partition."""
         key = manifest.partition
@@ -130,8 +117,8 @@ class ReproducibilityRunner:
         return Recomputation(
             read=lambda: self._read(key, sample, results),
             seed=seed,
-            loads=results.loads,
-            warm=results.warm,
+            loads=loads.loads,
+            warm=loads.warm,
             code_changed=manifest.definition != sample.definition,
             fragments=sampled.fragments if sampled else 0,
             sampled_fragments=len(sampled.stored.parts) if sampled else 0,
@@ -140,7 +127,7 @@ class ReproducibilityRunner:
         )
 
     def _read(
-        self, key: str | None, sample: SamplePlan, results: _Results
+        self, key: str | None, sample: SamplePlan, results: Sample
     ) -> Sequence[RecomputedRows]:
         plan = sample.plan
         partition = next((each for each in plan.partitions if each.key == key), None)

@@ -124,13 +124,39 @@ def execute_preview(
     return made
 
 
-def recompute(run: RunContext, plan: RunPlan, compute: Compute) -> None:
+@dataclass(frozen=True)
+class Sample:
+    """Results of the plan of a sample.
+
+    Attributes:
+        made: The parts of each partition that was computed.
+        failed: The errors of the others.
+    """
+
+    made: dict[str | None, Sequence[Part]]
+    failed: dict[str | None, VaneError]
+
+
+def recompute(run: RunContext, plan: RunPlan, compute: Compute) -> Sample:
     """Execute the plan of a sample."""
+    sample = Sample({}, dict(plan.failed))
+    if not plan.partitions:
+        return sample
+
+    def handle(event: Event) -> None:
+        if isinstance(event, Recomputed):
+            sample.made[event.partition] = event.parts
+        elif isinstance(event, Failed):
+            sample.failed[event.partition] = event.error
+        else:
+            run.listen(event)
+
     connection = Connection(compute, plan.pipeline, plan.selected)
     try:
-        _execute(run, plan, connection.backend())
+        _execute(replace(run, listen=handle), plan, connection.backend())
     finally:
         connection.close()
+    return sample
 
 
 class Connection:
