@@ -133,20 +133,16 @@ def executed(
     """Run all stages of a pipeline, and return the events of the run; see `compute`."""
     run_id = run_id or secrets.token_hex(8)
 
-    class Order:
-        def all(self) -> Sequence[str]:
-            return keys or [key for key in partitions if key is not None]
-
-        def before(self, partition: str) -> Sequence[str]:
-            known = list(self.all())
-            return known[: known.index(partition)][::-1]
+    def before(partition: str) -> Sequence[str]:
+        known = keys or [key for key in partitions if key is not None]
+        return known[: known.index(partition)][::-1]
 
     stages = tuple(pipeline.stages)
     planned = plan_run(pipeline, stages, partitions, store, run_id=run_id, **options)
     if planned.failed:
         raise next(iter(planned.failed.values()))
     events: list[Event] = []
-    runner = CheckRunner(pipeline, store, Order())
+    runner = CheckRunner(pipeline, store, before)
     given: Any = backend
     execute(planned, given, store, run_id, events.append, threading.Event(), {}, runner)
     return events

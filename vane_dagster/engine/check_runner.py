@@ -27,7 +27,6 @@ from vane_dagster.checks.context import (
     PartCounts,
     Recomputation,
 )
-from vane_dagster.engine.partition_order import NoOrder, PartitionOrder
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.retries import class_names
@@ -50,6 +49,9 @@ _LOOKED_BACK = 64
 _FRAGMENTS = 64
 _BATCH = 8192
 
+Before = Callable[[str], Iterable[str]]
+"""Returns the partitions before one, the nearest first. Called from several threads."""
+
 
 class CheckRunner:
     """Evaluates the checks of a pipeline's stages."""
@@ -58,11 +60,11 @@ class CheckRunner:
         self,
         pipeline: Pipeline,
         store: Store,
-        order: PartitionOrder | None = None,
+        before: Before = lambda partition: (),
         run_id: str = "",
     ) -> None:
         self._pipeline, self._store = pipeline, store
-        self.order: PartitionOrder = order or NoOrder()
+        self.before = before
         self._run_id = run_id
         self._code_read = _read_code(pipeline)
 
@@ -103,7 +105,7 @@ class CheckRunner:
         """The nearest earlier partition that was materialized."""
         if manifest.partition is None:
             return None
-        keys = list(itertools.islice(self.order.before(manifest.partition), _LOOKED_BACK))
+        keys = list(itertools.islice(self.before(manifest.partition), _LOOKED_BACK))
         found = self._store.latest(manifest.pipeline, manifest.stage, keys)
         for key in keys:
             if key in found:

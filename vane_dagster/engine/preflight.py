@@ -263,7 +263,7 @@ def _not_writable(location: str, write_target: Location) -> list[PreflightFindin
             write_target.delete([name])
     except OSError as error:
         fix = "Check the path, its permissions, and that there is room"
-        message = f"{write_target.url!r} cannot be written: {_brief(error)}"
+        message = f"{write_target.url!r} cannot be written: {error}"
         return [PreflightFinding(location, message, fix)]
     except StoreError as error:
         return [PreflightFinding(location, str(error))]
@@ -278,7 +278,3 @@ def _try_local(write_target: Location) -> None:
     path = os.path.join(folder, f"{TEMPORARY}{secrets.token_hex(6)}")
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     os.unlink(path)
-
-
-def _brief(error: OSError) -> str:
-    return f"{type(error).__name__}: {error.strerror or error}"

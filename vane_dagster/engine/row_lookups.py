@@ -45,7 +45,7 @@ class RowLookups:
         self._state, self._plan = state, state.plan
         self._indexes = {p.key: index for index, p in enumerate(state.plan.partitions)}
         self._lookups: dict[tuple[int, str], RowLookup] = {}
-        self._before = cache(lambda key, n: list(islice(state.partition_order.before(key), n)))
+        self._before = cache(lambda key, n: list(islice(state.partitions_before(key), n)))
         # Rows that were looked up, and those found in other partitions; by stage.
         self._counted = defaultdict[str, dict[int, Counter[str]]](lambda: defaultdict(Counter))
         self._completed: dict[str, Counter[str]] = defaultdict(Counter)

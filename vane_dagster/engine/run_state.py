@@ -64,7 +64,7 @@ class RunState:
         self.store = store
         self._info = info
         self._check_runner = check_runner
-        self.partition_order = check_runner.order
+        self.partitions_before = check_runner.before
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
         source = plan.source
         self.claims = claims or NoClaims()

@@ -10,7 +10,6 @@ import dagster as dg
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.event_log import EventLog, Target, events_grouped
-from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.manifest import CheckResult
 from vane_dagster.storage.reader import find_all
@@ -122,14 +121,6 @@ def describe_blocked(found: Sequence[Blocked]) -> str:
         where = "" if partition is None else f", partition {partition!r}"
         lines.append(f"stage {stage!r}{where}: {result.name}: {result.description}")
     return f"{len(found)} blocking checks failed\n" + "\n".join(lines)
-
-
-def make_check_runner(
-    context: dg.AssetExecutionContext, pipeline: Pipeline, store: Store
-) -> CheckRunner:
-    """Return a check runner that orders partitions as Dagster does."""
-    order = DagsterOrder(pipeline.partitions_def, context.instance)
-    return CheckRunner(pipeline, store, order, context.run.run_id)
 
 
 def evaluate_alone(

@@ -10,7 +10,7 @@ import dagster as dg
 
 
 class DagsterOrder:
-    """The partitions of a definition; see `PartitionOrder`. They are listed once.
+    """The partitions of a definition; they are listed once, for all threads.
 
     Before a partition of several dimensions come those that differ from it in one alone: the time
     dimension, else the last one.
@@ -34,7 +34,7 @@ class DagsterOrder:
             return self._keys
 
     def before(self, partition: str) -> Iterator[str]:
-        """See `PartitionOrder`."""
+        """Yield the partitions before one, the nearest first."""
         keys = self.all()
         others = self._other_dimensions(partition)
         for place in range(self._places.get(partition, 0) - 1, -1, -1):

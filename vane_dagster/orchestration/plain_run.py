@@ -42,7 +42,7 @@ def run(
     opened = open_store(store, location)
     report = _Report(opened)
     run_id = f"run-{secrets.token_hex(4)}"
-    checks = CheckRunner(pipeline, opened, partition_order(pipeline), run_id)
+    checks = CheckRunner(pipeline, opened, partition_order(pipeline).before, run_id)
     context = RunContext(opened, run_id, checks, report.listen)
     with errors_masked():
         run_pipeline(

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from vane_dagster._secrets import errors_masked, without_secrets
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import VaneError
 from vane_dagster.orchestration.asset_specs import stage_key
-from vane_dagster.orchestration.check_events import CheckLog, evaluate_alone, make_check_runner
+from vane_dagster.orchestration.check_events import CheckLog, evaluate_alone
 from vane_dagster.orchestration.event_log import planned_checks_dropped
 from vane_dagster.orchestration.io_manager import FragmentStore
+from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
 from vane_dagster.orchestration.reproducible import ReproducibilityRunner
 from vane_dagster.orchestration.resources import Compute
@@ -36,10 +38,11 @@ def materialize_step(
     """Materialize the selected stages of a pipeline."""
     with errors_masked(), planned_checks_dropped(context):
         opened = store.open()
+        before = DagsterOrder(pipeline.partitions_def, context.instance).before
         run = RunContext(
             opened,
             context.run.run_id,
-            make_check_runner(context, pipeline, opened),
+            CheckRunner(pipeline, opened, before, context.run.run_id),
             check=lambda: _check_is_wanted(context),
             priority=_priority(context.run),
         )

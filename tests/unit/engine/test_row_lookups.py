@@ -66,7 +66,7 @@ class Days:
         state: Any = SimpleNamespace(
             plan=SimpleNamespace(partitions=planned, forced=forced),
             pipeline={"m": SimpleNamespace(spec=spec)},
-            partition_order=SimpleNamespace(before=lambda key: keys[: keys.index(key)][::-1]),
+            partitions_before=lambda key: keys[: keys.index(key)][::-1],
             parts=self.parts,
             failed={},
             damaged={},

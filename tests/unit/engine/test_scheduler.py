@@ -18,7 +18,6 @@ import vane_dagster as vd
 from support.arguments import grouped
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Worker
 from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
-from vane_dagster.engine.partition_order import NoOrder
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
 from vane_dagster.errors import ClusterLostError, ComputeError, UdfError
@@ -284,7 +283,7 @@ class Wave:
             {}, dict.fromkeys(names, "code"), FragmentRule(ROWS), pipeline.source,
             listed_at=self.clock.now,
         )  # fmt: skip
-        checks: Any = SimpleNamespace(results=None, order=NoOrder())
+        checks: Any = SimpleNamespace(results=None, before=None)
         self.state = RunState(plan, store, "run", self.events.append, {}, checks, claims)
         self.state.__dict__["_commit_complete"] = lambda index: None
         pool = PoolSpec("m", "Model", (workers, workers), {"GPU": 1} if has_gpu else {})
