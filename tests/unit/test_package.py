@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-import runpy
 import sys
 from collections import Counter
 from importlib.metadata import packages_distributions
 from pathlib import Path
-
-import pytest
 
 import vane_dagster
 from support.paths import TESTS
@@ -24,14 +21,6 @@ OPTIONAL = {
 
 def test_the_package_is_typed():
     assert (ROOT / "py.typed").is_file()
-
-
-def test_the_package_runs_as_a_module(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["vane_dagster", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("vane_dagster", run_name="__main__")
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith("Usage: python -m vane_dagster [OPTIONS] COMMAND")
 
 
 def test_what_is_imported_is_declared():

@@ -14,7 +14,6 @@ import vane_dagster as vd
 from support.poison import (
     EXCEPTIONS,
     Group,
-    Liar,
     NoText,
 )
 from vane_dagster._user_errors import contained, hinted, is_shutdown
@@ -79,19 +78,6 @@ def test_what_an_error_cost_is_counted_although_it_is_replaced(text):
     assert type(error).__name__ == "Refused"
     assert isinstance(error, CostlyError)
     assert error.used == {"calls": 3}
-
-
-def raises_twice() -> None:
-    try:
-        raise Liar("first")
-    except Liar:
-        raise ValueError("second")  # noqa: B904 - the context is what is tested
-
-
-def test_the_context_of_an_exception_is_not_looked_at():
-    with pytest.raises(ValueError, match="second") as raised:
-        raises_twice()
-    assert user_traceback(contained(raised.value)).endswith("ValueError: second\n")
 
 
 @pytest.mark.skipif(Group is None, reason="Python before 3.11 has no exception groups")

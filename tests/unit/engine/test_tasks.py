@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
@@ -25,15 +24,11 @@ from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import (
     CallUdf,
-    Gather,
     PartRows,
-    Project,
     Reject,
     SampledRows,
-    SourceRows,
     TableRows,
 )
-from vane_dagster.worker.reports import Tally
 
 URL = "file:///nowhere/a.parquet"
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])
@@ -98,23 +93,6 @@ class Fragment:
         return self.work.whole(Task(self.run, 0, stage, "whole"))
 
 
-def test_a_stage_at_the_source_reads_its_rows_and_writes_a_part():
-    fragment = Fragment()
-    work, tables = fragment.whole("clean")
-    (rows,) = work.inputs
-    assert isinstance(rows, SourceRows)
-    assert (rows.fragment, rows.files, rows.id) == (
-        fragment.run.fragment, (FileRecord(URL, 1, "v"),), "id",
-    )  # fmt: skip
-    assert tables == []
-    assert isinstance(work.op, Project)
-    assert work.target is not None
-    assert work.target.key == "clean0"
-    assert work.keep, "the map reads it from memory"
-    assert (work.stage, work.lease, work.run_id) == ("docs/clean", "lease", "run")
-    assert work.location.startswith("stage 'docs/clean', partition 'p', fragment 0 (")
-
-
 def test_upstream_rows_are_read_from_memory_as_long_as_they_are_there():
     fragment = Fragment()
     fragment.state("clean").table = Held("table", 100)
@@ -152,21 +130,6 @@ def test_the_rows_that_may_still_fail_are_looked_up_for_each_call():
     assert (first.max_faults, second.max_faults) == (7, 2)
 
 
-def test_slices_are_taken_until_no_rows_are_left():
-    fragment = Fragment()
-    fragment.state("model").give(Held("input", 100))
-    taken = []
-    while not taken or len(fragment.queue):
-        work, tables, start, rows = fragment.take("slice")
-        assert work.worker == FIRST.name
-        assert work.inputs == (TableRows(0, start, start + rows),)
-        assert tables == ["input"]
-        assert work.target is None
-        taken.append((start, rows))
-    assert taken == [(0, 30), (30, 30), (60, 30), (90, 10)]
-    assert fragment.state("model").slices_in_flight == 4
-
-
 def test_slices_of_arranged_rows_have_the_columns_of_the_upstream_stage_alone():
     fragment = Fragment()
     state = fragment.state("model")
@@ -178,15 +141,6 @@ def test_slices_of_arranged_rows_have_the_columns_of_the_upstream_stage_alone():
     assert work.inputs == (TableRows(0, 20, 21, ("id", "x")),)
 
 
-def test_a_retry_has_the_rows_that_it_names():
-    fragment = Fragment()
-    fragment.state("model").give(Held("input", 100))
-    work, _, start, rows = fragment.take("slice", RetriedRows(20, 5))
-    assert (work.inputs, start, rows) == ((TableRows(0, 20, 25),), 20, 5)
-    assert isinstance(work.op, CallUdf)
-    assert fragment.state("model").rows_left == 100, "they are no other slice's"
-
-
 def test_a_row_that_is_given_up_is_rejected_with_the_reason():
     fragment = Fragment()
     fragment.state("model").give(Held("input", 100))
@@ -196,40 +150,3 @@ def test_a_row_that_is_given_up_is_rejected_with_the_reason():
     assert work.op.message == (
         "ended 2 workers, each while processing only this row; the last one: segmentation fault"
     )
-
-
-def test_the_gather_writes_the_pieces_by_their_first_row_with_their_counts():
-    fragment = Fragment()
-    state = fragment.state("model")
-    state.pieces = {30: Held("second", 5), 0: Held("first", 30)}
-    state.tally = Tally(rows_in=100, quarantined=65)
-    work, tables, _, _ = fragment.take("gather")
-    assert (work.op, tables) == (Gather(), ["first", "second"])
-    assert work.inputs == (TableRows(0), TableRows(1))
-    assert work.tally == state.tally
-    assert work.target is not None
-
-
-def test_a_task_of_a_fragment_that_started_over_or_was_given_up_is_not_current():
-    fragment = Fragment()
-    task = Task(fragment.run, 0, "model", "slice")
-    assert task.is_current
-    fragment.run.start_over()
-    assert not task.is_current
-    again = Task(fragment.run, 1, "model", "slice")
-    assert again.is_current
-    fragment.run.abandon({"model"})
-    assert not again.is_current
-
-
-@pytest.mark.parametrize(
-    ("retry", "is_exclusive"),
-    [
-        (None, False),
-        (RetriedRows(0, 2), False),
-        (RetriedRows(0, 1), True),
-        (RetriedRows(0, 1, WORKER_DIED), False),
-    ],
-)
-def test_a_single_suspect_row_tolerates_no_other_call(retry, is_exclusive):
-    assert Task(Fragment().run, 0, "model", "slice", retry).exclusive == is_exclusive

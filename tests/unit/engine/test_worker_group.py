@@ -46,28 +46,6 @@ def test_a_call_that_tolerates_no_other_waits_for_an_idle_worker():
     assert both.pick_worker() is None
 
 
-def test_items_leave_by_priority_then_in_the_order_of_their_coming():
-    both = queue()
-    for priority, item in ((2, "a"), (1, "b"), (1, "c")):
-        both.push(priority, item)
-    assert (both.peek(), both.peek()) == ("b", "b")
-    assert [both.pop() for _ in range(3)] == ["b", "c", "a"]
-    assert both.peek() is None
-
-
-def test_a_worker_that_is_retired_is_drained_when_its_last_call_is_answered():
-    both = queue()
-    both.begin(FIRST, 10)
-    both.drain(FIRST)
-    assert both.pick_worker() == SECOND
-    assert both.drained == []
-    both.end(FIRST, 10)
-    assert both.drained == both.drained == [FIRST], "asking removes none"
-    assert both.remove(FIRST)
-    assert both.drained == []
-    assert not both.remove(FIRST)
-
-
 class Group:
     """A group of workers, with its events and notices."""
 

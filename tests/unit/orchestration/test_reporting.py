@@ -13,28 +13,6 @@ from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.worker.reports import Tally, WorkReport
 
 
-def test_partitions_at_work_at_once_share_the_time():
-    clock = Clock()
-    counted, stats = counts(clock, [])
-
-    counted.begin(fragment(0), "a")
-    clock.now = 4.0
-    counted.begin(fragment(1), "a")
-    clock.now = 6.0
-    counted.end(fragment(0), "a", WorkReport(seconds=6.0, batches=2))
-    clock.now = 7.0
-    counted.end(fragment(1), "a", None)
-    clock.now = 20.0  # nothing was in flight
-    counted.begin(fragment(1), "a")
-    clock.now = 21.0
-    counted.end(fragment(1), "a", WorkReport(seconds=1.0))
-
-    assert stats[0, "a"].seconds == 5.0
-    assert stats[1, "a"].seconds == 3.0
-    assert stats[0, "a"].work_seconds == 6.0
-    assert stats[0, "a"].batches == 2
-
-
 def test_slices_of_a_fragment_that_starts_over_are_taken_back():
     events: list = []
     counted, stats = counts(Clock(), events)

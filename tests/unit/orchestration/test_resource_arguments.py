@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import dagster as dg
 import pytest
 
 import vane_dagster as vd
@@ -33,14 +32,6 @@ def test_a_value_without_a_name_is_refused():
         vd.FragmentStore("/secret")
     with pytest.raises(vd.DefinitionError, match=r"vd\.RayCompute takes its arguments by name"):
         vd.RayCompute("auto")
-
-
-def test_nested_resources_work():
-    own = vd.LocalCompute(num_cpus=1)
-    compute = vd.RayCompute(cluster=vd.LocalCluster(name="x"), subprocesses=own)
-    assert (compute.cluster.name, compute.subprocesses.num_cpus) == ("x", 1)
-    resources = {"compute": compute, "own": own}
-    assert dg.Definitions(resources=resources).resources == resources
 
 
 def test_a_subclass_has_arguments_of_its_own():
