@@ -115,7 +115,6 @@ SAME: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "include_columns": ((B,), {}, {"include_columns": True}),
     "batch size and workers": ((B,), {}, {"batch_size": 3, "concurrency": 2, "num_cpus": 1}),
     "retries": ((B,), {}, {"max_retries": 0, "timeout_s": 5}),
-    "variables": ((B,), {}, {"env_vars": ["TOKEN"]}),
     "reuse of other partitions": ((B,), {}, {"partitions": 4}),
     "a column that is not read": ((B,), {}, {"given": INPUT.append(pa.field("new", pa.bool_()))}),
     "the order of the input": ((B,), {}, {"given": pa.schema(list(INPUT)[::-1])}),
@@ -123,11 +122,6 @@ SAME: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
         (B,),
         {},
         {"given": pa.schema([each.with_metadata({"field_id": "1"}) for each in INPUT])},
-    ),
-    "how a row that fails is handled by a model": (
-        ("embed", "text"),
-        VECTORS,
-        {**VECTORS, "on_error": "quarantine", "batch_size": 7},
     ),
     "the rows that a filter passes on": (
         ("filter", "code:is_long"),
@@ -145,7 +139,6 @@ def test_it_stays(project, name):
 
 CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "the type of an output column": ((B,), {}, {"schema": {"x": "INTEGER"}}),
-    "the name of an output column": ((B,), {}, {"schema": {"y": "BIGINT"}}),
     "another output column": ((B,), {}, {"schema": {"x": "BIGINT", "y": "BIGINT"}}),
     "the columns": ((B,), {}, {"columns": ["text"]}),
     "the order of columns in a batch": ((B,), {}, {"columns": ["n", "text"]}),
@@ -168,31 +161,16 @@ CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
         {},
         {"given": with_type("n", pa.int32())},
     ),
-    "a dictionary": (
-        (B,),
-        {},
-        {"given": with_type("text", pa.dictionary(pa.int32(), pa.string()))},
-    ),
     "the shape of a tensor in a list": (
         (B,),
         {"given": with_type("n", pa.list_(tensor("float32", (2, 3))))},
         {"given": with_type("n", pa.list_(tensor("float32", (3, 2))))},
-    ),
-    "a time zone": (
-        (B,),
-        {"given": with_type("n", pa.timestamp("us", "UTC"))},
-        {"given": with_type("n", pa.timestamp("us"))},
     ),
     "a keyed variable": ((B,), {}, {"keyed_env_vars": ["LANGUAGE_OF_MODEL"]}),
     "making rows": (
         (B,),
         {"columns": ["id", "text"]},
         {"columns": ["id", "text"], "cardinality": vd.Children("chunk_id")},
-    ),
-    "dropping rows": (
-        (B,),
-        {"columns": ["id", "text"]},
-        {"columns": ["id", "text"], "cardinality": "filter"},
     ),
     "columns of parameters": (
         ("map", "code:rows"),
@@ -214,11 +192,6 @@ CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
         ("prompt", "{text}"),
         {**MODEL, "sampling_params": {"seed": "{n}"}},
         {**MODEL, "sampling_params": {"seed": "{id}"}},
-    ),
-    "a function before the model": (
-        ("prompt",),
-        {**MODEL, "messages": "{text}"},
-        {**MODEL, "messages": "code:before", "columns": ["text"]},
     ),
     "the order of the columns of a function": (
         ("prompt",),
@@ -248,15 +221,6 @@ def test_the_value_of_a_keyed_variable_changes_it(project, monkeypatch):
     for value in ("de", "en"):
         monkeypatch.setenv("LANGUAGE_OF_MODEL", value)
         digests.add(found(project, "map_batches", keyed_env_vars=["LANGUAGE_OF_MODEL"]))
-    assert len(digests) == 2
-
-
-def test_the_content_of_a_local_file_changes_it(project, tmp_path):
-    path = tmp_path / "words.txt"
-    digests = set()
-    for content in ("a", "b"):
-        path.write_text(content)
-        digests.add(found(project, "map_batches", fn_kwargs={"by": str(path)}))
     assert len(digests) == 2
 
 
