@@ -176,6 +176,7 @@ IMPORTS = [
     _imported("Hydra's target", "def instantiate(c): ...", "instantiate({'_target_': 'plug.f'})(b)"),
     _imported("sys.modules", "import sys", "sys.modules['plug'].f(b)"),
     _imported("name in a constant", "import importlib\nNAME = 'plug'", "importlib.import_module(NAME).f(b)"),
+    _imported("by a base", "import plug\nclass Base: ...", "[each(b) for each in Base.__subclasses__()]"),
     _imported("exec", "", "exec('import plug; plug.f(1)')"),
     _imported("spec from a file", "import importlib.util as u", "u.spec_from_file_location('plug', 'plug.py')"),
     _imported("passed on", "import importlib", "list(map(importlib.import_module, b))"),

@@ -115,12 +115,6 @@ def executed(
     return found
 
 
-def lists_subclasses(finder: Finder, statements: Iterable[Executed]) -> bool:
-    """Return whether a file of the statements reads `__subclasses__`."""
-    paths = {str(each.module.path) for each in statements}
-    return any(b"__subclasses__" in finder.source(path).text for path in paths)
-
-
 class Reach(NamedTuple):
     """What statements name, directly or through others.
 
@@ -151,11 +145,7 @@ def _is_among(path: str, known: Set[str]) -> bool:
 
 
 class Effects:
-    """Tells which statements count.
-
-    Attributes:
-        lists_subclasses: Whether each class that is derived may be found by its base.
-    """
+    """Tells which statements count."""
 
     def __init__(
         self,
@@ -164,7 +154,6 @@ class Effects:
         reach: Callable[[Module, Sequence[ast.stmt]], Reach],
     ) -> None:
         self._finder, self._is_used, self._find_reach = finder, is_used, reach
-        self.lists_subclasses = False
         self._declared: dict[Name, bool] = {}
 
     def counting(self, module: Module, unit: SymbolSource) -> Sequence[ast.stmt]:
@@ -177,8 +166,7 @@ class Effects:
             return ()
         run = self._reach(module, unit, acts)
         kinds = {act.kind for act in acts}
-        is_hooked = self.lists_subclasses or run.is_hooked or unit.is_hooked
-        if kinds == {"base"} and not is_hooked:
+        if kinds == {"base"} and not (run.is_hooked or unit.is_hooked):
             return ()
         known: Set[str] = _INERT
         if kinds.isdisjoint(("bare call", "store")):
