@@ -30,19 +30,10 @@ class Child(Base):
 
 class Hidden(pydantic.BaseModel):
     rate: float = pydantic.Field(0.5, exclude=True)
-    _seen: int = pydantic.PrivateAttr(0)
-
-class Open(pydantic.BaseModel, extra="allow"):
-    pass
 
 class Holder(pydantic.BaseModel):
     one: Base = Base()
     many: list[Base] = []
-
-def with_private(value):
-    made = Hidden()
-    made._seen = value
-    return made
 """
 _RECORDS = """
 import dataclasses
@@ -51,20 +42,9 @@ import functools
 @dataclasses.dataclass
 class Options:
     size: int = 1
-    scale: dataclasses.InitVar[int] = 1
-
-    def __post_init__(self, scale):
-        self.factor = scale
-
-@dataclasses.dataclass(slots=True)
-class Slotted:
-    size: int = 1
 
 class Text(str):
     pass
-
-class Table(dict):
-    __slots__ = ("unit",)
 
 def having(value, **attributes):
     for name, item in attributes.items():
@@ -123,17 +103,13 @@ def _default(name: str, code: str, file: str = "model/weights") -> Edit:
 _MODEL = '"{root}/model"'
 _IN_FOLDERS = [
     _file("spaCy's component", _MODEL, "model/ner/model", others={"model/meta.json": "{}"}),
-    _file("a deep text", _MODEL, "model/a/b/c/d/words"),
     _file("a vocabulary without a suffix", '"{root}/vocab"', "vocab"),
     _file("a file URL", '"file://{root}/model"', "model/x/weights"),
-    _file("a file URL with escapes", '"file://{root}/my%20model"', "my model/weights"),
     _file("a path", f"pathlib.Path({_MODEL})", "model/x", setup="import pathlib"),
     _file("a path as bytes", f"{_MODEL}.encode()", "model/x"),
     _file("in a list", f"[1, ({_MODEL},)]", "model/x"),
     _file("in a text's subclass", f"Text({_MODEL})", "model/x", setup=_RECORDS),
     _file("in an array", f"np.array([{_MODEL}])", "model/x", setup=_NUMPY),
-    _file("in a numpy text", f"np.str_({_MODEL})", "model/x", setup=_NUMPY),
-    _file("in a series", f"pd.Series([{_MODEL}])", "model/x", setup=_PANDAS),
     _file("in a table", f'pa.table({{"a": [{_MODEL}]}})', "model/x", setup=_ARROW),
     _file("a hidden file that is named", '"{root}/.settings"', ".settings"),
     # Edits that do not count:
@@ -142,7 +118,6 @@ _IN_FOLDERS = [
     _file("a tagged cache", _MODEL, "model/c/x", False, others={"model/c/CACHEDIR.TAG": ""}),
     _file("a model hub's cache", _MODEL, "model/models--a--b/x", False, others={"model/x": "1"}),
     _file("a text of several lines", '"{root}/model\\nnext"', "model/x", False),
-    _file("a text around a path", '"see {root}/model."', "model/x", False),
     _file("a remote URL", '"s3:/{root}/model"', "model/x", False),
     _file("a store", _MODEL, "model/p/s/parts/~unpartitioned/x", False,
           others={"model/p/s/manifests/~unpartitioned/00000001-g0-"
@@ -165,52 +140,29 @@ _IN_DEFAULTS = [
 ]
 _VALUES = [
     _value("a dict's order", "", '{"a": 1, "b": 2}', '{"b": 2, "a": 1}'),
-    _value("a proxy's order", _PLAIN, 'types.MappingProxyType({"a": 1, "b": 2})',
-           'types.MappingProxyType({"b": 2, "a": 1})'),
     _value("a factory", _PLAIN, "collections.defaultdict(int)", "collections.defaultdict(float)"),
-    _value("a counter", _PLAIN, 'collections.Counter("ab")', 'collections.Counter("ba")'),
     _value("a generic type", "", "list[int]", "list[float]"),
     _value("an optional type", "import typing", "typing.Optional[int]", "typing.Optional[str]"),
     _value("members of a flag", _PLAIN + 'E = enum.Flag("E", "A B")\n', "E.A", "E.A | E.B"),
     _value("an offset of the same name", _TIMES,
            'dt.timezone(dt.timedelta(hours=1), "T")', 'dt.timezone(dt.timedelta(hours=2), "T")'),
-    _value("a time's zone", _TIMES, 'DAY.replace(tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))',
-           'DAY.replace(tzinfo=zoneinfo.ZoneInfo("Europe/Paris"))'),
     _value("a model's subclass", _PYDANTIC, "Holder(one=Base())", "Holder(one=Child())"),
     _value("an excluded field", _PYDANTIC, "Hidden(rate=0.5)", "Hidden(rate=0.6)"),
-    _value("a private attribute", _PYDANTIC, "with_private(1)", "with_private(2)"),
-    _value("an extra field", _PYDANTIC, "Open(a=1)", "Open(a=2)"),
     Edit("value: a nested model's method", {"defs.py": _PARTIAL,
          "given.py": _PYDANTIC + "\nX = Holder(many=[Child()])\n"}, "given.py", "self.b * 2",
          "self.b * 3"),
     _value("a dataclass's attribute", _RECORDS, "having(Options(), more=1)",
            "having(Options(), more=2)"),
-    _value("what an InitVar leaves", _RECORDS, "Options(scale=1)", "Options(scale=2)"),
-    _value("a slot of a dataclass", _RECORDS, "Slotted(1)", "Slotted(2)"),
-    _value("a text's attribute", _RECORDS, 'having(Text("a"), more=1)',
-           'having(Text("a"), more=2)'),
-    _value("a dict's slot", _RECORDS, "having(Table(), unit=1)", "having(Table(), unit=2)"),
     _value("an array's byte order", _NUMPY, 'np.zeros(2, "<i4")', 'np.zeros(2, ">i4")'),
-    _value("an array's mask", _NUMPY, "np.ma.array([1, 2], mask=[0, 1])",
-           "np.ma.array([1, 2], mask=[1, 0])"),
     _value("a field's name", _NUMPY, 'np.zeros(2, [("a", "i4")])', 'np.zeros(2, [("b", "i4")])'),
-    _value("a type's alignment", _NUMPY, 'np.dtype([("a", "i1"), ("b", "i4")])',
-           'np.dtype([("a", "i1"), ("b", "i4")], align=True)'),
-    _value("an index's name", _PANDAS, 'pd.Series([1], pd.Index([1], name="a"))',
-           'pd.Series([1], pd.Index([1], name="b"))'),
-    _value("the columns' order", _PANDAS, 'pd.DataFrame({"a": [1], "b": [1]})',
-           'pd.DataFrame({"b": [1], "a": [1]})'),
     _value("categories", _PANDAS, 'pd.Series(pd.Categorical(["a"], ["a", "b"]))',
            'pd.Series(pd.Categorical(["a"], ["b", "a"]))'),
     _value("a frame's attributes", _PANDAS + "S = pd.Series([1])\nT = pd.Series([1])\n"
            'T.attrs["a"] = 1\n', "S", "T"),
-    _value("a frequency", _PANDAS, 'pd.DatetimeIndex(["2026-01-01", "2026-01-02"], freq="D")',
-           'pd.DatetimeIndex(["2026-01-01", "2026-01-02"])'),
     _value("a dictionary's order", _ARROW,
            'pa.DictionaryArray.from_arrays([0], ["a", "b"])',
            'pa.DictionaryArray.from_arrays([1], ["b", "a"])'),
     _value("nullability", _ARROW, 'pa.field("a", pa.int8())', 'pa.field("a", pa.int8(), False)'),
-    _value("a schema's metadata", _ARROW, 'pa.schema([], {"a": "1"})', 'pa.schema([], {"a": "2"})'),
     _value("a partial's attribute", _PARTIALS, "having(1)", "having(2)"),
     _value("a generic's field", _GENERICS, "Box(1)", "Box(2)"),
     # Edits that do not count:

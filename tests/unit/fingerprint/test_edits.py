@@ -24,7 +24,6 @@ EDITS: list[Edit] = [
 UNDETECTED = {
     "attack: base made by own factory instance",
     "attack: future annotations added",
-    "attack: future import removed in other file",
     "file: a path as bytes",
     "import: a file is written",
     "import: a parameter of a class registers",

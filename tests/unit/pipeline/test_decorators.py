@@ -371,17 +371,9 @@ TYPES: dict[str, tuple[dict[str, Any], pa.Schema]] = {
     "Arrow": ({"return_dtype": pa.int8()}, pa.schema({"out": pa.int8()})),
     "an annotation": ({"return_dtype": list[int]}, pa.schema({"out": pa.list_(pa.int64())})),
     "a struct": ({"return_dtype": STRUCT}, pa.schema({"out": STRUCT})),
-    "a struct of SQL": (
-        {"return_dtype": "STRUCT(text VARCHAR, score DOUBLE)"}, pa.schema({"out": STRUCT})
-    ),
     "a class": ({"return_dtype": Answer}, pa.schema({"out": STRUCT})),
     "fields": ({"return_dtype": Answer, "unnest": True}, pa.schema(list(STRUCT))),
-    "fields of SQL": (
-        {"return_dtype": "STRUCT(text VARCHAR, score DOUBLE)", "unnest": True},
-        pa.schema(list(STRUCT)),
-    ),
     "columns": ({"return_dtype": {"text": "VARCHAR", "score": float}}, pa.schema(list(STRUCT))),
-    "a schema": ({"return_dtype": pa.schema(list(STRUCT))}, pa.schema(list(STRUCT))),
     "the annotation": ({}, pa.schema({"out": pa.int64()})),
 }  # fmt: skip
 
@@ -424,15 +416,8 @@ def test_methods_of_a_class_have_keys_of_their_own_and_one_pool() -> None:
 
 
 REFUSED = {
-    "a method of a plain class": (
-        lambda: spec(Alone.add), r"method 'add' of Alone was given.* the class with @vd.cls"
-    ),
     "a method of a class": (
         lambda: spec(Transcriber.plain), "method 'plain' of Transcriber was given.* with @vd.cls"
-    ),
-    "constructor arguments twice": (
-        lambda: spec(Transcriber("m").transcribe, fn_constructor_kwargs={"model": "n"}),
-        "has its constructor's arguments already",
     ),
     "batches": (
         lambda: spec(Transcriber("m").count, method="map_batches", schema={"x": "INT"}),
@@ -443,17 +428,12 @@ REFUSED = {
         lambda: spec(vd.func.batch(return_dtype="INT")(lambda row: row)),
         "array for each column, by position; name its parameters",
     ),
-    "a partial": (
-        lambda: spec(functools.partial(Transcriber("m").plain, "a")),
-        "partial of <Transcriber.plain.* has arguments by position",
-    ),
     "fields of a number": (
         lambda: spec(vd.func(return_dtype="INT", unnest=True)(lambda a: a)), "unnest=True.*int32"
     ),
     "an unknown type": (
         lambda: spec(vd.func(return_dtype="NUMBER")(lambda a: a)), "return_dtype is 'NUMBER'"
     ),
-    "no column": (lambda: spec(Transcriber("m").whole_), "no method 'whole_'"),
     "the wrong arguments of calls": (
         lambda: spec(Transcriber("m").plain, fn_kwargs={"n": 1}), "unexpected keyword argument 'n'"
     ),

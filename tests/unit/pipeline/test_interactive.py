@@ -101,9 +101,3 @@ def test_without_ids_of_cells_a_replacement_is_warned_of(pipeline, execute):
     execute("", A)
     with pytest.warns(UserWarning, match="stage 'p/a' was declared again, and replaced$"):
         execute("", A)
-
-
-def test_a_module_declares_a_stage_once(pipeline):
-    pipeline.project("a", ["x"])
-    with pytest.raises(vd.DefinitionError, match="there is a stage of that name already"):
-        pipeline.project("a", ["x"])

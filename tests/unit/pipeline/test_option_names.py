@@ -34,8 +34,3 @@ def test_an_option_has_one_type_in_every_stage(option):
     found = {m: str(p[option].annotation) for m, p in parameters().items() if option in p}
     assert len(found) > 1
     assert set(found.values()) == {TYPES[option]}, found
-
-
-def test_no_option_has_a_second_name():
-    former = {"num_gpus", "keep", "keep_columns", "workers", "num_workers", "gpus_per_actor"}
-    assert not {(m, name) for m, p in parameters().items() for name in p if name in former}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +147,6 @@ REFUSED = {
     "columns is text": (lambda: projected("x"), ["columns is 'x'", "list of column names"]),
     "expression is a number": (lambda: projected({"x": 1}), ["'x' = 1", "not SQL text"]),
     "not SQL": (lambda: projected({"x": "trim("}), ["'docs/p', column 'x'", "not valid SQL"]),
-    "alias": (lambda: projected({"x": "a AS b"}), ["'a AS b'", "not valid SQL"]),
-    "two statements": (
-        lambda: projected({"x": "1) AS x FROM t; SELECT (2"}),
-        ["not a single SQL expression"],
-    ),
     "window": (
         lambda: projected({"x": "row_number() OVER ()"}),
         ["column 'x'", "a window function", "one row at a time", "upstream of the pipeline"],
@@ -161,35 +155,20 @@ REFUSED = {
         lambda: projected({"x": "coalesce(t, now())"}),
         ["column 'x'", "now(), which is not a function of the row", "as a constant"],
     ),
-    "random in where": (
-        lambda: projected({"x": "n"}, where="random() < 0.1"),
-        ["where: 'random() < 0.1'", "random(), which is not a function of the row"],
-    ),
-    "age until now": (lambda: projected({"x": "age(t)"}), ["age(), which is not"]),
-    "a macro of a sum": (lambda: projected({"x": "wavg(n, m)"}), ["wavg(), which is not"]),
     "a file": (lambda: projected({"x": "read_text('a')"}), ["the table function read_text()"]),
     "subquery": (lambda: projected({"x": "(SELECT max(y) FROM t)"}), ["holds a subquery"]),
     "aggregate": (lambda: projected({"x": "n / sum(n)"}), ["holds the aggregate sum()"]),
-    "count": (lambda: projected({"x": "count(*)"}), ["holds the aggregate count_star()"]),
-    "aggregate in where": (
-        lambda: projected(["x"], where="n > avg(n)"),
-        ["'docs/p', where", "holds the aggregate avg()"],
-    ),
     "star": (lambda: projected({"x": "*"}), ["write include_columns=True"]),
-    "star in a list": (lambda: projected(["*"]), ["write include_columns=True"]),
-    "star in an expression": (lambda: projected({"x": "[*]"}), ["'x'"]),
     "unnest": (lambda: projected({"x": "unnest(words)"}), ["unnest()", "many rows of one"]),
     "parameter": (lambda: projected({"x": "n + ?"}), ["holds a parameter"]),
     "computed id": (
         lambda: projected({"id": "upper(id)"}),
         ["the id 'id' is computed, 'upper(id)'", "pass through unchanged", "another name"],
     ),
-    "id of a struct": (lambda: projected({"id": "doc.id"}), ["the id 'id' is computed"]),
     "columns of one name": (
         lambda: projected({"text": "a", "Text": "b"}),
         ["'text' and 'Text'", "ignores case", "rename one"],
     ),
-    "column listed twice": (lambda: projected(["a", "a"]), ["'a' and 'a'"]),
     # join and write
     "join across pipelines": (
         joined_across,
@@ -209,10 +188,6 @@ REFUSED = {
         lambda: published("/out/{partition_key}"),
         ["'docs/w'", "{partition_key}", "no partitions_def"],
     ),
-    "unknown placeholder of a write": (
-        lambda: published("/out/{day}"),
-        ["'docs/w'", "unknown placeholder {day}"],
-    ),
     "compression": (lambda: published(compression="zip"), ["compression is 'zip'", "'zstd'"]),
 }  # fmt: skip
 
@@ -221,17 +196,14 @@ NET = type("Net", (type("Module", (), {"__module__": "torch.nn"}),), {})
 MAPPED: list[tuple[Any, dict[str, Any], list[str]]] = [
     (Model(), {}, ["'docs/m'", "an instance of Model", "stays warm", "functools.partial(Model,"]),
     (Model().__call__, {}, ["method '__call__' of an instance of Model", "@vd.cls, so that"]),
-    (functools.partial(Model()), {}, ["instance of Model"]),
     (
         functools.partial(Model, "a"), {"fn_constructor_kwargs": {"revision": 1}},
         ["Model(...) has its constructor's arguments already", "fn_constructor_kwargs"],
     ),
     (NET(), {}, ["an instance of Net was given", "in __init__"]),
-    (operator.itemgetter("x"), {}, ["instance of itemgetter"]),
     (Model.__call__, {}, ["'__call__' of Model", "with @vd.cls"]),
     (NotCallable, {}, ["class NotCallable has no __call__", "define"]),
     (Odd, {}, ["check_health(self, deep) cannot be called as"]),
-    ("plain", {}, ["an instance of str was given"]),
     (plain, {"fn_constructor_kwargs": {"path": "a"}}, ["plain is a function", "fn_kwargs"]),
     (plain, {"fn_kwargs": {"scle": 2}}, ["plain", "'scle'", "(batch, **fn_kwargs)"]),
     (Model, {"fn_constructor_kwargs": {"pth": "a"}}, ["'pth'", "**fn_constructor_kwargs"]),
@@ -242,9 +214,7 @@ MAPPED: list[tuple[Any, dict[str, Any], list[str]]] = [
     (plain, {"batch_size": 2.5}, ["batch_size is 2.5", "whole number"]),
     (plain, {"gpus": 1}, ["gpus=1 for function plain", "make it a class", "__init__"]),
     (Model, {"concurrency": 0}, ["concurrency is 0", "(min, max)"]),
-    (Model, {"concurrency": True}, ["concurrency is True"]),
     (Model, {"concurrency": (4, 2)}, ["min <= max"]),
-    (Model, {"concurrency": (1, 2, 3)}, ["(1, 2, 3)"]),
     (Model, {"concurrency": "4"}, ["concurrency is '4'"]),
 ]  # fmt: skip
 
@@ -309,15 +279,12 @@ def test_types_as_arrow_has_them():
 BAD_SCHEMAS = {
     "unknown type": ({"x": "BIGNIT"}, ["column 'x'", "unknown type 'BIGNIT'", "Use a DuckDB"]),
     "no type": ({"x": ""}, ["unknown type ''"]),
-    "two types": ({"x": "INT) AS x, CAST(1 AS INT"}, ["column 'x'", "unknown type"]),
     "type is a number": ({"x": 384}, ["type of column 'x' is 384", "a SQL type string"]),
-    "type is a python type": ({"x": int}, ["<class 'int'>", "a SQL type string"]),
     "name is a number": ({1: "INT"}, ["column name 1"]),
     "empty": ({}, ["no columns"]),
     "a list": (["x"], ["schema is a list", "a mapping of column name to SQL type"]),
     "interval": ({"x": "INTERVAL"}, ["column 'x'", "Parquet cannot hold", "::VARCHAR"]),
     "time with a zone": ({"x": "TIMETZ"}, ["column 'x'", "TIMETZ", "cannot hold all"]),
-    "bits": ({"x": "STRUCT(a BIT[])"}, ["column 'x'", "cannot hold all"]),
     "union": ({"x": "UNION(a INT, b VARCHAR)"}, ["column 'x'", "Parquet cannot hold"]),
     "case": ({"x": "INT", "X": "INT"}, ["'x' and 'X'", "rename one"]),
     "twice": (pa.schema([("x", pa.int8()), ("x", pa.int8())]), ["'x' and 'x'"]),
