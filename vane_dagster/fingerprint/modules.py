@@ -141,7 +141,6 @@ class Finder:
     _known: dict[str, Module | None] = field(default_factory=dict)
     _sources: dict[str, SourceFile] = field(default_factory=dict)
     reached: dict[Any, Any] = field(default_factory=dict)
-    _has_current_listings: bool = False
 
     def source(self, path: str) -> SourceFile:
         """Return a parsed file."""
@@ -173,11 +172,6 @@ class Finder:
                 return None
             search = parent.search
         spec = _find_spec(name, search)
-        if spec is None and not self._has_current_listings:
-            # The standard finder's cached listings may lack a module that was just written.
-            importlib.invalidate_caches()
-            self._has_current_listings = True
-            spec = _find_spec(name, search)
         if spec is None:
             return None
         if spec.origin in ("built-in", "frozen"):

@@ -12,7 +12,7 @@ import struct
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vane_dagster._secrets import is_wrapped
@@ -161,9 +161,6 @@ class ValueEncoder:
             return sorted(self.digest(item, f"{path}{{...}}") for item in value)
         return self._each(value, path)
 
-    def _attributes(self, state: Mapping[str, Any], path: str) -> list[str]:
-        return [combine(name, self.digest(item, f"{path}.{name}")) for name, item in state.items()]
-
     def _each(self, values: Iterable[Any], path: str) -> list[str]:
         return [self.digest(item, f"{path}[{index}]") for index, item in enumerate(values)]
 
@@ -190,7 +187,10 @@ class ValueEncoder:
         if kind.__module__.startswith("pandas"):
             state = _without_cache(state)
         if type(state) is dict and all(type(name) is str for name in state):
-            return [*found, *self._attributes(state, path)]
+            return [
+                *found,
+                *(combine(each, self.digest(state[each], f"{path}.{each}")) for each in state),
+            ]
         return [*found, self.digest(state, path)]
 
     def _array(self, value: Any, path: str) -> str | None:
@@ -228,9 +228,6 @@ class ValueEncoder:
         if isinstance(value, (pa.Table, pa.RecordBatch)):
             columns = self._each(value.columns, path)
             return combine("table", self.digest(value.schema, path), *columns)
-        if isinstance(value, pa.Scalar):
-            kind = self.digest(value.type, path)
-            return combine("scalar", kind, self._elements(pa, pa.array([value], value.type), path))
         if not isinstance(value, (pa.Array, pa.ChunkedArray)):
             return None
         kind = self.digest(value.type, path)

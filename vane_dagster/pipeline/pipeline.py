@@ -442,14 +442,12 @@ class Pipeline(Rows):
         draft = copy.copy(self)
         draft._keys = {**self._keys, spec.name: spec.row_keys(self)}
         checks = _stage_checks(draft, spec, location)
-        removed = sorted(replaced - {spec.name})
-        if removed or (replaced and cell and not cell.id):
-            text = f"{location} was declared again, and replaced"
-            if removed:
-                text += (
-                    f"; {names(removed)}, which read it, were removed: execute their cells again"
-                )
-            warnings.warn(text, stacklevel=4)
+        if removed := sorted(replaced - {spec.name}):
+            warnings.warn(
+                f"{location} was declared again, and replaced; {names(removed)}, which read it, "
+                "were removed: execute their cells again",
+                stacklevel=4,
+            )
         stage = Stage(self, spec)
         self._keys = draft._keys
         self._checks = {**self._checks, spec.name: checks}

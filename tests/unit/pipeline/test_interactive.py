@@ -95,9 +95,3 @@ def test_two_declarations_of_a_name_are_refused(pipeline, execute):
         with pytest.raises(vd.DefinitionError, match="there is a stage of that name already"):
             execute(cell, code)
     assert stages(pipeline) == ["a", "b"]
-
-
-def test_without_ids_of_cells_a_replacement_is_warned_of(pipeline, execute):
-    execute("", A)
-    with pytest.warns(UserWarning, match="stage 'p/a' was declared again, and replaced$"):
-        execute("", A)
