@@ -115,7 +115,9 @@ class ObjectEncoder:
     def _library(self, obj: Any, name: str, module: Module | None) -> str:
         if module is None or module.kind == "installed":
             self._dependency_walk.packages.add(name.partition(".")[0])
-        return combine("library", *library_name(obj, name))
+        package = __name__.partition(".")[0]  # our own modules may move
+        name = package if name.partition(".")[0] == package else name
+        return combine("library", name, getattr(obj, "__qualname__", type(obj).__qualname__))
 
     def _by_name(self, obj: Any, module: Module) -> str:
         self._dependency_walk.name(module, obj.__qualname__.partition(".")[0])
@@ -358,10 +360,3 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
             if files is not None and module_attribute(loaded, "__file__") in files.code:
                 dependency_walk.modules.add(name)
     return combine("value", token, combine("reach", *dependency_walk.parts().values()))
-
-
-def library_name(obj: Any, module: str) -> tuple[str, str]:
-    """Return the module and name of a library's object; of ours, which may move, the package."""
-    package = __name__.partition(".")[0]
-    module = package if module.partition(".")[0] == package else module
-    return module, getattr(obj, "__qualname__", type(obj).__qualname__)

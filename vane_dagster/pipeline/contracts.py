@@ -176,12 +176,10 @@ def row_call(
     """
     given = dict(inputs or {})
     if (signature := signature_of(call)) is None:
-        if inputs is None:
-            raise DefinitionError(
-                f"{location}: {qualname(call)} has no signature to match with columns; name them, "
-                'as columns={"text": "review"}'
-            )
-        return RowCall(tuple(given.items()), len(given), (), output, result)
+        raise DefinitionError(
+            f"{location}: {qualname(call)} has no signature to match with columns; call it in a "
+            "function that has one, as `def fn(text): ...`"
+        )
     parameters = list(signature.parameters.values())[has_self:]
     by_name = {each.name: each for each in parameters}
     if unknown := [name for name in given if name not in by_name]:

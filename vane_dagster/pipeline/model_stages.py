@@ -69,14 +69,14 @@ class ModelStageSpec(MapBatchesSpec):
         }
         return [
             Component("code", self.udf.name, self.code(pipeline).digest),
-            *(self._option(pipeline, name, value) for name, value in values.items()),
+            *(
+                component("option", name, value_identity(pipeline, self, name, value))
+                for name, value in values.items()
+            ),
             *environment(pipeline, self),
             component("option", "on_error", self.failures.on_error == "null"),
             *([component("option", "schema", schema)] if self.pinned else ()),
         ]
-
-    def _option(self, pipeline: Pipeline, name: str, value: Any) -> Component:
-        return component("option", name, value_identity(pipeline, self, name, value))
 
     def inferred_schema(
         self, pipeline: Pipeline, found: pa.Schema, given: pa.Schema, rows: int

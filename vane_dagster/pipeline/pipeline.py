@@ -422,16 +422,11 @@ class Pipeline(Rows):
                 f"{location}: there is a stage of that name already, or one that differs only in "
                 "case; give it another name"
             )
-        if lost := replaced.intersection(spec.upstream):
-            raise DefinitionError(
-                f"{location}: reads {names(sorted(lost))}, which the stage that it replaces is or "
-                "leads to; give it another name"
-            )
         inputs = [name for name in spec.upstream if name != SOURCE]
         if gone := [name for name in inputs if name not in kept]:
             raise DefinitionError(
-                f"{location}: reads {names(gone)}, which was removed because a stage that it reads "
-                "was declared again; execute its cell again"
+                f"{location}: reads {names(gone)}, which was removed because it, or a stage that "
+                "it reads, is declared again; execute its cell again, or give this one another name"
             )
         if writes := [name for name in inputs if kept[name].spec.publishes]:
             raise DefinitionError(
