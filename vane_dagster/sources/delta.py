@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,9 +99,7 @@ def delta(
     """
     where = "vd.delta"
     check_installed(where, "deltalake", "delta")
-    expected = "a version number, or a time as a datetime or ISO 8601 text"
-    kinds = (int, str, datetime.datetime)
-    place = folder_arguments(where, url, version, kinds, expected, storage_options)
+    place = folder_arguments(where, url, version, storage_options)
     if filter is not None:
         conjuncts(PLACEHOLDER.sub("0", filter), where)
     return DeltaSource(**place, **lake_arguments(where, filter, columns, asset, allow_empty))

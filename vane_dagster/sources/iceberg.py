@@ -14,7 +14,7 @@ from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster._lazy import pq
 from vane_dagster._secrets import revealed
-from vane_dagster.errors import DefinitionError, SourceError, names
+from vane_dagster.errors import SourceError, names
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import FragmentRule, ReadContext
 from vane_dagster.sources.lake_source import (
@@ -247,11 +247,6 @@ def iceberg(
         DefinitionError: If an argument has another form, or pyiceberg is not installed.
     """
     where = "vd.iceberg"
-    if type(snapshot) not in (int, str, type(None)):
-        raise DefinitionError(
-            f"{where}: snapshot is {snapshot!r}; expected a snapshot id, or the name of a branch "
-            "or tag"
-        )
     return IcebergSource(
         parse_catalog(where, catalog),
         parse_identifier(where, table),

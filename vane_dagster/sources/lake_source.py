@@ -324,15 +324,11 @@ def folder_arguments(
     where: str,
     url: str | os.PathLike[str],
     version: Version,
-    kinds: tuple[type, ...],
-    expected: str,
     storage_options: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Validate the arguments that sources of tables in folders have."""
     url, found = url_parts(absolute_url(checked_url(where, url)))
     check_table_url(where, url, where.partition(".")[2].capitalize())
-    if isinstance(version, bool) or not isinstance(version, (*kinds, type(None))):
-        raise DefinitionError(f"{where}: version is {version!r}; expected {expected}")
     options = with_options(found, storage_options)
     return {"url": url.rstrip("/"), "table_version": version, "storage_options": options}
 

@@ -184,8 +184,7 @@ def lance(
     """
     where = "vd.lance"
     check_installed(where, "lance", "lance")
-    expected = "the number of a version, or a tag"
-    place = folder_arguments(where, url, version, (int, str), expected, storage_options)
+    place = folder_arguments(where, url, version, storage_options)
     return LanceSource(**place, **lake_arguments(where, filter, columns, asset, allow_empty))
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import DefinitionError, SourceError, first_line
+from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
@@ -81,13 +81,7 @@ class RayDatasetSource(StoredTableSource):
                 "none. Run the pipeline with compute=RayCompute(...); or connect first, with "
                 "vd.LocalCluster().connect() or ray.init(...)"
             )
-        try:
-            importlib.import_module("pandas")  # ray.data needs it and imports it late
-            data: Any = importlib.import_module("ray.data")
-        except ImportError as error:
-            raise SourceError(
-                f"{location}: {place} cannot be made: {first_line(error)}. Install 'ray[data]'"
-            ) from error
+        data: Any = importlib.import_module("ray.data")
         name = f"{MADE}/{identity}-{secrets.token_hex(_ATTEMPT_BYTES)}"
         folder = tables(self.store_root).child(name)
         fs = None if folder.is_local else PyFileSystem(FSSpecHandler(folder.fs))
@@ -154,7 +148,7 @@ def ray_dataset(
         allow_empty: Whether a dataset without rows is accepted; an error by default.
 
     Raises:
-        DefinitionError: If it is no function of such parameters.
+        DefinitionError: If it is no function.
     """
     if not callable(fn):
         hint = " Give a function that returns it" if form_of_value(fn) == NEEDS_RAY else ""
@@ -162,15 +156,7 @@ def ray_dataset(
             f"{_LABEL}: fn is a {type(fn).__module__}.{type(fn).__qualname__}; expected a function "
             f"that returns a {NEEDS_RAY}.{hint}"
         )
-    signature = inspect.signature(fn)
-    takes = _PARAMETER in signature.parameters
-    try:
-        signature.bind(**({_PARAMETER: ""} if takes else {}))
-    except TypeError as error:
-        raise DefinitionError(
-            f"{_LABEL}: {_name(fn)} cannot be called: {error}; expected no parameters, or "
-            f"{_PARAMETER}. Give the others by functools.partial"
-        ) from None
+    takes = _PARAMETER in inspect.signature(fn).parameters
     own = None if version is None else str(version)
     return RayDatasetSource(
         function=fn, code_version=own, is_partitioned=takes, allow_empty=allow_empty

@@ -58,7 +58,6 @@ def read(catalog: dict[str, str], size: int = 10, **given: Any) -> list[dict[str
         (7, {}, "catalog is a int; expected the name of a catalog"),
         ("prod", {"table": "events"}, "table is 'events'; expected the namespace and name"),
         ("prod", {"table": "db.{partition_key}"}, "table is 'db.{partition_key}'; expected"),
-        ("prod", {"snapshot": True}, "snapshot is True; expected a snapshot id"),
     ],
 )
 def test_what_is_refused_where_it_is_declared(catalog, given, words):

@@ -19,19 +19,6 @@ from support.ingested import read
 from vane_dagster.sources import FileSpan, FragmentRule, ReadContext
 
 
-@pytest.mark.parametrize(
-    ("url", "given", "words"),
-    [
-        ("", {}, "url is ''; expected a path or a URL"),
-        ("/t", {"version": True}, "version is True; expected the number of a version, or a tag"),
-    ],
-)
-def test_what_is_refused_where_it_is_declared(url, given, words):
-    with pytest.raises(vd.DefinitionError, match=r"vd\.lance: ") as raised:
-        vd.lance(url, **given)
-    assert words in str(raised.value)
-
-
 def test_secrets_are_in_options_alone():
     source = vd.lance("s3://b/t", storage_options={"key": "k", "secret": SECRET})
     assert SECRET not in f"{source} {source.place} {source.describe()} {source.splitting}"

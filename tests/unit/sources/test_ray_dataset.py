@@ -161,11 +161,6 @@ def test_code_without_an_identity_is_an_error_of_the_listing():
     ("fn", "given", "message"),
     [
         (5, {}, "fn is a builtins.int; expected a function that returns a ray.data.Dataset"),
-        (
-            lambda a, partition_key: a,
-            {},
-            "missing a required argument: 'a'; expected no parameters, or",
-        ),
     ],
 )
 def test_wrong_declarations(fn, given, message):
