@@ -214,8 +214,6 @@ def as_id(location: str, id: Any) -> str | IdRule:
     """Convert the `id` of a pipeline to a column's name, or to a rule."""
     if isinstance(id, IdRule) or (isinstance(id, str) and id):
         return id
-    if id is row_id:
-        raise DefinitionError(f"{location}: id is the function vd.row_id; call it")
     if isinstance(id, Mapping) and len(id) == 1:
         ((name, columns),) = id.items()
         return composite_id(location, columns, name)

@@ -111,10 +111,7 @@ def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
     Raises:
         DefinitionError: If it is not one asset.
     """
-    path = asset_path(asset, "vd.stored")
-    if not path:
-        raise DefinitionError("vd.stored: asset is empty; expected the key of an asset, as 'a/b'")
-    return StoredSource(path, allow_empty)
+    return StoredSource(asset_path(asset, "vd.stored") or "", allow_empty)
 
 
 def as_source(location: str, source: Any) -> Source:

@@ -129,8 +129,6 @@ def _as_arrow(data: Any) -> pa.Table:
     else:
         names = dict.fromkeys(name for row in data for name in row)
         columns = {name: [row.get(name) for row in data] for name in names}
-    if other := [name for name in columns if not isinstance(name, str)]:
-        raise SourceError(f"{_LABEL}: {other[0]!r} is the name of a column; expected a text")
     return pa.table({name: _as_array(values, name) for name, values in columns.items()})
 
 

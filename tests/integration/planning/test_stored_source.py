@@ -212,5 +212,3 @@ def test_a_source_that_is_none():
     ):
         with pytest.raises(vd.DefinitionError, match=message):
             over(source)
-    with pytest.raises(vd.DefinitionError, match="asset is empty"):
-        vd.stored("")

@@ -172,7 +172,7 @@ def test_ids_that_do_not_fit_the_source(tmp_path, rule, message):
             ["doc", "id"],
             "'id', 'id' of the id 'id' are the same column.*id={'id_text': \\['doc', 'id'\\]}",
         ),
-        (vd.row_id, r"id is the function vd.row_id; call it"),
+        (vd.row_id, r"id is <function row_id .*; expected .* or vd.row_id\(\) if no column"),
     ],
 )
 def test_ids_that_are_refused_where_they_are_declared(given, message):

@@ -160,7 +160,7 @@ def test_what_is_no_table_is_refused_where_it_is_declared(data, message):
         ({"a": [object()]}, "column 'a' cannot be converted to Arrow"),
         ({"a": [1], "b": [1, 2]}, "cannot be converted to Arrow.*all of them as many"),
         ({}, "a table needs one or more columns"),
-        ({1: [1]}, "1 is the name of a column; expected a text"),
+        ({1: [1]}, "cannot be converted to Arrow"),
         (pa.table([[1], [2]], ["a", "A"]), "'a' and 'A' are the same name"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "cannot be converted to Arrow: Duplicate"),
     ],
