@@ -162,7 +162,6 @@ def test_options_change_the_identity_of_fragments(tmp_path):
     ("options", "words"),
     [
         ({"size": 224}, r"size is 224; expected height and width"),
-        ({"size": (0, 3)}, r"size is \(0, 3\)"),
         ({"mode": "rgb"}, "mode is 'rgb'; expected"),
         ({"max_pixels": 0}, "max_pixels"),
     ],
