@@ -335,7 +335,7 @@ class WorkBuilder:
             lease=self._lease,
             run_id=self._state.run_id,
             stage=f"{self._pipeline.name}/{task.stage}",
-            fragment=task.run.fragment.record_label,
+            fragment=str(task.run.fragment),
             source_files=self._source_files(task) if opens_files else None,
         )
 

@@ -159,7 +159,6 @@ class Rows(MapRows, LabelRows, EmbedRows):
             options={**publisher.options, **given},
         )
         partitioned = self.pipeline.partitions_def is not None
-        table = self.pipeline._tables()[self._node]
-        declared = publisher.validate(declared, location, partitioned, tuple(table.fields))
+        declared = publisher.validate(declared, location, partitioned)
         own = as_asset(location, asset)
         return self.pipeline._add(WriteSpec(name, (self._node,), own, declared))

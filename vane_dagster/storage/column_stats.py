@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -75,13 +74,8 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(plain_type(kind)) if encoded else column
 
 
-# The functions that follow pass no plain number to a kernel, and do not call pyarrow's `to_numpy`:
-# both import pandas if it is installed, which takes longer than measuring many parts.
-
-
 def _empty(texts: pa.Array) -> int:
-    has_characters = pc.binary_length(texts).cast(pa.bool_())
-    blank = pc.or_(pc.invert(has_characters), pc.utf8_is_space(texts))
+    blank = pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
     return int(pc.sum(blank).as_py() or 0)
 
 
@@ -90,26 +84,14 @@ def _vectors(vectors: pa.Array) -> dict[str, float]:
     if not len(vectors):
         return {}
     values = vectors.flatten()
-    kind = np.dtype(f"f{values.type.bit_width // 8}")
-    if values.null_count:
-        nans = pa.py_buffer(np.full(len(values), np.nan, kind))
-        values = pc.coalesce(values, pa.Array.from_buffers(values.type, len(values), [None, nans]))
-    numbers = _numpy(values, kind)
-    lengths = pc.list_value_length(vectors)
-    low, high = pc.min_max(lengths).as_py().values()
+    numbers = values.fill_null(pa.scalar(np.nan, values.type)).to_numpy(zero_copy_only=False)
+    sizes = pc.list_value_length(vectors).to_numpy().astype("i8")
+    low, high = int(sizes.min()), int(sizes.max())
     if not high:
         return {"not_finite": 0, "zero": len(vectors), "dim_min": low, "dim_max": high}
-    sizes = _numpy(lengths.cast(pa.int64()), np.dtype("i8"))
     starts = (np.cumsum(sizes) - sizes)[sizes > 0]
     finite = np.logical_and.reduceat(np.isfinite(numbers), starts)
     nonzero = np.logical_or.reduceat(numbers != 0, starts)
     bad = int(np.count_nonzero(~finite))
     zero = len(vectors) - int(np.count_nonzero(nonzero))
     return {"not_finite": bad, "zero": zero, "dim_min": low, "dim_max": high}
-
-
-def _numpy(numbers: pa.Array, kind: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """View the numbers of an array without nulls as a numpy array, without a copy."""
-    buffer = numbers.buffers()[1]
-    offset = numbers.offset * kind.itemsize
-    return np.frombuffer(buffer, kind, len(numbers), offset) if buffer else np.empty(0, kind)

@@ -176,11 +176,6 @@ class FragmentRecord:
         """The rows of each file, in order."""
         return self.files or (FileSpan(self.url, self.start, self.stop, self.detail),)
 
-    @property
-    def record_label(self) -> str:
-        """The name of the fragment in the records of failed rows."""
-        return str(self) if self.files else f"{self.url}, rows {self.start} to {self.stop}"
-
     def __str__(self) -> str:
         if not self.files:
             return str(self.spans[0])

@@ -39,14 +39,9 @@ def test_definitions_are_the_same_in_every_process_and_differ_by_threshold():
 
 def test_checks_are_found_without_heavy_imports():
     code = (
-        "import vane_dagster as vd, sys, pyarrow as pa\n"
+        "import vane_dagster as vd, sys\n"
         "vd.checks.NullRate(), vd.checks.Golden\n"
         "import vane_dagster.engine.check_runner\n"
-        "from vane_dagster.storage.column_stats import measure\n"
-        "values = pa.nulls(4, pa.float32())\n"
-        "vectors = pa.FixedSizeListArray.from_arrays(values, 2)\n"
-        "columns = [vectors, vectors.cast(pa.list_(pa.float32())), pa.nulls(2, pa.string())]\n"
-        "measure(pa.Table.from_arrays(columns, ['v', 'l', 't']), ['v', 'l', 't'])\n"
         "print([m for m in ('ray', 'torch', 'pandas', 'dagster') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -578,7 +578,7 @@ def test_a_fragment_that_lost_its_worker_whole_is_sliced(wave):
         return quick(call)
 
     made = wave(mapped(**QUARANTINE), outcome, (12,), has_gpu=False)
-    unlucky = made.state.plan.partitions[0].fragments[10].record_label
+    unlucky = str(made.state.plan.partitions[0].fragments[10])
     made.run()
     kinds = [call.kind for call in made.lease.calls if call.fragment == unlucky]
     assert kinds[0] == "whole"
@@ -610,7 +610,7 @@ def test_an_error_of_user_code_fails_its_partition_and_what_is_downstream(wave):
         return None
 
     made = wave(docs, outcome, partitions=(2, 2))
-    unlucky = made.state.plan.partitions[0].fragments[0].record_label
+    unlucky = str(made.state.plan.partitions[0].fragments[0])
     made.run()
     assert set(made.failures) == {("model", "p0"), ("after", "p0")}
     assert isinstance(made.state.failed[0, "model"], UdfError)
@@ -693,7 +693,7 @@ def test_a_fragment_that_another_run_computes_is_put_back(wave, is_written):
     made.state.claims = claims = Claims(made.clock, made.clock.now + 30, {key})
     made.run()
     order = [call.fragment for call in made.lease.sent("load")]
-    first, second, third = (f.record_label for f in made.state.plan.partitions[0].fragments)
+    first, second, third = (str(f) for f in made.state.plan.partitions[0].fragments)
     assert order == ([second, third] if is_written else [second, third, first])
     assert len(made.state.parts[0, "model"]) == 3
     assert claims.mine == set(), "all are released"

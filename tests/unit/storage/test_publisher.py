@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
@@ -41,7 +42,6 @@ def test_bundles_are_about_the_size_and_named_by_their_parts():
         ({"format": "delta", "url": "gs://b/t"}, "expected a local path, s3:// or s3a://"),
         ({"format": "delta", "url": "/t/100%"}, "holds '%', which Delta's driver takes"),
         ({"format": "delta", "partition_column": "_key"}, "partition_column is '_key'; expected"),
-        ({"format": "delta", "partition_column": "N"}, "the rows have a column 'n', and the table"),
         ({"partition_column": "day"}, "is for a table, as in format='delta'"),
         ({"format": "iceberg", "url": "/t"}, "needs catalog and table, as in write('/t'"),
         ({**ICEBERG, "url": "/{partition_key}"}, "but an Iceberg table holds all partitions"),
@@ -52,7 +52,6 @@ def test_bundles_are_about_the_size_and_named_by_their_parts():
         ({**ICEBERG, "url": "/t#1"}, "holds '#', which Iceberg's driver takes"),
         ({**ICEBERG, "url": "/t", "table": "labels"}, "table is 'labels'; expected the namespace"),
         ({**ICEBERG, "url": "/t", "catalog": 3}, "catalog is a int; expected the name of"),
-        ({**ICEBERG, "url": "/t", "partition_column": "N"}, "the rows have a column 'n', and"),
     ],
 )
 def test_what_is_refused_where_it_is_declared(given, words):
@@ -67,9 +66,13 @@ def test_what_is_refused_where_it_is_declared(given, words):
     with pytest.raises(vd.DefinitionError, match="'docs/out'") as raised:
         clean.write("out", **grouped({"url": f"/t{placeholder}", **given}))
     assert words in str(raised.value)
-    joined = pipeline.join("joined", clean, pipeline.project("right", ["Partition_Key"]))
-    with pytest.raises(vd.DefinitionError, match="the rows have a column 'Partition_Key'"):
-        joined.write("table", "/t", format="delta")
+
+
+def test_rows_with_the_column_of_the_key_are_refused_before_they_are_computed():
+    publisher = docs("/somewhere", keys=["a"], format="delta")["out"].spec.publisher("a")
+    schema = pa.schema([("id", pa.int64()), ("Partition_Key", pa.string())])
+    with pytest.raises(vd.errors.SchemaError, match="'docs/out': the rows have a column 'Partit"):
+        publisher.stored(schema, "stage 'docs/out'")
 
 
 def test_a_catalog_is_in_the_definition_by_its_name():

@@ -90,9 +90,7 @@ class Publisher(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def validate(
-        cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
-    ) -> Target:
+    def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
         """Validate a target when `write` declares it, without any I/O."""
 
     @classmethod
@@ -177,18 +175,6 @@ class Publisher(abc.ABC):
             wanted, self.staging, self.target, manifest.schema, manifest.keys[0],
             self._declared.compression,
         )  # fmt: skip
-
-
-def column_clash(column: str | None, columns: Iterable[str]) -> str | None:
-    """Describe the row column that has the name of the partition column, if any."""
-    for name in columns:
-        if column and name.lower() == column.lower():
-            return (
-                f"the rows have a column {name!r}, and the table needs {column!r} for the "
-                "partition's key; give partition_column another name, or rename the rows' column "
-                "in a project"
-            )
-    return None
 
 
 def staged_parts(pattern: str, options: Mapping[str, Any]) -> dict[str, FileInfo]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -20,8 +20,6 @@ from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.table_options import table_options
 
-_MAX_NAME_LENGTH = 255
-
 
 class DeltaPublisher(TablePublisher):
     """A publisher into a Delta table, as one partition of it or as the whole table."""
@@ -31,11 +29,9 @@ class DeltaPublisher(TablePublisher):
     altered_by = "deltalake's table.alter"
 
     @classmethod
-    def validate(
-        cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
-    ) -> Target:
+    def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
         check_installed(f"{where}: format='delta'", "deltalake", "delta")
-        return super().validate(declared, where, partitioned, columns)
+        return super().validate(declared, where, partitioned)
 
     def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
         return delta_type(kind)
@@ -49,14 +45,7 @@ class DeltaPublisher(TablePublisher):
                 f"Delta table {self.target.url!r}: the empty text cannot be the key of a "
                 "partition, as Delta takes it for null; give the partition another key"
             )
-        folder = f"{self._column}={quote(self._key or '', safe='')}"
-        if len(folder) > _MAX_NAME_LENGTH:
-            raise StoreError(
-                f"Delta table {self.target.url!r}: the partition's key {self._key!r} is too long "
-                f"for the name of a folder, {len(folder)} bytes where {_MAX_NAME_LENGTH} are "
-                "possible"
-            )
-        return f"{folder}/"
+        return f"{self._column}={quote(self._key or '', safe='')}/"
 
     def _opened(self) -> Any:
         from deltalake import DeltaTable

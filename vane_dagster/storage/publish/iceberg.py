@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -54,9 +54,7 @@ class IcebergPublisher(TablePublisher):
             self.staging = self.target.child(STAGING, partition_folder(partition))
 
     @classmethod
-    def validate(
-        cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
-    ) -> Target:
+    def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
         if declared.options["catalog"] is None or declared.options["table"] is None:
             raise DefinitionError(
                 f"{where}: format='iceberg' needs catalog and table, as in write({declared.url!r}, "
@@ -70,7 +68,7 @@ class IcebergPublisher(TablePublisher):
             options={"catalog": catalog.name, "table": table},
             connection=catalog.properties,
         )
-        return super().validate(declared, where, partitioned, columns)
+        return super().validate(declared, where, partitioned)
 
     @property
     def _name(self) -> str:

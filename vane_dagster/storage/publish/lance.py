@@ -75,15 +75,13 @@ class LancePublisher(TablePublisher):
         self._index = None if given is None else VectorIndex(**given)
 
     @classmethod
-    def validate(
-        cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
-    ) -> Target:
+    def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
         check_installed(f"{where}: format='lance'", "lance", "lance")
         index = declared.options["index"]
         if index is not None:
             index = VectorIndex.parse(index, where).declared
         declared = replace(declared, options={"index": index})
-        return super().validate(declared, where, partitioned, columns)
+        return super().validate(declared, where, partitioned)
 
     def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
         stored = super().stored(schema, location)

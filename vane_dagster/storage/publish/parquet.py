@@ -33,9 +33,7 @@ class FolderPublisher(Publisher):
         self.staging = self.target.child(STAGING)
 
     @classmethod
-    def validate(
-        cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
-    ) -> Target:
+    def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
         if declared.partition_column != PARTITION_COLUMN:
             raise DefinitionError(
                 f"{where}: partition_column={declared.partition_column!r} is for a table, as in "

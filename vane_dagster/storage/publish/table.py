@@ -18,7 +18,7 @@ from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneEr
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.base import STAGING, Publisher, column_clash
+from vane_dagster.storage.publish.base import STAGING, Publisher
 from vane_dagster.storage.publish.compaction import CompactedFile, Parts, plan_compaction
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.table_options import check_table_url
@@ -59,9 +59,7 @@ class TablePublisher(Publisher):
         self._key = None if partition is None else str(partition)
 
     @classmethod
-    def validate(
-        cls, declared: Target, where: str, partitioned: bool, columns: Sequence[str]
-    ) -> Target:
+    def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
         url, partition_column = declared.url, declared.partition_column
         if fields := PLACEHOLDER.findall(url):
             raise DefinitionError(
@@ -74,17 +72,17 @@ class TablePublisher(Publisher):
                 f"{where}: partition_column is {partition_column!r}; expected letters, digits and "
                 "'_', with a letter first"
             )
-        if not partitioned:
-            return replace(declared, partition_column=None)
-        if clash := column_clash(partition_column, columns):
-            raise DefinitionError(f"{where}: {clash}")
-        return declared
+        return declared if partitioned else replace(declared, partition_column=None)
 
     def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
-        if clash := column_clash(self._column, schema.names):
-            raise SchemaError(f"{location}: {clash}")
         fields = []
         for field in schema:
+            if self._column and field.name.lower() == self._column.lower():
+                raise SchemaError(
+                    f"{location}: the rows have a column {field.name!r}, and the table needs "
+                    f"{self._column!r} for the partition's key; give partition_column another "
+                    "name, or rename the rows' column in a project"
+                )
             kind = self._stored_type(field.type)
             if kind is None:
                 raise SchemaError(
