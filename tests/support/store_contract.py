@@ -21,7 +21,6 @@ from vane_dagster.storage.manifest import (
     PartInfo,
 )
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store, read_part_info
 
 # Folders
@@ -81,20 +80,6 @@ def test_of_several_that_create_a_file_one_does(root):
     assert folder.names() == {"f": 300_000}
 
 
-def test_runs_that_infer_at_the_same_time_have_one_pin(store):
-    place = ("docs", "labels", "0" * 40)
-    start = threading.Barrier(8)
-
-    def infer(name: str) -> SchemaPin:
-        assert read_pin(store, *place) is None
-        start.wait()
-        return keep_pin(store, *place, SchemaPin(pa.schema([(name, pa.string())]), 16, name, 1.5))
-
-    with ThreadPoolExecutor(8) as threads:
-        kept = list(threads.map(infer, "abcdefgh"))
-    assert kept == [read_pin(store, *place)] * 8
-
-
 def test_entries_say_when_files_were_changed(root):
     root.child("a").write("x.json", b"12")
     ((path, stored),) = root.entries().items()
@@ -104,14 +89,6 @@ def test_entries_say_when_files_were_changed(root):
     assert root.folders() == ["a"]
     assert root.child("nothing").entries() == {}
     assert root.child("nothing").folders() == []
-
-
-def test_a_manifest_can_be_read_back(store):
-    info = part(store.parts("docs", "s", "p"), [3, 1, 2])
-    written = manifest([info])
-    name = store.commit(written)
-    assert store.read("docs", "s", "p", name) == written
-    assert (written.rows, written.size) == (3, info.bytes)
 
 
 # Parts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import dagster as dg
 import pyarrow as pa
@@ -203,41 +202,3 @@ def test_partitions_are_counted_by_what_their_latest_rows_are(tmp_path, runs):
     history = runs.instance.event_log_storage.get_asset_check_execution_history(key, 50)
     assert "PLANNED" not in {record.status.value for record in history}
     assert statuses(runs.instance, key, "abc") == {"SUCCEEDED": {"b", "c"}, "FAILED": {"a"}}
-
-
-@dataclass(frozen=True)
-class LongTexts(checks.Check):
-    """Few texts are longer than a model reads"""
-
-    column: str
-    max_share: float = 0.0
-
-    def evaluate(self, context: checks.CheckContext) -> checks.CheckOutcome:
-        rows = [row for b in context.batches([context.id, self.column]) for row in b.to_pylist()]
-        found = [{"id": row[context.id]} for row in rows if len(row[self.column]) > 8]
-        return checks.CheckOutcome(
-            passed=len(found) <= self.max_share * len(rows),
-            description=f"{len(found)} of {len(rows)} texts are long in {context.partition}",
-            metadata={"long": found},
-        )
-
-
-def test_a_check_of_a_user_from_declaration_to_the_event_log(tmp_path, runs):
-    source(tmp_path, "a", ["x", "y" * 9, "z"])
-    docs = pipeline(tmp_path, [LongTexts("label", severity="WARN")])
-    specs = docs.build_assets().check_specs
-    described = {spec.name: spec.description for spec in specs if "vectors" in spec.asset_key.path}
-    assert described["long_texts"] == "Few texts are longer than a model reads"
-
-    result = runs(docs, "a")
-    assert result.success, "it does not block"
-    assert runs.sequence("labels", "a") == 1
-    long = evaluations(result, runs.instance)["vectors", "long_texts", "a"]
-    assert (long.passed, long.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert long.description == "1 of 3 texts are long in a"
-    (record,) = long.metadata["long"].records
-    assert record.data == {"id": 1}
-
-    tolerant = runs(pipeline(tmp_path, [LongTexts("label", max_share=0.5)]), "a")
-    found = evaluations(tolerant, runs.instance)
-    assert found["vectors", "long_texts", "a"].passed, "evaluated again for stored rows"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -91,25 +89,3 @@ def test_a_key_that_was_a_stage_and_is_an_asset(tmp_path, local, materialize):
     assert ids(vd.load("docs/clean", store=store)) == [1, 2]
     keep(store, "docs/clean", None, table(7, 1))
     assert ids(vd.load(docs["clean"], store=store)) == [7]
-
-
-def test_importing_and_loading_imports_nothing_that_was_not_asked_for(local_store):
-    keep(local_store, "docs", "a", table(0, 3))
-    environment = {**os.environ, "VANE_DAGSTER_STORE": local_store.root.url}
-    code = """
-        import json, sys
-        import vane_dagster as vd
-        vd.load, vd.stored
-        heavy = ("ray", "torch", "dagster", "pandas", "polars", "deltalake")
-        imported = [name for name in heavy if name in sys.modules]
-        rows = vd.load("docs", "a", columns=["id"]).num_rows
-        imported += [name for name in heavy if name != "pandas" and name in sys.modules]
-        vd.FragmentStore
-        imported += [name for name in heavy if name in sys.modules]
-        print(json.dumps([rows, imported]))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert json.loads(done.stdout) == [3, ["dagster", "pandas"]], "which pyarrow imports by itself"

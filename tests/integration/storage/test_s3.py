@@ -53,13 +53,6 @@ def test_a_server_that_is_not_there(s3):
         raise listed
 
 
-@pytest.mark.parametrize("url", ["s3://lake/nothing/here", "s3://nowhere/x"])
-def test_a_source_that_is_not_there(s3, url):
-    source = vd.parquet(url, storage_options=s3)
-    with pytest.raises(vd.errors.SourceError, match=rf"no Parquet file.*{url}"):
-        source.required(source.list_files([None], "here")[None], None, "here")
-
-
 def test_credentials_are_not_shown(s3):
     assert SECRET not in repr(Location("s3://lake", s3))
     assert SECRET not in repr(vd.parquet("s3://lake", storage_options=s3))

@@ -58,13 +58,6 @@ def test_rows_are_sampled_from_few_fragments(counts, rows, seed):
     assert choose(dict(enumerate(counts)), rows, seed) == chosen
 
 
-def test_every_row_is_sampled_at_some_time():
-    drawn = {
-        (i, p) for seed in range(200) for i, ps in choose({0: 5, 7: 9}, 3, seed).items() for p in ps
-    }
-    assert drawn == {(0, p) for p in range(5)} | {(7, p) for p in range(9)}
-
-
 # The comparison
 
 

@@ -79,14 +79,6 @@ def test_which_errors_may_pass(error, passing):
         assert action.calls == 1
 
 
-@pytest.mark.usefixtures("quick")
-def test_an_error_that_does_not_pass_is_raised_in_the_end():
-    action = Flaky(*[ConnectionResetError(str(n)) for n in range(10)])
-    with pytest.raises(ConnectionResetError, match="3"):
-        with_retries(action)
-    assert action.calls == 4
-
-
 def test_a_file_system_without_atomic_writes_keeps_no_part_of_a_file():
     """Where a file is written under another name first, that one is removed."""
 

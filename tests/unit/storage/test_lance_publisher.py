@@ -17,7 +17,6 @@ from support.published import docs
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.storage.publish.lance import lance_type
 from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
-from vane_dagster.storage.publish.registry import open_publisher
 
 VECTOR = pa.list_(pa.float32(), 16)
 FOUND = {
@@ -169,9 +168,3 @@ def test_indexes_of_others_stay(tmp_path):
     assert metrics(table) == {"f_idx": "DOT", "own": "DOT", "e_idx": "COSINE"}
     update_index(table, None)
     assert metrics(table) == {"f_idx": "DOT", "own": "DOT"}
-
-
-def test_partitions_own_their_files(tmp_path):
-    target = docs(tmp_path, keys=["a"], format="lance")["out"].spec.target
-    owners = {open_publisher(target, key)._owner for key in (None, "", "a", "A", "a/b")}
-    assert len(owners) == 5

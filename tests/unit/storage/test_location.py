@@ -4,50 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 from dataclasses import replace
-from typing import Any
-
-import fsspec
-import pytest
-from fsspec.implementations.local import LocalFileSystem
 
 from vane_dagster.storage.filesystem import Location
-
-
-class Counted(LocalFileSystem):
-    """Counts how often an instance is asked for."""
-
-    protocol = "counted"
-    cachable = False
-    made = 0
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        type(self).made += 1
-
-
-@pytest.fixture
-def counted() -> type[Counted]:
-    fsspec.register_implementation("counted", Counted, clobber=True)
-    Counted.made = 0
-    return Counted
-
-
-def test_each_thread_has_its_own_file_system(counted):
-    """Not every driver of fsspec may be used by two threads."""
-    folder = Location("counted:///x")
-    found = {id(folder.fs)}
-    kept = []
-
-    def look() -> None:
-        kept.append(folder.fs)
-        found.update((id(folder.fs), id(folder.fs)))
-
-    for thread in [threading.Thread(target=look) for _ in range(3)]:
-        thread.start()
-        thread.join()
-    assert counted.made == len(found) == 4
 
 
 def test_a_resolved_location_is_the_same_value(tmp_path):

@@ -176,12 +176,6 @@ def test_names_on_disk_are_frozen():
     ]  # fmt: skip
 
 
-def test_fields_that_are_not_known_are_passed_over():
-    record = json.loads(sample_manifest().dumps())
-    record["parts"][0]["later"] = record["later"] = 1
-    assert Manifest.loads(json.dumps(record).encode()) == sample_manifest()
-
-
 # Newer formats
 
 

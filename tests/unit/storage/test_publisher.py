@@ -10,7 +10,6 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.published import docs
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.iceberg_catalog import IcebergCatalog
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.publish.base import STAGING, staged_parts
 from vane_dagster.storage.publish.compaction import plan_compaction
@@ -87,39 +86,17 @@ def test_a_catalog_is_in_the_definition_by_its_name():
     assert "secret" not in repr(made[0])
 
 
-def test_options_of_a_catalog_as_fsspec_calls_them(monkeypatch, tmp_path):
-    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
-    properties = {
-        "s3.endpoint": "http://e",
-        "s3.access-key-id": "k",
-        "s3.secret-access-key": "s",
-        "s3.region": "r",
-        "adls.account-name": "a",
-    }
-    assert IcebergCatalog("prod", properties).storage_options({"key": "mine"}) == {
-        "endpoint_url": "http://e",
-        "key": "mine",
-        "secret": "s",
-        "client_kwargs": {"region_name": "r"},
-        "account_name": "a",
-    }
-
-
 def test_options_as_delta_calls_them():
     from vane_dagster.storage.table_options import table_options
 
-    given = {"key": "k", "secret": "s", "token": "t", "endpoint_url": "https://e"}
-    assert table_options(Location("s3://b/t", given)) == {
-        "AWS_ACCESS_KEY_ID": "k",
-        "AWS_SECRET_ACCESS_KEY": "s",
-        "AWS_SESSION_TOKEN": "t",
-        "AWS_ENDPOINT_URL": "https://e",
-        "AWS_REGION": "us-east-1",
-        "AWS_CONDITIONAL_PUT": "etag",
+    anonymous = {
+        "anon": True,
+        "token": "t",
+        "client_kwargs": {"endpoint_url": "http://e", "region_name": "r"},
     }
-    anonymous = {"anon": True, "client_kwargs": {"endpoint_url": "http://e", "region_name": "r"}}
     assert table_options(Location("s3://b/t", anonymous)) == {
         "AWS_SKIP_SIGNATURE": "true",
+        "AWS_SESSION_TOKEN": "t",
         "AWS_ENDPOINT_URL": "http://e",
         "AWS_ALLOW_HTTP": "true",
         "AWS_REGION": "r",

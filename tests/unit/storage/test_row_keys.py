@@ -58,11 +58,6 @@ def test_a_part_of_an_array_has_the_keys_of_its_values(values, kind):
     assert keys(pa.chunked_array([array, array])) == 2 * keys(array)
 
 
-def test_where_a_value_ends_counts():
-    left, right = pa.array(["ab", "a"]), pa.array(["c", "bc"])
-    assert len({*keys(left, right)}) == 2
-
-
 def test_types_and_the_order_of_columns_count():
     one, other = pa.array([1], pa.int64()), pa.array([1], pa.uint64())
     assert len({*keys(one), *keys(other), *keys(one, other), *keys(other, one)}) == 4

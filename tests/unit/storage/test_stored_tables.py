@@ -25,7 +25,6 @@ from vane_dagster.storage.stored_tables import (
     create_record,
     dumped_places,
     has_all_rows,
-    identity_of,
     joined,
     places_of,
     read_record,
@@ -119,11 +118,6 @@ def test_the_first_to_complete_a_table_wins(store):
     assert create_record(store.root, "x", table("a")) == table("a")
     assert create_record(store.root, "x", table("b")) == table("a")
     assert read_record(store.root, "x") == table("a")
-
-
-def test_urls():
-    assert identity_of(table_url("abc")) == "abc"
-    assert identity_of("file:///a") is None
 
 
 def test_what_no_recent_run_needed_is_deleted(store):
