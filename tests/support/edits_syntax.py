@@ -38,28 +38,9 @@ FACTORIES = [
         ("class attribute", f"class Model:\n    SIZE = n\n{_CALL}", ""),
         ("type()", "Model = type('M', (Base,), {'SIZE': n})", f"class Base:\n{_CALL}"),
         (
-            "base by a variable",
-            "base = (A, B)[n == 3]\nclass Model(base):\n    def __call__(self, b):\n"
-            "        return self.f(b)",
-            "class A:\n    def f(self, b):\n        return b\n"
-            "class B:\n    def f(self, b):\n        return -b\n",
-        ),
-        (
             "default argument",
             "class Model:\n    def __call__(self, b, m=n * 2):\n        return b * m",
             "",
-        ),
-        (
-            "slots",
-            "class Model:\n    __slots__ = ('a', 'b')[:n - 2]\n    def __call__(self, b):\n"
-            "        return len(self.__slots__)",
-            "",
-        ),
-        (
-            "dataclass default factory",
-            "@dataclasses.dataclass\nclass Model:\n"
-            f"    SIZE: list = dataclasses.field(default_factory=lambda: [n])\n{_CALL}",
-            "import dataclasses\n",
         ),
         (
             "make_dataclass",
@@ -77,12 +58,6 @@ FACTORIES = [
             "class Config(pydantic.BaseModel):\n    size: int = n\nclass Model:\n"
             "    def __call__(self, b):\n        return Config().size",
             "import pydantic\n",
-        ),
-        (
-            "descriptor",
-            f"class Model:\n    SIZE = Size(n)\n{_CALL}",
-            "class Size:\n    def __init__(self, n):\n        self.n = n\n"
-            "    def __get__(self, obj, owner):\n        return self.n\n",
         ),
         (
             "method that is set",

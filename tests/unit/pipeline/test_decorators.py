@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import functools
 import inspect
@@ -22,7 +21,7 @@ from support.udf_calls import IDS, row_stage, run_stage
 from vane_dagster.errors import DefinitionError, SchemaError
 from vane_dagster.pipeline.contracts import ColumnsCall
 from vane_dagster.pipeline.decorators import CallOptions
-from vane_dagster.pipeline.lazy_instances import LazyInstance, construct
+from vane_dagster.pipeline.lazy_instances import LazyInstance
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.udf import make_udf
 
@@ -107,12 +106,6 @@ class Slotted:
 
 
 @vd.cls
-class Abstract(abc.ABC):
-    @abc.abstractmethod
-    def run(self) -> int: ...
-
-
-@vd.cls
 class Pair(tuple[int, ...]):  # a base with a __new__ of its own
     def total(self) -> int:
         return sum(self)
@@ -194,19 +187,6 @@ def test_the_class_is_the_same_object_and_has_its_own_signature() -> None:
     assert str(inspect.signature(Record)) == "(model: 'str', size: 'int' = 1)"
     assert pickle.loads(pickle.dumps(add)) is add
     assert add(1, 2) == 3
-
-
-def test_a_construction_for_real() -> None:
-    made = construct(Transcriber, ("m",), {"scale": 2})
-    assert type(made) is Transcriber
-    assert made.transcribe("a") == "maa!"
-    larger = construct(Larger, ("m",), {})
-    assert (type(larger), larger.model, larger.scale) == (Larger, "m-large", 2)
-    assert construct(Record, ("m",), {"size": 3}).grow(2) == 6
-    assert construct(Slotted, (3,), {}).size == 3
-    assert construct(Pair, ([1, 2],), {}).total() == 3
-    with pytest.raises(TypeError, match="abstract"):
-        construct(Abstract, (), {})
 
 
 # What a stage is given

@@ -197,13 +197,9 @@ PER_ROW = [
     ("named columns", {"reuse": vd.Reuse(per_row=True)}, True),
     ("batches", {"reuse": vd.Reuse(per_row=True)}, False),  # it computes each row anyway
     ("vectors", {}, False),
-    ("vectors", {"reuse": vd.Reuse(per_row=True)}, True),
-    ("labels", {}, False),
     ("labels", {"sampling_params": {"temperature": 0.5}}, True),
-    ("a classifier's labels", {}, False),
     ("a prompt", {}, True),
     ("a prompt", GREEDY, False),
-    ("a prompt", {"sampling_params": {"temperature": 0.0}}, False),
     ("a prompt", {"sampling_params": {"temperature": 0.1}}, True),
     ("a prompt", {"sampling_params": {"temperature": "{n}"}}, True),
     ("a prompt", {**GREEDY, "reuse": vd.Reuse(per_row=True)}, True),
