@@ -12,7 +12,7 @@ from vane_dagster._secrets import errors_masked, without_secrets
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import VaneError
 from vane_dagster.orchestration.asset_specs import stage_key
-from vane_dagster.orchestration.check_events import CheckLog, evaluate_alone
+from vane_dagster.orchestration.check_events import CheckLog, evaluate_alone, run_partitions
 from vane_dagster.orchestration.event_log import planned_checks_dropped
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.partition_order import DagsterOrder
@@ -50,15 +50,12 @@ def materialize_step(
         try:
             evaluate_alone(context, checks, pipeline, opened, run.check_runner)
             ReproducibilityRunner(context, pipeline, run, compute, config).evaluate(checks)
-        except VaneError as error:
-            raise dg.Failure(description=str(error)) from error.__cause__
-        selected = {key.path[-1] for key in context.selected_asset_keys}
-        if not selected:
-            yield from checks.outputs()
-            return
-        partitions = _partitions(context, pipeline)
-        report = RunReport(context, checks, pipeline, opened, partitions, run.check_runner)
-        try:
+            selected = {key.path[-1] for key in context.selected_asset_keys}
+            if not selected:
+                yield from checks.outputs()
+                return
+            partitions = _partitions(context, pipeline)
+            report = RunReport(context, checks, pipeline, opened, partitions, run.check_runner)
             with report:
                 run_pipeline(
                     replace(run, listen=report.listen, flush=report.flush),
@@ -77,15 +74,10 @@ def materialize_step(
 
 def observe_step(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Iterator[Any]:
     """Observe the source of a pipeline."""
-    partitions: Sequence[str | None]
-    if pipeline.partitions_def is None:
-        partitions = [None]
-    elif context.has_partition_key or context.has_partition_key_range:
-        partitions = list(context.partition_keys)
-    else:
-        partitions = pipeline.partitions_def.get_partition_keys(
-            dynamic_partitions_store=context.instance
-        )
+    partitions: Sequence[str | None] = [None]
+    if pipeline.partitions_def is not None:
+        every = DagsterOrder(pipeline.partitions_def, context.instance).all
+        partitions = run_partitions(context) or every()
     log = SourceLog(context, pipeline, partitions)
     try:
         changed = observe(pipeline, partitions, log)
@@ -99,12 +91,12 @@ def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequen
     """Return the run's partitions; a run over a range has no `partition_key`."""
     if pipeline.partitions_def is None:
         return [None]
-    if not (context.has_partition_key or context.has_partition_key_range):
+    if (named := run_partitions(context)) is None:
         raise dg.Failure(
             f"pipeline {pipeline.name!r} is partitioned, and the run names no partition; choose "
             "one or a range in Dagster's UI, or give materialize(partition_key=...)"
         )
-    return list(context.partition_keys)
+    return named
 
 
 def _priority(run: dg.DagsterRun) -> int:
