@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.engine.check_runner import ManifestContext, evaluate
+from vane_dagster.engine.check_runner import ManifestContext, evaluate, results_for
 from vane_dagster.storage.manifest import CheckResult, Manifest
 
 
