@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 from vane_dagster.cli.store import JsonObject
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.trace import trace as trace_row
@@ -23,6 +24,8 @@ from vane_dagster.storage.store import Store
 @click.option("--forward", is_flag=True, help="Follow the row to all rows made from it.")
 @click.option("--store", help="The store's root. Default: $VANE_DAGSTER_STORE, else this user's.")
 @click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+@FILE
+@MODULE
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def trace(
     stage: str,
@@ -31,17 +34,26 @@ def trace(
     forward: bool,
     store: str | None,
     storage_options: dict[str, Any],
+    file: str | None,
+    module: str | None,
     as_json: bool,
 ) -> None:
     """Follows a row of STAGE, as docs/enriched, back to the source file.
 
     Each step has the file and the row's number in it, the run, the workers and the time, the code
     version and the model. With --forward it goes from a row of a stage, or of docs/source, to every
-    row that was made of it.
+    row that was made of it. With -f or -m the definitions read the source, where the store does not
+    hold what that takes: CSV and JSON files, Iceberg tables.
     """
+    found_in: Any = stage
     opened = open_store(store, "--store")
+    if file or module:
+        definitions = Definitions(file, module)
+        found_in = definitions.stage(stage)
+        if store is None:
+            opened = open_store(definitions.resource("store"), "--store")
     if storage_options:
         opened = Store(Location(opened.root.url, storage_options))
     id = ids if len(ids) > 1 else ids[0]
-    found = trace_row(stage, id, partition, forward=forward, store=opened)
+    found = trace_row(found_in, id, partition, forward=forward, store=opened)
     click.echo(json.dumps(found.to_dict(), indent=2, default=str) if as_json else str(found))

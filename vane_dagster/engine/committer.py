@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -88,12 +89,20 @@ class Committer:
         self._publishing = publishing
         self._store = store
         self._hash_file = hash_file
+        self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-hash")
         self._queue: queue.Queue[Commit | None] = queue.Queue()
         self._outcomes: dict[tuple[str | None, str], ManifestName | VaneError] = {}
         self._found: dict[tuple[str | None, str], Sequence[CheckResult]] = {}
-        self._hashes: dict[tuple[str, str], str | None] = {}
+        self._hashes: dict[tuple[str, str], Future[str | None]] = {}
         self._thread = threading.Thread(target=self._work, name="vane-commit", daemon=True)
         self._thread.start()
+
+    def hash_ahead(self, files: Sequence[FileRecord]) -> None:
+        """Start hashing local source files that a later commit needs."""
+        for file in files:
+            known = (file.url, file.version)
+            if file.content is None and file.url.startswith("file:") and known not in self._hashes:
+                self._hashes[known] = self._hasher.submit(self._hash_file, file)
 
     def put(self, commit: Commit) -> None:
         """Queue a commit."""
@@ -103,6 +112,7 @@ class Committer:
         """Wait until all queued commits are done."""
         self._queue.put(None)
         self._thread.join()
+        self._hasher.shutdown(cancel_futures=True)
 
     def _work(self) -> None:
         while (commit := self._queue.get()) is not None:
@@ -141,6 +151,7 @@ class Committer:
             if isinstance(outcome, VaneError):
                 raise WithheldError(stage, outcome)
             upstream[stage] = str(outcome)
+        self.hash_ahead(commit.manifest.files)
         files = [self._hashed(file) for file in commit.manifest.files]
         now = time.time()
         return replace(commit.manifest, files=files, upstream=upstream, committed_at=now)
@@ -172,13 +183,8 @@ class Committer:
         return replace(manifest, checks=found_here)
 
     def _hashed(self, file: FileRecord) -> FileRecord:
-        """Return a file; a local one with its content, which a later touch does not change."""
-        if file.content is not None or not file.url.startswith("file:"):
-            return file
-        known = (file.url, file.version)
-        if known not in self._hashes:
-            self._hashes[known] = self._hash_file(file)
-        return replace(file, content=self._hashes[known])
+        future = self._hashes.get((file.url, file.version))
+        return file if future is None else replace(file, content=future.result())
 
     def _put_in_force(self, commit: Commit, manifest: Manifest) -> tuple[Manifest, ManifestName]:
         """Commit, unless another run has committed the same parts since this one was planned."""

@@ -121,6 +121,8 @@ class RunState:
                 target = spec.target
                 self.store.keep_target(self.pipeline.name, stage, target.url, target.format)
         for index, partition in enumerate(self.plan.partitions):
+            if partition.fragments:
+                self._committer.hash_ahead(partition.files)
             for stage, stage_plan in partition.stages.items():
                 if stage_plan.done:
                     self.emit(Unchanged(stage, partition.key, stage_plan.done))
