@@ -150,7 +150,6 @@ IMPORTS = [
     _imported("django", "try:\n    from django.utils.module_loading import import_string\nexcept ImportError:\n    import_string = None", "import_string('plug.f')(b)"),
     _imported("Hydra's target", "def instantiate(c): ...", "instantiate({'_target_': 'plug.f'})(b)"),
     _imported("name in a constant", "import importlib\nNAME = 'plug'", "importlib.import_module(NAME).f(b)"),
-    _imported("by a base", "import plug\nclass Base: ...", "[each(b) for each in Base.__subclasses__()]"),
     _imported("exec", "", "exec('import plug; plug.f(1)')"),
     _imported("spec from a file", "import importlib.util as u", "u.spec_from_file_location('plug', 'plug.py')"),
     _edit("import: alias of another module", "from load import imp\ndef udf(b):\n    return imp('plug').f(b)\n", "K = 1", "K = 2", plug=_PLUG, load="import importlib\nimp = importlib.import_module\n"),

@@ -18,10 +18,8 @@ _LOADERS = frozenset({
     "importlib.machinery.SourceFileLoader", "imp.load_source", "runpy.run_module", "runpy.run_path",
     "pkgutil.resolve_name", "pydoc.locate", "pydoc.safeimport",
 })  # fmt: skip
-"""Functions that find code in other ways; also those of any object that are named as follows."""
-_LOADER_NAMES = (
-    "__subclasses__", "import_string", "module_from_spec", "spec_from_file_location",
-)  # fmt: skip
+"""Functions that import in other ways; also those of any module that are named as follows."""
+_LOADER_NAMES = ("import_string", "module_from_spec", "spec_from_file_location")
 _OWN_NAMES = ("__name__", "__package__")
 _EVALUATORS = frozenset({"eval", "exec", "compile"})
 _NAMESPACES = frozenset({"globals", "locals", "vars"})

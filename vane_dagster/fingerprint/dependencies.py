@@ -17,6 +17,7 @@ from vane_dagster.fingerprint.effects import (
     Executed,
     Reach,
     executed,
+    lists_subclasses,
 )
 from vane_dagster.fingerprint.files import LocalFiles, file_digests
 from vane_dagster.fingerprint.hashing import combine
@@ -133,6 +134,7 @@ class DependencyWalk:
             reached = sorted(self.modules)
             own = reached if self._own is None else [self._own.name]
             statements = executed(self.finder, own, reached)
+            effects.lists_subclasses = lists_subclasses(self.finder, statements)
             for module, unit, _ in statements:
                 nodes = () if id(unit) in counting else effects.counting(module, unit)
                 if nodes:
@@ -219,8 +221,8 @@ class DependencyWalk:
         if scan.dynamic and not self._allows_computed_imports:
             raise CodeIdentityError(
                 f"{module.path}, line {scan.dynamic[0]}: code may import a module that no literal "
-                f"names, as `exec` and `compile` may, or find classes by `__subclasses__`, so the "
-                f"code's dependencies cannot be determined. Name what it uses, or give the stage "
+                f"names, as `exec` and `compile` may, so the code's dependencies cannot be "
+                f"determined. Import it by a literal name, or give the stage "
                 f"`vd.Reuse(version=...)`."
             )
         for ref in scan.imports:

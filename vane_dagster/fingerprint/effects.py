@@ -115,6 +115,12 @@ def executed(
     return found
 
 
+def lists_subclasses(finder: Finder, statements: Iterable[Executed]) -> bool:
+    """Return whether a file of the statements reads `__subclasses__`."""
+    paths = {str(each.module.path) for each in statements}
+    return any(b"__subclasses__" in finder.source(path).text for path in paths)
+
+
 class Reach(NamedTuple):
     """What statements name, directly or through others.
 
@@ -145,7 +151,11 @@ def _is_among(path: str, known: Set[str]) -> bool:
 
 
 class Effects:
-    """Tells which statements count."""
+    """Tells which statements count.
+
+    Attributes:
+        lists_subclasses: Whether each class that is derived may be found by its base.
+    """
 
     def __init__(
         self,
@@ -154,6 +164,7 @@ class Effects:
         reach: Callable[[Module, Sequence[ast.stmt]], Reach],
     ) -> None:
         self._finder, self._is_used, self._find_reach = finder, is_used, reach
+        self.lists_subclasses = False
         self._declared: dict[Name, bool] = {}
 
     def counting(self, module: Module, unit: SymbolSource) -> Sequence[ast.stmt]:
@@ -166,7 +177,8 @@ class Effects:
             return ()
         run = self._reach(module, unit, acts)
         kinds = {act.kind for act in acts}
-        if kinds == {"base"} and not (run.is_hooked or unit.is_hooked):
+        is_hooked = self.lists_subclasses or run.is_hooked or unit.is_hooked
+        if kinds == {"base"} and not is_hooked:
             return ()
         known: Set[str] = _INERT
         if kinds.isdisjoint(("bare call", "store")):
