@@ -262,6 +262,19 @@ edit(
     pkg__work="from pkg import config\ndef f(b):\n    return config.K\n",
 )
 edit(
+    "what a called function imports by a computed name",
+    file="plugins/one.py",
+    defs="import loader\nimport registry\nloader.load('plugins')\ndef udf(b):\n"
+    "    return registry.REGISTRY['clean'](b)\n",
+    registry=REGISTRY,
+    loader="import importlib, pkgutil\ndef load(package):\n"
+    "    found = importlib.import_module(package)\n"
+    "    for info in pkgutil.iter_modules(found.__path__):\n"
+    "        importlib.import_module(f'{package}.{info.name}')\n",
+    plugins__init="",
+    plugins__one="import registry\nregistry.REGISTRY['clean'] = lambda b: b + 1\n",
+)
+edit(
     "a module of a folder in a folder, neither with an __init__",
     file="outer/inner/part.py",
     defs="def udf(b):\n    import outer.inner.part as part\n    return part.K\n",

@@ -167,10 +167,14 @@ def _mark_call(node: ast.Call, names: frozenset[str]) -> None:
     by_name = _imports(node.func)
     if by_name is not None:
         named = {item.arg: item.value for item in node.keywords}
-        text = _text(node.args[0] if node.args else named.get("name")) if by_name else None
-        package = node.args[1] if len(node.args) > 1 else named.get("package")
-        is_known = not (text or "").startswith(".") or getattr(package, "id", "") in _OWN_NAMES
-        node.__dict__["imports"] = _path(text) if is_known else None
+        given = node.args[0] if node.args else named.get("name")
+        text = _text(given) or _modules_of(given) if by_name else None
+        if text is not None and text.startswith("."):
+            package = node.args[1] if len(node.args) > 1 else named.get("package")
+            is_own = package is None or getattr(package, "id", "") in _OWN_NAMES
+            base = "" if is_own else _text(package)
+            text = None if base is None else base + text
+        node.__dict__["imports"] = _path(text)
         return
     called = {path.removeprefix("builtins.") for path in paths(node.func)}
     if called & _EVALUATORS or (called & _NAMESPACES and not node.args):
@@ -193,7 +197,33 @@ def mark_hints(tree: ast.Module) -> None:
 
 def _path(text: str | None) -> str | None:
     parts = (text or "").lstrip(".").split(".")
-    return text if all(part.isidentifier() for part in parts) else None
+    return text if all(part.isidentifier() or part == "*" for part in parts) else None
+
+
+def _modules_of(node: ast.AST | None) -> str | None:
+    """Return the path of all modules of the package that a computed name begins with."""
+    beginning = ""
+    for part in _joined(node):
+        text = "@" if getattr(part, "id", "") in _OWN_NAMES else _text(part)
+        if text is None:
+            break
+        beginning += text
+    package, dot, _ = beginning.rpartition(".")
+    return f"{package}.*".replace("@.", ".") if dot else None
+
+
+def _joined(node: ast.AST | None) -> Iterator[ast.AST | None]:
+    """Yield the parts of a text that is put together."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield from _joined(node.left)
+        yield from _joined(node.right)
+    elif isinstance(node, ast.JoinedStr):
+        yield from (
+            getattr(each, "value", None) if isinstance(each, ast.FormattedValue) else each
+            for each in node.values
+        )
+    else:
+        yield node
 
 
 def _mark_item(node: ast.Subscript, names: frozenset[str]) -> None:

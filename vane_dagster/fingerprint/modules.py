@@ -159,7 +159,7 @@ class Finder:
         if name.partition(".")[0] == __name__.partition(".")[0]:
             return Module(name, "self", None)
         loaded = sys.modules.get(name)
-        if isinstance(loaded, types.ModuleType):
+        if loaded is not None and not _is_replaced(loaded):
             return self._loaded(name, loaded)
         found = self._on_path(name, parent_name)
         return self._loaded(name, loaded) if found is None and loaded is not None else found
@@ -273,6 +273,12 @@ class Finder:
                 yield ImportTarget("passing", module.name, part, module)
                 module = inner
             yield ImportTarget("whole", module.name, attribute, module)
+
+
+def _is_replaced(loaded: Any) -> bool:
+    """Return whether a module replaced itself with another object, which has no file."""
+    known = (module_attribute(loaded, item) for item in ("__spec__", "__file__", "__path__"))
+    return not isinstance(loaded, types.ModuleType) and all(item is None for item in known)
 
 
 def _classified(name: str, path: str | None, folders: tuple[str, ...] | None) -> Module:

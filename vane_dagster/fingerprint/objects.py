@@ -41,8 +41,9 @@ _FIELDS = (
 """Attributes with the fields of a dataclass, pydantic model or attrs class."""
 _CLASS_DETAILS = {
     "__dict__", "__weakref__", "__module__", "__qualname__", "__firstlineno__",
-    "__static_attributes__", "__annotations__", "__dataclass_fields__", "__dataclass_params__",
-    "__match_args__", "_abc_impl",
+    "__static_attributes__", "__annotations__", "__annotate__", "__annotate_func__",
+    "__annotations_cache__", "__dataclass_fields__", "__dataclass_params__", "__match_args__",
+    "_abc_impl",
 }  # fmt: skip
 
 
@@ -300,7 +301,10 @@ def _is_written(member: Any) -> bool:
 
 def _plain_hints(obj: Any) -> list[Any]:
     """Return the type hints of a function or class, and its generic bases, as values."""
-    hints = inspect.get_annotations(obj).items()
+    try:
+        hints = list(inspect.get_annotations(obj).items())
+    except Exception:  # from Python 3.14, hints are evaluated on first use
+        hints = []
     return [*map(_plain_hint, (*hints, *vars(obj).get("__orig_bases__", ())))]
 
 

@@ -129,6 +129,28 @@ def test_modules_and_packages(defs: Project) -> None:
     assert defs.identity("udf").packages == ("orjson_missing",)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("f'app.plugins.{b}'", "'app.plugins.' + b + ''", "f'{__name__}.{b}'"),
+        *("__name__ + '.' + b", "'.' + b, __name__"),
+    ],
+)
+def test_all_modules_of_a_package_that_a_computed_name_begins_with_count(
+    project: Project, name: str
+) -> None:
+    project.write(
+        app__in____init__="",
+        app__in__plugins__in____init__="import importlib\ndef udf(b):\n"
+        f"    return importlib.import_module({name})\n",
+        app__in__plugins__in__one="K = 1\n",
+    )
+    before = project.identity("udf", "app.plugins")
+    assert before.modules == ("app", "app.plugins", "app.plugins.one")
+    project.edit("app/plugins/one.py", "1", "2")
+    assert project.digest("udf", "app.plugins") != before.digest
+
+
 def test_functions_of_one_statement_differ_and_count_with_it(project: Project) -> None:
     project.write(
         defs="def make(n):\n    def one(b):\n        return b * n\n    other = lambda b: b - n\n"
@@ -174,7 +196,6 @@ def test_code_among_arguments_counts_with_what_the_file_of_the_stage_changes(
             "line 3.*version=",
         ),
         ("def udf(b):\n    return __import__(b)\n", "line 2.*version="),
-        ("def udf(b):\n    return __import__(f'{__name__}.{b}')\n", "line 2.*version="),
         (
             "import importlib as i\nP = 'pkg'\ndef udf(b): return i.import_module('.' + b, P)\n",
             "line 3.*version=",
