@@ -28,6 +28,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def known_keywords(
     method: str,
     advice: Mapping[str, str] = _NONE,
+    fields: Mapping[str, str] = _NONE,
     more: str = "",
     where: Callable[..., str] = lambda *args, **kwargs: "",
 ) -> Callable[[F], F]:
@@ -47,7 +48,7 @@ def known_keywords(
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
             unknown = [name for name in kwargs if name not in own]
-            texts = unknown_arguments(method, unknown, own, advice, more)
+            texts = unknown_arguments(method, unknown, own, advice, fields, more)
             try:
                 signature.bind(*args, **{name: kwargs[name] for name in kwargs if name in own})
             except TypeError as error:
@@ -82,15 +83,16 @@ def unknown_arguments(
     unknown: Iterable[str],
     options: Collection[str],
     advice: Mapping[str, str] = _NONE,
+    fields: Mapping[str, str] = _NONE,
     more: str = "",
 ) -> list[str]:
     """Describe each of the unknown arguments of a call."""
     listed = f"its options are {names(options, 50)}" if options else "it has no options"
 
     def correction(name: str) -> str:
-        if written := advice.get(name):
+        if written := fields.get(name) or advice.get(name):
             return f": {written}"
-        found = similar(name, [*options, *advice])
+        found = similar(name, [*options, *fields])
         return f". {found}" if found else f": {listed}{more}"
 
     return [f"unknown argument {n!r} of {method}{correction(n)}" for n in sorted(unknown)]

@@ -6,7 +6,9 @@ in `tests/providers/test_spark_guides.py`.
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +23,7 @@ from support.coming_from_data import write_data
 from support.data import read_stage
 from support.llm_server import KEY, Server, serving
 from support.results import Run
-from support.snippets import PAGES, Snippet, counted, loaded, pipelines, snippets, stage_of
+from support.snippets import PAGES, Snippet, counted, loaded, pipelines, refused, snippets, stage_of
 from support.warm_workers import workers_that_imported
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 
@@ -341,6 +343,21 @@ def test_our_side_of_a_snippet_reserves_gpus(module: tuple[Snippet, ModuleType])
         spec = stage_of(found, name).spec
         assert isinstance(spec, MapBatchesSpec)
         assert spec.bundle == reserved
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "value", "ours"), [(page, *each) for page in PAGES for each in refused(page)]
+)
+def test_an_argument_of_theirs_is_refused_with_ours(
+    page: str, name: str, value: str, ours: str, server: Server
+) -> None:
+    # Ray Data's strategies are objects of a class that starts nothing.
+    given = eval(value, {"ray": importlib.import_module("ray.data") and sys.modules["ray"]})
+    reviews = vd.Pipeline("reviews", source=vd.parquet("reviews.parquet"), id="id")
+    with pytest.raises(vd.DefinitionError) as raised:
+        reviews.map_batches("m", len, schema={"n": "BIGINT"}, **{name: given})
+    assert name in str(raised.value)
+    assert ours in str(raised.value)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -22,6 +22,7 @@ FOLDER = REPOSITORY / "docs" / "coming-from"
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md"))
 _SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_REFUSED = re.compile(r"^\| `(\w+)=(.+)` \| `(.+)` \|$", re.MULTILINE)
 _COUNTED = re.compile(r"^\| \[(.+?)\]\(#.+?\) \| (.+?) \|$", re.MULTILINE)
 
 
@@ -94,6 +95,11 @@ def counted(page: str) -> dict[str, int | None]:
         heading: None if lines == "no function" else int(lines)
         for heading, lines in _COUNTED.findall(table)
     }
+
+
+def refused(page: str) -> list[tuple[str, str, str]]:
+    """Arguments that a page says are refused: the name, the code of its value, and ours."""
+    return _REFUSED.findall(_text(page))
 
 
 def loaded(

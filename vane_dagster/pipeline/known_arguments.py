@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vane_dagster._keywords import F, full_signature, known_keywords
+from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.records import RECORDS
 
 _INFER = 'Declare the columns, as schema={"label": "VARCHAR"}, or write schema="infer"'
@@ -14,12 +15,13 @@ def adds_stage(function: F) -> F:
     """Decorate a method that adds a stage so that it describes missing and unknown arguments."""
     taken = list(full_signature(function).parameters)
     fields = {
-        field: f"write {argument}={record}({field}=...)"
+        field: f"{argument}={record}({field}=...)"
         for argument, (record, listed) in RECORDS.items()
         if argument in taken
         for field in listed
         if field not in taken
     }
+    written = {name: f"{name}=..." for name in taken} | fields
     provider = "; those of its provider go into model=vd.Model(..., options={...})"
 
     def where(rows: Any, *args: Any, **kwargs: Any) -> str:
@@ -27,7 +29,8 @@ def adds_stage(function: F) -> F:
 
     return known_keywords(
         function.__name__,
-        {"schema": _INFER, **fields},
+        {**advice(written), "schema": _INFER},
+        {field: f"write {text}" for field, text in fields.items()},
         provider if "model" in taken else "",
         where,
     )(function)

@@ -30,6 +30,7 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.fingerprint.objects import value_digest
+from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.pipeline.records import Workers
 from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS
@@ -76,6 +77,7 @@ _PYTRITON_ADDRESSES = {
 _OF_STAGES = ("max_batches", "keyed_env_vars", "execution_backend")
 """The fields of `Workers` that only workers of stages have."""
 _FIELDS = {each.name: f"write replicas=vd.Workers({each.name}=...)" for each in fields(Workers)}
+_ADVICE = advice({"gpus": "gpus=..."})
 _FLAGS = "; write a flag of `vllm serve` as flags=dict(...)"
 
 
@@ -258,7 +260,7 @@ class Server(ModelServer):
         DefinitionError: If an argument is invalid.
     """
 
-    @known_keywords("vd.Server", advice=_FIELDS)
+    @known_keywords("vd.Server", advice=_ADVICE, fields=_FIELDS)
     def __init__(
         self,
         command: Sequence[str | os.PathLike[str] | LocalFile],
@@ -326,7 +328,7 @@ class VLLMServer(ModelServer):
 
     kind = "vLLM server"
 
-    @known_keywords("vd.VLLMServer", advice=_FIELDS, more=_FLAGS)
+    @known_keywords("vd.VLLMServer", advice=_ADVICE, fields=_FIELDS, more=_FLAGS)
     def __init__(
         self,
         model: str | os.PathLike[str] | LocalFile,
@@ -392,7 +394,7 @@ class TritonServer(ModelServer):
 
     kind = "Triton server"
 
-    @known_keywords("vd.TritonServer", advice=_FIELDS)
+    @known_keywords("vd.TritonServer", advice=_ADVICE, fields=_FIELDS)
     def __init__(
         self,
         fn: Callable[..., Any],

@@ -14,6 +14,7 @@ import vane_dagster as vd
     [
         (vd.RayCompute, {"adress": "auto"}, "'adress' of vd.RayCompute. Did you mean 'address'?"),
         (vd.RayCompute, {"num_cpus": 2}, "write num_cpus=... at its cluster, vd.LocalCluster"),
+        (vd.RayCompute, {"ray_address": "auto"}, "write address=..."),
         (vd.LocalCompute, {"num_cpu": 2}, "'num_cpu' of vd.LocalCompute. Did you mean 'num_cpus'"),
         (vd.LocalCluster, {"nam": "x"}, "Did you mean 'name'"),
         (vd.LocalCluster, {"zzz": "x"}, "its options are 'num_cpus', 'num_gpus', "),

@@ -233,6 +233,7 @@ def test_with_a_version_it_is_an_argument_and_constructs_where_it_is_called() ->
 
 
 WRONG = {
+    "ray": (lambda: vd.cls(ray_options={"a": 1})(Alone), "concurrency=vd.Workers"),
     "errors": (lambda: vd.cls(on_error="skip")(Alone), "'raise', 'log' or 'ignore'"),
     "gpus": (lambda: vd.cls(gpus=1.5)(Alone), "gpus is 1.5; expected .*above 1 a whole one"),
     "workers": (lambda: vd.cls(max_concurrency=0)(Alone), "whole number from 1 up"),

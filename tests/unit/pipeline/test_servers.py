@@ -85,6 +85,7 @@ def triton(*args: Any, **given: Any) -> tuple[Any, ...]:
     ("declared", "words"),
     [
         (vllm("m", {"port": 8000}), "leave 'port' out of flags: each replica has"),
+        (vllm("m", num_gpus=1), "write gpus=..."),
         (vllm("m", num_cpus=1), "write replicas=vd.Workers(num_cpus=...)"),
         (vllm("m", max_model_len=8), "write a flag of `vllm serve` as flags=dict(...)"),
         (vllm("m", ["--seed"]), "flags is a list; expected a mapping"),

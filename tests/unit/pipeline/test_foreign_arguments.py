@@ -81,9 +81,42 @@ def refusal(declare: Callable[..., Any], **given: Any) -> str:
 
 
 REFUSED: list[tuple[Callable[..., Any], str, str]] = [
-    (mapped, "num_gpus", "Did you mean 'num_cpus' or 'gpus'?"),
+    # Ray Data
+    (mapped, "num_gpus", "write gpus=..."),
     (mapped, "num_cpus", "write concurrency=vd.Workers(num_cpus=...)"),
-    (mapped, "keep_row_order", "its options are 'name', 'fn', 'schema'"),
+    (mapped, "compute", "write concurrency=N, or concurrency=(min, max)"),
+    (mapped, "fn_args", "write fn_kwargs=..."),
+    (by_row, "expr", "project(name, [...], where=...) filters by SQL"),
+    (mapped, "udf_modifying_row_count", 'cardinality=vd.Children("<column of the new'),
+    (mapped, "scheduling_strategy", "leave it out; workers are placed"),
+    (mapped, "max_calls", "write concurrency=vd.Workers(max_batches=...)"),
+    (mapped, "ray_remote_args", "gpus=... and concurrency=vd.Workers(...)"),
+    # Hugging Face Datasets
+    (by_row, "batched", 'map_batches(name, fn, schema=..., batch_format="numpy")'),
+    (by_row, "num_proc", "write concurrency=N"),
+    (by_row, "load_from_cache_file", 'write reuse="none"'),
+    # Daft
+    (mapped, "return_dtype", 'write schema={"<column>": "<SQL type>"}'),
+    (mapped, "use_process", "leave it out; each worker is a process"),
+    (mapped, "unnest", "leave it out; each column"),
+    (embedded, "provider_options", "write model=vd.Model(options=...)"),
+    # Spark
+    (mapped, "return_type", 'write schema={"<column>": "<SQL type>"}'),
+    (prompted, "return_type", "write return_format=..."),
+    (by_row, "batch_format", "map_batches("),
+    (mapped, "input_tensor_shapes", "predict_batch("),
+    # Vane
+    (mapped, "actor_number", "write concurrency=N"),
+    (predicted, "num_workers", "write concurrency=N"),
+    (mapped, "gpus_per_actor", "write gpus=..."),
+    (mapped, "memory_bytes", "write concurrency=vd.Workers(memory=...)"),
+    (mapped, "flat_map", 'cardinality=vd.Children("<column of the new id>") if'),
+    (prompted, "temperature", 'write sampling_params={"temperature": ...'),
+    (prompted, "max_new_tokens", '"max_tokens": ...}'),
+    (classified, "max_concurrency_per_actor", "vd.Workers(max_concurrency=...)"),
+    (prompted, "system_message", "write system=..."),
+    (prompted, "preprocess", "write messages=..."),
+    (prompted, "postprocess", 'add a stage: .map("<name>", postprocess)'),
     # Fields of records
     (mapped, "max_error_rate", ": write on_error=vd.Failures(max_error_rate=...)"),
     (by_row, "timeout_s", ": write on_error=vd.Failures(timeout_s=...)"),
@@ -95,26 +128,41 @@ REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     (prompted, "explain_errors", ": write on_error=vd.Failures(explain_errors=...)"),
     (projected, "description", ": write asset=vd.Asset(description=...)"),
     (written, "owners", ": write asset=vd.Asset(owners=...)"),
-    # Misspelt names, and arguments of another method
+    # Misspelt names
     (mapped, "Batch_Size", "Did you mean 'batch_size'"),
     (mapped, "descripton", "Did you mean 'description'"),
     (prompted, "sampling_param", "Did you mean 'sampling_params'"),
+    (embedded, "dimension", "Did you mean 'dimensions'"),
+    (projected, "wher", "Did you mean 'where'"),
+    (written, "compresion", "Did you mean 'compression'"),
+    (by_row, "output_colum", "Did you mean 'output_column'"),
     (predicted, "input_tensor_shape", "Did you mean 'input_tensor_shapes'"),
     (joined, "source_column", "Did you mean 'source_columns'"),
+    # Arguments of another method
     (filtered, "schema", "of filter"),
+    (filtered, "output_column", "of filter"),
+    (filtered, "cardinality", "of filter"),
     (by_row, "cardinality", "of map"),
+    (by_row, "contract", "of map"),
+    (predicted, "schema", "of predict_batch"),
+    (predicted, "inputs", "of predict_batch"),
     (classified, "return_format", "of classify"),
-    (untyped, "return_dtype", "of map"),  # before the type that is missing
+    # Before the type that is missing
+    (untyped, "return_dtype", 'of map: write schema={"<column>": "<SQL type>"}'),
+    (untyped, "returnType", 'of map: write schema={"<column>": "<SQL type>"}'),
     # Pipelines and decorators
     (declared, "fragment_row", "of vd.Pipeline. Did you mean"),
     (declared, "sorce", "Did you mean 'source'?"),
     (declared, "num_gpus", "All others are arguments of its stages"),
     (vd.cls, "gpu", "of @vd.cls. Did you mean 'gpus'?"),
+    (vd.cls, "num_cpus", "write cpus=..."),
     (vd.cls, "batch_size", "write it at @vd.func.batch or @vd.method.batch"),
     (vd.cls, "memory", "All others are arguments of the stage"),
     (vd.cls, "return_dtype", "write it at its method, @vd.method"),
     (vd.method, "return_type", "Did you mean 'return_dtype'?"),
+    (vd.method.batch, "return_type", "Did you mean 'return_dtype'?"),
     (vd.func, "zzz", "its options are 'function', 'cpus', 'gpus', "),
+    (vd.func.batch, "return_type", "Did you mean 'return_dtype'?"),
 ]
 
 
@@ -129,7 +177,7 @@ def test_several_arguments_are_refused_at_once():
     message = refusal(mapped, num_gpus=1, batchsize=8)
     assert message == (
         "unknown argument 'batchsize' of map_batches. Did you mean 'batch_size' or 'max_batches'?\n"
-        "unknown argument 'num_gpus' of map_batches. Did you mean 'num_cpus' or 'gpus'?"
+        "unknown argument 'num_gpus' of map_batches: write gpus=..."
     )
 
 
@@ -143,8 +191,11 @@ def test_an_argument_like_no_other_is_refused_with_the_names_that_there_are():
 
 
 def test_no_value_that_may_be_secret_is_in_a_message():
-    message = refusal(prompted, base_url="https://u:secret@host")
+    message = refusal(
+        prompted, base_url="https://u:secret@host", runtime_env={"env_vars": {"K": "secret"}}
+    )
     assert "those of its provider go into model=vd.Model(..., options={...})" in message
+    assert "env_vars=[" in message
     assert "secret" not in message
 
 
@@ -169,8 +220,16 @@ def nothing(row: dict) -> None: ...
         ("map", [], {"function": nothing}, ["map: missing a required argument: 'fn'"]),
         ("map_batches", [nothing], {}, ['as schema={"label": "VARCHAR"}, or write schema="infer"']),
         (
+            "map_batches", [Model], {"return_dtype": int},
+            ['write schema={"<column>": "<SQL type>"}', "missing a required argument: 'schema'"],
+        ),
+        (
             "predict_batch", [make_predict], {"column": ["x"], "return_type": "int"},
             ["'column' of predict_batch. Did you mean 'columns'", "required argument: 'columns'"],
+        ),
+        (
+            "predict_batch", [make_predict], {"columns": ["x"], "returnType": "int"},
+            ["write return_type=", "missing a required argument: 'return_type'"],
         ),
         ("project", [], {"columms": ["x"]}, ["Did you mean 'columns'", "a required argument"]),
         ("write", [], {"uri": "/out"}, ["Did you mean 'url'?", "a required argument: 'url'"]),
