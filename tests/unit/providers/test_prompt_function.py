@@ -91,6 +91,8 @@ def declared(tmp_path: Any, messages: Any = None, **kwargs: Any) -> vd.Stage:
         ({"columns": ["text"]}, "columns are what a function gets"),
         ({"messages": asks, "system": " "}, "system is ' '; expected text"),
         ({"messages": asks, "columns": "text"}, "columns is 'text'; expected a list of names"),
+        ({"preprocess": asks}, "write messages=..."),
+        ({"messages": asks, "postprocess": asks}, "add a stage: .map("),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message, tmp_path):

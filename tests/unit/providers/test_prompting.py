@@ -114,6 +114,7 @@ def test_the_order_of_sampling_parameters_does_not_count(tmp_path):
         ),
         ({"provider": Needy}, "(model, **options): missing a required argument: 'region'"),
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
+        ({"postprocess": print}, "add a stage: .map("),
         ({"column": "text", "provider": "transformers"}, "'transformers' has no `async def embed`"),
         ({"column": "text", "dimensions": 0}, "dimensions is 0"),
         ({"column": ""}, "column is ''; expected a name"),
