@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from vane_dagster._secrets import masked
 from vane_dagster.errors import SourceError, StoreError, TraceError, described, names
+from vane_dagster.pipeline.specs import ProjectSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources import Source, TableReader
 from vane_dagster.sources.base import SourceReader
@@ -28,6 +29,7 @@ from vane_dagster.storage.manifest import (
     FragmentRecord,
     Manifest,
     ManifestName,
+    PartInfo,
 )
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.publish.registry import publisher_class
@@ -65,6 +67,7 @@ class ManifestIndex:
         self.source = (source or StoredSource(pipeline)).bind(store)
         self._opened: dict[tuple[str, str], Manifest | None] = {}
         self._names: dict[str, str] = {}
+        self._records: dict[str, pa.Table] = {}  # the last ones that were read
         if pipeline.startswith("~") or not self.stages:
             raise TraceError(
                 f"{store.root.url!r} holds no stage of a pipeline {pipeline!r}; it has "
@@ -82,18 +85,23 @@ class ManifestIndex:
         if not part.row_records or part.made is None:
             return None
         try:
-            folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
-            records = read_part(folder, part.row_records, (ID, *ORIGIN))
+            records = self._row_records(manifest, part)
         except StoreError:
             return None
-        ids = records.column(ID)
-        row = pc.index(ids, pa.scalar(id, ids.type)).as_py()
+        row = _row_with(records.column(ID), id)
         if row < 0:
             return None
         found = {name: records.column(name)[row].as_py() for name in ORIGIN}
         if found[RUN_ID] == part.made.run_id:
             return None
         return RowOrigin(found[RUN_ID], found[MODEL], found[CODE], found[AT].timestamp())
+
+    def _row_records(self, manifest: Manifest, part: PartInfo) -> pa.Table:
+        folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        place = folder.file_url(part.row_records)
+        if place not in self._records:
+            self._records = {place: read_part(folder, part.row_records, (ID, *ORIGIN))}
+        return self._records[place]
 
     def label(self, stage: str) -> str:
         """Return a stage's label for messages."""
@@ -190,13 +198,47 @@ class ManifestIndex:
 
     def locate(self, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
         """Find the row of a stage by id."""
-        indexes = [
-            i
-            for i, part in enumerate(manifest.parts)
-            if part.rows and part.id_min <= id <= part.id_max
-        ]
+        indexes = [i for i in range(len(manifest.parts)) if self._may_hold(manifest, i, id)]
         hit = find_any([self.file_of_part(manifest, i) for i in indexes], manifest.keys, id)
         return None if hit is None else (indexes[hit[0]], hit[1])
+
+    def _may_hold(self, manifest: Manifest, index: int, id: Any) -> bool:
+        part = manifest.parts[index]
+        if not part.rows or not part.id_min <= id <= part.id_max:
+            return False
+        # Ids of file and row number are ordered as texts, so the ranges of parts overlap.
+        rule = rule_of(manifest.id_rule, "") if manifest.id_rule else None
+        if rule is None or rule.columns or len(manifest.keys) != 1:
+            return True
+        column = manifest.schema.field(manifest.keys[0])
+        return rule.find(None, manifest.fragments[index].spans, column, id) is not None
+
+    def position_in_source(
+        self, manifest: Manifest, index: int, id: Any
+    ) -> tuple[FileSpan, int] | None:
+        """Find a row of the source by the order of the rows that a stage has read of a fragment."""
+        fragment, part = manifest.fragments[index], manifest.parts[index]
+        rows = fragment.stop - fragment.start
+        if tuple(manifest.reads) != (SOURCE,):
+            return None
+        try:
+            if part.row_records:
+                ids = self._row_records(manifest, part).column(ID)
+            elif manifest.kind == ProjectSpec.kind and part.rows == rows:
+                folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+                ids = read_part(folder, part.name, (manifest.keys[-1],)).column(0)
+            else:
+                return None
+        except StoreError:
+            return None
+        place = _row_with(ids, id) if len(ids) == rows else -1
+        if place < 0:
+            return None
+        for span in fragment.spans:
+            if place < span.stop - span.start:
+                break
+            place -= span.stop - span.start
+        return span, span.start + place
 
     def find_in_source(
         self, manifest: Manifest, spans: Sequence[FileSpan], id: Any
@@ -287,6 +329,12 @@ class ManifestIndex:
     def _of_folder(self, stage: str, folder: str, name: ManifestName) -> Manifest:
         place = self.store.root.child(self.pipeline, stage, "manifests", folder)
         return self.store.opened(place, str(name))
+
+
+def _row_with(ids: pa.ChunkedArray, id: Any) -> int:
+    """Return the number of the row with an id; -1 if there is none."""
+    row: int = pc.index(ids, pa.scalar(id, ids.type)).as_py()
+    return row
 
 
 def as_id(text: Any, kind: pa.DataType, label: str, column: str) -> Any:

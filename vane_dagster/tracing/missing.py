@@ -19,14 +19,25 @@ _MAX_MESSAGE_LENGTH = 200
 
 
 def not_found(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> TraceError:
-    """Return the error for a row that a stage lacks, with the stage that dropped it."""
+    """Return the error for a row that a stage lacks, with the stage that dropped it.
+
+    The error also gives the range of ids that the stage has.
+    """
     label = manifest_index.label(manifest.stage)
     where = "" if manifest_index.partition is None else f", partition {manifest_index.partition!r}"
+    ranges = [(part.id_min, part.id_max) for part in manifest.parts if part.rows]
+    explanation = "it has no rows"
+    if ranges:
+        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        within = sum(low <= id <= high for low, high in ranges)
+        explanation = (
+            f"its {manifest.rows:,} rows have ids from {low!r} to {high!r}, and {within} of "
+            f"{len(ranges)} parts have a range with this one"
+        )
     found = left_out(manifest_index, manifest, id)
     reason = f". {found}" if found else ""
     return TraceError(
-        f"{label!r}{where} has no row with {manifest.keys[0]} {id!r} among its "
-        f"{manifest.rows:,} rows{reason}"
+        f"{label!r}{where} has no row with {manifest.keys[0]} {id!r}: {explanation}{reason}"
     )
 
 
@@ -90,7 +101,8 @@ def search_source(
 
     Return the index of its fragment, its file, and its number in the file.
     """
-    searched = [(i, span) for i, each in enumerate(manifest.fragments) for span in each.spans]
+    indexes = [i for i, _ in enumerate(manifest.parts) if _may_hold(manifest, i, id)]
+    searched = [(i, span) for i in indexes for span in manifest.fragments[i].spans]
     files: dict[tuple[str, str], FileSpan] = {}
     for _, span in searched:  # a file is opened once
         known = files.setdefault((span.url, span.detail), span)
@@ -110,3 +122,14 @@ def search_source(
 def looked_at(manifest: Manifest) -> str:
     """Name the source files of a manifest in messages."""
     return names(dict.fromkeys(s.url for each in manifest.fragments for s in each.spans), 3)
+
+
+def _may_hold(manifest: Manifest, index: int, id: Any) -> bool:
+    """Whether a fragment may contain a row.
+
+    It does not if the part has all rows of the fragment and its id range excludes the row.
+    """
+    part, fragment = manifest.parts[index], manifest.fragments[index]
+    if len(manifest.keys) != 1 or part.rows != fragment.stop - fragment.start or not part.rows:
+        return True
+    return bool(part.id_min <= id <= part.id_max)

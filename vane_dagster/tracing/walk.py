@@ -252,16 +252,21 @@ def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, i
     A note describes later changes of the file.
     """
     fragment = manifest.fragments[index]
-    hit, note = None, "there is no such row"
-    try:
-        hit = manifest_index.find_in_source(manifest, fragment.spans, id)
-    except (FileNotFoundError, StoreError) as error:
-        note = f"the file cannot be read: {error}"
+    hit = placed = manifest_index.position_in_source(manifest, index, id)
+    note: str | None = None
+    if hit is None:
+        try:
+            hit = manifest_index.find_in_source(manifest, fragment.spans, id)
+            note = None if hit else "there is no such row"
+        except (FileNotFoundError, StoreError) as error:
+            note = f"the file cannot be read: {error}"
     span = hit[0] if hit else fragment.spans[0]
     recorded = file_of(manifest, span.url)
     if changed := manifest_index.changed(manifest, recorded) if recorded else None:
-        hit, note = None, changed
-    notes = [] if hit else [note, f"the row was one of {fragment}"]
+        hit, note = placed, changed
+    notes = [note] if note else []
+    if hit is None:
+        notes.append(f"the row was one of {fragment}")
     return Step(
         stage=manifest_index.label(SOURCE),
         kind=SOURCE,
