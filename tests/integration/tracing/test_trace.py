@@ -401,7 +401,7 @@ def test_merged_files_of_a_publication(tmp_path, local, materialize):
         ("docs/clean", "x", "2026-01-02", False, "id is 'x'; its column 'id' is int64"),
         ("docs/clean", 2**63, "2026-01-02", False, "in its range"),
         ("docs/clean", 1.5, "2026-01-02", False, "expected a whole number"),
-        ("docs/clean", 999, "2026-01-02", False, "has no row with id 999: its 48 rows have ids from 1 to 59"),
+        ("docs/clean", 999, "2026-01-02", False, "has no row with id 999: its 48 rows have ids"),
         (
             "docs/published", 45, "2026-01-02", False,
             r"stands in 'docs/source', row 14 of file://.*b.parquet, and was filtered by 'docs/cl",
