@@ -20,8 +20,8 @@ import vane_dagster as vd
 rows = [{{"id": n, "text": "word " * 20}} for n in (1, 2)]
 one = vd.Pipeline("one", source=vd.table(rows), id="id")
 one.project("same", {{"id": "id", "text": "text", "list": "range(9)"}})
-two = vd.Pipeline("two", source=vd.table([{{"id": 1}}]), id="id")
-two.project("same", ["id"])
+two = vd.Pipeline("two", source=vd.csv("ids.csv"), id="id")
+two.project("same", ["id"], where="id <> 2")
 store = vd.FragmentStore(root={store!r})
 assets = [one.build_assets(), two.build_assets()]
 resources = {{"store": store, "compute": vd.LocalCompute()}}
@@ -37,6 +37,7 @@ def run(request, tmp_path, monkeypatch) -> Any:
     """Runs a command in a folder with definitions, in a file `defs_of_test.py`."""
     text = DEFINITIONS.format(store=str(tmp_path / "its store"))
     (tmp_path / "defs_of_test.py").write_text(text + request.param)
+    (tmp_path / "ids.csv").write_text("id\n2\n1\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.setattr(assets, "PIPELINES", pipelines := {})
@@ -62,6 +63,14 @@ def test_preview_shows_the_first_rows(run):
     ]
     rows = run("preview", "two/same", "-f", "defs_of_test.py", "--json").output
     assert json.loads(rows) == {"id": 1}
+
+
+def test_trace_reads_a_source_that_the_store_alone_cannot(run):
+    found = [run("plan", "two", "-f", "defs_of_test.py")]
+    definitions.PIPELINES["two"].run(store="its store")
+    for words, row in (["--store", "its store"], None), (["-f", "defs_of_test.py"], 1):
+        found.append(run("trace", "two/same", "--id", "1", "--json", *words))
+        assert json.loads(found[-1].output)["steps"][0]["row"] == row, found
 
 
 @pytest.mark.parametrize(
