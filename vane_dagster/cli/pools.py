@@ -100,7 +100,7 @@ def logs(pool: str, lines: int, name: str | None, address: str | None) -> None:
 @pools.command()
 @_POOL
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with gRPC address and model.")
-@click.option("--api-key", "with_key", is_flag=True, help="With its key, on a line of its own.")
+@click.option("--api-key", "with_key", is_flag=True, help="Print its key too, on the next line.")
 @_NAME
 @_ADDRESS
 def endpoint(
@@ -193,7 +193,9 @@ def _server(text: str, name: str | None, address: str | None) -> _Pool:
     """Return the pool of a server."""
     pool = _chosen(_listed(_managers(name, address))[0], text)[0]
     if not pool["server"]:
-        raise click.ClickException(f"{_shown(pool)} is no server; the run's log has its output")
+        raise click.ClickException(
+            f"{_shown(pool)} is not a server; its output is in the run's log"
+        )
     return pool
 
 

@@ -46,12 +46,12 @@ def trace(
     hold what that takes: CSV and JSON files, Iceberg tables.
     """
     found_in: Any = stage
-    opened = open_store(store, "--store")
+    place: Any = store
     if file or module:
         definitions = Definitions(file, module)
         found_in = definitions.stage(stage)
-        if store is None:
-            opened = open_store(definitions.resource("store"), "--store")
+        place = definitions.resource("store") if store is None else store
+    opened = open_store(place, "--store")
     if storage_options:
         opened = Store(Location(opened.root.url, storage_options))
     id = ids if len(ids) > 1 else ids[0]

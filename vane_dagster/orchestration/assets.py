@@ -64,10 +64,9 @@ class RunOptions(dg.Config):
     )
 
     @property
-    def limits(self) -> Mapping[str, float]:
+    def limits(self) -> Mapping[str, float | None]:
         """The most that the run may take, by the name of the limit."""
-        given = {"max_gpu_hours": self.max_gpu_hours, "max_cost": self.max_cost}
-        return {name: most for name, most in given.items() if most is not None}
+        return {"max_gpu_hours": self.max_gpu_hours, "max_cost": self.max_cost}
 
 
 def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:

@@ -145,8 +145,7 @@ class Pipeline(declared.Pipeline):
         """
         from vane_dagster.orchestration.plain_run import run
 
-        given = {"max_gpu_hours": max_gpu_hours, "max_cost": max_cost}
-        limits = {name: most for name, most in given.items() if most is not None}
+        limits = {"max_gpu_hours": max_gpu_hours, "max_cost": max_cost}
         run(self, partitions, select, store, compute, force, retry_quarantined, limits)
 
     def build_assets(self) -> dg.AssetsDefinition:

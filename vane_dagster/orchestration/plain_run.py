@@ -33,7 +33,7 @@ def run(
     compute: Any,
     force: bool,
     retry_quarantined: bool,
-    limits: Mapping[str, float],
+    limits: Mapping[str, float | None],
 ) -> None:
     """Implement `Pipeline.run`."""
     location = f"pipeline {pipeline.name!r}: run"

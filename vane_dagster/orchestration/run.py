@@ -76,7 +76,7 @@ def run_pipeline(
     compute: Compute,
     force: bool = False,
     retry_quarantined: bool = False,
-    limits: Mapping[str, float] = MappingProxyType({}),
+    limits: Mapping[str, float | None] = MappingProxyType({}),
 ) -> RunPlan:
     """Bring stages of some partitions up to date."""
     connection = Connection(compute, pipeline, selected)

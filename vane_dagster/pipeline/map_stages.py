@@ -85,7 +85,7 @@ class MapRows:
             include_columns: Input columns to pass on beside those that `fn` returns; True for all.
                 They keep the input's values. A column that the schema declares is the function's.
             batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays), "torch" (dict of
-                tensors; lists for columns that are no numbers), "pandas" or "polars". A pandas
+                tensors; lists for non-numeric columns), "pandas" or "polars". A pandas
                 frame that `fn` returns without the id has the default index.
             batch_size: Most rows per call. The last batch of a worker's task may be smaller, as all
                 of the last fragment, whose rows are shared evenly. "auto": workers double it as

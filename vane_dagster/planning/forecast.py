@@ -190,20 +190,22 @@ def forecast(plan: RunPlan, store: Store) -> Forecast:
     return Forecast(plan.pipeline.name, stages, unplanned)
 
 
-def check_limits(plan: RunPlan, store: Store, limits: Mapping[str, float]) -> Iterator[str]:
+def check_limits(plan: RunPlan, store: Store, limits: Mapping[str, float | None]) -> Iterator[str]:
     """Yield which stages have no cost to compare with a limit of the run.
 
     Args:
         plan: The plan.
         store: The store.
-        limits: The most that the run may take, by `_LIMITED`.
+        limits: The most that the run may take, by `_LIMITED`; None for no limit.
 
     Raises:
         BudgetError: If the run may exceed a limit.
     """
-    found = forecast(plan, store) if limits else None
-    for name, most in limits.items():
-        assert found is not None
+    given = {name: most for name, most in limits.items() if most is not None}
+    if not given:
+        return
+    found = forecast(plan, store)
+    for name, most in given.items():
         field, unit = _LIMITED[name]
         stages = [
             stage

@@ -11,8 +11,8 @@ the server   the guard kills its descendants, and reports it
 ===========  =======================================================================================
 
 The guard adopts orphans (``PR_SET_CHILD_SUBREAPER``), so every process that the server starts
-remains its descendant, even in a session of its own. The guard is no child of the worker, because
-Ray kills the child processes of a worker that it ends.
+remains its descendant, even in a session of its own. The guard is not a child of the worker,
+because Ray kills the child processes of a worker that it ends.
 
 If worker and guard are killed at once, the kernel kills the server alone. Outside Linux only the
 server's process group is killed.

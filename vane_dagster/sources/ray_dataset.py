@@ -148,7 +148,7 @@ def ray_dataset(
         allow_empty: Whether a dataset without rows is accepted; an error by default.
 
     Raises:
-        DefinitionError: If it is no function.
+        DefinitionError: If it is not a function.
     """
     if not callable(fn):
         hint = " Give a function that returns it" if form_of_value(fn) == NEEDS_RAY else ""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vane_dagster._arguments import check_installed
 from vane_dagster._secrets import keep_options, revealed
-from vane_dagster.errors import DefinitionError, StoreError, VaneError, first_line
+from vane_dagster.errors import DefinitionError
 
 DEFAULT_CATALOG = "default"
 """The name of a catalog that is declared by its properties alone, as in pyiceberg."""
@@ -97,17 +96,3 @@ def parse_identifier(where: str, table: Any) -> str:
             'as "db.events"'
         )
     return table
-
-
-@contextmanager
-def iceberg_errors(what: str, kind: type[VaneError] = StoreError) -> Iterator[None]:
-    """Convert errors of pyiceberg and its drivers."""
-    try:
-        yield
-    except VaneError:
-        raise
-    except Exception as error:  # catalogs and file systems raise their own exception classes
-        raise kind(
-            f"{what}: {type(error).__name__}: {first_line(error)}. Check the catalog's properties, "
-            "and that the credentials reach the catalog and its files"
-        ) from error

@@ -29,13 +29,6 @@ class Model:
         return batch
 
 
-class Kinds:
-    def __init__(self, a: int, /, b: int, *rest: int, c: int = 0, **others: int) -> None: ...
-
-    def __call__(self, batch: Any) -> Any:
-        return batch
-
-
 class NotCallable:
     pass
 
