@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vane_dagster.errors import StageError as StageError
     from vane_dagster.errors import VaneError as VaneError
     from vane_dagster.fingerprint.local_file import local_file as local_file
+    from vane_dagster.orchestration.diff import diff as diff
     from vane_dagster.orchestration.io_manager import FragmentStore as FragmentStore
     from vane_dagster.orchestration.pipeline import Pipeline as Pipeline
     from vane_dagster.orchestration.read import load as load

@@ -16,6 +16,7 @@ _COMMANDS = {
     "preview": "vane_dagster.cli.preview:preview",
     "quarantine": "vane_dagster.cli.quarantine:quarantine",
     "adopt": "vane_dagster.cli.adopt:adopt",
+    "diff": "vane_dagster.cli.diff:diff",
     "cluster": "vane_dagster.cli.cluster:cluster",
     "pools": "vane_dagster.cli.pools:pools",
     "store": "vane_dagster.cli.store:store",

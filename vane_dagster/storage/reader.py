@@ -105,6 +105,28 @@ def read(
                 f"{label!r} has files that are gone, as {lost!r}: they were deleted by hand, or "
                 "replaced by another run. Read it again, or materialize it again"
             )
+    return _stored(store, label, schema, manifests, placed)
+
+
+def rows_of(store: Store, label: str, manifests: Sequence[Manifest]) -> StoredRows:
+    """Return the rows of some manifests of an asset, whether in force or not."""
+    placed = [places(store, manifest) for manifest in manifests]
+    if lost := _lost(placed):
+        raise StoreError(
+            f"{label!r} has files that are gone, as {lost!r}: rows of former versions are deleted "
+            "when the store is collected"
+        )
+    by_key = {manifest.partition: manifest for manifest in manifests}
+    return _stored(store, label, _common_schema(label, manifests), by_key, placed)
+
+
+def _stored(
+    store: Store,
+    label: str,
+    schema: pa.Schema,
+    partitions: Iterable[str | None],
+    placed: Sequence[tuple[Location, Sequence[str]]],
+) -> StoredRows:
     kinds = {protocol_of(folder.url) for folder, _ in placed}
     if len(kinds) > 1:
         raise StoreError(
@@ -113,7 +135,7 @@ def read(
         )
     base = placed[0][0] if placed else store.root
     files = tuple(folder.file(name) for folder, found in placed for name in found)
-    keys = tuple(key for key, (_, found) in zip(manifests, placed) for _ in found)
+    keys = tuple(key for key, (_, found) in zip(partitions, placed) for _ in found)
     return StoredRows(label, base, files, schema, keys)
 
 

@@ -1,0 +1,94 @@
+"""Two versions of a stage are compared: of two runs, or of two stores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+import vane_dagster as vd
+from support.data import write_source
+from support.results import materializing
+from vane_dagster.cli.main import main
+from vane_dagster.errors import StoreError
+
+KEYS = ["a", "b"]
+
+
+def first(batch: Any) -> Any:
+    return {"y": [float(x) for x in batch["x"].to_pylist()]}
+
+
+def second(batch: Any) -> Any:
+    return {"y": [float(x) + (x == 3) for x in batch["x"].to_pylist()]}
+
+
+def pipeline(tmp_path: Path, fn: Any, rows: int = 10) -> vd.Pipeline:
+    for day, key in enumerate(KEYS):
+        ids = range(10 * day, 10 * day + rows)
+        write_source(tmp_path / "src" / key, {"id": ids, "x": ids})
+    made = vd.Pipeline(
+        "numbers",
+        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(KEYS),
+    )
+    made.map_batches("y", fn, schema={"y": "DOUBLE"})
+    return made
+
+
+def test_runs_and_stores_are_compared(tmp_path: Path, materialize: Any) -> None:
+    store = str(tmp_path / "store")
+    old = [materialize(pipeline(tmp_path, first), vd.LocalCompute(), key).run_id for key in KEYS]
+    new = materialize(pipeline(tmp_path, second, rows=9), vd.LocalCompute(), "a").run_id
+
+    found = vd.diff("numbers/y", old[0], new[:8], store=store)
+
+    assert (found.partitions, found.only_before, found.only_now) == (1, 1, 0)
+    assert (found.equal, found.different, found.is_equal) == (8, 1, False)
+    (y,) = (column for column in found.columns if column.different)
+    assert [(e.id, e.before, e.now) for e in y.examples] == [("3", "3.0", "4.0")]
+    assert found.now.seconds_per_thousand is not None
+
+    materializing(tmp_path / "other")(pipeline(tmp_path, second, rows=9), vd.LocalCompute(), "a")
+    other = str(tmp_path / "other" / "store")
+    assert vd.diff("numbers/y", other, store=store).is_equal
+
+    html = tmp_path / "diff.html"
+    arguments = ["numbers/y", "--between", old[0], "latest", "--store", store]
+    shown = CliRunner().invoke(main, ["diff", *arguments, "--html", str(html)])
+    assert shown.exit_code == 0, shown.output
+    assert "y: 1 row differs" in shown.output
+    assert "<td>4.0</td>" in html.read_text()
+    as_json = CliRunner().invoke(main, ["diff", *arguments, "--json"])
+    assert json.loads(as_json.output)["different"] == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "partitions", "message"),
+    [
+        ("0123abcd", "latest", None, "no run '0123abcd' has committed rows of 'numbers/y'"),
+        ("latest", "latest", ["c"], "partition 'c' was never materialized"),
+        ("{a}", "{b}", None, "have no partition of 'numbers/y' in common: 'a' and 'b'"),
+        ("s3x", "latest", None, "'numbers/y' was never materialized into"),
+    ],
+)
+def test_a_version_that_does_not_exist_is_named(
+    tmp_path: Path, materialize: Any, before: str, now: str, partitions: Any, message: str
+) -> None:
+    runs = {
+        key: materialize(pipeline(tmp_path, first), vd.LocalCompute(), key).run_id for key in KEYS
+    }
+
+    with pytest.raises(StoreError, match=message):
+        vd.diff(
+            "numbers/y",
+            before.format(**runs),
+            now.format(**runs),
+            partitions=partitions,
+            store=str(tmp_path / "store"),
+        )

@@ -1,0 +1,130 @@
+"""Two versions of rows are compared by id, column by column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from vane_dagster.checks.versions import ColumnDiff, VersionComparison
+
+
+def compared(
+    before: pa.Table, now: pa.Table, tolerance: float = 0.0, share: float = 1.0
+) -> VersionComparison:
+    comparison = VersionComparison(tolerance, share)
+    columns = [name for name in before.column_names if name != "id"]
+
+    def read(name: str) -> tuple[pa.Array, pa.Array]:
+        return before[name].combine_chunks(), now[name].combine_chunks()
+
+    comparison.add(columns, read, read("id"))
+    return comparison
+
+
+def column(before: Any, now: Any, **options: Any) -> ColumnDiff:
+    """Compare a column of rows with the same ids, in reverse order in the second version."""
+    ids = pa.array(range(len(before)))
+    first = pa.table({"id": ids, "v": before})
+    second = pa.table({"id": ids, "v": now})
+    (found,) = compared(first, second.take(ids[::-1]), **options).columns()
+    return found
+
+
+def test_rows_are_matched_by_id_in_any_order() -> None:
+    before = pa.table({"id": ["a", "b", "c", "d"], "v": [1, 2, 3, None]})
+    now = pa.table({"id": ["e", "d", "c", "a"], "v": [5, None, 4, 1]})
+
+    found = compared(before, now)
+
+    assert (found.only_before, found.only_now, found.equal, found.different) == (1, 1, 2, 1)
+    (values,) = found.columns()
+    assert [(e.id, e.before, e.now) for e in values.examples] == [("c", "3", "4")]
+
+
+def test_numbers_have_means_quantiles_and_the_largest_difference() -> None:
+    before = [float(i) for i in range(101)]
+    now = [*before[:-1], 150.0]
+
+    found = column(before, now)
+
+    assert found.different == 1
+    assert found.measures["mean"] == pytest.approx([50, 50 + 50 / 101])
+    assert found.measures["50% quantile"] == [50, 50]
+    assert found.measures["largest difference"] == [50]
+    assert found.examples[0].id == "100"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "different"),
+    [
+        ([1.0, 100.0], [1.0 + 1e-6, 100.0 + 1e-5], 0),
+        ([1.0, 100.0], [1.0 + 1e-3, 100.0], 1),
+        ([[1.0, 2.0], None], [[1.0, 2.0 + 1e-6], None], 0),
+        ([[1.0, 2.0], [0.0]], [[1.0, 2.1], [0.0, 0.0]], 2),
+        ([None, float("nan")], [0.0, float("nan")], 1),
+        (["a", "b"], ["a", "B"], 1),
+    ],
+)
+def test_a_tolerance_is_of_numbers_and_vectors(before: Any, now: Any, different: int) -> None:
+    assert column(before, now, tolerance=1e-5).different == different
+
+
+def test_labels_have_the_counts_of_their_changes() -> None:
+    before = ["cat"] * 6 + ["dog"] * 4
+    now = ["cat"] * 3 + ["dog"] * 6 + [None]
+
+    found = column(before, now)
+
+    assert found.labels == {("cat", "dog"): 3, ("dog", "None"): 1}
+
+
+def test_texts_are_compared_by_their_words() -> None:
+    before = [f"row {i} of many" for i in range(50)]
+    now = [*before[:-2], "row 48 of few", "something else altogether"]
+
+    found = column(before, now)
+
+    assert not found.labels
+    assert found.measures["mean overlap of words"] == [pytest.approx((48 + 0.75) / 50)]
+    assert [each.id for each in found.examples] == ["49", "48"]
+
+
+def test_vectors_are_compared_by_angle_and_by_neighbours() -> None:
+    vectors = np.random.default_rng(0).standard_normal((200, 16))
+    same = column(list(vectors), list(2 * vectors))
+    other = column(list(vectors), list(np.roll(vectors, 1, axis=0)[:, ::-1]))
+
+    assert same.different == 200
+    assert same.measures["smallest cosine"] == [pytest.approx(1)]
+    assert same.measures["overlap of the 10 nearest"] == [1]
+    assert other.measures["overlap of the 10 nearest"][0] < 0.3
+    assert other.measures["mean cosine"][0] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "different"),
+    [
+        (pa.array([1, 2], pa.int32()), pa.array([1.0, 2.5]), 1),
+        (pa.array(["a", "b"], pa.large_string()), pa.array(["a", "c"]), 1),
+        (pa.array([1, 2]), pa.array(["1", "2"]), 2),
+        (pa.array([{"a": [1]}, {"a": []}]), pa.array([{"a": [1]}, {"a": None}]), 1),
+        (pa.array([b"a", None]), pa.array([b"a", b""]), 1),
+    ],
+)
+def test_columns_of_any_two_types_are_compared(before: Any, now: Any, different: int) -> None:
+    assert column(before, now).different == different
+
+
+def test_a_sample_is_the_same_rows_each_time_and_every_row_is_counted() -> None:
+    rows = pa.table({"id": range(20_000), "v": range(20_000)})
+    other = pa.table({"id": range(20_000), "v": [*range(19_999), -1]})
+
+    samples = [compared(rows, other, share=0.1) for _ in range(2)]
+
+    assert samples[0].sampled == samples[1].sampled
+    assert 1_700 < samples[0].sampled < 2_300
+    assert samples[0].different == 1
+    assert samples[0].columns()[0].examples[0].id == "19999"

@@ -1,0 +1,345 @@
+"""Two versions of the same rows, aligned by id and compared column by column."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from vane_dagster._lazy import pc
+from vane_dagster.checks.comparison import apart
+from vane_dagster.storage.row_keys import row_keys
+from vane_dagster.types.kinds import is_floats, is_number, is_text
+from vane_dagster.types.schema import plain_type
+
+_MAX_LABELS = 20
+_SHOWN = 5
+_NEIGHBOURS = 10
+_MAX_VECTORS = 1_000
+_QUANTILES = (0.05, 0.5, 0.95)
+
+_Floats: TypeAlias = npt.NDArray[np.float64]
+_Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A value in both versions, shortened to the difference.
+
+    Attributes:
+        id: The row's id.
+        before: The value in the first version.
+        now: The value in the second version.
+    """
+
+    id: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True)
+class ColumnDiff:
+    """How a column differs between two versions.
+
+    Attributes:
+        column: Its name.
+        different: Number of rows whose values differ.
+        measures: Statistics by name, over the sampled rows that are in both versions: one value
+            for each version, or one of the two together.
+        labels: Of a column with at most 20 values: how often each pair of different values (first
+            version, second version) occurs, the most frequent first.
+        examples: Rows that differ most.
+    """
+
+    column: str
+    different: int
+    measures: Mapping[str, Sequence[float]]
+    labels: Mapping[tuple[str, str], int]
+    examples: Sequence[Example]
+
+
+class VersionComparison:
+    """Compares two versions of a stage, one partition after another.
+
+    Each column is read by itself, so the memory needed is that of one column of a partition, twice.
+
+    Attributes:
+        only_before: Number of rows of the first version alone.
+        only_now: Number of rows of the second version alone.
+        equal: Number of rows with equal values in all columns of both versions.
+        different: Number of the other rows of both versions.
+        sampled: Number of rows that the measures are over.
+    """
+
+    def __init__(self, tolerance: float, share: float) -> None:
+        """Create a comparison.
+
+        Args:
+            tolerance: Largest difference of equal numbers and components of vectors, relative to
+                one plus their magnitude.
+            share: The share of the rows to sample, from 0 to 1.
+        """
+        self.only_before = self.only_now = self.equal = self.different = self.sampled = 0
+        self._tolerance = tolerance
+        self._limit = np.uint64(min(share * 2.0**64, 2.0**64 - 2048))
+        self._columns: dict[str, _Column] = {}
+
+    def add(
+        self,
+        columns: Sequence[str],
+        read: Callable[[str], tuple[pa.Array, pa.Array]],
+        ids: tuple[pa.Array, pa.Array],
+    ) -> None:
+        """Compare the rows of a partition.
+
+        Args:
+            columns: The columns of both versions, except the id.
+            read: Reads a column of each version, with its rows in the order of their ids.
+            ids: The ids of each version.
+        """
+        before, now = ids[0].cast(ids[1].type), ids[1]
+        places = pc.index_in(now, before)
+        in_both = np.asarray(places.is_valid())
+        rows = places.drop_null()
+        self.only_before += len(before) - pc.count_distinct(rows).as_py()
+        self.only_now += int(np.count_nonzero(~in_both))
+        common = now.filter(pa.array(in_both))
+        sampled = self._sample(common)
+        self.sampled += int(np.count_nonzero(sampled))
+        differs = np.zeros(len(common), bool)
+        for name in columns:
+            values = read(name)
+            pair = values[0].take(rows), values[1].filter(pa.array(in_both))
+            kind = self._columns.setdefault(name, _Column(self._tolerance))
+            differs |= kind.add(common, *pair, sampled)
+        self.different += int(np.count_nonzero(differs))
+        self.equal += int(np.count_nonzero(~differs))
+
+    def columns(self) -> list[ColumnDiff]:
+        """Return how each column differs."""
+        return [column.result(name) for name, column in self._columns.items()]
+
+    def _sample(self, ids: pa.Array) -> _Mask:
+        """Choose rows by the hash of their id: the same ones in each run."""
+        if not len(ids):
+            return np.zeros(0, bool)
+        keys = np.frombuffer(row_keys([ids]).buffers()[1], np.uint64)[::2]
+        return np.asarray(keys <= self._limit)
+
+
+@dataclass
+class _Column:
+    """What is known of a column from the partitions compared so far."""
+
+    tolerance: float
+    different: int = 0
+    labels: Counter[tuple[Any, Any]] | None = field(default_factory=Counter)
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    kind: str = ""
+    worst: list[tuple[float, int, Example]] = field(default_factory=list)
+
+    def add(self, ids: pa.Array, before: pa.Array, now: pa.Array, sampled: _Mask) -> _Mask:
+        """Compare the values of a partition, and return which differ."""
+        kinds = {_kind(before.type), _kind(now.type), self.kind or _kind(now.type)}
+        if len(kinds) > 1:
+            self.pairs, self.labels = [], None
+        self.kind = kinds.pop() if len(kinds) == 1 else "other"
+        differs = _differing(before, now)
+        if self.tolerance and self.kind in ("number", "vector"):
+            differs &= ~self._close(before, now, differs)
+        self.different += int(np.count_nonzero(differs))
+        self._count_labels(before, now)
+        rows = np.flatnonzero(sampled)
+        if self.kind != "other":
+            taken = (before.take(pa.array(rows)), now.take(pa.array(rows)))
+            self.pairs.append((_CONVERTED[self.kind](taken[0]), _CONVERTED[self.kind](taken[1])))
+        # The sampled rows that differ, and the first ones, in case that few do.
+        self._keep_worst(ids, before, now, np.flatnonzero(differs & sampled))
+        self._keep_worst(ids, before, now, np.flatnonzero(differs & ~sampled)[:_SHOWN])
+        return differs
+
+    def _close(self, before: pa.Array, now: pa.Array, differs: _Mask) -> _Mask:
+        """Return which of the differing values are equal within the tolerance."""
+        close = np.zeros(len(differs), bool)
+        rows = np.flatnonzero(differs)
+        taken = before.take(pa.array(rows)), now.take(pa.array(rows))
+        a, b = map(_CONVERTED[self.kind], taken)
+        if self.kind == "number":
+            close[rows] = np.abs(a - b) <= self.tolerance * (1 + np.abs(a))
+        else:
+            close[rows] = [
+                one.shape == other.shape
+                and bool((np.abs(one - other) <= self.tolerance * (1 + np.abs(one))).all())
+                for one, other in zip(a, b)
+            ]
+        return close
+
+    def _count_labels(self, before: pa.Array, now: pa.Array) -> None:
+        """Count pairs of values, while there are few values."""
+        if self.labels is None or self.kind not in ("text", "boolean"):
+            self.labels = None
+            return
+        if max(pc.count_distinct(before).as_py(), pc.count_distinct(now).as_py()) > _MAX_LABELS:
+            self.labels = None
+            return
+        table = pa.table({"before": before, "now": now})
+        for row in table.group_by(["before", "now"]).aggregate([([], "count_all")]).to_pylist():
+            self.labels[(row["before"], row["now"])] += row["count_all"]
+        if max(len({pair[side] for pair in self.labels}) for side in (0, 1)) > _MAX_LABELS:
+            self.labels = None
+
+    def _keep_worst(
+        self, ids: pa.Array, before: pa.Array, now: pa.Array, rows: npt.NDArray[np.intp]
+    ) -> None:
+        if not len(rows):
+            return
+        a, b = before.take(pa.array(rows)), now.take(pa.array(rows))
+        scores = _SCORES[self.kind](a, b) if self.kind in _SCORES else np.ones(len(rows))
+        for place in np.argsort(-np.nan_to_num(scores, nan=np.inf), kind="stable")[:_SHOWN]:
+            i = int(place)
+            texts = apart(a[i].as_py(), b[i].as_py(), 0)
+            if texts is not None:
+                score = float(np.nan_to_num(scores[i], nan=np.inf))
+                entry = (score, -len(self.worst), Example(str(ids[int(rows[i])].as_py()), *texts))
+                self.worst = heapq.nlargest(_SHOWN, [*self.worst, entry], key=lambda each: each[:2])
+
+    def result(self, name: str) -> ColumnDiff:
+        is_measured = self.kind in _MEASURES and not self.labels
+        measures = dict(_MEASURES[self.kind](self.pairs)) if is_measured else {}
+        pairs = Counter({pair: n for pair, n in (self.labels or {}).items() if pair[0] != pair[1]})
+        labels = {(str(a), str(b)): n for (a, b), n in pairs.most_common(_MAX_LABELS)}
+        examples = [example for _, _, example in self.worst] if self.different else []
+        return ColumnDiff(name, self.different, measures, labels, examples)
+
+
+def _kind(kind: pa.DataType) -> str:
+    kind = plain_type(kind)
+    for name, fits in (
+        ("boolean", pa.types.is_boolean),
+        ("number", is_number),
+        ("text", is_text),
+        ("vector", is_floats),
+    ):
+        if fits(kind):
+            return name
+    return "other"
+
+
+def _differing(before: pa.Array, now: pa.Array) -> _Mask:
+    """Return which values have other bits."""
+    if before.type != now.type:
+        plain = [plain_type(each.type) for each in (before, now)]
+        common = pa.float64() if all(map(is_number, plain)) else plain[0]
+        if common not in (pa.float64(), plain[1]):
+            return np.ones(len(before), bool)
+        before, now = before.cast(common), now.cast(common)
+    if not len(before):
+        return np.zeros(0, bool)
+    equal = pc.equal(row_keys([before]), row_keys([now]))
+    return ~np.asarray(equal)
+
+
+def _numbers(values: pa.Array) -> _Floats:
+    floats = values.cast(pa.float64(), safe=False).fill_null(np.nan)
+    return np.asarray(floats.to_numpy(zero_copy_only=False))
+
+
+def _vectors(values: pa.Array) -> list[_Floats]:
+    """Return each vector as an array; of no components if it is null."""
+    lengths = np.asarray(pc.list_value_length(values).fill_null(0))
+    return np.split(_numbers(values.flatten()), np.cumsum(lengths)[:-1]) if len(lengths) else []
+
+
+def _texts(values: pa.Array) -> list[str | None]:
+    return list(values.to_pylist())
+
+
+def _overlap(before: str | None, now: str | None) -> float:
+    """Return the share of the words of two texts that both have, from 0 to 1."""
+    a, b = Counter((before or "").split()), Counter((now or "").split())
+    total = a.total() + b.total()
+    return 2 * (a & b).total() / total if total else 1.0
+
+
+def _cosine(before: _Floats, now: _Floats) -> float:
+    """Return the cosine of the angle between two vectors; NaN without one."""
+    if before.shape != now.shape or not before.size:
+        return float("nan")
+    norms = float(np.linalg.norm(before) * np.linalg.norm(now))
+    return float(before @ now) / norms if norms else float("nan")
+
+
+def _measures_of_numbers(
+    pairs: Sequence[tuple[_Floats, _Floats]],
+) -> Iterator[tuple[str, Sequence[float]]]:
+    sides = [np.concatenate([pair[side] for pair in pairs]) for side in (0, 1)]
+    finite = [side[np.isfinite(side)] for side in sides]
+    if all(map(len, finite)):
+        yield "mean", [float(side.mean()) for side in finite]
+        for share in _QUANTILES:
+            yield f"{share:.0%} quantile", [float(np.quantile(side, share)) for side in finite]
+    gaps = np.abs(sides[0] - sides[1])
+    if np.isfinite(gaps).any():
+        yield "largest difference", [float(gaps[np.isfinite(gaps)].max())]
+
+
+def _measures_of_texts(
+    pairs: Sequence[tuple[Any, Any]],
+) -> Iterator[tuple[str, Sequence[float]]]:
+    overlaps = [_overlap(*pair) for before, now in pairs for pair in zip(before, now)]
+    if overlaps:
+        yield "mean overlap of words", [float(np.mean(overlaps))]
+
+
+def _measures_of_vectors(
+    pairs: Sequence[tuple[Any, Any]],
+) -> Iterator[tuple[str, Sequence[float]]]:
+    both = [pair for before, now in pairs for pair in zip(before, now)]
+    cosines = np.array([_cosine(*pair) for pair in both])
+    cosines = cosines[np.isfinite(cosines)]
+    if not len(cosines):
+        return
+    yield "mean cosine", [float(cosines.mean())]
+    yield "smallest cosine", [float(cosines.min())]
+    shapes = Counter(pair[0].shape for pair in both if pair[0].shape == pair[1].shape)
+    shape = shapes.most_common(1)[0][0]
+    chosen = [pair for pair in both if pair[0].shape == pair[1].shape == shape][:_MAX_VECTORS]
+    if len(chosen) > 2 * _NEIGHBOURS:
+        before, now = (_neighbours(np.stack([pair[side] for pair in chosen])) for side in (0, 1))
+        shared = [len(set(a) & set(b)) for a, b in zip(before.tolist(), now.tolist())]
+        yield f"overlap of the {_NEIGHBOURS} nearest", [float(np.mean(shared)) / _NEIGHBOURS]
+
+
+def _neighbours(vectors: _Floats) -> npt.NDArray[np.intp]:
+    """Return the rows whose vectors are nearest to each, by cosine."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    units = vectors / np.where(norms, norms, 1)
+    near = units @ units.T
+    np.fill_diagonal(near, -np.inf)
+    return np.argpartition(-near, _NEIGHBOURS, axis=1)[:, :_NEIGHBOURS]
+
+
+_CONVERTED: Mapping[str, Callable[[pa.Array], Any]] = {
+    "number": _numbers,
+    "text": _texts,
+    "vector": _vectors,
+    "boolean": _texts,
+}
+_MEASURES: Mapping[
+    str, Callable[[Sequence[tuple[Any, Any]]], Iterator[tuple[str, Sequence[float]]]]
+] = {
+    "number": _measures_of_numbers,
+    "text": _measures_of_texts,
+    "vector": _measures_of_vectors,
+}
+_SCORES: Mapping[str, Callable[[pa.Array, pa.Array], _Floats]] = {
+    "number": lambda a, b: np.abs(_numbers(a) - _numbers(b)),
+    "text": lambda a, b: np.array([1 - _overlap(*pair) for pair in zip(_texts(a), _texts(b))]),
+    "vector": lambda a, b: np.array([1 - _cosine(*pair) for pair in zip(_vectors(a), _vectors(b))]),
+}

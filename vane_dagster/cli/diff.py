@@ -1,0 +1,70 @@
+"""``vane-dagster diff``: two versions of a stage's rows, side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vane_dagster.cli.output import table
+from vane_dagster.cli.store import JsonObject
+from vane_dagster.orchestration.diff import diff as compare
+from vane_dagster.orchestration.read import open_store
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+
+
+@click.command()
+@click.argument("stage")
+@click.option(
+    "--between",
+    nargs=2,
+    required=True,
+    metavar="A B",
+    help="Two versions: the id of a run, the root of a store, or `latest`, that in force.",
+)
+@click.option("--partition", "partitions", multiple=True, help="A key. [default: all of both]")
+@click.option("--store", help="The store's root. Default: $VANE_DAGSTER_STORE, else this user's.")
+@click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+@click.option("--tolerance", default=0.0, show_default=True, help="Of numbers and vectors.")
+@click.option("--sample", default=20_000, show_default=True, help="Rows to measure columns over.")
+@click.option("--html", type=click.Path(dir_okay=False), help="Write it to a file too.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def diff(
+    stage: str,
+    between: tuple[str, str],
+    partitions: tuple[str, ...],
+    store: str | None,
+    storage_options: dict[str, Any],
+    tolerance: float,
+    sample: int,
+    html: str | None,
+    as_json: bool,
+) -> None:
+    """Compares two versions of the rows of STAGE, as docs/embedding, by id.
+
+    Rows in one version only, equal and different ones; for each column what has changed, and the
+    rows that differ most. It reads the store and computes nothing.
+
+    Example: vane-dagster diff docs/embedding --between 3f9c21aa latest
+    """
+    opened = open_store(store, "--store")
+    if storage_options:
+        opened = Store(Location(opened.root.url, storage_options))
+    found = compare(
+        stage,
+        *between,
+        partitions=[*partitions] or None,
+        store=opened,
+        tolerance=tolerance,
+        sample=sample,
+    )
+    if html:
+        Path(html).write_text(found._repr_html_())
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=1, default=str))
+        return
+    for title, rows in found.tables():
+        click.echo(f"{title}\n{table(rows)}\n")
