@@ -118,7 +118,7 @@ def _changes(stage: GcReport) -> list[tuple[str, dict[str, int], str]]:
         ("deleted", stage.deleted, "part"),
         ("deleted", stage.manifests, "former manifest"),
         ("deleted", stage.temporaries, "unfinished file"),
-        ("deleted", stage.files, "local file"),
+        ("deleted", stage.files, "other file"),
         ("marked", stage.condemned, "part"),
     ]
     return [each for each in listed if each[1]]

@@ -24,6 +24,7 @@ from vane_dagster.events import (
 )
 from vane_dagster.fingerprint.bundle import CodeBundle
 from vane_dagster.planning.plan import RunPlan
+from vane_dagster.storage.definition_texts import keep_texts
 from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.packages import distributions
 from vane_dagster.storage.shipped_files import (
@@ -65,6 +66,10 @@ def execute(
             pools = stage_pools(plan, checked, store)
             refuse(edited(plan, needed))
             refuse(_ship_files(plan, needed, store, emit))
+        for stage in needed:
+            if stage in plan.definitions and stage not in plan.declared:
+                texts = plan.pipeline[stage].spec.texts(plan.pipeline)
+                keep_texts(store, plan.pipeline.name, stage, plan.definitions[stage], texts)
         state = RunState(plan, store, run_id, emit, info, check_runner, claims, pools)
         try:
             state.begin()

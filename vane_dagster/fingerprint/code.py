@@ -35,6 +35,7 @@ class CodeIdentity:
         packages: The top-level names of installed packages that the code reaches. A package that is
             imported lazily and not installed here is assumed to exist on the workers.
         find_modules: Returns `modules`.
+        text: Returns the code that counts, file by file, for people.
         units: The code that counts.
     """
 
@@ -42,6 +43,7 @@ class CodeIdentity:
     parts: tuple[tuple[str, str, str], ...]
     packages: tuple[str, ...]
     find_modules: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
+    text: Callable[[], str] = field(repr=False, compare=False)
     units: tuple[SymbolSource, ...] = field(repr=False, compare=False)
 
     @functools.cached_property
@@ -111,7 +113,14 @@ def code_identity(
         seeds.add(module.name)
     packages = tuple(sorted(dependency_walk.packages))
     units = tuple(dependency_walk.units)
-    return CodeIdentity(digest, tuple(parts), packages, lambda: closure(finder, seeds), units)
+    return CodeIdentity(
+        digest,
+        tuple(parts),
+        packages,
+        lambda: closure(finder, seeds),
+        dependency_walk.text,
+        units,
+    )
 
 
 def worker_code_digest(

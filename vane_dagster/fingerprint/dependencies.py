@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import linecache
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -68,6 +69,23 @@ class DependencyWalk:
     def units(self) -> list[SymbolSource]:
         """The code reached so far."""
         return [unit for _, unit in self._walked.values()]
+
+    def text(self) -> str:
+        """Return the lines of the code reached so far, file by file, for people."""
+        lines: dict[tuple[str, str], set[int]] = {}
+        for module, unit in self._walked.values():
+            found = lines.setdefault((module.label, unit.path), set())
+            for node in unit.nodes:
+                decorators = [each.lineno for each in getattr(node, "decorator_list", ())]
+                first = min([node.lineno, *decorators])
+                found.update(range(first, (node.end_lineno or first) + 1))
+        texts = []
+        for (label, path), numbers in sorted(lines.items()):
+            linecache.checkcache(path)
+            whole = linecache.getlines(path)
+            held = [whole[number - 1] for number in sorted(numbers) if number <= len(whole)]
+            texts.append("".join([f"# {label}\n", *held]))
+        return "\n".join(texts)
 
     def label(self, module: Module) -> str:
         """Return a module's name in a digest. The UDF's own file has none, so it can be renamed."""

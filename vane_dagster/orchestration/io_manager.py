@@ -50,6 +50,12 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
         json_schema_extra={"dagster__is_secret": True},
     )
 
+    keep_sources: bool = Field(
+        default=True,
+        description="Whether to keep the text of the code that results were made by, so that a "
+        "plan can show what was edited.",
+    )
+
     def __init__(self, *values: Any, **arguments: Any) -> None:
         if "root" in arguments:
             arguments["root"] = path_text(arguments["root"])
@@ -60,7 +66,8 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
         from vane_dagster.storage.store import Store
 
         root = self.root or default_root()
-        return Store(Location(absolute_url(root), _resolved(self.storage_options)))
+        place = Location(absolute_url(root), _resolved(self.storage_options))
+        return Store(place, self.keep_sources)
 
     def dataset(self, stage: str, partition: str | None = None) -> Any:
         """Return the committed rows of a stage; each partition is complete or absent.

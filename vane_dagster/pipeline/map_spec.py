@@ -20,6 +20,7 @@ from vane_dagster.pipeline.identity import (
     constructor_arguments,
     environment,
     local_files,
+    texts_of,
 )
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.options import Cardinality, IncludeColumns, OnError
@@ -416,6 +417,12 @@ class MapBatchesSpec(StageKind):
             component("option", "on_error", self.failures.on_error == "null"),
             component("option", "include_columns", self.include),
         ]
+
+    def texts(self, pipeline: Pipeline) -> Mapping[str, str]:
+        """The code and the arguments."""
+        udf = self.udf
+        placed = {"fn_constructor_args": udf.constructor_args} if udf.constructor_args else {}
+        return texts_of(self.code(pipeline), {**placed, **udf.constructor_kwargs, **udf.kwargs})
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of its function or class."""

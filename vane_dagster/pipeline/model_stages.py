@@ -22,6 +22,7 @@ from vane_dagster.pipeline.identity import (
     component,
     environment,
     local_files,
+    texts_of,
     value_identity,
 )
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
@@ -62,21 +63,29 @@ class ModelStageSpec(MapBatchesSpec):
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The provider, the model, the values of the model task, and an inferred schema."""
         schema = self.schema.to_string(show_schema_metadata=False)
-        values = {
-            "model": self.model.name,
-            "provider_options": self.model.options,
-            **self.model_task.keyed(self.include),
-        }
         return [
             Component("code", self.udf.name, self.code(pipeline).digest),
             *(
                 component("option", name, value_identity(pipeline, self, name, value))
-                for name, value in values.items()
+                for name, value in self._values.items()
             ),
             *environment(pipeline, self),
             component("option", "on_error", self.failures.on_error == "null"),
             *([component("option", "schema", schema)] if self.pinned else ()),
         ]
+
+    @property
+    def _values(self) -> Mapping[str, Any]:
+        """The options that count, by their names."""
+        return {
+            "model": self.model.name,
+            "provider_options": self.model.options,
+            **self.model_task.keyed(self.include),
+        }
+
+    def texts(self, pipeline: Pipeline) -> Mapping[str, str]:
+        """The code, the messages and the other options."""
+        return texts_of(self.code(pipeline), self._values)
 
     def inferred_schema(
         self, pipeline: Pipeline, found: pa.Schema, given: pa.Schema, rows: int
@@ -143,6 +152,7 @@ class ModelStageSpec(MapBatchesSpec):
             find_modules=lambda: tuple(
                 dict.fromkeys(module for one in found for module in one.modules)
             ),
+            text=lambda: "\n".join(one.text() for one in found),
             units=tuple(unit for one in found for unit in one.units),
         )
 

@@ -126,6 +126,10 @@ class ProjectSpec(StageKind):
             component("option", "include_columns", self.include),
         ]
 
+    def texts(self, pipeline: Pipeline) -> Mapping[str, str]:
+        """The expressions."""
+        return {**dict(self.columns), "where": self.where or ""}
+
     def _pairs(self, columns: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """Return all columns with their expressions."""
         made = {name.lower() for name, _ in self.columns}

@@ -180,6 +180,10 @@ class StageKind(abc.ABC):
         See `planning.definition.stage_definition`.
         """
 
+    def texts(self, pipeline: Pipeline) -> Mapping[str, str]:
+        """Return code and options that are part of its definition, for people."""
+        return {}
+
     def local_files(self) -> Mapping[LocalFile, FileContent]:
         """Return the local files among its arguments, with their present contents."""
         return {}

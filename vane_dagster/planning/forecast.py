@@ -19,6 +19,7 @@ from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import describe
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
+from vane_dagster.storage.definition_texts import differences, read_texts
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.store import Store
 
@@ -31,6 +32,7 @@ _MAX_MANIFESTS = 20
 _MAX_UNPLANNED = 10
 _TAIL = 0.1
 _MARGIN, _FEW_PARTS_MARGIN = 0.1, 0.25
+_MAX_LINES = 40
 _LIMITED = {"max_gpu_hours": ("gpu_hours", "GPU hours"), "max_cost": ("cost", "of its prices")}
 """The limits of a run's config: the amount of a stage's forecast that each bounds, and its unit."""
 
@@ -58,6 +60,8 @@ class StageForecast:
         tokens: Tokens of prompts and answers; None for a stage without any.
         cost: Price of these tokens; None without prices.
         adopted: The adoption by which stored results stay in force, in a line; empty without one.
+        edits: What was edited since the stored results were made, as lines of a unified diff; empty
+            if that is not known.
     """
 
     stage: str
@@ -75,6 +79,7 @@ class StageForecast:
     tokens: Interval | None = None
     cost: Interval | None = None
     adopted: str = ""
+    edits: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield the forecast in words: what is to be computed, why, and what it costs."""
@@ -96,6 +101,9 @@ class StageForecast:
         yield f"because: {describe(Counter(self.causes), todo)}"
         if self.fragments:
             yield f"cost: {', '.join(self._costs())}"
+        yield from self.edits[:_MAX_LINES]
+        if len(self.edits) > _MAX_LINES:
+            yield f"... {len(self.edits) - _MAX_LINES:,} more lines; --json shows all"
 
     def _costs(self) -> Iterator[str]:
         if self.seconds is None or self.worker_seconds is None:
@@ -251,7 +259,7 @@ class _Forecaster:
     """Forecasts the stages of a plan."""
 
     def __init__(self, plan: RunPlan, store: Store) -> None:
-        self._plan, self._pipeline = plan, plan.pipeline
+        self._plan, self._pipeline, self._store = plan, plan.pipeline, store
         # Of stages with something to compute alone: a store that is up to date is listed once.
         self._history = functools.cache(lambda stage: _History(store, plan.pipeline.name, stage))
         self._known: dict[tuple[str | None, str, int], _Count] = {}
@@ -278,11 +286,24 @@ class _Forecaster:
             causes=dict(sum((each.causes for each in todo), Counter[str]())),
             adopted=adoption.since if (adoption := self._plan.adopted.get(stage)) else "",
         )
-        if not counts:
+        if not todo:
             return found
         history = self._history(stage)
+        found = replace(found, edits=self._edits(stage, history))
+        if not counts:
+            return found
         new = [count.expected for count, plan in counts if not history.may_copy(plan)]
         return history.priced(found, self._pipeline[stage].spec, sum(new), rows.expected)
+
+    def _edits(self, stage: str, history: _History) -> Sequence[str]:
+        """Return how the definition differs from that of the latest stored results."""
+        name = self._pipeline.name
+        stored = history.definition
+        if stored in ("", self._plan.definitions[stage]) or stage in self._plan.adopted:
+            return ()
+        before = read_texts(self._store, name, stage, stored)
+        now = self._pipeline[stage].spec.texts(self._pipeline)
+        return [] if before is None else [*differences(before, now)]
 
     def _base(self, stage: str) -> str:
         """Return the node whose rows are the input rows of a stage."""
@@ -325,6 +346,12 @@ class _History:
             with contextlib.suppress(StoreError):  # it is damaged, or was collected
                 self._manifests.append(store.opened(folder.child(key), str(name)))
         self._parts = [part for manifest in self._manifests for part in manifest.parts]
+
+    @property
+    def definition(self) -> str:
+        """The definition of the latest of them; empty without any."""
+        latest = max(self._manifests, key=lambda each: each.committed_at, default=None)
+        return latest.definition if latest else ""
 
     @functools.cached_property
     def rows_ratio(self) -> float:

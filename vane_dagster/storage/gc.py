@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vane_dagster.errors import StoreError
+from vane_dagster.storage.definition_texts import DEFINITIONS, file_of
 from vane_dagster.storage.filesystem import TEMPORARY, FileInfo, Location, in_threads
 from vane_dagster.storage.manifest import ManifestName, parse_part_name
 from vane_dagster.storage.publish.base import STAGING, staged_parts
@@ -73,7 +74,7 @@ class GcReport:
         manifests: Manifests that are no longer in force.
         temporaries: Unfinished files of killed processes.
         files: Local files of arguments or files of tables, and their records, that no recent run
-            and no manifest to keep has needed.
+            and no manifest to keep has needed; the texts of definitions that no manifest has.
         unreadable: Targets of `write` stages that could not be examined, and why.
     """
 
@@ -204,11 +205,13 @@ class _StageFolders:
         name: The stage.
         manifests: Its manifests, as they were listed.
         tables: The identities of tables that its manifests to keep name.
+        definitions: The files with the texts of their definitions.
     """
 
     def __init__(self, store: Store, pipeline: str, name: str) -> None:
         self.name = name
         self.tables: set[str] = set()
+        self.definitions: set[str] = set()
         self._folder = store.root.child(pipeline, name)
         self._store = store
         self._label = f"{pipeline}/{name}"
@@ -223,13 +226,17 @@ class _StageFolders:
         return bool(self._partitions or self.manifests or self._condemned or self._target)
 
     def references(self, path: str) -> tuple[array[int], set[str], Mapping[str, str]]:
-        """Read a manifest: its part files, its tables, and the manifests that it was made from."""
+        """Read a manifest: its part files, its tables, and the manifests that it was made from.
+
+        Its definition is added to `definitions`.
+        """
         folder, _, name = path.rpartition("/")
         manifest = self._store.opened_if_there(self._folder.child("manifests", folder), name)
         if manifest is None:
             raise _ChangedError
         files = array("q", (hash(file) for part in manifest.parts for file in part.files))
         identities = (identity_of(file.url) for file in manifest.files)
+        self.definitions.add(file_of(manifest.definition))
         return files, {each for each in identities if each}, manifest.upstream
 
     def current(self, policy: GcPolicy) -> Iterator[str]:
@@ -267,6 +274,10 @@ class _StageFolders:
                 path = f"{folder}/{name}"
                 self._sort(path, parts.file_url(path), stored, policy, found, condemned)
         self._collect_staged(policy, found, condemned)
+        texts = self._folder.child(DEFINITIONS)
+        for name, stored in texts.entries().items():
+            if name not in self.definitions and policy.now - stored.modified > policy.keep:
+                found.files[texts.file_url(name)] = stored.size
         for path, stored in self.manifests.items():
             name = path.rpartition("/")[2]
             if name.startswith(TEMPORARY) and policy.now - stored.modified > policy.keep:
@@ -336,7 +347,7 @@ class _StageFolders:
                 self._folder.write(CONDEMNED, json.dumps(dict(condemned)).encode())
             else:
                 self._folder.delete([CONDEMNED])
-        urls = [*found.manifests, *found.deleted, *found.temporaries]
+        urls = [*found.manifests, *found.deleted, *found.temporaries, *found.files]
         by_folder: dict[str, list[str]] = {}
         for url in urls:
             folder, _, name = url.rpartition("/")

@@ -37,8 +37,9 @@ class Store:
     ``<root>/<pipeline>/<stage>/manifests/<partition>/<sequence>-g<generation>-<plan>-<content>.json``.
     """
 
-    def __init__(self, root: Location) -> None:
+    def __init__(self, root: Location, keeps_code: bool = True) -> None:
         self.root = root
+        self.keeps_code = keeps_code
 
     def parts(self, pipeline: str, stage: str, partition: str | None) -> Location:
         """Return the folder of a stage's parts in a partition."""

@@ -1,0 +1,54 @@
+"""Texts of definitions: the code and the options that stored results were made by, for people.
+
+``<root>/<pipeline>/<stage>/definitions/<definition>.json``, written once, and collected with the
+last manifest of the definition.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vane_dagster.storage.codec import read_file
+from vane_dagster.storage.store import Store
+
+DEFINITIONS = "definitions"
+"""The folder with the texts, below a stage's."""
+
+
+def file_of(definition: str) -> str:
+    """Return the name of the file with a definition's texts."""
+    return f"{definition}.json"
+
+
+def keep_texts(
+    store: Store, pipeline: str, stage: str, definition: str, texts: Mapping[str, str]
+) -> None:
+    """Store the texts of a definition, unless they are there."""
+    if texts and store.keeps_code:
+        folder = store.root.child(pipeline, stage, DEFINITIONS)
+        folder.create(file_of(definition), json.dumps(dict(texts)).encode())
+
+
+def read_texts(store: Store, pipeline: str, stage: str, definition: str) -> dict[str, str] | None:
+    """Return the texts of a definition; None if they are not stored."""
+
+    def parse(record: Any) -> dict[str, str]:
+        return {str(name): str(text) for name, text in record.items()}
+
+    return read_file(store.root.child(pipeline, stage, DEFINITIONS), file_of(definition), parse)
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of a unified diff of the texts of two definitions."""
+    for name in {**now, **before}:
+        then, today = (each.get(name, "").splitlines() for each in (before, now))
+        if max(len(then), len(today)) > 1:
+            labels = f"{name} of the stored results", name
+            yield from difflib.unified_diff(then, today, *labels, n=2, lineterm="")
+        elif then != today:
+            yield f"{name}:"
+            yield from (f"-{line}" for line in then)
+            yield from (f"+{line}" for line in today)
