@@ -1,4 +1,4 @@
-"""``vane-dagster quarantine``: the failed rows of a stage, grouped by their error."""
+"""``vane-dagster quarantine``: the failed rows of a stage, grouped by their error, and a retry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
+from vane_dagster._lazy import pc
 from vane_dagster._texts import count
+from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 from vane_dagster.cli.store import JsonObject
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.read import quarantine as failed_rows
@@ -26,19 +28,33 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 @click.option("--partition", "partitions", multiple=True, help="A partition's key. Default: all.")
 @click.option("--store", help="The store's root. Default: $VANE_DAGSTER_STORE, else this user's.")
 @click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+@click.option("--retry", is_flag=True, help="Compute them again, and what is made of them.")
+@FILE
+@MODULE
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with all ids.")
 def quarantine(
     stage: str,
     partitions: tuple[str, ...],
     store: str | None,
     storage_options: dict[str, Any],
+    retry: bool,
+    file: str | None,
+    module: str | None,
     as_json: bool,
 ) -> None:
     """Lists the quarantined rows of STAGE, as docs/embedding, by the kind of their error.
 
     Messages that differ in numbers and quoted values alone are of one kind. The most frequent kind
     is first, with some ids and the partitions to run again.
+
+    With --retry, a run computes these rows again, and in the stages downstream what follows from
+    them, with the store and the compute resource of the definitions.
+
+    Example: vane-dagster quarantine docs/embedding --retry -f definitions.py
     """
+    if retry:
+        _retry(stage, partitions, Definitions(file, module), store)
+        return
     opened = open_store(store, "--store")
     if storage_options:
         opened = Store(Location(opened.root.url, storage_options))
@@ -54,7 +70,27 @@ def quarantine(
         if group["partitions"] != [None]:
             click.echo(f"  partitions: {_some(group['partitions'])}")
     if groups and not as_json:
-        click.echo("Retry them: materialize the stage with retry_quarantined: true in the config.")
+        click.echo(f"Retry them: vane-dagster quarantine {stage} --retry -f definitions.py")
+
+
+def _retry(
+    path: str, partitions: Sequence[str], definitions: Definitions, root: str | None
+) -> None:
+    """Run the partitions of a stage that have failed rows."""
+    stage = definitions.stage(path)
+    store = root if root is not None else definitions.resource("store")
+    rows = failed_rows(stage, [*partitions] or None, store=store)
+    keys = pc.unique(rows["partition"]).to_pylist()
+    if not keys:
+        click.echo("No row is quarantined.")
+        return
+    stage.pipeline.run(
+        None if keys == [None] else keys,
+        select=f"{stage.name}+",
+        store=store,
+        compute=definitions.resource("compute"),
+        retry_quarantined=True,
+    )
 
 
 def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,8 +1,10 @@
-"""Failed rows by kind of error."""
+"""Failed rows by kind of error, and their retry."""
 
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -50,7 +52,63 @@ def test_failed_rows_are_grouped_by_kind_of_error(store):
         "1 row: RuntimeError: seven",
         "  ids: 7",
         "  partitions: b",
-        "Retry them: materialize the stage with retry_quarantined: true in the config.",
+        "Retry them: vane-dagster quarantine numbers/checked --retry -f definitions.py",
     ]
     (group,) = json.loads(run("--partition", "a", "--json"))
     assert (group["rows"], group["ids"], group["partitions"]) == (2, [6, 12], ["a"])
+
+
+def test_a_retry_computes_the_failed_rows_and_what_follows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("repairs.py").write_text(REPAIRS)
+
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(main, ["quarantine", "repairs/checked", *words])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    Path("broken").touch()
+    from repairs import repairs  # type: ignore[import-not-found]
+
+    monkeypatch.delitem(sys.modules, "repairs")  # the command loads it again
+    repairs.run(store="store")
+    assert "1 row: ValueError: broken" in run("--store", "store")
+    Path("broken").unlink()
+    Path("calls").unlink()
+
+    run("--retry", "-f", "repairs.py")
+
+    assert Path("calls").read_text().split() == ["3"]
+    assert vd.load("repairs/last", store="store")["y"].to_pylist() == [0, 1, 2, 3, 4, 5]
+    assert run("--store", "store", "--json") == "[]\n"
+    assert run("--retry", "-f", "repairs.py") == "No row is quarantined.\n"
+
+
+REPAIRS = """
+import os
+import dagster as dg
+import vane_dagster as vd
+
+def check(batch):
+    values = batch["x"].to_pylist()
+    with open("call" + "s", "a") as file:  # a literal that names a file is part of the code
+        file.write(" ".join(map(str, values)))
+    if 3 in values and os.path.exists("brok" + "en"):
+        raise ValueError("broken")
+    return {"y": values}
+
+rows = [{"id": n, "x": n, "part": "ab"[n // 3]} for n in range(6)]
+repairs = vd.Pipeline(
+    "repairs", source=vd.table(rows, partition_column="part"), id="id",
+    partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
+)
+checked = repairs.map_batches(
+    "checked", check, columns=["x"], schema={"y": "BIGINT"}, on_error="quarantine"
+)
+checked.project("last", ["id", "y"])
+defs = dg.Definitions(
+    assets=[repairs.build_assets()],
+    resources={"compute": vd.LocalCompute(), "store": vd.FragmentStore(root="store")},
+)
+"""
