@@ -71,8 +71,8 @@ def test_a_retry_computes_the_failed_rows_and_what_follows(tmp_path, monkeypatch
     Path("broken").touch()
     from repairs import repairs  # type: ignore[import-not-found]
 
-    monkeypatch.delitem(sys.modules, "repairs")  # the command loads it again
     repairs.run(store="store")
+    monkeypatch.delitem(sys.modules, "repairs")  # the command loads it again
     assert "1 row: ValueError: broken" in run("--store", "store")
     Path("broken").unlink()
     Path("calls").unlink()
