@@ -220,3 +220,34 @@ def test_bad_partitions_leave_the_others(tmp_path, local, instance):
     write_source(tmp_path / "src/corrupt", GOOD)
     fixed = dg.materialize([docs.build_assets()], resources=resources, partition_key="corrupt")
     assert metadata(fixed, "scaled")["dagster/partition_row_count"] == 3
+
+
+class Loaded:
+    """A model that leaves a file when it is loaded."""
+
+    def __init__(self, mark: str) -> None:
+        Path(mark).touch()
+
+    def __call__(self, batch: Any) -> Any:
+        return {"y": batch["n"]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "column"), [({}, "n"), ({"id": [1], "m": [1]}, "n"), (GOOD, "ids")]
+)
+def test_no_model_is_loaded_for_input_that_a_plan_refuses(tmp_path, materialize, rows, column):
+    if rows:
+        write_source(tmp_path / "src", rows)
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    mark = str(tmp_path / "loaded")
+    given = {"schema": {"y": "BIGINT"}, "columns": [column], "fn_constructor_args": [mark]}
+    docs.map_batches("y", Loaded, **given)
+
+    assert not materialize(docs, vd.LocalCompute(), raises=False).success
+    assert not Path(mark).exists()
+
+    write_source(tmp_path / "src", GOOD)
+    other = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    other.map_batches("y", Loaded, **{**given, "columns": ["n"]})
+    assert materialize(other, vd.LocalCompute()).success
+    assert Path(mark).exists()
