@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.part_file import repetitive
+from vane_dagster.storage.part_file import DICTIONARY_BYTES
 from vane_dagster.storage.stored_tables import ParquetRows, tables
 
 PIECE_BYTES = 32 << 20
@@ -83,7 +83,7 @@ def _write(folder: Location, name: str, rows: pa.Table) -> None:
         rows,
         sink,
         row_group_size=GROUP_ROWS,
-        use_dictionary=[*repetitive(rows)],
+        dictionary_pagesize_limit=DICTIONARY_BYTES,
         write_statistics=False,
         write_page_checksum=True,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,10 +15,11 @@ from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo, part_footer, part_name
 from vane_dagster.storage.sample import sample_rows
-from vane_dagster.types.tensors import holds_tensors, is_tensor, storage_type
+from vane_dagster.types.schema import empty_table
 
-_SAMPLE = 4096
-_BYTES = (pa.uint8(), pa.int8())
+DICTIONARY_BYTES = 1 << 17
+"""Larger dictionaries cost more time than they save bytes; a column then goes on without."""
+_FLOATS = ("FLOAT", "DOUBLE")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def write_part(
         table.replace_schema_metadata({"vane": part_footer(info)}),
         sink,
         compression=_codecs(table.schema, target.compression),
-        use_dictionary=[*repetitive(table)],
+        dictionary_pagesize_limit=DICTIONARY_BYTES,
         write_page_checksum=True,
     )
     data = memoryview(sink.getvalue())
@@ -106,45 +107,12 @@ def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
 
 
 def _codecs(schema: pa.Schema, declared: str | None) -> dict[str, str]:
-    """Return the codec of each column; floats hardly compress, and get the fastest."""
-    leaves = [leaf for field in schema for leaf in _leaves(field.name, field.type)]
+    """Return the codec of each Parquet column; floats hardly compress, and get the fastest."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(empty_table(schema), sink)
+    parquet = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
+    columns = [parquet.column(i) for i in range(len(parquet))]
     return {
-        path: declared or ("lz4" if pa.types.is_floating(kind) else "zstd") for path, kind in leaves
+        column.path: declared or ("lz4" if column.physical_type in _FLOATS else "zstd")
+        for column in columns
     }
-
-
-def repetitive(table: pa.Table) -> Iterator[str]:
-    """Yield the Parquet columns that have a dictionary."""
-    for name, column in zip(table.column_names, table.columns):
-        if is_tensor(column.type) and column.type.value_type in _BYTES:
-            yield f"{name}.list.element"  # Parquet's own numbers have 32 bits at least
-        elif _is_repetitive(column):
-            yield name
-
-
-def _leaves(path: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield the Parquet columns of a column, with their paths and types."""
-    if holds_tensors(kind):
-        kind = storage_type(kind)
-    if pa.types.is_struct(kind):
-        for field in kind:
-            yield from _leaves(f"{path}.{field.name}", field.type)
-    elif pa.types.is_map(kind):
-        yield from _leaves(f"{path}.key_value.key", kind.key_type)
-        yield from _leaves(f"{path}.key_value.value", kind.item_type)
-    elif pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        yield from _leaves(f"{path}.list.element", kind.value_type)
-    else:
-        yield path, kind
-
-
-def _is_repetitive(column: pa.ChunkedArray) -> bool:
-    """Return whether a dictionary pays off, based on the first rows.
-
-    A dictionary costs the most for distinct values.
-    """
-    kind = column.type
-    if is_tensor(kind) or pa.types.is_nested(kind) or pa.types.is_null(kind):
-        return False
-    sample = column.slice(0, _SAMPLE)
-    return bool(pc.count_distinct(sample).as_py() * 2 <= len(sample))

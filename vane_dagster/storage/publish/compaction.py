@@ -17,7 +17,7 @@ from vane_dagster._lazy import pq
 from vane_dagster._private_folder import temporary_folder
 from vane_dagster.storage.filesystem import Location, beside
 from vane_dagster.storage.manifest import PartInfo
-from vane_dagster.storage.part_file import id_range, repetitive
+from vane_dagster.storage.part_file import DICTIONARY_BYTES, id_range
 
 _WRITERS = 4
 _GROUP_BYTES = 32 << 20
@@ -100,9 +100,9 @@ def staged_rows(parts: Parts, staging: Location, schema: pa.Schema) -> Iterator[
                     yield table.cast(schema)
 
 
-def _row_groups(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Combine tables into row groups of a bounded size, at least one, which may be empty."""
-    held = [schema.empty_table()]
+def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Combine tables into row groups of a bounded size."""
+    held: list[pa.Table] = []
     size = rows = 0
     for table in tables:
         held.append(table)
@@ -121,12 +121,9 @@ def _write(
     """Write rows to a local file, in row groups of a bounded size."""
     lows, highs = [], []
     count = 0
-    with contextlib.ExitStack() as opened:
-        writer = None
-        for group in _row_groups(tables, schema):
-            if writer is None:
-                options = {"compression": compression, "use_dictionary": [*repetitive(group)]}
-                writer = opened.enter_context(pq.ParquetWriter(path, schema, **options))
+    options = {"compression": compression, "dictionary_pagesize_limit": DICTIONARY_BYTES}
+    with pq.ParquetWriter(path, schema, **options) as writer:
+        for group in _row_groups(tables):
             writer.write_table(group, row_group_size=max(1, group.num_rows))
             low, high = id_range(group.column(id))
             lows.append(low)
