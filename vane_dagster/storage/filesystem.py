@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import stat
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -61,13 +60,6 @@ class FileInfo:
     modified: float
 
 
-class _Opened(threading.local):
-    """In each thread, the file system and path of a location, by process and working folder."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[int, str], tuple[fsspec.AbstractFileSystem, str]] = {}
-
-
 @dataclass(frozen=True)
 class Location:
     """A folder, identified by its URL. It is cheap to send to a worker.
@@ -87,10 +79,6 @@ class Location:
         if found:
             object.__setattr__(self, "url", url)
             object.__setattr__(self, "storage_options", with_options(found, self.storage_options))
-        object.__setattr__(self, "_resolved", _Opened())
-
-    def __reduce__(self) -> tuple[type[Location], tuple[str, Mapping[str, Any]]]:
-        return Location, (self.url, self.storage_options)
 
     @property
     def fs(self) -> fsspec.AbstractFileSystem:
@@ -108,16 +96,7 @@ class Location:
         return "file" in protocols(self.fs)
 
     def _resolve(self) -> tuple[fsspec.AbstractFileSystem, str]:
-        """Return the file system and the path, once in each thread, as fsspec itself does."""
         protocol = protocol_of(self.url)
-        is_relative = protocol == "file" and not self.url.startswith(("/", "~", "file:///"))
-        key = (os.getpid(), os.getcwd() if is_relative else "")
-        resolved: _Opened = self.__dict__["_resolved"]
-        if key not in resolved.known:
-            resolved.known[key] = self._opened(protocol)
-        return resolved.known[key]
-
-    def _opened(self, protocol: str) -> tuple[fsspec.AbstractFileSystem, str]:
         keep_options(self.storage_options)
         options = revealed(self.storage_options)
         if protocol in _OBJECT_STORES:

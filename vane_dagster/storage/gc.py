@@ -19,7 +19,6 @@ import json
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vane_dagster.errors import StoreError
@@ -39,8 +38,6 @@ from vane_dagster.storage.stored_tables import (
     record_of,
     tables,
 )
-
-_LOOKS = 3
 
 _Needed = dict[str, "array[int]"]
 """Manifests to keep by path, each with the hashes of the names of its parts: 8 bytes a part."""
@@ -149,26 +146,14 @@ def _collect_files(
     return report
 
 
-class _ChangedError(Exception):
-    """A listed manifest is gone: a run or another collection is changing the same stage."""
-
-
 def _survey(store: Store, pipeline: str, policy: GcPolicy) -> list[tuple[_StageFolders, _Needed]]:
     """List the stages of a pipeline, each with the manifests to keep, at one moment."""
-    for _ in range(_LOOKS):
-        folders = store.root.child(pipeline).folders()
-        stages = [
-            s for s in (_StageFolders(store, pipeline, name) for name in folders) if s.holds_any()
-        ]
-        try:
-            needed = _needed(stages, policy)
-        except _ChangedError:
-            continue
-        return [(stage, needed[stage.name]) for stage in stages]
-    raise StoreError(
-        f"pipeline {pipeline!r} changes while its garbage is collected, {_LOOKS} times in a row. "
-        "Collect again when fewer runs commit"
-    )
+    folders = store.root.child(pipeline).folders()
+    stages = [
+        s for s in (_StageFolders(store, pipeline, name) for name in folders) if s.holds_any()
+    ]
+    needed = _needed(stages, policy)
+    return [(stage, needed[stage.name]) for stage in stages]
 
 
 def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]:
@@ -228,12 +213,13 @@ class _StageFolders:
     def references(self, path: str) -> tuple[array[int], set[str], Mapping[str, str]]:
         """Read a manifest: its part files, its tables, and the manifests that it was made from.
 
-        Its definition is added to `definitions`.
+        Its definition is added to `definitions`. One that is gone since it was listed has none: a
+        run or a collection has removed it.
         """
         folder, _, name = path.rpartition("/")
         manifest = self._store.opened_if_there(self._folder.child("manifests", folder), name)
         if manifest is None:
-            raise _ChangedError
+            return array("q"), set(), {}
         files = array("q", (hash(file) for part in manifest.parts for file in part.files))
         identities = (identity_of(file.url) for file in manifest.files)
         self.definitions.add(file_of(manifest.definition))
@@ -296,8 +282,7 @@ class _StageFolders:
         # A run may have committed some of them since the manifests were listed.
         manifests = self._folder.child("manifests", folder).names() if found else ()
         for path in {f"{folder}/{name}" for name in manifests} - self.manifests.keys():
-            with suppress(_ChangedError):
-                named.update(self.references(path)[0])
+            named.update(self.references(path)[0])
         return {name: info for name, info in found.items() if hash(name) not in named}
 
     def _sort(
