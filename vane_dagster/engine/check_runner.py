@@ -35,7 +35,7 @@ from vane_dagster.storage.damage import verified
 from vane_dagster.storage.manifest import CheckResult, Manifest, PartInfo
 from vane_dagster.storage.packages import version_of
 from vane_dagster.storage.quarantine import first_faults
-from vane_dagster.storage.reader import places
+from vane_dagster.storage.reader import places, with_rows
 from vane_dagster.storage.store import Store
 from vane_dagster.types.schema import empty_table
 from vane_dagster.types.sql import unused
@@ -121,6 +121,7 @@ class CheckRunner:
     def _dataset(self, manifest: Manifest) -> ds.Dataset:
         import pyarrow.dataset as ds
 
+        manifest = with_rows(self._store, manifest)
         folder, names = places(self._store, manifest)
         if not names:
             return ds.dataset(empty_table(manifest.schema))

@@ -193,7 +193,6 @@ class Committer:
             manifest = self._verified(commit, manifest)
             return self._store.commit_once(manifest, commit.former)
         with self._publishing(manifest):
-            # Before the checks, which would otherwise read parts that the other run has published.
             if other := self._store.committed_since(manifest, commit.former):
                 in_force = other[0]
                 if commit.publish.holds(in_force.published_files):

@@ -33,9 +33,8 @@ from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.storage.filesystem import protocol_of
-from vane_dagster.storage.manifest import Manifest, ManifestName, Published
+from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.base import Publisher
 from vane_dagster.storage.row_floor import raise_floor, read_floor
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
@@ -239,7 +238,6 @@ class RunState:
         spec = self.pipeline[stage].spec
         stage_plan = partition.stages[stage]
         parts = self.parts[index, stage]
-        publisher = spec.publisher(partition.key)
         manifest = Manifest(
             pipeline=self.pipeline.name,
             stage=stage,
@@ -265,9 +263,6 @@ class RunState:
             source="" if self.plan.source.kind == PARQUET else self.plan.source.kind,
             id_rule=self._id_rule(partition),
             row_definition=stage_plan.row_definition,
-            published=(
-                self._unpublished(publisher, partition, stage, parts) if publisher else None
-            ),
         )
         in_force = {u: str(n) for u, n in partition.input_names.items() if u in spec.upstream}
         in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}
@@ -275,7 +270,7 @@ class RunState:
         return Commit(
             manifest=manifest,
             folder=folder,
-            publish=publisher,
+            publish=spec.publisher(partition.key),
             unique=self.pipeline[stage].id if self._brings_ids(spec) else None,
             upstream=in_force,
             waits_for=[u for u in above if not partition.stages[u].done],
@@ -307,20 +302,6 @@ class RunState:
             yield
         finally:
             self.claims.ask((), group.keys)
-
-    def _unpublished(
-        self,
-        publisher: Publisher,
-        partition: PartitionPlan,
-        stage: str,
-        parts: Mapping[int, Part],
-    ) -> Published | None:
-        """Location of a `write` stage's rows before they are published, for its checks."""
-        there = [(parts[i].folder, parts[i].info.name) for i in range(len(partition.fragments))]
-        if (found := publisher.unpublished(there)) is not None:
-            return found
-        in_force = self.store.in_force(self.pipeline.name, stage, partition.key)
-        return in_force.published if in_force else None
 
     def _brings_ids(self, spec: StageSpec) -> bool:
         """Whether a stage introduces ids that were not verified as unique upstream."""

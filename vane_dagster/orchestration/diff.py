@@ -202,7 +202,7 @@ def diff(
     share = sample / max(1, sum(manifest.rows for manifest in chosen[1]))
     comparison = VersionComparison(tolerance, share)
     for pair in zip(*chosen):
-        rows = [rows_of(side[1], label, [manifest]) for side, manifest in zip(sides, pair)]
+        rows = [rows_of(side[1], label, {None: each}) for side, each in zip(sides, pair)]
         columns = [n for n in rows[0].schema.names if n in rows[1].schema.names and n != id_name]
         ids = _columns(rows, id_name)
         if ids[0].type != ids[1].type:

@@ -13,13 +13,12 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError, described
 from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceReader, SourceTable
 from vane_dagster.sources.file_source import asset_path
-from vane_dagster.sources.files import file_record
 from vane_dagster.sources.in_store import InStore
 from vane_dagster.sources.parquet import ParquetFiles, StoredParquet
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, Manifest
-from vane_dagster.storage.reader import find, places
+from vane_dagster.storage.reader import find, with_rows
 from vane_dagster.storage.store import Store
 
 
@@ -93,7 +92,9 @@ class StoredSource(ParquetFiles, InStore):
         found = find(self._store, self.asset.split("/"), keys)
         if not found:
             raise SourceError(f"asset {self.asset!r}{_where(partition)} is gone from the store")
-        return SourceTable(plain_schema(next(iter(found.values())).schema), ())
+        return SourceTable(
+            plain_schema(with_rows(self._store, next(iter(found.values()))).schema), ()
+        )
 
 
 @known_keywords("vd.stored")
@@ -125,18 +126,15 @@ def as_source(location: str, source: Any) -> Source:
 
 
 def _files(store: Store, manifest: Manifest) -> Sequence[FileRecord]:
-    folder, names = places(store, manifest)
-    fs = folder.fs
-    parts: Mapping[str, FileRecord] = {
-        part.name: FileRecord(
-            fs.unstrip_protocol(folder.file(part.name)), part.bytes, part.digest, part.digest
+    manifest = with_rows(store, manifest)
+    folder = store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+    return [
+        FileRecord(
+            folder.fs.unstrip_protocol(folder.file(part.name)), part.bytes, part.digest, part.digest
         )
         for part in manifest.parts
-    }
-    if all(name in parts for name in names):
-        return [parts[name] for name in names]
-    fs.invalidate_cache()
-    return [file_record(fs, fs.info(folder.file(name))) for name in names]
+        if part.rows
+    ]
 
 
 def _where(partition: str | None) -> str:

@@ -14,16 +14,13 @@ import pyarrow as pa
 from vane_dagster._arguments import NAME
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import StoreError, names
-from vane_dagster.storage.filesystem import Location, in_threads, protocol_of
-from vane_dagster.storage.manifest import Manifest, ManifestName, parse_part_name
+from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
-from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.store import Store
 
 ASSETS = "~assets"
 """The folder of ordinary assets. No pipeline can have this name."""
-
-_LOOKS = 3
 
 
 @dataclass(frozen=True)
@@ -91,83 +88,47 @@ def read(
     """Return the rows of an asset, each partition as in one manifest."""
     label = "/".join(path)
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
-    for look in range(_LOOKS):
-        manifests = find(store, path, wanted)
-        _require(store, path, wanted, manifests, allow_missing)
-        known = manifests or find(store, path, None)
-        schema = _common_schema(label, list(known.values())) if known else pa.schema([])
-        placed = [places(store, manifest) for manifest in manifests.values()]
-        lost = _lost(placed)
-        if not lost:
-            break
-        if look == _LOOKS - 1 or find(store, path, wanted) == manifests:
-            raise StoreError(
-                f"{label!r} has files that are gone, as {lost!r}: they were deleted by hand, or "
-                "replaced by another run. Read it again, or materialize it again"
-            )
-    return _stored(store, label, schema, manifests, placed)
+    manifests = find(store, path, wanted)
+    _require(store, path, wanted, manifests, allow_missing)
+    rows = rows_of(store, label, manifests or find(store, path, None))
+    return rows if manifests else replace(rows, paths=(), partitions=())
 
 
-def rows_of(store: Store, label: str, manifests: Sequence[Manifest]) -> StoredRows:
+def rows_of(store: Store, label: str, manifests: Mapping[str | None, Manifest]) -> StoredRows:
     """Return the rows of some manifests of an asset, whether in force or not."""
-    placed = [places(store, manifest) for manifest in manifests]
-    if lost := _lost(placed):
-        raise StoreError(
-            f"{label!r} has files that are gone, as {lost!r}: rows of former versions are deleted "
-            "when the store is collected"
-        )
-    by_key = {manifest.partition: manifest for manifest in manifests}
-    return _stored(store, label, _common_schema(label, manifests), by_key, placed)
+    stored = in_threads(lambda manifest: with_rows(store, manifest), manifests.values())
+    placed = [(key, *places(store, each)) for key, each in zip(manifests, stored)]
+    return StoredRows(
+        label,
+        store.root,
+        tuple(folder.file(name) for _, folder, found in placed for name in found),
+        _common_schema(label, stored) if stored else pa.schema([]),
+        tuple(key for key, _, found in placed for _ in found),
+    )
 
 
-def _stored(
-    store: Store,
-    label: str,
-    schema: pa.Schema,
-    partitions: Iterable[str | None],
-    placed: Sequence[tuple[Location, Sequence[str]]],
-) -> StoredRows:
-    kinds = {protocol_of(folder.url) for folder, _ in placed}
-    if len(kinds) > 1:
-        raise StoreError(
-            f"{label!r} was published on several file systems, {names(sorted(kinds))}; read its "
-            "partitions one by one, or materialize them again"
-        )
-    base = placed[0][0] if placed else store.root
-    files = tuple(folder.file(name) for folder, found in placed for name in found)
-    keys = tuple(key for key, (_, found) in zip(partitions, placed) for _ in found)
-    return StoredRows(label, base, files, schema, keys)
+def with_rows(store: Store, manifest: Manifest) -> Manifest:
+    """Return the manifest whose parts have the rows.
+
+    A `write` stage has those of its upstream stage, whose manifest garbage collection keeps.
+    """
+    while manifest.kind == "write":
+        (stage,) = manifest.reads
+        folder = store.manifests(manifest.pipeline, stage, manifest.partition)
+        upstream = store.opened_if_there(folder, manifest.upstream[stage])
+        if upstream is None:
+            raise StoreError(
+                f"'{manifest.pipeline}/{manifest.stage}': the manifest of {stage!r} that it was "
+                "made from is gone. Materialize it again"
+            )
+        manifest = upstream
+    return manifest
 
 
 def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:
-    """Return the folder and names of a manifest's files, without those that have no rows.
-
-    The published files of a `write` stage are read with the store's options, if they fit. If they
-    are not Parquet, the same rows are read from the upstream stage.
-    """
-    empty = {part.name for part in manifest.parts if not part.rows}
-    if manifest.published is None:
-        folder = store.parts(manifest.pipeline, manifest.stage, manifest.partition)
-        return folder, [part.name for part in manifest.parts if part.rows]
-    format = manifest.published.format
-    if not publisher_class(format).holds_parquet:
-        if (above := _written_from(store, manifest)) is not None:
-            return places(store, above)
-        raise StoreError(
-            f"'{manifest.pipeline}/{manifest.stage}' is published as {format!r}, which is not "
-            f"Parquet and cannot be read; read its upstream stage {manifest.reads[0]!r} instead"
-        )
-    folder = Location(manifest.published.url, store.root.options_for(manifest.published.url))
-    return folder, [name for name in manifest.published.files if name not in empty]
-
-
-def _written_from(store: Store, manifest: Manifest) -> Manifest | None:
-    """Return the manifest whose rows a `write` stage has published; None if it is gone."""
-    stage = manifest.reads[0]
-    if stage not in manifest.upstream:
-        return None
-    folder = store.manifests(manifest.pipeline, stage, manifest.partition)
-    return store.opened_if_there(folder, manifest.upstream[stage])
+    """Return the folder and names of the parts of a manifest of `with_rows` that have rows."""
+    folder = store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+    return folder, [part.name for part in manifest.parts if part.rows]
 
 
 def _newest(manifests: Mapping[str | None, Manifest]) -> float:
@@ -227,20 +188,6 @@ def _require(
             f"never materialized into {root!r}. Materialize first; vd.load and inputs can also "
             "leave them out, with allow_missing_partitions"
         )
-
-
-def _lost(placed: Sequence[tuple[Location, Sequence[str]]]) -> str | None:
-    """Return a file that is missing; None if all are there."""
-
-    def lost(place: tuple[Location, Sequence[str]]) -> str | None:
-        folder, wanted = place
-        if not wanted:
-            return None
-        flat = all(map(parse_part_name, wanted))
-        present = folder.names() if flat else folder.walk()
-        return next((folder.file_url(name) for name in wanted if name not in present), None)
-
-    return next(filter(None, in_threads(lost, placed)), None)
 
 
 def _common_schema(label: str, manifests: Sequence[Manifest]) -> pa.Schema:

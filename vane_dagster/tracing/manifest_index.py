@@ -32,8 +32,7 @@ from vane_dagster.storage.manifest import (
     PartInfo,
 )
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.publish.registry import publisher_class
-from vane_dagster.storage.reader import places
+from vane_dagster.storage.reader import with_rows
 from vane_dagster.storage.row_records import (
     AT,
     CODE,
@@ -149,47 +148,22 @@ class ManifestIndex:
             return self._of_folder(stage, folder, name)
         return None
 
-    def file_of_part(self, manifest: Manifest, index: int) -> RowFile:
-        """Return the file with the rows of a part; for a `write` stage that of its upstream stage.
+    def published(self, manifest: Manifest, index: int) -> tuple[str, ...]:
+        """Return the URLs of the files to which a `write` stage has published a part.
 
-        Garbage collection keeps the manifest of the upstream stage.
+        If files hold several parts, these are all files of the partition.
         """
-        while manifest.kind == "write":
-            upstream = self.above(manifest, manifest.reads[0])
-            if upstream is None:
-                raise StoreError(
-                    f"{self.label(manifest.stage)!r}: the manifest of {manifest.reads[0]!r} that "
-                    "it was made from is gone. Materialize it again"
-                )
-            manifest = upstream
-        folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
-        return RowFile(folder, manifest.parts[index].name)
-
-    def published(
-        self, manifest: Manifest, index: int, found: Found
-    ) -> tuple[RowFile, int] | list[str] | None:
-        """Return the file to which a `write` stage published a row."""
-        if manifest.kind != "write" or manifest.published is None:
-            return None
         made = manifest.published
-        if not publisher_class(made.format).holds_parquet:
-            return [f"{made.url.rstrip('/')}/{name}" for name in made.files]
-        folder, files = places(self.store, manifest)
-        own = manifest.parts[index].name
-        if own in files:  # the same rows in the same order
-            return RowFile(folder, own), found.row
-        candidates = [RowFile(folder, name) for name in files]
-        try:
-            hit = find_any(candidates, manifest.keys, found.keys[0])
-        except (FileNotFoundError, StoreError):
-            hit = None
-        return (hit[1].file, hit[1].row) if hit else [file.url for file in candidates]
+        if made is None:
+            return ()
+        own = [name for name in made.files if manifest.parts[index].stem in name]
+        return tuple(f"{made.url.rstrip('/')}/{name}" for name in own or made.files)
 
     def find(self, manifest: Manifest, index: int, wanted: Wanted) -> list[Found]:
         """Return the rows of a part with wanted values of their keys, in order."""
         if not manifest.parts[index].rows:
             return []
-        file = self.file_of_part(manifest, index)
+        (file,) = self._files(manifest, [index])
         found: dict[int, Found] = {}
         for position, values in wanted.items():
             for hit in find(file, manifest.keys, position, values, unique=position == 0):
@@ -199,8 +173,14 @@ class ManifestIndex:
     def locate(self, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
         """Find the row of a stage by id."""
         indexes = [i for i in range(len(manifest.parts)) if self._may_hold(manifest, i, id)]
-        hit = find_any([self.file_of_part(manifest, i) for i in indexes], manifest.keys, id)
+        hit = find_any(self._files(manifest, indexes), manifest.keys, id)
         return None if hit is None else (indexes[hit[0]], hit[1])
+
+    def _files(self, manifest: Manifest, indexes: Sequence[int]) -> list[RowFile]:
+        """Return the files with the rows of parts."""
+        stored = with_rows(self.store, manifest)
+        folder = self.store.parts(stored.pipeline, stored.stage, stored.partition)
+        return [RowFile(folder, stored.parts[index].name) for index in indexes]
 
     def _may_hold(self, manifest: Manifest, index: int, id: Any) -> bool:
         part = manifest.parts[index]

@@ -60,7 +60,7 @@ class Step:
         version: The source file's version as the manifest recorded it.
         size: The source file's size in bytes as the manifest recorded it.
         copied_from: Where the row's output was computed, if not for this part.
-        published: The file to which a `write` stage published the row, or all candidate files.
+        published: The file to which a `write` stage published the row, or all that may have it.
         notes: Further remarks.
     """
 
@@ -153,8 +153,7 @@ def _lines(step: Step) -> Iterator[str]:
         yield where
     if step.size is not None:
         yield f"{step.size:,} bytes, version {step.version}"
-    if len(step.published) > 1 or step.url not in step.published:
-        yield from _published(step.published)
+    yield from _published(step.published)
     if made := [_runs(step), _time(step)]:
         yield from ([", ".join(text for text in made if text)] if any(made) else [])
     if step.workers:
@@ -169,8 +168,8 @@ def _lines(step: Step) -> Iterator[str]:
 
 
 def _published(urls: Sequence[str]) -> Iterator[str]:
-    if len(urls) > 1:
-        yield f"published in one of {len(urls):,} files:"
+    if urls:
+        yield "published in" + (f" one of {len(urls):,} files" if len(urls) > 1 else "")
     yield from urls[:_MAX_PUBLISHED]
 
 

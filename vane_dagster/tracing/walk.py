@@ -212,9 +212,6 @@ def stage_step(
     """Return the step of a row in a part."""
     made = manifest.parts[index].made
     keys = found.keys if found else keys
-    published = manifest_index.published(manifest, index, found) if found else None
-    if found and isinstance(published, tuple):
-        found = Found(published[0], published[1], found.keys)
     return Step(
         stage=manifest_index.label(manifest.stage),
         kind=manifest.kind,
@@ -235,15 +232,9 @@ def stage_step(
         copied_from=manifest_index.origin(manifest, index, keys[manifest.input_key])
         if keys
         else None,
-        published=_urls(published),
+        published=manifest_index.published(manifest, index),
         notes=tuple(notes),
     )
-
-
-def _urls(published: tuple[RowFile, int] | list[str] | None) -> tuple[str, ...]:
-    if isinstance(published, tuple):
-        return (published[0].url,)
-    return tuple(published or ())
 
 
 def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, id: Any) -> Step:

@@ -144,9 +144,8 @@ def test_a_file_that_is_gone_is_told(local_store):
     kept = keep(local_store, "docs", "a", table(0, 3))
     folder = local_store.parts(kept.pipeline, kept.stage, "a")
     folder.delete([part.name for part in kept.parts])
-    with pytest.raises(
-        vd.errors.StoreError, match=r"'docs' has files that are gone, as .*\.parquet'"
-    ):
+    gone = r"'docs', partition 'a', file '\S+\.parquet': a file is damaged or gone"
+    with pytest.raises(vd.errors.StoreError, match=gone):
         vd.load("docs", "a", store=local_store)
 
 

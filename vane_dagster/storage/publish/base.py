@@ -70,8 +70,6 @@ class Publisher(abc.ABC):
     Attributes:
         has_folder_per_partition: Whether the URL has placeholders for the partition's key. If not,
             one target holds all partitions.
-        holds_parquet: Whether published files are Parquet, which readers, checks and traces open.
-            If not, they read the rows of the upstream stage, which are the same.
         options: The arguments of `write` that only this format takes, with their defaults. They are
             part of the stage's definition, so `validate` makes their values plain.
         target: The folder or table that people read.
@@ -80,7 +78,6 @@ class Publisher(abc.ABC):
     """
 
     has_folder_per_partition: ClassVar[bool]
-    holds_parquet: ClassVar[bool] = True
     options: ClassVar[Mapping[str, Any]] = {}
     target: Location
     staging: Location
@@ -147,13 +144,6 @@ class Publisher(abc.ABC):
         if not self.holds(manifest.published.files):
             return {}
         return {part.key: {part.name: self.target} for part in manifest.parts}
-
-    def unpublished(self, parts: Sequence[tuple[Location, str]]) -> Published | None:
-        """Return the location of rows before they are published."""
-        if any(folder != self.staging for folder, _ in parts):
-            return None
-        below = self.staging.url[len(self.target.url) :].lstrip("/")
-        return Published(self.target.url, [f"{below}/{name}" for _, name in parts])
 
     def clear(self, parts: Sequence[PartInfo]) -> None:
         """Remove the staged parts of a publication that has ended."""

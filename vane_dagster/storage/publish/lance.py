@@ -64,7 +64,6 @@ class LancePublisher(TablePublisher):
     altered_by = "alter_columns, add_columns or drop_columns of pylance"
     suffix = ".lance"
     keeps_files = True
-    holds_parquet = False
     options = MappingProxyType({"index": None})
 
     def __init__(self, declared: Target, partition: str | None) -> None:
@@ -104,10 +103,6 @@ class LancePublisher(TablePublisher):
         stems = self._by_stem(active)
         there = [part for part in manifest.parts if not part.rows or part.stem in stems]
         return {part.key: {part.name: self.target} for part in there}
-
-    def unpublished(self, parts: Sequence[tuple[Location, str]]) -> Published | None:
-        """Return a publication without files: checks read the rows of the upstream stage."""
-        return Published(self.target.url, [], "lance")
 
     # The files
 

@@ -82,12 +82,6 @@ class FolderPublisher(Publisher):
             return store.existing_parts(self.target)
         return super().parts(manifest, keys, store)
 
-    def unpublished(self, parts: Sequence[tuple[Location, str]]) -> Published | None:
-        if self._declared.target_bytes is not None:
-            return super().unpublished(parts)
-        files = [f"{STAGING}/{n}" if place == self.staging else n for place, n in parts]
-        return Published(self.target.url, files)
-
     def clear(self, parts: Sequence[PartInfo]) -> None:
         if self._declared.target_bytes is not None:  # else they were moved
             super().clear(parts)
