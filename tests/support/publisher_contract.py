@@ -217,11 +217,11 @@ def test_a_change_by_others_right_before_a_transaction_is_respected(published, m
     assert published.ids == [1, 3, 98, 99]
 
 
-def test_a_lost_part_is_named_with_what_to_check(published):
+def test_a_lost_part_is_an_error_that_says_what_to_check(published):
     made, staging = published.manifest("p", {"a": [1]}, "1"), published.publisher("p").staging
     staging.delete([*staging.names()])
     error = str(published.commit("p", made))
-    assert f"does not have {made.parts[0].name!r}" in error
+    assert "does not have" in error
     assert "Another run may have published the partition at the same time. If not" in error
 
 

@@ -18,7 +18,6 @@ from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.dataframes import (
     NEEDS_RAY,
     batches,
-    check_dtype,
     form_of_value,
     known_forms,
 )
@@ -133,7 +132,6 @@ def _as_arrow(data: Any) -> pa.Table:
 
 
 def _as_array(values: Any, name: str) -> Any:
-    check_dtype(getattr(values, "dtype", None), name, _LABEL)
     if isinstance(values, np.ndarray) and values.ndim > 1:
         return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(values))
     try:

@@ -26,16 +26,16 @@ from vane_dagster.retries import has_status, is_transient_storage_error, with_re
 
 _S = TypeVar("_S")
 _T = TypeVar("_T")
-_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
-_PUT_IS_ATOMIC = {*_OBJECT_STORES, "memory"}
-"""File systems that write a file as a whole, and if asked only if there is none."""
-_EXISTS, _NOT_IMPLEMENTED = 412, 501
-"""The HTTP statuses of such a write if there is a file, or if the server has no such writes."""
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
     **dict.fromkeys(("abfs", "abfss", "az"), "azure"),
 }
+_OBJECT_STORES = {*_EXTRAS}
+_PUT_IS_ATOMIC = {*_OBJECT_STORES, "memory"}
+"""File systems that write a file as a whole, and if asked only if there is none."""
+_EXISTS, _NOT_IMPLEMENTED = 412, 501
+"""The HTTP statuses of such a write if there is a file, or if the server has no such writes."""
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 IO_THREADS = 16
 """Threads that read, list or copy files concurrently; they spend their time waiting for storage."""
@@ -213,8 +213,14 @@ class Location:
 
     def with_storage_errors(self, verb: str, action: Callable[[], _T], name: str = "") -> _T:
         """Run an operation on the folder, and retry it a few times after transient errors."""
-        with self._as_store_error(verb):
+        try:
             return with_retries(_failpoints.failing(verb, self.file_url(name), action))
+        except StoreError:
+            raise
+        except Exception as error:  # drivers raise their own exception classes
+            raise StoreError(
+                f"{self.url!r} cannot be {verb}: {described(error)}. {advice(error)}"
+            ) from without_secrets(error)
 
     def _of_file(self, read: Callable[[], _T], name: str) -> _T:
         """Read a file; a missing one is a FileNotFoundError."""
@@ -284,17 +290,6 @@ class Location:
         except FileNotFoundError:
             if new_name not in target.names():  # else an earlier attempt has moved it
                 raise
-
-    @contextmanager
-    def _as_store_error(self, verb: str) -> Iterator[None]:
-        try:
-            yield
-        except StoreError:
-            raise
-        except Exception as error:  # drivers raise their own exception classes
-            raise StoreError(
-                f"{self.url!r} cannot be {verb}: {described(error)}. {advice(error)}"
-            ) from without_secrets(error)
 
 
 def protocol_of(url: str) -> str:

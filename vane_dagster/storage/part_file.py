@@ -100,8 +100,6 @@ def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
     """Return smallest and largest id in their JSON form; a pair of None without rows."""
     if not len(ids):
         return None, None
-    if not (pa.types.is_integer(ids.type) or pa.types.is_string(ids.type)):
-        ids = ids.cast(pa.string())
     found = pc.min_max(ids).as_py()
     return found["min"], found["max"]
 

@@ -110,14 +110,10 @@ def find_any(
 def row_at(file: RowFile, keys: Sequence[str], row: int) -> Found:
     """Return the row with a number."""
     with _opened(file) as parquet:
-        first = 0
-        for group in range(parquet.metadata.num_row_groups):
-            rows = parquet.metadata.row_group(group).num_rows
-            if row < first + rows:
-                table = _read(parquet, group, keys).slice(row - first, 1).select(list(keys))
-                return Found(file, row, tuple(column[0].as_py() for column in table.columns))
-            first += rows
-    raise StoreError(f"{file.url!r} has {first} rows and no row {row}; was it rewritten?")
+        found = _plain(parquet.read(columns=list(keys))).slice(row, 1).select(list(keys))
+    if not found.num_rows:
+        raise StoreError(f"{file.url!r} has no row {row}; was it rewritten?")
+    return Found(file, row, tuple(column[0].as_py() for column in found.columns))
 
 
 def _values(wanted: Collection[Any], kind: pa.DataType) -> pa.Array:
@@ -149,7 +145,12 @@ def _opened(file: RowFile) -> Iterator[pq.ParquetFile]:
 
 
 def _read(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
-    table = parquet.read_row_group(group, columns=list(dict.fromkeys(columns)), use_threads=False)
+    return _plain(
+        parquet.read_row_group(group, columns=list(dict.fromkeys(columns)), use_threads=False)
+    )
+
+
+def _plain(table: pa.Table) -> pa.Table:
     for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             plain = table.column(index).cast(field.type.value_type)

@@ -28,7 +28,6 @@ from vane_dagster.storage.manifest import (
     FileSpan,
     FragmentRecord,
     Manifest,
-    ManifestName,
     PartInfo,
 )
 from vane_dagster.storage.part_file import read_part
@@ -49,7 +48,6 @@ from vane_dagster.tracing.steps import RowOrigin
 Wanted = dict[int, dict[Any, Sequence[Any] | None]]
 """Rows to find, by key position: the values there, each with all keys of the row if known."""
 
-_SHOWN_PARTITIONS = 3
 _READ_AS_RECORDED: Mapping[str, Callable[..., Source]] = {
     each.kind: each for each in (DeltaSource, FilesSource, ImagesSource, LanceSource)
 }
@@ -145,7 +143,8 @@ class ManifestIndex:
         if found := self.in_force(stage):
             return found[1]
         for folder, name in self.store.latest_of_all(self.pipeline, stage).items():
-            return self._of_folder(stage, folder, name)
+            place = self.store.root.child(self.pipeline, stage, "manifests", folder)
+            return self.store.opened(place, str(name))
         return None
 
     def published(self, manifest: Manifest, index: int) -> tuple[str, ...]:
@@ -172,7 +171,8 @@ class ManifestIndex:
 
     def locate(self, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
         """Find the row of a stage by id."""
-        indexes = [i for i in range(len(manifest.parts)) if self._may_hold(manifest, i, id)]
+        parts = enumerate(manifest.parts)
+        indexes = [i for i, part in parts if part.rows and part.id_min <= id <= part.id_max]
         hit = find_any(self._files(manifest, indexes), manifest.keys, id)
         return None if hit is None else (indexes[hit[0]], hit[1])
 
@@ -181,17 +181,6 @@ class ManifestIndex:
         stored = with_rows(self.store, manifest)
         folder = self.store.parts(stored.pipeline, stored.stage, stored.partition)
         return [RowFile(folder, stored.parts[index].name) for index in indexes]
-
-    def _may_hold(self, manifest: Manifest, index: int, id: Any) -> bool:
-        part = manifest.parts[index]
-        if not part.rows or not part.id_min <= id <= part.id_max:
-            return False
-        # Ids of file and row number are ordered as texts, so the ranges of parts overlap.
-        rule = rule_of(manifest.id_rule, "") if manifest.id_rule else None
-        if rule is None or rule.columns or len(manifest.keys) != 1:
-            return True
-        column = manifest.schema.field(manifest.keys[0])
-        return rule.find(None, manifest.fragments[index].spans, column, id) is not None
 
     def position_in_source(
         self, manifest: Manifest, index: int, id: Any
@@ -298,17 +287,11 @@ class ManifestIndex:
 
     def _never(self, stage: str) -> str:
         label = self.label(stage)
-        listed = self.store.latest_of_all(self.pipeline, stage)
-        some = list(listed.items())[-_SHOWN_PARTITIONS:]
-        known = [self._of_folder(stage, folder, name).partition for folder, name in some]
+        folders = [*self.store.latest_of_all(self.pipeline, stage)]
         return (
             f"{label!r} was never materialized for partition {self.partition!r} into "
-            f"{self.store.root.url!r}; it has {len(listed)} partitions: {names(known)}"
+            f"{self.store.root.url!r}; it has {len(folders)} partitions: {names(folders[-3:])}"
         )
-
-    def _of_folder(self, stage: str, folder: str, name: ManifestName) -> Manifest:
-        place = self.store.root.child(self.pipeline, stage, "manifests", folder)
-        return self.store.opened(place, str(name))
 
 
 def _row_with(ids: pa.ChunkedArray, id: Any) -> int:

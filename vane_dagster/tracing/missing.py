@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -25,15 +24,11 @@ def not_found(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> Tra
     """
     label = manifest_index.label(manifest.stage)
     where = "" if manifest_index.partition is None else f", partition {manifest_index.partition!r}"
-    ranges = [(part.id_min, part.id_max) for part in manifest.parts if part.rows]
+    parts = [part for part in manifest.parts if part.rows]
     explanation = "it has no rows"
-    if ranges:
-        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
-        within = sum(low <= id <= high for low, high in ranges)
-        explanation = (
-            f"its {manifest.rows:,} rows have ids from {low!r} to {high!r}, and {within} of "
-            f"{len(ranges)} parts have a range with this one"
-        )
+    if parts:
+        low, high = min(part.id_min for part in parts), max(part.id_max for part in parts)
+        explanation = f"its {manifest.rows:,} rows have ids from {low!r} to {high!r}"
     found = left_out(manifest_index, manifest, id)
     reason = f". {found}" if found else ""
     return TraceError(
@@ -101,35 +96,11 @@ def search_source(
 
     Return the index of its fragment, its file, and its number in the file.
     """
-    indexes = [i for i, _ in enumerate(manifest.parts) if _may_hold(manifest, i, id)]
-    searched = [(i, span) for i in indexes for span in manifest.fragments[i].spans]
-    files: dict[tuple[str, str], FileSpan] = {}
-    for _, span in searched:  # a file is opened once
-        known = files.setdefault((span.url, span.detail), span)
-        start, stop = min(known.start, span.start), max(known.stop, span.stop)
-        files[span.url, span.detail] = replace(span, start=start, stop=stop)
-    hit = manifest_index.find_in_source(manifest, list(files.values()), id)
-    if hit is None:
-        return None
-    file, row = hit
-    for index, span in searched:
-        is_of_file = (span.url, span.detail) == (file.url, file.detail)
-        if is_of_file and span.start <= row < span.stop:
-            return index, file, row
-    return None
+    spans = {span: i for i, each in enumerate(manifest.fragments) for span in each.spans}
+    hit = manifest_index.find_in_source(manifest, list(spans), id)
+    return None if hit is None else (spans[hit[0]], *hit)
 
 
 def looked_at(manifest: Manifest) -> str:
     """Name the source files of a manifest in messages."""
     return names(dict.fromkeys(s.url for each in manifest.fragments for s in each.spans), 3)
-
-
-def _may_hold(manifest: Manifest, index: int, id: Any) -> bool:
-    """Whether a fragment may contain a row.
-
-    It does not if the part has all rows of the fragment and its id range excludes the row.
-    """
-    part, fragment = manifest.parts[index], manifest.fragments[index]
-    if len(manifest.keys) != 1 or part.rows != fragment.stop - fragment.start or not part.rows:
-        return True
-    return bool(part.id_min <= id <= part.id_max)

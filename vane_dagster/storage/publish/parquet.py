@@ -9,11 +9,11 @@ from dataclasses import replace
 import pyarrow as pa
 
 from vane_dagster._arguments import fill_placeholders
-from vane_dagster.errors import DefinitionError, StoreError, names
+from vane_dagster.errors import DefinitionError, StoreError
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published, parse_part_name
 from vane_dagster.storage.paths import published_folder
-from vane_dagster.storage.publish.base import STAGING, LostFilesError, Publisher
+from vane_dagster.storage.publish.base import STAGING, Publisher
 from vane_dagster.storage.publish.compaction import Parts, plan_compaction
 from vane_dagster.storage.publish.target import PARTITION_COLUMN, Target
 from vane_dagster.storage.store import Store
@@ -60,11 +60,7 @@ class FolderPublisher(Publisher):
         return manifest.published
 
     def holds(self, files: Sequence[str]) -> bool:
-        return not self._missing(files)
-
-    def require(self, files: Sequence[str]) -> None:
-        if lost := self._missing(files):
-            raise LostFilesError(f"{self.target.url!r} does not have {names(lost)}")
+        return set(files) <= self.target.names().keys()
 
     def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
         left = {n for n in self.target.names() if parse_part_name(n) or _MERGED.fullmatch(n)}
@@ -90,10 +86,6 @@ class FolderPublisher(Publisher):
         """Return the parts that each file is made of."""
         named = plan_compaction(parts, self._declared.target_bytes)
         return {f"{stem}.parquet": group for stem, group in named.items()}
-
-    def _missing(self, files: Sequence[str]) -> list[str]:
-        present = self.target.names()
-        return [name for name in files if name not in present]
 
     def _refuse_table(self) -> None:
         if self.target.fs.exists(self.target.file("_delta_log")):
