@@ -41,16 +41,6 @@ def test_partitions_in_every_form(store, form):
     assert ids(whole) == [0, 1, 2, 3, 20, 21, 22, 23, 10, 11, 12, 13], "sorted by key"
 
 
-def test_filters_and_limits_of_a_lazy_frame(store):
-    keep(store, "docs", None, table(0, 100))
-    frame = vd.load("docs", as_=pl.LazyFrame, store=store)
-    assert frame.filter(pl.col("id") > 97).collect()["text"].to_list() == ["t98", "t99"]
-    assert ids(frame.head(3)) == [0, 1, 2]
-    assert ids(frame.filter(pl.col("id") >= 50).head(2)) == [50, 51]
-    assert ids(frame.select("id").tail(1)) == [99]
-    assert frame.select(pl.len()).collect().item() == 100
-
-
 def test_a_relation_keeps_its_connection(store):
     keep(store, "docs", None, table(0, 100))
     derived = vd.load("docs", as_=duckdb.DuckDBPyRelation, store=store).filter("id < 3")

@@ -132,10 +132,3 @@ def test_servers_of_one_name_are_told_apart_by_identity(ray_compute):
         assert all(identity in unclear.stderr for identity in both)
         assert command("evict", both[0][:8], "--force").exit_code == 0
         assert [pool["identity"] for pool in pools() if pool["server"] == "same"] == both[1:]
-
-
-def test_without_a_cluster():
-    for arguments in (["pools"], ["pools", "logs", "x"], ["pools", "endpoint", "x"]):
-        done = CliRunner().invoke(main, [*arguments, "--name", "not-there"])
-        assert done.exit_code == 1
-        assert "The local cluster 'not-there' is not running" in done.stderr

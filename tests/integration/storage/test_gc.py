@@ -225,21 +225,6 @@ def test_what_killed_writers_left_is_removed(made):
     assert sorted(p.suffix for p in folder.iterdir()) == [".parquet", ".parquet", ".txt"]
 
 
-def test_published_files_and_their_manifest_are_left_alone(tmp_path, local, materialize):
-    write_source(tmp_path / "src", {"id": [1, 2, 3], "text": ["A", "Bb", "Ccc"]})
-    for text in ("text", "upper(text)"):
-        pipeline = docs(tmp_path, text)
-        pipeline["clean"].write("out", str(tmp_path / "out"))
-        materialize(pipeline, local)
-    published = sorted((tmp_path / "out").iterdir())
-    gc(tmp_path, 8)
-    gc(tmp_path, 20)
-    assert sorted((tmp_path / "out").iterdir()) == published
-    pipeline = docs(tmp_path, "upper(text)")
-    pipeline["clean"].write("out", str(tmp_path / "out"))
-    assert metadata(materialize(pipeline, local), "out")["fragments_computed"] == 0
-
-
 # What is staged in the targets of write stages
 
 

@@ -1,4 +1,4 @@
-"""Writes to the store in processes of their own: one that is killed, and one without a driver."""
+"""Writes to the store in a process that is killed."""
 
 from __future__ import annotations
 
@@ -49,24 +49,3 @@ def test_a_kill_between_write_and_rename_leaves_nothing(tmp_path, action):
     assert read_pin(store, "docs", "s", "0") is None
     info = part(store.parts("docs", "s", "p"))
     assert store.commit(manifest([info])).sequence == 1
-
-
-def test_a_driver_that_is_not_installed():
-    code = """
-        import sys
-        from vane_dagster.storage.filesystem import Location
-        sys.modules["gcsfs"] = sys.modules["adlfs"] = None
-        for url in ("gs://lake/x", "abfs://lake/x", "nosuch://lake/x"):
-            try:
-                Location(url).names()
-            except Exception as error:
-                print(type(error).__name__, error)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    gcs, azure, unknown = done.stdout.splitlines()
-    assert gcs.startswith("StoreError 'gs://lake/x' has no file system")
-    assert gcs.endswith("Install vane-dagster[gcs]")
-    assert azure.endswith("Install vane-dagster[azure]")
-    assert unknown.startswith("StoreError 'nosuch://lake/x'")
-    assert "fsspec knows" in unknown

@@ -19,8 +19,6 @@ from support.results import metadata
 # F403: all tests of the contract run here, on S3.
 from support.store_contract import *  # noqa: F403  # the contract's tests
 from support.stored import FORMS
-from vane_dagster.planning.planner import plan_run
-from vane_dagster.sources import file_source
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -125,46 +123,3 @@ def test_source_store_and_target_on_s3(s3, kind, request):
     again = run()
     assert metadata(again, "more")["fragments_computed"] == 0
     assert metadata(again, "published")["fragments_reused"] == 4
-
-    with fs.open(f"{base}/src/day=1/9.parquet", "wb") as sink:
-        pq.write_table(pa.table({"id": ["0-2"], "n": [2]}), sink)
-    with pytest.raises(dg.Failure) as raised:
-        run()
-    assert "ids '0-2' of 'id' are in more than one fragment" in raised.value.description
-    assert f"{base}/src/day=1/9.parquet" in raised.value.description
-
-
-def test_planning_many_done_partitions_on_s3_is_two_listings(s3, local, caplog, monkeypatch):
-    """Of the source and of the manifests, however many partitions there are."""
-    monkeypatch.setattr(file_source, "_LISTED_ONE_BY_ONE", 8)
-    base = f"lake/{uuid.uuid4().hex}"
-    fs = fsspec.filesystem("s3", **s3)
-    keys = [f"p{number}" for number in range(10)]
-    for key in keys:
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({"id": [f"{key}-{row}" for row in range(3)]}), sink)
-        fs.pipe_file(f"{base}/src/{key}/a.parquet", sink.getvalue().to_pybytes())
-    many = vd.Pipeline(
-        "many",
-        source=vd.parquet(f"s3://{base}/src/{{partition_key}}", storage_options=s3),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(keys),
-    )
-    many.project("clean", ["id"])
-    store = vd.FragmentStore(root=f"s3://{base}/store", storage_options=s3)
-    whole = {
-        "dagster/asset_partition_range_start": "p0",
-        "dagster/asset_partition_range_end": "p9",
-    }
-    resources = {"compute": local, "store": store}
-    assert dg.materialize([many.build_assets()], resources=resources, tags=whole).success
-
-    caplog.clear()
-    planned = plan_run(many, ["clean"], keys, store.open())
-
-    assert all(partition.stages["clean"].done for partition in planned.partitions)
-    requests = [record.getMessage() for record in caplog.records if record.name == "werkzeug"]
-    listings = [line for line in requests if "list-type=2" in line]
-    assert len(listings) == 2, listings
-    others = [line for line in requests if line not in listings]
-    assert all("/store/many/fragments.json" in line for line in others), others

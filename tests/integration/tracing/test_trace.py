@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from fsspec.implementations.local import LocalFileSystem
 
 import vane_dagster as vd
 from support.data import write_source
@@ -543,28 +542,3 @@ def test_on_an_object_store(s3, tmp_path, local):
     place.write("b.parquet", (tmp_path / "a.parquet").read_bytes())
     changed = vd.trace("docs/same", "42", store=store).steps[0]
     assert "the file was changed since" in changed.notes[0]
-
-
-def test_few_parts_are_read(tmp_path, local, materialize, monkeypatch):
-    rows = range(6400)
-    write_source(tmp_path / "src", {"id": rows, "n": rows}, row_group_size=20)
-    pipeline = vd.Pipeline(
-        "docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=100
-    )
-    every = pipeline.project("every", ["id", "n"], where="n % 2 = 0")
-    every.project("twice", {"double": "2 * n"})
-    materialize(pipeline, local)
-    assert len(in_force(tmp_path, "twice").parts) == 64
-    opened: set[str] = set()
-    open_file = LocalFileSystem._open
-
-    def noted(self: LocalFileSystem, path: str, *args: Any, **given: Any) -> Any:
-        opened.add(path)
-        return open_file(self, path, *args, **given)
-
-    monkeypatch.setattr(LocalFileSystem, "_open", noted)
-
-    found = by_stage(trace(tmp_path, "docs/twice", 3000, None))
-
-    assert found["source"].row == 3000
-    assert sum("/parts/" in path for path in opened) == 2, "one of each stage"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -16,7 +15,7 @@ from support.arguments import grouped
 from support.published import docs
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.storage.publish.lance import lance_type
-from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
+from vane_dagster.storage.publish.lance_index import VectorIndex, _sub_vectors, update_index
 
 VECTOR = pa.list_(pa.float32(), 16)
 FOUND = {
@@ -112,16 +111,9 @@ def test_an_index_is_part_of_the_definition(tmp_path):
     assert by_default != definition()
 
 
-def test_sub_vectors_divide_the_dimension(tmp_path):
+def test_sub_vectors_divide_the_dimension():
     for dimension, expected in ((384, 24), (768, 48), (100, 25), (64, 8), (7, 7), (16, 8)):
-        kind = pa.list_(pa.float32(), dimension)
-        values = pa.array([float(i % 97) for i in range(300 * dimension)], pa.float32())
-        vectors = pa.FixedSizeListArray.from_arrays(values, dimension)
-        assert vectors.type == kind
-        table = lance.write_dataset(pa.table({"e": vectors}), Path(tmp_path) / str(dimension))
-        VectorIndex("e").update(table)
-        (index,) = table.describe_indices()
-        assert index.details["compression"]["num_sub_vectors"] == expected
+        assert _sub_vectors(dimension) == expected
 
 
 def vectors(count: int) -> pa.Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,16 +85,6 @@ def test_lazy_frames_have_arrays_for_tensors(local_store):
     ]
 
 
-@pytest.mark.parametrize("form", [ds.Dataset, pl.LazyFrame, duckdb.DuckDBPyRelation])
-def test_lazy_forms_read_the_files_when_they_are_used(local_store, form):
-    keep(local_store, "docs", None, table(0, 3))
-    read = vd.load("docs", as_=form, store=local_store)
-    for file in Path(local_store.root.path).rglob("*.parquet"):
-        file.unlink()
-    with pytest.raises(Exception, match=r"\.parquet"):
-        ids(read)
-
-
 def test_what_is_missing_is_named(local_store):
     with pytest.raises(vd.errors.StoreError, match=r"'docs' was never materialized into"):
         vd.load("docs", store=local_store)
@@ -147,28 +136,6 @@ def test_a_file_that_is_gone_is_told(local_store):
     gone = r"'docs', partition 'a', file '\S+\.parquet': a file is damaged or gone"
     with pytest.raises(vd.errors.StoreError, match=gone):
         vd.load("docs", "a", store=local_store)
-
-
-def test_readers_see_one_version_while_it_is_replaced(local_store):
-    """Each read is of one manifest, whole."""
-    versions = [table(100 * n, 40 + n) for n in range(8)]
-    keep(local_store, "docs", "a", versions[0])
-    ended = threading.Event()
-
-    def write() -> None:
-        for _ in range(4):
-            for rows in versions:
-                keep(local_store, "docs", "a", rows)
-        ended.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    reads = 0
-    while not ended.is_set() or reads < 10:
-        assert vd.load("docs", "a", store=local_store) in versions
-        reads += 1
-    writer.join()
-    assert vd.load("docs", "a", store=local_store) == versions[-1]
 
 
 def test_partitions_that_came_later(local_store):

@@ -105,21 +105,3 @@ def test_what_no_recent_run_has_needed_is_deleted(root, tmp_path):
     assert len(collected(root).files) == 3
     assert stored(root) == {young.digest + RECORD, young.blobs[0].digest}
     assert collected(root).files == {}
-
-
-def test_a_run_that_needs_a_file_again_keeps_it(root, tmp_path):
-    content = shipped(root, tmp_path / "model.pt", "weights")
-    for name in stored(root):
-        age(root, name, 9)
-    mark_needed(root, content.digest, content.record)
-    assert collected(root).files == {}
-    for name in stored(root):
-        age(root, name, 7.5)  # within the grace period
-    assert collected(root).files == {}
-
-
-def test_unfinished_copies_are_deleted(root, tmp_path):
-    shipped(root, tmp_path / "model.pt", "weights")
-    Path(root.url, FILES, ".writing-1").write_text("half")
-    age(root, ".writing-1", 9)
-    assert list(collected(root).temporaries) == [f"{root.url}/{FILES}/.writing-1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,19 @@ def test_a_folder_that_cannot_be_written(tmp_path, place):
     assert fix in str(raised.value)
     with pytest.raises(vd.errors.StoreError):
         part(Location(url))
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("gs://lake/x", r"has no file system: .*Install vane-dagster\[gcs\]"),
+        ("nosuch://lake/x", "has no file system: .*of a file system that fsspec knows"),
+    ],
+)
+def test_a_driver_that_is_not_installed(url, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(vd.errors.StoreError, match=message):
+        Location(url).names()
 
 
 # Names
