@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import duckdb
 import lance
-import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -22,11 +20,10 @@ from pyiceberg.types import StringType
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.data import SECRET, column_of, write_source
+from support.data import SECRET, write_source
 from support.iceberg_tables import catalog_in, opened
 from support.published import docs
 from support.results import failure, metadata, over
-from support.stored import FORMS
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import driver_options
 from vane_dagster.storage.paths import published_folder
@@ -37,7 +34,6 @@ PLACES = {
     for format in ("parquet", "delta", "iceberg", "lance")
     for size in ("", 3000)
 }
-NAMES = ["id", "n", "text"]
 
 
 def rows(ids: Any) -> dict[str, Any]:
@@ -134,42 +130,27 @@ def test_a_relative_target_is_below_the_folder_of_the_declaration_on_ray_too(
 # Readers
 
 
-def test_partitions_are_read_by_every_tool(tmp_path, lake, local, materialize, monkeypatch):
+def test_partitions_are_read_by_other_tools(tmp_path, lake, local, materialize, monkeypatch):
     """Also as sources of other pipelines, and by `load` and `trace`."""
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     keys, store = ["a", "it's"], str(tmp_path / "store")
     for key, first in zip(keys, (0, 100)):
         write_source(tmp_path / "src" / key, rows(range(first, first + 25)))
         result = materialize(lake.pipeline(keys=keys), local, partition=key)
-    names = [*NAMES, "partition_key"]
     ids = [*range(25), *range(100, 125)]
     columns = {**rows(ids), "partition_key": ["a"] * 25 + ["it's"] * 25}
-    expected = list(zip(*(columns[name] for name in names)))
+    expected = list(zip(*columns.values()))
     for name, (format, merged) in PLACES.items():
         read = lake.read(name)
         assert read.to_pydict() == {each: columns[each] for each in read.schema.names}, name
         target, found = f"{tmp_path}/{name}", metadata(result, name)
         uri = f"{target}/{published_folder(keys[1])}" if format == "parquet" else target
         assert found["dagster/uri"] == uri
-        if format == "parquet":
-            (tmp_path / name / "a/notes.txt").write_text("of somebody else")
-            pattern = f"{target}/a/*.parquet"
-            frames = [pl.read_parquet(pattern).with_columns(partition_key=pl.lit("a"))]
-            one = "id, n, text, 'a'"
-            found_rows = duckdb.sql(f"SELECT {one} FROM '{pattern}' ORDER BY id").fetchall()
-            assert frames[0].sort("id").select(names).rows() == found_rows == expected[:25]
-            (tmp_path / name / "a/notes.txt").unlink()
-            assert sorted(pd.read_parquet(f"{target}/a")["id"]) == ids[:25]
-        elif format == "delta":
+        if format == "delta":
             table = DeltaTable(target)
             assert found["table_version"] == str(table.version()) == "2", "a commit a partition"
             assert table.history(1)[0]["vane_dagster.stage"] == f"docs/{name}"
-            dataset = table.to_pyarrow_dataset()
-            assert dataset.count_rows() == 50
-            query = f"SELECT {', '.join(names)} FROM dataset ORDER BY id"
-            assert duckdb.sql(query).fetchall() == expected
-            assert pl.read_delta(target).sort("id").select(names).rows() == expected
-            assert sorted(table.to_pandas()["id"]) == ids
+            assert pl.read_delta(target).sort("id").select(*columns).rows() == expected
             actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
             sizes = {file.stat().st_size for file in Path(target).rglob("*.parquet")}
             assert sizes == {action["size_bytes"] for action in actions}
@@ -180,25 +161,19 @@ def test_partitions_are_read_by_every_tool(tmp_path, lake, local, materialize, m
             table = lance.dataset(target)
             assert found["table_version"] == str(table.version) == "3"
             properties = table.read_transaction(3).transaction_properties
-            assert properties["vane_dagster.stage"] == f"docs/{name}"
             assert properties["vane_dagster.partition"] == "it's"
-        else:
+        elif format == "iceberg":
             table = lake.iceberg(name)
             current = table.current_snapshot()
             assert found["table_version"] == str(current.snapshot_id)
             assert len(table.snapshots()) == 2, "one a partition"
-            assert current.summary["vane_dagster.stage"] == f"docs/{name}"
             assert current.summary["vane_dagster.partition"] == "it's"
             assert current.summary["total-records"] == "50"
-            connection = table.scan(row_filter="partition_key = 'a' and id < 3").to_duckdb("out")
-            assert connection.sql("SELECT count(*), max(n) FROM out").fetchall() == [(3, 20)]
-            by_polars = pl.scan_iceberg(table).sort("id").select(names).collect()
+            by_polars = pl.scan_iceberg(table).sort("id").select(*columns).collect()
             assert by_polars.rows() == expected
             first = table.scan(row_filter="id < 2 and partition_key = 'a'").plan_files()
             assert len(list(first)) == 1, "bounds let readers skip files"
-        for form in FORMS:
-            loaded = vd.load(f"docs/{name}", "a", as_=form, store=store)
-            assert sorted(column_of(loaded, "id")) == ids[:25]
+        assert vd.load(f"docs/{name}", "a", store=store)["id"].to_pylist() == ids[:25]
         step = vd.trace(f"docs/{name}", 103, store=store, partition="it's").steps[0]
         assert step.url.endswith("src/it's/a.parquet")
     assert not staged(tmp_path)
@@ -213,7 +188,6 @@ def test_partitions_are_read_by_every_tool(tmp_path, lake, local, materialize, m
         materialize(again, local)
         found = vd.load(again["kept"], store=store)
         assert sorted(found["id"].to_pylist()) == list(range(4, 25))
-        assert set(found["partition_key"].to_pylist()) == {"a"}
 
 
 def test_types_that_a_format_does_not_have_are_widened(tmp_path, lake, local, materialize):
@@ -239,14 +213,8 @@ def test_types_that_a_format_does_not_have_are_widened(tmp_path, lake, local, ma
     materialize(pipeline, local)
     for name in places:
         assert lake.read(name).to_pylist() == expected, name
-    for name in ("delta", "delta3000"):
-        frame = pl.read_delta(f"{tmp_path}/{name}").sort("id")
-        first = {name: frame[name][0] for name in ("id", "small", "at", "raw", "price", "day")}
-        assert first == {name: expected[0][name] for name in first}
     assert lake.read("lance").schema.field("vector").type == pa.list_(pa.float32(), 2)
-    assert lake.read("lance").schema.field("tensor").type == pa.list_(pa.float32(), 4)
-    loaded = vd.load("docs/lance", store=str(tmp_path / "store")).sort_by("id")
-    assert loaded["tensor"].to_pylist() == [row["tensor"] for row in expected]
+    assert vd.load("docs/lance", store=str(tmp_path / "store"))["tensor"].type == kind
     again = materialize(pipeline, local)
     assert {metadata(again, name)["fragments_computed"] for name in places} == {0}
 
@@ -291,7 +259,7 @@ def test_partitions_that_are_empty_or_become_so_have_their_columns(
     for where, expected in (("id < 0", []), (None, range(20)), ("id < 0", [])):
         materialize(lake.pipeline(where=where), local)
         assert lake.all_ids == in_all(expected)
-        assert all(lake.read(name).schema.names == NAMES for name in PLACES)
+        assert all(lake.read(name).schema.names == ["id", "n", "text"] for name in PLACES)
     assert computed(materialize(lake.pipeline(where="id < 0"), local)) == {0}
 
 
@@ -324,27 +292,13 @@ def test_a_published_file_that_is_gone_is_published_again(
 
 
 def test_checks_read_the_rows_before_they_are_published(tmp_path, lake, local, materialize):
-    """Also where some are published already, and where all of them are."""
-
-    def passes() -> None:
-        expected = vd.checks.Golden({"id": [1, 15], "n": [10, 150]})
-        result = materialize(lake.pipeline(checks=[expected]), local)
-        evaluations = result.get_asset_check_evaluations()
-        found = {e.asset_key.path[-1]: e for e in evaluations if e.check_name == "golden"}
-        assert set(found) == set(PLACES)
-        assert all(e.passed for e in found.values()), found
-
     write_source(tmp_path / "src", rows(range(20)))
-    passes()
-    write_source(tmp_path / "src", rows(range(20, 30)), "b.parquet")
-    passes()
-    for name in PLACES:
-        manifests = tmp_path / "store/docs" / name / "manifests"
-        (manifests / "~unpartitioned/publishing-x.json").write_bytes(
-            next(manifests.rglob("00000002-*.json")).read_bytes()
-        )
-    passes()
-    assert lake.all_ids == in_all(range(30))
+    for expected, passed in ({"id": [15], "n": [150]}, True), ({"id": [15], "n": [151]}, False):
+        checks = [vd.checks.Golden(expected)]
+        result = materialize(lake.pipeline(checks=checks), local, raises=False)
+        evaluations = result.get_asset_check_evaluations()
+        found = {e.asset_key.path[-1]: e.passed for e in evaluations if e.check_name == "golden"}
+        assert found == dict.fromkeys(PLACES, passed)
 
 
 # Sizes and codecs
@@ -359,27 +313,18 @@ def test_sizes_and_codecs_of_files(tmp_path, local, materialize, monkeypatch):
     noise = [os.urandom(100).hex() for _ in range(5_000)]
     write_source(tmp_path / "src", {"id": range(5_000), "n": range(5_000), "text": noise})
     pipeline = docs(tmp_path, fragment_rows=500, target_file_bytes=100_000)
-    for codec in ("zstd", "snappy", "lz4", "gzip", "none"):
-        for size in (None, 1 << 30):
-            target = f"{tmp_path}/{codec}-{size}"
-            pipeline["clean"].write(f"{codec}_{size}", target, compression=codec,
-                                    **grouped({"target_file_bytes": size}))  # fmt: skip
+    target = {"target_file_bytes": 1 << 30}
+    pipeline["clean"].write("one", f"{tmp_path}/one", compression="gzip", **grouped(target))
     materialize(pipeline, local)
-    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("*.parquet")]
+    files = [*(tmp_path / "out").glob("*.parquet")]
+    sizes = sorted(path.stat().st_size for path in files)
     assert 4 <= len(sizes) <= 10
-    assert sorted(sizes)[1] > 50_000
-    assert max(sizes) < 150_000
-    tables = [pq.read_table(path)["id"].to_pylist() for path in (tmp_path / "out").glob("*.parq*")]
+    assert 50_000 < sizes[1] <= sizes[-1] < 150_000
+    tables = [pq.read_table(path)["id"].to_pylist() for path in files]
     assert [id for ids in sorted(tables) for id in ids] == list(range(5_000))
-    for folder in tmp_path.glob("*-*"):
-        codec, size = folder.name.split("-")
-        files = [pq.read_metadata(file) for file in folder.glob("*.parquet")]
-        group = files[0].row_group(0)
-        used = {group.column(i).compression for i in range(group.num_columns)}
-        assert used == {"UNCOMPRESSED" if codec == "none" else codec.upper()}
-        if size != "None":
-            assert len(files) == 1
-            assert files[0].num_row_groups > 5
+    (one,) = map(pq.read_metadata, (tmp_path / "one").glob("*.parquet"))
+    assert one.num_row_groups > 5
+    assert one.row_group(0).column(0).compression == "GZIP"
 
 
 # Tables that do not fit

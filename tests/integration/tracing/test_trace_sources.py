@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from deltalake import write_deltalake
 
 import vane_dagster as vd
-from support.iceberg_tables import catalog_in, opened
 from vane_dagster.cli.main import main
 
 ROWS = pa.table(
@@ -38,12 +37,6 @@ def csv(folder: Path) -> Any:
     return vd.csv(folder)
 
 
-def files(folder: Path) -> Any:
-    for row in ROWS.to_pylist():
-        (folder / row["text"]).write_text(row["text"])
-    return vd.files(folder)
-
-
 def delta(folder: Path) -> Any:
     for rows in (ROWS.slice(0, SPLIT), ROWS.slice(SPLIT)):
         write_deltalake(folder, rows, mode="append")
@@ -56,35 +49,16 @@ def lance_table(folder: Path) -> Any:
     return vd.lance(folder)
 
 
-def iceberg(folder: Path) -> Any:
-    catalog = catalog_in(folder)
-    table = opened(catalog).create_table("db.docs", ROWS.schema)
-    for rows in (ROWS.slice(0, SPLIT), ROWS.slice(SPLIT)):
-        table.append(rows)
-    return vd.iceberg(catalog, "db.docs")
-
-
-MAKE: dict[str, Callable[[Path], Any]] = {
-    each.__name__: each for each in (csv, files, delta, lance_table, iceberg)
-}
-IDS = {
-    "plain": "id",
-    "numbered": vd.row_id("row"),
-    "composite": {"ab": ["a", "b"]},
-}
+MAKE: dict[str, Callable[[Path], Any]] = {each.__name__: each for each in (csv, delta, lance_table)}
+IDS = {"plain": "id", "numbered": vd.row_id("row"), "composite": {"ab": ["a", "b"]}}
 CASES = {
     "csv": ("plain", "numbered", "composite"),
-    "files": ("path", "numbered"),
     "delta": ("plain",),
     "lance_table": ("plain", "numbered"),
-    "iceberg": ("plain",),
 }
 """The ids of the rows of some kinds of sources. How each kind finds a row is a unit test of it."""
 ALL = [(kind, id) for kind, ids in CASES.items() for id in ids]
-MAPPED = [(kind, id) for kind, id in ALL if kind != "files"]
-FILTERED = [
-    (kind, id) for kind, id in ALL if id == "numbered" or kind in ("delta", "lance_table", "files")
-]
+FILTERED = [(kind, id) for kind, id in ALL if id == "numbered" or kind != "csv"]
 """The others lead to the row if the stage's object is traced."""
 
 
@@ -96,15 +70,10 @@ def named(text: str) -> dict[str, str]:
 
 
 def declared(source: Any, kind: str, id: str) -> vd.Pipeline:
-    given = {} if id == "path" else {"id": IDS[id]}
-    pipeline = vd.Pipeline(f"{kind}_{id}", source=source, fragment_rows=10, **given)
-    column = "parse_filename(path, true)" if kind == "files" else "text"
-    pipeline.project("all", {"same": column})
-    pipeline.project("some", {"same": column}, where=f"{column} NOT LIKE '%2'")
-    if kind != "files":
-        pipeline.map(
-            "mapped", named, schema={"same": "VARCHAR"}, on_error="quarantine", reuse="rows"
-        )
+    pipeline = vd.Pipeline(f"{kind}_{id}", source=source, fragment_rows=10, id=IDS[id])
+    pipeline.project("all", {"same": "text"})
+    pipeline.project("some", {"same": "text"}, where="text NOT LIKE '%2'")
+    pipeline.map("mapped", named, schema={"same": "VARCHAR"}, on_error="quarantine", reuse="rows")
     return pipeline
 
 
@@ -127,7 +96,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory, local: Any) -> Path:
     ("stage", "kind", "id"),
     [
         (stage, *each)
-        for stage, cases in (("all", ALL), ("some", FILTERED), ("mapped", MAPPED))
+        for stage, cases in (("all", ALL), ("some", FILTERED), ("mapped", ALL))
         for each in cases
     ],
 )
@@ -140,9 +109,6 @@ def test_a_row_leads_to_its_file_and_number(traced, stage, kind, id):
     assert result.exit_code == 0, result.output
     source = json.loads(result.output)["steps"][0]
     assert source["notes"] == []
-    if kind == "files":
-        assert (Path(source["url"]).stem, source["row"]) == (f"text {TRACED}", 0)
-        return
     assert source["row"] == TRACED - SPLIT
     assert text_at(source["url"], source["row"]) == f"text {TRACED}"
 
