@@ -177,29 +177,6 @@ def test_what_another_run_has_committed_meanwhile_is_not_committed_again(store):
     assert unfinished.sequence == name.sequence + 3, "a publication that is not ended"
 
 
-def test_a_reader_finds_every_part_of_what_is_in_force(store):
-    """Read continuously while partitions are written and committed."""
-    folder = store.parts("docs", "s", "p")
-    ended = threading.Event()
-
-    def write() -> None:
-        for n in range(5):
-            parts = [part(folder, [n, i], key=f"{n}{i}" * 20) for i in range(3)]
-            store.commit(manifest(parts, plan=str(n)))
-        ended.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    names = set()
-    while not ended.is_set() or not names:
-        if name := store.latest("docs", "s", ["p"]).get("p"):
-            parts = store.read("docs", "s", "p", name).parts
-            rows = [read_part(folder, info.name).num_rows for info in parts]
-            assert rows == [2, 2, 2]
-            names.add(name)
-    writer.join()
-
-
 def commit(store: Store, made: Manifest, **given: Any) -> ManifestName | vd.VaneError:
     """Send one commit through a new committer."""
     return commits(store, [(made, given)])[made.stage]

@@ -372,9 +372,7 @@ class Manifest:
     @property
     def published_files(self) -> Sequence[str]:
         """The files that a `write` stage has in its target."""
-        if self.published is None:
-            return [part.name for part in self.parts]
-        return self.published.files
+        return self.published.files if self.published else ()
 
     @property
     def content(self) -> str:

@@ -59,7 +59,6 @@ def find(
     keys: Sequence[str],
     position: int,
     wanted: Collection[Any],
-    unique: bool = False,
 ) -> list[Found]:
     """Return the rows of a file with one of the wanted keys.
 
@@ -82,8 +81,6 @@ def find(
             rows = _read(parquet, group, keys).take(numbers).select(list(keys))
             values = zip(*(column.to_pylist() for column in rows.columns))
             found += [Found(file, first + n, k) for n, k in zip(numbers.to_pylist(), values)]
-            if unique and len(found) == len(set(wanted)):
-                break
     return found
 
 
@@ -93,7 +90,7 @@ def find_any(
     """Return the row with an id that is in at most one of several files."""
     failed: Exception | None = None
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        futures = [threads.submit(find, file, keys, 0, [wanted], True) for file in files]
+        futures = [threads.submit(find, file, keys, 0, [wanted]) for file in files]
         for index, future in enumerate(futures):
             try:
                 if found := future.result():

@@ -165,7 +165,7 @@ class ManifestIndex:
         (file,) = self._files(manifest, [index])
         found: dict[int, Found] = {}
         for position, values in wanted.items():
-            for hit in find(file, manifest.keys, position, values, unique=position == 0):
+            for hit in find(file, manifest.keys, position, values):
                 found[hit.row] = hit
         return [found[row] for row in sorted(found)]
 

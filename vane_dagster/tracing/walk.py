@@ -433,8 +433,7 @@ class _ForwardWalk:
             return
         stale = {u for u in above if u != SOURCE and not self._is_of(manifest, u)}
         try:
-            is_possible = stale or any(reached.is_found for reached in above.values())
-            rows = self._manifest_index.find(manifest, index, wanted if is_possible else {})
+            rows = self._manifest_index.find(manifest, index, wanted)
         except (FileNotFoundError, StoreError) as error:
             self.missing[label] = f"its part is gone or cannot be read: {error}"
             return

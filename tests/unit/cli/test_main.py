@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pwd
 from types import SimpleNamespace
 
 import pytest
@@ -77,24 +76,3 @@ def test_a_pool_manager_that_dies_during_evict_is_named(monkeypatch: pytest.Monk
     done = CliRunner().invoke(main, ["pools", "evict", "--all"])
     assert done.exit_code == 1
     assert "keeper-1 does not answer, so Model (abc) may not have ended" in done.stderr
-
-
-def test_an_empty_name_is_not_the_default_head() -> None:
-    done = CliRunner().invoke(main, ["pools", "--name", ""])
-    assert "The local cluster '' is not running" in done.stderr
-
-
-@pytest.mark.parametrize("command", ["list", "status", "stop"])
-def test_a_user_without_a_home_directory_is_an_error(
-    command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unknown(uid: int) -> None:
-        raise KeyError(uid)
-
-    for name in ("HOME", "VANE_DAGSTER_HOME", "XDG_STATE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
-    done = CliRunner().invoke(main, ["cluster", command])
-    assert done.exit_code == 1
-    assert "has no home directory" in done.stderr
-    assert "Set VANE_DAGSTER_HOME to" in done.stderr

@@ -36,14 +36,14 @@ def test_bundles_are_about_the_size_and_named_by_their_parts():
         ({"target_file_bytes": 0}, "target_file_bytes is 0; expected a whole number from 1 up"),
         (
             {"format": "delta", "url": "/{partition_key}"},
-            "but a Delta table holds all partitions",
+            "but the Delta table holds all partitions",
         ),
         ({"format": "delta", "url": "gs://b/t"}, "expected a local path, s3:// or s3a://"),
         ({"format": "delta", "url": "/t/100%"}, "holds '%', which Delta's driver takes"),
         ({"format": "delta", "partition_column": "_key"}, "partition_column is '_key'; expected"),
         ({"partition_column": "day"}, "is for a table, as in format='delta'"),
         ({"format": "iceberg", "url": "/t"}, "needs catalog and table, as in write('/t'"),
-        ({**ICEBERG, "url": "/{partition_key}"}, "but an Iceberg table holds all partitions"),
+        ({**ICEBERG, "url": "/{partition_key}"}, "but the Iceberg table holds all partitions"),
         (
             {**ICEBERG, "url": "ftp://h/t"},
             "Iceberg tables at 'ftp://h/t' are not supported",

@@ -63,7 +63,7 @@ class TablePublisher(Publisher):
         url, partition_column = declared.url, declared.partition_column
         if fields := PLACEHOLDER.findall(url):
             raise DefinitionError(
-                f"{where}: {url!r} has {{{fields[0]}}}, but {_a(cls.label)} holds all partitions; "
+                f"{where}: {url!r} has {{{fields[0]}}}, but the {cls.label} holds all partitions; "
                 "take it out. The key stands in the column that partition_column names"
             )
         check_table_url(where, url, cls.label.split()[0], cls.schemes)
@@ -86,7 +86,7 @@ class TablePublisher(Publisher):
             kind = self._stored_type(field.type)
             if kind is None:
                 raise SchemaError(
-                    f"{location}: column {field.name!r} is {field.type}, which {_a(self.label)} "
+                    f"{location}: column {field.name!r} is {field.type}, which the {self.label} "
                     "cannot hold; cast it in a project, for example to BIGINT, TIMESTAMP or VARCHAR"
                 )
             fields.append(pa.field(field.name, kind))
@@ -274,7 +274,3 @@ class TablePublisher(Publisher):
                 f"{self.label} {self._name!r} cannot be {verb}: {type(error).__name__}: "
                 f"{error}. Check that the credentials reach it and that nothing else writes there"
             ) from error
-
-
-def _a(label: str) -> str:
-    return f"an {label}" if label[0] in "AEIOU" else f"a {label}"
