@@ -275,7 +275,9 @@ def test_a_published_file_that_is_gone_is_published_again(
     else:
         next((tmp_path / name).glob("*.parquet")).unlink()
     assert lake.ids(name) != list(range(60))
-    result = materialize(lake.pipeline(**given), local)
+    pipeline = lake.pipeline(**given)
+    pipeline.project("more", ["n"])
+    result = materialize(pipeline, local)
 
     assert lake.ids(name) == list(range(60))
     assert metadata(result, name)["fragments_computed"] == 6
