@@ -374,15 +374,12 @@ def test_command(made):
     [
         (["x", "--keep", "week"], "'week' is no duration; expected a number with s, m, h or d"),
         (["x", "--storage-options", "[1]"], "expected a JSON object"),
-        ([], "Missing argument 'ROOT'"),
         (["/tmp/nothing-of-the-kind"], "holds no stage of any pipeline; is it a store's root?"),
-        (["docs"], "'docs' holds no stage of any pipeline; is it a store's root?"),
         (["src"], "'src' holds no stage of any pipeline; is it a store's root?"),
     ],
 )
 def test_command_refuses(made, monkeypatch, arguments, words):
     (made / "src" / "a" / "b").mkdir(parents=True)
-    (made / "docs").symlink_to(made / "store" / "docs")  # a folder inside of a store
     monkeypatch.chdir(made)
     result = CliRunner().invoke(main, ["store", "gc", *arguments])
     assert result.exit_code in (1, 2)
