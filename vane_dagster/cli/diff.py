@@ -9,11 +9,8 @@ from typing import Any
 import click
 
 from vane_dagster.cli.output import table
-from vane_dagster.cli.store import JsonObject
+from vane_dagster.cli.store import JsonObject, opened
 from vane_dagster.orchestration.diff import diff as compare
-from vane_dagster.orchestration.read import open_store
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
 
 
 @click.command()
@@ -50,14 +47,11 @@ def diff(
 
     Example: vane-dagster diff docs/embedding --between 3f9c21aa latest
     """
-    opened = open_store(store, "--store")
-    if storage_options:
-        opened = Store(Location(opened.root.url, storage_options))
     found = compare(
         stage,
         *between,
         partitions=[*partitions] or None,
-        store=opened,
+        store=opened(store, storage_options),
         tolerance=tolerance,
         sample=sample,
     )

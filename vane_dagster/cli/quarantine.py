@@ -12,11 +12,8 @@ import click
 from vane_dagster._lazy import pc
 from vane_dagster._texts import count
 from vane_dagster.cli.definitions import FILE, MODULE, Definitions
-from vane_dagster.cli.store import JsonObject
-from vane_dagster.orchestration.read import open_store
+from vane_dagster.cli.store import JsonObject, opened
 from vane_dagster.orchestration.read import quarantine as failed_rows
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
 
 _SHOWN = 3
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
@@ -55,10 +52,8 @@ def quarantine(
     if retry:
         _retry(stage, partitions, Definitions(file, module), store)
         return
-    opened = open_store(store, "--store")
-    if storage_options:
-        opened = Store(Location(opened.root.url, storage_options))
-    rows = failed_rows(stage, [*partitions] or None, store=opened).to_pylist()
+    place = opened(store, storage_options)
+    rows = failed_rows(stage, [*partitions] or None, store=place).to_pylist()
     groups = grouped(rows)
     if as_json:
         click.echo(json.dumps(groups, indent=1, default=str))

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from vane_dagster.orchestration.read import open_store
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
 from vane_dagster.storage.store import Store
@@ -45,6 +46,12 @@ class JsonObject(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # ge
         if not isinstance(found, dict):
             self.fail("expected a JSON object, as '{\"anon\": true}'")
         return found
+
+
+def opened(root: Any, options: dict[str, Any]) -> Store:
+    """Open the store that a command names, or this user's."""
+    found = open_store(root, "--store")
+    return Store(Location(found.root.url, options)) if options else found
 
 
 @click.group()

@@ -8,11 +8,8 @@ from typing import Any
 import click
 
 from vane_dagster.cli.definitions import FILE, MODULE, Definitions
-from vane_dagster.cli.store import JsonObject
-from vane_dagster.orchestration.read import open_store
+from vane_dagster.cli.store import JsonObject, opened
 from vane_dagster.orchestration.trace import trace as trace_row
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
 
 
 @click.command()
@@ -51,9 +48,7 @@ def trace(
         definitions = Definitions(file, module)
         found_in = definitions.stage(stage)
         place = definitions.resource("store") if store is None else store
-    opened = open_store(place, "--store")
-    if storage_options:
-        opened = Store(Location(opened.root.url, storage_options))
     id = ids if len(ids) > 1 else ids[0]
-    found = trace_row(found_in, id, partition, forward=forward, store=opened)
+    place = opened(place, storage_options)
+    found = trace_row(found_in, id, partition, forward=forward, store=place)
     click.echo(json.dumps(found.to_dict(), indent=2, default=str) if as_json else str(found))

@@ -374,11 +374,8 @@ class _ForwardWalk:
             wanted.setdefault(position, {}).update(values)
         self.reached[stage] = _StageRows(len(shape.keys), _known(wanted), is_found=False)
         if in_force is None:
-            self.missing[label] = (
-                "not materialized yet"
-                if self._manifest_index.partition is None
-                else f"not materialized yet in partition {self._manifest_index.partition}"
-            )
+            partition = self._manifest_index.partition
+            self.missing[label] = f"not materialized yet in partition {partition}"
             return
         name, manifest = in_force
         index = fragment_index(manifest, self._fragment, self._index)

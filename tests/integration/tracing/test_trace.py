@@ -266,39 +266,32 @@ def test_many_children_are_counted(tmp_path, local, materialize):
     assert back.omitted == {"docs/words": 30}
 
 
-def test_forward_where_stages_are_not_materialized_or_older(changing, local, materialize):
-    write_docs(changing / "src" / "2026-01-01", first=100)
-    source, out = changing / "src" / "{partition_key}", changing / "out" / "{partition_key}"
-    day = "2026-01-01"
-    first = docs(source, out, partitions_def=DAYS)
-    materialize(first, local, day, select=["clean", "upper"])
+def test_stages_that_are_older_than_those_above_or_not_materialized(tmp_path, local, materialize):
+    write_docs(tmp_path / "src")
+    materialize(docs(tmp_path / "src"), local, select=["clean", "upper"])
+    used = in_force(tmp_path, "clean")
+    stricter = docs(tmp_path / "src", where="id % 7 <> 0")
+    materialize(stricter, local, select=["clean"])
 
-    found = trace(changing, "docs", 142, day, forward=True)
-    assert [step.stage for step in found.steps] == ["docs/source", "docs/clean", "docs/upper"]
-    assert set(found.missing) == {f"docs/{s}" for s in STAGES} - {"docs/clean", "docs/upper"}
-    assert found.missing["docs/joined"] == f"not materialized yet in partition {day}"
-
-    stricter = docs(source, out, where="id % 5 <> 0 AND id <> 142", partitions_def=DAYS)
-    materialize(stricter, local, day, select=["clean"])
-    older = trace(changing, "docs", 142, day, forward=True)
-    assert [step.stage for step in older.steps] == ["docs/source", "docs/upper"]
-    assert older.missing["docs/clean"] == "filtered by 'docs/clean'"
-    assert older.steps[1].notes == ("made from an older docs/clean; materialize it again",)
-
-
-def test_a_recomputed_upstream_is_not_taken_for_the_one_that_was_used(unpartitioned, local):
-    used = in_force(unpartitioned, "clean")
-    materializing(unpartitioned)(
-        docs(unpartitioned / "src", where="id % 7 <> 0"), local, select=["clean"]
-    )
-    assert in_force(unpartitioned, "clean").content != used.content
-
-    steps = by_stage(trace(unpartitioned, "docs/upper", 42, None))
+    steps = by_stage(trace(tmp_path, "docs/upper", 42, None))
     assert steps["clean"].manifest.startswith("00000001-")
     assert steps["clean"].run_id == used.run_id
     assert row_at(steps["clean"])["id"] == 42
     with pytest.raises(vd.errors.TraceError, match="filtered by 'docs/clean'"):
-        trace(unpartitioned, "docs/clean", 42, None)
+        trace(tmp_path, "docs/clean", 42, None)
+    found = trace(tmp_path, "docs", 42, None, forward=True)
+    assert [step.stage for step in found.steps] == ["docs/source", "docs/upper"]
+    assert found.steps[1].notes == ("made from an older docs/clean; materialize it again",)
+    assert found.missing["docs/clean"] == "filtered by 'docs/clean'"
+
+
+def test_forward_where_stages_are_not_materialized(changing, local, materialize):
+    day, source = "2026-01-01", changing / "src" / "{partition_key}"
+    write_docs(changing / "src" / day, first=100)
+    materialize(docs(source, partitions_def=DAYS), local, day, select=["clean"])
+    found = trace(changing, "docs", 142, day, forward=True)
+    assert [step.stage for step in found.steps] == ["docs/source", "docs/clean"]
+    assert found.missing["docs/joined"] == f"not materialized yet in partition {day}"
 
 
 def test_a_collected_manifest_and_a_lost_part_are_told(unpartitioned):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,27 +46,24 @@ class VectorIndex:
     @classmethod
     def parse(cls, given: Any, where: str) -> VectorIndex:
         """Validate the argument ``index`` of `write`."""
-        known = tuple(cls.__dataclass_fields__)
-        if not isinstance(given, Mapping) or not isinstance(given.get("column"), str):
+        try:
+            index = cls(**given)
+        except TypeError:
             raise DefinitionError(
                 f"{where}: index is {given!r}; expected a dict with the column of vectors, as "
-                "index={'column': 'embedding', 'metric': 'cosine'}"
-            )
-        if unknown := [name for name in given if name not in known]:
-            raise DefinitionError(f"{where}: index has {names(unknown)}; expected {names(known)}")
-        metric, kind = given.get("metric", "l2"), given.get("type", "IVF_PQ")
-        one_of(where, "metric of the index", metric, METRICS)
-        one_of(where, "type of the index", kind, TYPES)
-        counts = {
-            name: positive(where, f"{name} of the index", given.get(name))
-            for name in ("num_partitions", "num_sub_vectors")
-        }
-        if counts["num_sub_vectors"] and not kind.endswith("PQ"):
+                "index={'column': 'embedding', 'metric': 'cosine'}; known are "
+                f"{names(cls.__dataclass_fields__)}"
+            ) from None
+        one_of(where, "metric of the index", index.metric, METRICS)
+        one_of(where, "type of the index", index.type, TYPES)
+        positive(where, "num_partitions of the index", index.num_partitions)
+        positive(where, "num_sub_vectors of the index", index.num_sub_vectors)
+        if index.num_sub_vectors and not index.type.endswith("PQ"):
             raise DefinitionError(
-                f"{where}: num_sub_vectors is for an index with product quantization, and {kind!r} "
-                "has none; leave it out, or set type='IVF_PQ'"
+                f"{where}: num_sub_vectors is for an index with product quantization, and "
+                f"{index.type!r} has none; leave it out, or set type='IVF_PQ'"
             )
-        return cls(given["column"], metric, kind, **counts)
+        return index
 
     @property
     def declared(self) -> dict[str, Any]:
