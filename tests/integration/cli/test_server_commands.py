@@ -121,14 +121,3 @@ def test_the_log_is_read_while_a_server_starts(ray_compute):
         assert none.exit_code == 1
         assert "has no ready replica: it is starting" in none.stderr
         assert command("evict", "slow", "--force").exit_code == 0
-
-
-def test_servers_of_one_name_are_told_apart_by_identity(ray_compute):
-    with leased("run", echo("same"), echo("same", "--seconds", "0.1")):
-        both = [pool["identity"] for pool in pools() if pool["server"] == "same"]
-        unclear = command("endpoint", "same")
-        assert unclear.exit_code == 1
-        assert "there are 2 pools 'same'" in unclear.stderr
-        assert all(identity in unclear.stderr for identity in both)
-        assert command("evict", both[0][:8], "--force").exit_code == 0
-        assert [pool["identity"] for pool in pools() if pool["server"] == "same"] == both[1:]

@@ -405,14 +405,9 @@ def test_what_is_not_there(traced, stage, id, partition, forward, message):
         trace(traced, stage, id, partition, forward=forward)
 
 
-def test_a_partition_given_for_none(unpartitioned):
+def test_a_stage_object_and_an_id_as_text(unpartitioned):
     found = vd.trace(docs(unpartitioned / "src")["clean"], 42, store=unpartitioned / "store")
     assert found == trace(unpartitioned, "docs/clean", "42", None)
-    (unpartitioned / "store" / "docs" / "begun" / "parts").mkdir(parents=True)
-    with pytest.raises(vd.errors.TraceError, match="'docs/begun' was never materialized"):
-        trace(unpartitioned, "docs/begun", 1, None)
-    with pytest.raises(vd.errors.TraceError, match="never materialized for partition 'x'"):
-        trace(unpartitioned, "docs/clean", 1, "x")
 
 
 def fails_on_seven(batch: pa.Table) -> pa.Table:

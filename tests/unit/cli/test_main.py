@@ -76,3 +76,13 @@ def test_a_pool_manager_that_dies_during_evict_is_named(monkeypatch: pytest.Monk
     done = CliRunner().invoke(main, ["pools", "evict", "--all"])
     assert done.exit_code == 1
     assert "keeper-1 does not answer, so Model (abc) may not have ended" in done.stderr
+
+
+def test_servers_of_one_name_are_told_apart_by_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [{"identity": id, "label": "server llm", "server": "llm"} for id in ("abc", "abd")]
+    monkeypatch.setattr(pools, "_managers", lambda name, address: {})
+    monkeypatch.setattr(pools, "_listed", lambda found: (both, []))
+    unclear = CliRunner().invoke(main, ["pools", "endpoint", "llm"])
+    assert unclear.exit_code == 1
+    assert "there are 2 pools 'llm'" in unclear.stderr
+    assert "server llm (abc), server llm (abd)" in unclear.stderr.replace("'", "")
