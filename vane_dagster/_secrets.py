@@ -7,7 +7,6 @@ characters are not masked by value.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -15,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 MASK = "***"
 _SHORTEST = 6
@@ -31,13 +30,10 @@ _PLAIN = re.compile(
     r"(^|_)(type|uri|url|file)$|^(quota_)?project(_id)?$|client_email|^universe_domain$"
 )
 _NAME_OF_VARIABLE = re.compile(r"_env(_var)?$")
-_S3 = ("s3", "s3a")
-_HTTP = ("http", "https")
-_BY_NAME = ("ftp", "sftp", "ssh", "smb")
 _USER_INFO = re.compile(
-    r"\b(?P<protocol>[A-Za-z][A-Za-z0-9+.\-]*)://(?:(?P<user>[^\s/@:'\"?#]*):(?P<password>[^\s/@'\"]*)"
-    r"|(?<=s3://|3a://)(?P<id>[^\s/@:'\"]+):(?P<key>[^\s@'\"]+)"
-    r"|(?<=http://|ttps://)(?P<token>[^\s/@:'\"?#]+))@"
+    r"\b(?P<protocol>[A-Za-z][A-Za-z0-9+.\-]*)://(?:[^\s/@:'\"?#]*:[^\s/@'\"]*"
+    r"|(?<=s3://|3a://)[^\s/@:'\"]+:[^\s@'\"]+"
+    r"|(?<=http://|ttps://)[^\s/@:'\"?#]+)@"
 )
 _SIGNED = re.compile(
     r"([?&](?:sig|signature|token|access_token|X-Amz-Signature|X-Amz-Security-Token"
@@ -127,45 +123,9 @@ def errors_masked() -> Iterator[None]:
         raise made from made.__cause__
 
 
-def url_parts(url: str) -> tuple[str, dict[str, Any]]:
-    """Split a URL into the URL without credentials, and the equivalent file system options.
-
-    The URL is returned unchanged if the options of its protocol are not known.
-    """
-    match = _USER_INFO.match(url)
-    if match is None:
-        return url, {}
-    protocol = match["protocol"].lower()
-    user = unquote(match["user"] or match["id"] or match["token"] or "")
-    password = unquote(match["password"] or match["key"] or "")
-    options: dict[str, Any]
-    if protocol in _S3:
-        options = {"key": user, "secret": password}
-    elif protocol in _HTTP:
-        login = base64.b64encode(f"{user}:{password}".encode()).decode()
-        options = {"client_kwargs": {"headers": {"Authorization": f"Basic {login}"}}}
-        keep([login])
-    elif protocol in _BY_NAME:
-        options = {"username": user, "password": password}
-    else:
-        return url, {}
-    keep([password or user])
-    return f"{match['protocol']}://{url[match.end() :]}", options
-
-
 def holds_secret(url: str) -> bool:
-    """Return whether a URL holds a signature, or a password that cannot be passed as an option."""
-    plain = url_parts(url)[0]
-    return _USER_INFO.match(plain) is not None or _SIGNED.search(plain) is not None
-
-
-def with_options(found: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Merge options from a URL with explicit options, which take precedence."""
-    options = {**found, **(given or {})}
-    for name in found.keys() & (given or {}).keys():
-        if isinstance(found[name], Mapping) and isinstance(options[name], Mapping):
-            options[name] = with_options(found[name], options[name])
-    return options
+    """Return whether a URL holds a password or a signature."""
+    return (_USER_INFO.match(url) or _SIGNED.search(url)) is not None
 
 
 def revealed(value: Any) -> Any:

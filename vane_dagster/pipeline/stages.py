@@ -13,7 +13,6 @@ from vane_dagster._arguments import (
     one_of,
     positive,
 )
-from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.embeddings import EmbedRows
 from vane_dagster.pipeline.known_arguments import adds_stage
@@ -138,7 +137,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
             raise DefinitionError(
                 f"{location}: would publish the source as it is; add a project, and write that"
             )
-        url, found = url_parts(absolute_url(checked_url(location, url)))
+        url = absolute_url(checked_url(location, url))
         publisher = publisher_class(one_of(location, "format", format, tuple(PUBLISHERS)))
         if publisher.has_folder_per_partition:
             check_placeholders(location, url, self.pipeline.partitions_def)
@@ -151,7 +150,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
         codecs = ("zstd", "snappy", "lz4", "gzip", "none")
         declared = Target(
             url=url,
-            storage_options=with_options(found, storage_options),
+            storage_options=storage_options or {},
             compression=one_of(location, "compression", compression, codecs),
             format=format,
             target_bytes=positive(location, "target_file_bytes", target_file_bytes),

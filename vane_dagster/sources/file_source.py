@@ -23,7 +23,6 @@ from vane_dagster._arguments import (
     fill_placeholders,
 )
 from vane_dagster._lazy import fsspec
-from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, described
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import Listed, Source, default_rule
@@ -163,8 +162,7 @@ def file_arguments(
 ) -> tuple[str, str | None, bool, Mapping[str, Any]]:
     """Validate the arguments that all sources of files share, in the order of `FileSource`."""
     writer = asset_path(asset, location)
-    url, found = url_parts(checked_url(location, url))
-    return url, writer, allow_empty, with_options(found, storage_options)
+    return checked_url(location, url), writer, allow_empty, storage_options or {}
 
 
 def asset_path(asset: Any, location: str) -> str | None:

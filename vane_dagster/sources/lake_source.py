@@ -37,7 +37,6 @@ from vane_dagster._arguments import (
     list_of_names,
 )
 from vane_dagster._lazy import pq
-from vane_dagster._secrets import url_parts, with_options
 from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_line
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
@@ -327,9 +326,9 @@ def folder_arguments(
     storage_options: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Validate the arguments that sources of tables in folders have."""
-    url, found = url_parts(absolute_url(checked_url(where, url)))
+    url = absolute_url(checked_url(where, url))
     check_table_url(where, url, where.partition(".")[2].capitalize())
-    options = with_options(found, storage_options)
+    options = storage_options or {}
     return {"url": url.rstrip("/"), "table_version": version, "storage_options": options}
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from vane_dagster import _failpoints
 from vane_dagster._lazy import fsspec
-from vane_dagster._secrets import keep_options, revealed, url_parts, with_options, without_secrets
+from vane_dagster._secrets import holds_secret, keep_options, revealed, without_secrets
 from vane_dagster.errors import StoreError, described
 from vane_dagster.retries import has_status, is_transient_storage_error, with_retries
 
@@ -64,8 +64,6 @@ class FileInfo:
 class Location:
     """A folder, identified by its URL. It is cheap to send to a worker.
 
-    A user and password in the URL are moved to the options.
-
     Attributes:
         url: A local path or fsspec URL.
         storage_options: Options of the fsspec file system.
@@ -75,10 +73,11 @@ class Location:
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        url, found = url_parts(self.url)
-        if found:
-            object.__setattr__(self, "url", url)
-            object.__setattr__(self, "storage_options", with_options(found, self.storage_options))
+        if holds_secret(self.url):
+            raise StoreError(
+                f"{self.url!r} holds a password or a signature; give the URL without it, and "
+                "credentials in storage_options"
+            )
 
     @property
     def fs(self) -> fsspec.AbstractFileSystem:
