@@ -30,7 +30,7 @@ class Planted:
     """Secrets in each place that takes some, and a lake on S3."""
 
     def __init__(self, endpoint: str, folder: Path) -> None:
-        names = ("key", "secret", "url_key", "url_secret", "variable", "named", "argument", "call")
+        names = ("key", "secret", "lake_key", "lake_secret", "variable", "named", "argument", "call")
         self.values = {name: planted() for name in names}
         self.wrapped = planted()
         self.endpoint = endpoint
@@ -44,14 +44,14 @@ class Planted:
         self.client.upload_file(str(file), self.bucket, "in/a.parquet")
 
     def place(self, path: str) -> str:
-        """A URL in the bucket, with a user and password."""
-        login = f"{self.values['url_key']}:{self.values['url_secret']}"
-        return f"s3://{login}@{self.bucket}/{path}"
+        """A URL in the bucket."""
+        return f"s3://{self.bucket}/{path}"
 
     def options(self, **more: Any) -> dict[str, Any]:
-        """Options without a login, which the URL has."""
+        """Options with a login that no variable has."""
+        login = {"key": self.values["lake_key"], "secret": self.values["lake_secret"]}
         region = {"client_kwargs": {"region_name": "us-east-1"}}
-        return {"endpoint_url": self.endpoint, **region, **more}
+        return {"endpoint_url": self.endpoint, **login, **region, **more}
 
     def run(
         self,
