@@ -7,44 +7,25 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
-from collections.abc import Mapping
 
 import pyarrow as pa
 import threadpoolctl
 
 from vane_dagster.retries import class_names
 
-# Classes of errors. One counts if its message has one of the texts; always if there are none.
-_Table = Mapping[str, tuple[str, ...]]
-_OUT_OF_MEMORY: _Table = {
-    "OutOfMemoryError": (),  # torch, CuPy
-    "CUDAOutOfMemoryError": (),
-    "RuntimeError": ("CUDA error: out of memory",),
-    "XlaRuntimeError": ("RESOURCE_EXHAUSTED",),  # JAX
-    "JaxRuntimeError": ("RESOURCE_EXHAUSTED",),
-    "ResourceExhaustedError": ("OOM", "out of memory", "Out of memory"),  # TensorFlow
-    "XGBoostError": ("out of memory", "Failed to allocate"),
-    "Fail": ("Failed to allocate memory",),  # ONNX Runtime
-    "RuntimeException": ("Failed to allocate memory", "CUDA failure 2:"),
-}
-_DEAD: _Table = {
-    **dict.fromkeys(
-        ("EngineDeadError", "AcceleratorError", "DeviceLostError", "BrokenProcessPool"), ()
-    ),
-    "RuntimeError": ("CUDA error:", "HIP error:", "device-side assert", "NCCL error"),
-    **dict.fromkeys(  # of TensorFlow, ONNX Runtime and XGBoost
-        ("InternalError", "Fail", "RuntimeException", "XGBoostError"),
-        ("illegal memory access", "CUDA_ERROR_ILLEGAL_ADDRESS", "device-side assert"),
-    ),
-}
+_OUT_OF_MEMORY = re.compile(r"out.?of.?memory|RESOURCE_EXHAUSTED|Failed to allocate|OOM when", re.I)
+_DEAD = re.compile(
+    "EngineDead|AcceleratorError|DeviceLost|BrokenProcessPool|CUDA error:|HIP error:|NCCL error"
+    "|device-side assert|illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS"
+)
+"""Names and texts of errors of torch, JAX, TensorFlow, ONNX Runtime, XGBoost and CuPy."""
 _OTHER_GPU_USERS = frozenset(
     {"vllm", "sglang", "tensorflow", "jax", "onnxruntime", "ctranslate2", "llama_cpp", "cupy",
      "tensorrt", "tensorrt_llm", "paddle", "mxnet", "numba.cuda", "pycuda", "cudf", "xgboost",
      "cuml", "faiss", "lightgbm", "catboost", "lmdeploy", "nvidia.dali", "warp"}
 )  # fmt: skip
-_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-"""The variable with which torch does not count the memory that it uses."""
 THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -87,41 +68,27 @@ def device() -> str:
 
 
 def unused_gpu() -> str:
-    """Return why torch cannot have used a GPU in this process so far; empty if it may have.
+    """Return that torch has not used a GPU in this process; empty if it has, or others may have.
 
-    Empty as well if torch is not imported, or another framework is that computes on GPUs by itself
-    or in processes of its own: its use of a device is unknown here.
+    Other frameworks compute on GPUs by themselves, or in processes of their own.
     """
     torch = sys.modules.get("torch")
-    if torch is None or any(name in sys.modules for name in _OTHER_GPU_USERS):
-        return ""
-    if os.environ.get(_UNCACHED) or torch.xpu.is_available():  # GPUs of Intel
-        return ""
-    if not torch.cuda.is_available():
-        return (
-            f"torch {torch.__version__} finds no CUDA device. Install a build of torch for the "
-            "worker's GPU, or reserve none"
-        )
-    try:
-        devices = range(torch.cuda.device_count())
-        if any(torch.cuda.max_memory_reserved(number) for number in devices):
-            return ""
-    except RuntimeError:  # a device that has failed has been used
+    if torch is None or torch.cuda.is_initialized() or _OTHER_GPU_USERS & sys.modules.keys():
         return ""
     return (
         "torch has used no memory of it after a batch. Move the model there in __init__, "
-        'model.to("cuda"), and its inputs in each call; or reserve no GPU'
+        'model.to("cuda"), and its inputs in each call; or reserve no GPU. It needs a build of '
+        "torch for the worker's GPU"
     )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that a device is out of memory."""
-    return _is_among(error, _OUT_OF_MEMORY)
+    return _OUT_OF_MEMORY.search(_described(error)) is not None
 
 
-def _is_among(error: BaseException, table: _Table) -> bool:
-    message, texts = str(error), (table[name] for name in class_names(error) & table.keys())
-    return any(not each or any(text in message for text in each) for each in texts)
+def _described(error: BaseException) -> str:
+    return f"{class_names(error)}: {error}"
 
 
 def free_memory() -> None:
@@ -139,4 +106,4 @@ def is_dead(error: BaseException) -> bool:
     fails with the same error:
     https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, cudaError.
     """
-    return not is_out_of_memory(error) and _is_among(error, _DEAD)
+    return not is_out_of_memory(error) and _DEAD.search(_described(error)) is not None

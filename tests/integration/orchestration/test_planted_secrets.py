@@ -30,7 +30,16 @@ class Planted:
     """Secrets in each place that takes some, and a lake on S3."""
 
     def __init__(self, endpoint: str, folder: Path) -> None:
-        names = ("key", "secret", "lake_key", "lake_secret", "variable", "named", "argument", "call")
+        names = (
+            "key",
+            "secret",
+            "lake_key",
+            "lake_secret",
+            "variable",
+            "named",
+            "argument",
+            "call",
+        )
         self.values = {name: planted() for name in names}
         self.wrapped = planted()
         self.endpoint = endpoint

@@ -38,10 +38,8 @@ DEAD = [
 ]
 OTHERS = [
     MemoryError(),
-    ValueError("CUDA error: out of memory"),
     error("XlaRuntimeError", "INVALID_ARGUMENT"),
     RuntimeError("shapes do not match"),
-    error("ResourceExhaustedError", "No space left on device"),
     error("InternalError", "Graph execution error"),
     error("Fail", "[ONNXRuntimeError] : 1 : FAIL : Load model failed"),
 ]
@@ -102,44 +100,14 @@ def test_memory_of_gpus_is_taken_as_needed_unless_a_variable_says_otherwise(monk
     assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
 
 
-@pytest.fixture
-def torch_alone(torch, monkeypatch):
-    """The module torch, with no other framework that may use a GPU."""
+def test_a_gpu_that_torch_never_used_is_reported(torch, monkeypatch):
     for name in frameworks._OTHER_GPU_USERS & set(sys.modules):
         monkeypatch.delitem(sys.modules, name)
-    torch.__version__ = "2.13.0"
-    torch.cuda.device_count = lambda: 2
-    torch.cuda.max_memory_reserved = lambda device: 0
-    torch.xpu = SimpleNamespace(is_available=lambda: False)
-    return torch
-
-
-def test_a_gpu_that_torch_never_used_is_reported(torch_alone):
+    assert frameworks.unused_gpu() == ""
+    torch.cuda.is_initialized = lambda: False
     assert 'model.to("cuda")' in frameworks.unused_gpu()
-    torch_alone.cuda.max_memory_reserved = lambda device: 2**20 * device
-    assert frameworks.unused_gpu() == "", "the second device"
-
-
-def test_torch_without_cuda_is_reported(torch_alone):
-    torch_alone.cuda.is_available = lambda: False
-    assert frameworks.unused_gpu().startswith("torch 2.13.0 finds no CUDA device. Install a build")
-
-
-def test_the_use_of_a_gpu_may_be_unknown(torch_alone, monkeypatch):
-    def fail(device: int) -> int:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "vllm", SimpleNamespace())
-        assert frameworks.unused_gpu() == "", "of another framework"
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
-        assert frameworks.unused_gpu() == "", "torch does not count it"
-    torch_alone.cuda.max_memory_reserved = fail
-    assert frameworks.unused_gpu() == "", "a device that has failed has been used"
-    torch_alone.cuda.is_available = lambda: False
-    torch_alone.xpu.is_available = lambda: True
-    assert frameworks.unused_gpu() == "", "a GPU of Intel"
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    assert frameworks.unused_gpu() == "", "of another framework"
 
 
 def test_no_framework_is_imported(monkeypatch):
