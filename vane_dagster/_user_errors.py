@@ -8,10 +8,9 @@ package never interrupts a worker with an exception of its own; a run is cancell
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +18,7 @@ import pyarrow as pa
 from vane_dagster._keywords import columns_listed
 from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import CostlyError, RowErrors
-from vane_dagster.retries import CALLS, http_status, is_transient
+from vane_dagster.retries import CALLS, class_names, http_status, is_transient
 
 _MAX_CHARACTERS = 20_000
 _MAX_INNER = 5
@@ -45,19 +44,16 @@ def contained(error: Any) -> BaseException:
     """Turn an exception of user code into one that is safe to inspect, print and send.
 
     This is the exception itself if it is well-behaved. It is replaced if its text cannot be made,
-    is huge or is not valid UTF-8, if it lies about its class, if it is a group, or if it is not an
-    `Exception`. The replacement has the same class names, the traceback, a text of limited length,
-    and the costs of a `CostlyError`. The text of a group includes the messages of its inner
-    exceptions.
+    is huge or is not valid UTF-8, if it is a group, or if it is not an `Exception`. The replacement
+    has the same class names, the traceback, a text of limited length with those of a group's inner
+    exceptions, and the costs of a `CostlyError`.
     """
-    try:
-        if isinstance(error, RowErrors):
-            each = {place: contained(inner) for place, inner in error.errors.items()}
-            return RowErrors(each, error.rows, used=error.used).with_traceback(_traceback(error))
+    if isinstance(error, RowErrors):
+        each = {place: contained(inner) for place, inner in error.errors.items()}
+        return RowErrors(each, error.rows, used=error.used).with_traceback(error.__traceback__)
+    with contextlib.suppress(BaseException):  # raised by the exception's own code
         if _behaves(error):
             return error  # type: ignore[no-any-return]  # `_behaves` ensures the type
-    except BaseException:  # raised by the exception's own code; it is replaced
-        pass
     return _stand_in(error)
 
 
@@ -119,10 +115,7 @@ def is_shutdown(error: BaseException) -> bool:
 
 
 def _behaves(error: Any) -> bool:
-    kind = type(error)
-    if not issubclass(kind, Exception) or _inner(error) or error.__class__ is not kind:
-        return False
-    if [kind.__name__, kind.__qualname__.rpartition(".")[2]] != 2 * _names(error)[:1]:
+    if not isinstance(error, Exception) or _inner(error):
         return False
     is_transient(error), CALLS.after(error, 1)  # both read the exception's own attributes
     texts = [str(error), repr(error), *getattr(error, "__notes__", ())]
@@ -139,68 +132,38 @@ def _is_of_environment(error: BaseException) -> bool:
 
 def _stand_in(error: Any) -> BaseException:
     """Return an exception of new classes with the names of the original's classes."""
-    kind: type[BaseException] = RaisedCostly if issubclass(type(error), CostlyError) else Raised
-    for name in reversed(_names(error)):
-        kind = type(name, (kind,), {"__module__": Raised.__module__})
-    made = kind(_text(error)).with_traceback(_traceback(error))
+    kind: type[BaseException] = RaisedCostly if isinstance(error, CostlyError) else Raised
+    ends = (Exception, BaseException, object)
+    for base in reversed([each for each in type(error).__mro__ if each not in ends]):
+        kind = type(base.__name__, (kind,), {"__module__": Raised.__module__})
+    if type(error) is BaseException:
+        kind = type("BaseException", (kind,), {"__module__": Raised.__module__})
+    texts = [_text(error), *(f"{type(e).__name__}: {_text(e)}" for e in _leaves(error))]
+    made = kind(clean("; ".join(texts))[:_MAX_CHARACTERS])
+    made.__traceback__ = getattr(error, "__traceback__", None)
     with contextlib.suppress(BaseException):
-        # The attribute is added to a class that is made here.
         made.status_code = http_status(error)  # type: ignore[attr-defined]  # of the class made above
     with contextlib.suppress(BaseException):
         made.used = dict(error.used)  # type: ignore[attr-defined]  # of a `RaisedCostly`
     return made
 
 
-def _names(error: Any) -> list[str]:
-    """Return the names of an exception's class and bases, up to those of Python's hierarchy."""
-    ends = (Exception, BaseException, object)
-    kinds = [kind for kind in type(error).__mro__ if kind not in ends] or [type(error)]
-    return [clean(type.__dict__["__name__"].__get__(kind)) for kind in kinds]
-
-
 def _text(error: Any) -> str:
-    text = _own_text(error)
-    inner = list(itertools.islice(_leaves(error), _MAX_INNER + 1))
-    for found in inner[:_MAX_INNER]:
-        text += f"; {_names(found)[0]}: {_own_text(found)}"
-    if len(inner) > _MAX_INNER:
-        text += "; and more"
-    return clean(text)[:_MAX_CHARACTERS]
-
-
-def _own_text(error: Any) -> str:
     try:
         return str(error)[:_MAX_CHARACTERS]
     except BaseException as failed:
-        return f"<str() of the exception raised {_names(failed)[0]}>"
+        return f"<str() of the exception raised {type(failed).__name__}>"
 
 
-def _leaves(error: Any) -> Iterator[BaseException]:
-    """Yield the exceptions in a group and its nested groups; none for any other exception."""
-    found = _inner(error)
-    while found:
-        first, *found = found
-        if inner := _inner(first):
-            found = [*inner, *found]
-        else:
-            yield first
+def _leaves(error: Any) -> Iterator[Any]:
+    """Yield the first exceptions in a group and its nested groups; none for any other exception."""
+    for each in _inner(error)[:_MAX_INNER]:
+        yield from _leaves(each) if _inner(each) else (each,)
 
 
-def _inner(error: Any) -> list[BaseException]:
+def _inner(error: Any) -> Sequence[Any]:
     """Return the exceptions of a group, including those of the backport for Python 3.10."""
-    if "BaseExceptionGroup" not in _names(error):
-        return []
-    try:
-        return list(error.exceptions)
-    except BaseException:
-        return []
-
-
-def _traceback(error: Any) -> Any:
-    """Return the true traceback, even if the class overrides it; None for a non-exception."""
-    if not issubclass(type(error), BaseException):
-        return None
-    return BaseException.__dict__["__traceback__"].__get__(error)
+    return error.exceptions if "BaseExceptionGroup" in class_names(error) else ()
 
 
 def clean(text: str) -> str:
