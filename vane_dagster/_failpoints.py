@@ -8,12 +8,12 @@ third call" is the third call across all workers.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import fnmatch
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,28 +163,19 @@ def _fires(fault: PlannedFault) -> bool:
     return _counted(fault, FIRED, fault.times) is not None
 
 
-_reached: dict[tuple[str, int, str], int] = {}
-_lock = threading.Lock()
-
-
 def _counted(fault: PlannedFault, what: str, most: int | None) -> int | None:
     """Return this occurrence's number across all processes; None if it exceeds `most`."""
-    folder = os.environ.get(VARIABLE, "")
-    key = (folder, fault.number, what)
-    with _lock:
-        number = _reached.get(key, 0)
+    folder, prefix = os.environ.get(VARIABLE, ""), f"{what}-{fault.number}-"
+    try:
+        number = sum(name.startswith(prefix) for name in os.listdir(folder))
         while most is None or number < most:
             number += 1
-            try:
-                path = os.path.join(folder, f"{what}-{fault.number}-{number}")
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                continue
-            except FileNotFoundError:  # the test has ended
-                return None
-            _reached[key] = number
-            return number
-        return None
+            with contextlib.suppress(FileExistsError):  # another process had this number
+                os.close(os.open(os.path.join(folder, f"{prefix}{number}"), os.O_CREAT | os.O_EXCL))
+                return number
+    except FileNotFoundError:  # the test has ended
+        pass
+    return None
 
 
 def _fail(fault: PlannedFault) -> NoReturn:

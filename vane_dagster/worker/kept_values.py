@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import copy
-import datetime as dt
 import enum
-import types
-import uuid
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from vane_dagster.types.host_arrays import host_array, is_pandas
 from vane_dagster.types.records import fields_or_none
 
 PLAIN: Final = frozenset({str, int, float, bool, bytes, type(None)})
 """Types of most values; nothing can change a value of them."""
-_UNCHANGING = (
-    str, int, float, complex, bytes, range, np.generic, Decimal, uuid.UUID,
-    dt.date, dt.time, dt.timedelta, dt.tzinfo, type, types.FunctionType,
-)  # fmt: skip
 
 
 def kept(value: Any) -> Any:
@@ -43,8 +34,6 @@ def kept(value: Any) -> Any:
         return copy.deepcopy(value) if value.dtype.hasobject else value.copy()
     if isinstance(value, enum.Enum):
         return value.value
-    if isinstance(value, _UNCHANGING) and not isinstance(value, np.void):  # a view of an array
-        return value
     if isinstance(value, tuple):
         items = map(kept, value)
         return kind._make(items) if hasattr(kind, "_make") else tuple(items)
@@ -52,25 +41,9 @@ def kept(value: Any) -> Any:
         return [kept(item) for item in value]
     if (fields := fields_or_none(value)) is not None:
         return {name: kept(item) for name, item in fields.items()}
-    if hasattr(value, "detach"):
-        return value.detach().clone()
-    if isinstance(value, memoryview):
-        return value.tobytes()
-    return _kept_object(value)
-
-
-def _kept_object(value: Any) -> Any:
-    """Return a copy of an object that a column can hold, and any other object itself.
-
-    The conversion refuses the others. They may be as large as a model.
-    """
-    if is_pandas(value):
-        return value.map(kept) if value.ndim == 1 and value.dtype == object else value.copy()
-    try:
-        array = host_array(value)
-        if array is not value:
-            return kept(array)
-        pa.infer_type([value])
-    except Exception:  # raised by the object's own conversion
-        return value
-    return copy.deepcopy(value)
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, np.void) or is_pandas(value):  # a row of a structured array is a view
+        return value.copy()
+    array = host_array(value)
+    return value if array is value else kept(array)

@@ -3,16 +3,15 @@
 A copy is ``<worker's folder>/<digest of its record>/content/<name>``. Processes that use one hold a
 shared lock, by which others know that it must stay. What nobody uses is deleted after a day.
 
-User code can write to a copy, whatever its mode is if it is root. So the state of each file is
-recorded when its content was verified: a copy with one that has changed is replaced.
+User code can write to a copy, whatever its mode is if it is root. So each file gets a time of
+modification that a write changes: a copy with one that has another time or size is replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import time
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,9 +31,9 @@ KIND = "files"
 """The kind of the worker's private folder."""
 
 _BLOCK = 1 << 20
-_CONTENT, _RECORD, _VERIFIED = "content", "record.json", ".verified.json"
-_CLOCK_SECONDS = 0.1
-"""Longer than the resolution of a file's times, which would hide a write right after the copy."""
+_CONTENT, _RECORD = "content", "record.json"
+_WRITTEN = 1_000_000_000.0
+"""The time of modification that a verified file gets, in seconds since 1970."""
 
 
 def local_copy(digest: str, root: Location, folder: Path | None = None) -> str:
@@ -51,21 +50,14 @@ def _intact(copy: Path) -> StoredFile | None:
     """Return what a copy consists of; None if a file is missing, or was written to."""
     try:
         data = (copy / _RECORD).read_bytes()
-        if hashlib.sha256(data).hexdigest() != copy.name:
-            return None
         stored = parse_record(data, str(copy))
-        paths = _paths(stored, copy / _CONTENT)
-        verified = json.loads(copy.with_name(f"{copy.name}{_VERIFIED}").read_bytes())
-        is_intact = {str(path): _state(path) for path in paths} == verified
+        for path, (_, size) in _paths(stored, copy / _CONTENT).items():
+            found = path.lstat()
+            if (found.st_size, found.st_mtime) != (size, _WRITTEN):
+                return None
     except (OSError, ValueError, StoreError):
         return None
-    return stored if is_intact else None
-
-
-def _state(path: Path) -> list[int]:
-    """Return what any write or replacement of a file changes. No program can set its ctime."""
-    found = path.lstat()
-    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    return stored if hashlib.sha256(data).hexdigest() == copy.name else None
 
 
 def _sha256(path: Path) -> str:
@@ -95,9 +87,6 @@ def _download(digest: str, root: Location, copies: Path) -> StoredFile:
         with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
             list(threads.map(lambda item: _fetch(root, item[1], item[0]), wanted.items()))
         (partial / "new" / _RECORD).write_bytes(data)
-    time.sleep(_CLOCK_SECONDS)
-    states = {str(path): _state(path) for path in _paths(stored, copies / digest / _CONTENT)}
-    (copies / f"{digest}{_VERIFIED}").write_text(json.dumps(states))
     return stored
 
 
@@ -118,6 +107,7 @@ def _fetch(root: Location, content: tuple[str, int], path: Path) -> None:
             "and was deleted. Run again, so that it is copied again"
         )
     path.chmod(0o400)
+    os.utime(path, (_WRITTEN, _WRITTEN))
 
 
 def _gone(url: str) -> StoreError:

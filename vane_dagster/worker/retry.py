@@ -19,7 +19,6 @@ from vane_dagster.retries import SERVER_DIED, Policy, after_server_ended, second
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
-_MAX_IDS = 5
 _TOO_MANY = "more rows failed than vd.Failures(max_error_rate=) allows, the last "
 
 
@@ -226,9 +225,6 @@ class BatchError(Exception):
     """
 
     def __init__(self, rows: pa.Table, id: str, cause: BaseException, reason: str = "") -> None:
-        shown = names(rows.column(id).slice(0, _MAX_IDS + 1).to_pylist(), _MAX_IDS)
-        more = rows.num_rows - _MAX_IDS
-        if more > 1:
-            shown = f"{shown.rpartition(' and ')[0]} and {more} more"
-        super().__init__(f"{reason}in a batch of {rows.num_rows} rows, ids {shown}")
+        ids = names(rows.column(id).to_pylist())
+        super().__init__(f"{reason}in a batch of {rows.num_rows} rows, ids {ids}")
         self.cause = cause
