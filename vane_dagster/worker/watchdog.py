@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -31,35 +31,26 @@ def deadline(seconds: float | None) -> Iterator[None]:
     """End this process if the body takes longer than `seconds`; None for no deadline.
 
     The driver then sees a dead worker and halves the rows that it was computing. Several deadlines
-    may be active at a time. Costs about 10 microseconds.
+    may be active at a time. Costs about 25 microseconds.
     """
     if seconds is None:
         yield
         return
-    timer = _timer()
-    timer.start(seconds)
-    try:
+    with ExitStack() as stack:
+        if _is_supported():
+            for number, after in ((_signal(), seconds), (signal.SIGKILL, seconds + _KILL_SECONDS)):
+                stack.callback(_libc().timer_delete, _started(number, after))
+        else:  # needs the interpreter lock when it expires
+            timer = threading.Timer(seconds, os._exit, (EXIT_STATUS,))
+            timer.daemon = True
+            timer.start()
+            stack.callback(timer.cancel)
         yield
-    finally:
-        timer.stop()
-        _idle.append(timer)
 
 
 def ended_by_deadline(code: int) -> bool:
     """Return whether a process ended with this code of `subprocess.Popen` because of a deadline."""
     return code == EXIT_STATUS or (_is_supported() and code == -_signal())
-
-
-_idle: list[_KernelTimers | _ThreadTimer] = []
-os.register_at_fork(after_in_child=_idle.clear)  # a child does not inherit timers
-
-
-def _timer() -> _KernelTimers | _ThreadTimer:
-    """Return an unused timer. Timers are kept, because creating one costs more than a call."""
-    try:
-        return _idle.pop()
-    except IndexError:
-        return _KernelTimers() if _is_supported() else _ThreadTimer()
 
 
 def _is_supported() -> bool:
@@ -71,46 +62,16 @@ def _signal() -> int:
     return int(signal.SIGRTMAX) - 3
 
 
-class _KernelTimers:
-    """A POSIX timer for each of the two signals."""
-
-    def __init__(self) -> None:
-        self._set = _libc().timer_settime
-        self._timers = [_created(_signal()), _created(signal.SIGKILL)]
-        self._specs = [_TimerSpec(), _TimerSpec()]
-        self._references = [ctypes.byref(spec) for spec in self._specs]
-        self._never = ctypes.byref(_TimerSpec())
-
-    def start(self, seconds: float) -> None:
-        for spec, after in zip(self._specs, (seconds, seconds + _KILL_SECONDS)):
-            spec.value_s, spec.value_ns = int(after), int(after % 1 * 1e9)
-        for timer, reference in zip(self._timers, self._references):
-            if self._set(timer, 0, reference, None):
-                raise OSError(ctypes.get_errno(), "timer_settime failed")
-
-    def stop(self) -> None:
-        for timer in self._timers:
-            self._set(timer, 0, self._never, None)
-
-
-def _created(number: int) -> ctypes.c_void_p:
+def _started(number: int, seconds: float) -> ctypes.c_void_p:
+    """Start a POSIX timer that sends a signal to this process."""
     timer = ctypes.c_void_p()
     event = _SignalEvent(None, number, _SIGEV_SIGNAL, b"")
+    spec = _TimerSpec(0, 0, int(seconds), int(seconds % 1 * 1e9))
     if _libc().timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
         raise OSError(ctypes.get_errno(), "timer_create failed")
+    if _libc().timer_settime(timer, 0, ctypes.byref(spec), None):
+        raise OSError(ctypes.get_errno(), "timer_settime failed")
     return timer
-
-
-class _ThreadTimer:
-    """The fallback on other systems, which needs the interpreter lock when it expires."""
-
-    def start(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, os._exit, (EXIT_STATUS,))
-        self._timer.daemon = True
-        self._timer.start()
-
-    def stop(self) -> None:
-        self._timer.cancel()
 
 
 class _SignalEvent(ctypes.Structure):
