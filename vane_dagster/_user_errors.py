@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import traceback
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,10 @@ _MAX_CHARACTERS = 20_000
 _MAX_INNER = 5
 _QUOTED = re.compile(r"""["'](.+?)["']""")
 _ARROW = (pa.Table, pa.RecordBatch, pa.ChunkedArray, pa.Array)
-_AS_PANDAS = 'Batches are Arrow tables; for pandas data frames, declare batch_format="pandas"'
+_AS_PANDAS = (
+    'Batches are Arrow tables, with columns as batch["name"]; for pandas data frames, declare '
+    'batch_format="pandas"'
+)
 _NOT_SET = (
     "The environment variable is not set in the worker. Set it where the run is launched, and name "
     "it in vd.Workers(env_vars=...) or keyed_env_vars: workers on Ray have the environment of the "
@@ -68,28 +72,28 @@ def hint(
         )
     if is_worker() and _is_of_environment(error):
         return _NOT_SET
-    if type(error) is KeyError and columns and error.args and isinstance(error.args[0], str):
-        quoted = _QUOTED.search(error.args[0])  # as pyarrow and pandas word it
-        key = quoted.group(1) if quoted else error.args[0]
+    if type(error) is KeyError and columns and error.args:
+        quoted = _QUOTED.search(str(error.args[0]))  # as pyarrow and pandas word it
+        key = quoted.group(1) if quoted else str(error.args[0])
         if key in columns:
             return None
         if key in others:
             return f'The code gets only the columns that it names; name "{key}" in columns='
         return f"The batch has the columns {columns_listed(columns, key)}"
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
-        if os.path.isabs(error.filename):
-            return None
         return (
-            f"The worker looked for it in {os.getcwd()!r}. Pass a file of the project as "
-            f"vd.local_file({error.filename!r})"
+            None
+            if os.path.isabs(error.filename)
+            else (
+                f"The worker looked for it in {os.getcwd()!r}. Pass a file of the project as "
+                f"vd.local_file({error.filename!r})"
+            )
         )
     if isinstance(error, AttributeError) and isinstance(error.obj, _ARROW):
-        is_table = isinstance(error.obj, (pa.Table, pa.RecordBatch))
-        if is_table and error.name in error.obj.schema.names:
-            return f'Read a column of an Arrow table as batch["{error.name}"]'
         return _AS_PANDAS
-    if isinstance(error, TypeError) and "'pyarrow.lib." in str(error):  # `batch["x"] = ...`, `+`
-        return _AS_PANDAS if re.search("item assignment|operand|supported", str(error)) else None
+    is_arrow = isinstance(error, TypeError) and "'pyarrow.lib." in str(error)
+    if is_arrow and re.search("item assignment|operand|supported", str(error)):
+        return _AS_PANDAS  # of `batch["x"] = ...` or `+`
     return None
 
 
@@ -124,10 +128,8 @@ def _behaves(error: Any) -> bool:
 
 def _is_of_environment(error: BaseException) -> bool:
     """Return whether ``os.environ[...]`` has raised an error."""
-    place = error.__traceback__ if type(error) is KeyError else None
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    return place is not None and place.tb_frame.f_code is type(os.environ).__getitem__.__code__
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return type(error) is KeyError and frames[-1:] == [type(os.environ).__getitem__.__code__]
 
 
 def _stand_in(error: Any) -> BaseException:

@@ -126,17 +126,9 @@ class RowErrors(Exception):
         used: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         super().__init__(f"{len(errors)} rows failed")
-        self.errors = {_as_int(place): error for place, error in errors.items()}
+        self.errors = {operator.index(place): error for place, error in errors.items()}
         self.rows = rows
         self.used = used
-
-
-def _as_int(place: Any) -> Any:
-    """Convert any integer type, such as numpy's, to int; other values are unchanged."""
-    try:
-        return place if isinstance(place, bool) else operator.index(place)
-    except TypeError:
-        return place
 
 
 class StageError(Exception):

@@ -26,16 +26,14 @@ def column_arguments(
     columns, shapes = [given[name] for name in contract.columns], contract.shapes
     count = len(columns)
     is_stacked = contract.stacks and count > 1 and _takes_one(call)
-    if any(shapes[1:]) if is_stacked else shapes and len(shapes) != count:
-        takes = f"one array of all {count}" if is_stacked else f"an array for each of {count}"
+    if shapes and len(shapes) != (arrays := 1 if is_stacked else count):
         raise UdfError(
-            f"{location}: {qualname(call)} takes {takes} inputs, but input_tensor_shapes has "
-            f"{len(shapes)} shapes; expected [[{count}]] for one array of all inputs, else the "
-            "shape of each, None for a scalar column"
+            f"{location}: input_tensor_shapes has {len(shapes)} shapes; expected {arrays}: one for "
+            f"each array that {qualname(call)} takes, None for a scalar column"
         )
     if is_stacked:
         stacked = np.stack([np.asarray(column) for column in columns], axis=1)
-        return [_shaped(stacked, next(iter(shapes), None), "inputs", location)]
+        return [_shaped(stacked, shapes[0] if shapes else None, "inputs", location)]
     return [
         _shaped(column, shape, name, location)
         for name, column, shape in zip_longest(contract.columns, columns, shapes)

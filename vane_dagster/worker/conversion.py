@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,6 @@ from vane_dagster.types.to_arrow import UnknownField, to_arrow
 from vane_dagster.worker.batch_formats import copied
 
 _WITH_VALUE = re.compile(r"Could not convert .* with type ([^:]+): ", re.DOTALL)
-_NO_TYPE = "did not recognize Python value type"
 
 
 def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) -> pa.ChunkedArray:
@@ -45,11 +44,10 @@ def _explained(error: BaseException) -> str:
     if not (found := _WITH_VALUE.search(str(error))):
         return str(error)
     reason = str(error)[found.end() :]
-    if reason.startswith(_NO_TYPE):
+    if "did not recognize Python value type" in reason:
         reason = (
-            "has no type in Arrow. Return numbers, text as by str(value), bytes, arrays as by "
-            "np.asarray(value), lists or dicts of them; pickle.dumps(value) in a BLOB column keeps "
-            "an object as it is"
+            "has no type in Arrow. Return numbers, text, bytes, arrays, lists or dicts of them; "
+            "pickle.dumps(value) in a BLOB column keeps an object as it is"
         )
     return f"a {found[1]} {reason}"
 
@@ -75,26 +73,20 @@ def _beyond_pinned(what: str, location: str) -> UdfError:
 
 def _described(error: Mismatch, field: pa.Field) -> str:
     """Describe the values of a wrong type, and what to do about them."""
-    place, schema = "", ""
-    if error.path:
-        place = f" in field {'.'.join(error.path)!r}"
-    elif error.wanted == field.type:
-        declared = sql_name(error.found)
-        kind = f"{ ({field.name: declared})!r}" if declared else "that type"
-        schema = f", or declare {kind} in the schema"
-    else:
-        place = " as elements"
-    fix = "Convert them in the function"
+    where = f" in field {'.'.join(error.path)!r}" if error.path else ""
+    if not error.path and error.wanted != field.type:
+        where = " as elements"
+    declared = None if where else sql_name(error.found)
+    schema = f", or declare { ({field.name: declared})!r} in the schema" if declared else ""
     if error.reason:
-        place = f"{place} with values that do not fit: {error.reason}"
-        fix = "Return values that fit, and None for missing ones"
-    return f"{error.found}{place}. {fix}{schema}"
+        return f"{error.found}{where} with values that do not fit: {error.reason}. Return " + (
+            f"values that fit, and None for missing ones{schema}"
+        )
+    return f"{error.found}{where}. Convert them in the function{schema}"
 
 
 def _kind_of(values: Any) -> str:
-    shape = getattr(values, "shape", None)
-    if shape is not None:
-        return f"{type(values).__name__} of {getattr(values, 'dtype', '?')}, shape {tuple(shape)}"
-    if isinstance(values, Sequence) and not isinstance(values, str) and values:
-        return f"{type(values).__name__} of {type(values[0]).__name__}"
-    return type(values).__name__
+    kind = type(values).__name__
+    if hasattr(values, "shape"):
+        return f"{kind} of {getattr(values, 'dtype', '?')}, shape {tuple(values.shape)}"
+    return f"{kind} of {type(values[0]).__name__}" if kind == "list" and values else kind

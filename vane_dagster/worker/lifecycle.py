@@ -81,10 +81,6 @@ def recycle_reason(lifecycle: WorkerLifecycle, batches: int) -> str:
     if lifecycle.max_batches is not None and batches >= lifecycle.max_batches:
         return f"has answered {batches} calls, max_batches={lifecycle.max_batches}"
     if lifecycle.max_rss is not None and (held := own_memory()) > lifecycle.max_rss:
-        return f"holds {in_gib(held)} of memory, max_rss={in_gib(lifecycle.max_rss)}"
+        limit = lifecycle.max_rss / 2**20
+        return f"holds {held / 2**20:.0f} MiB of memory, max_rss={limit:.0f} MiB"
     return ""
-
-
-def in_gib(size: int) -> str:
-    """Format a number of bytes for people."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

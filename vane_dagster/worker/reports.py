@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import pyarrow as pa
 
@@ -47,17 +47,12 @@ class Tally:
         return self.quarantined + self.nulled
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.rows_in + other.rows_in,
-            self.filtered + other.filtered,
-            self.quarantined + other.quarantined,
-            self.nulled + other.nulled,
-            tuple(dict.fromkeys((*self.workers, *other.workers))),
-            self.seconds + other.seconds,
-            self.wasted + other.wasted,
-            tuple(sorted({*self.packages, *other.packages})),
-            self.unread + other.unread,
-        )
+        added = {
+            each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)
+        }
+        for name in ("workers", "packages"):
+            added[name] = tuple(sorted({*added[name]}))
+        return Tally(**added)
 
 
 ERRORS: Mapping[str, type[VaneError]] = {

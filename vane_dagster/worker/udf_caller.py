@@ -77,12 +77,6 @@ class UdfCaller:
         kwargs = load(op.arguments, op.files)
         keep_arguments((), kwargs)
         call = getattr(self._target, op.method) if op.method != CALL else self._target
-        if not callable(call):
-            made = "None" if call is None else type(call).__name__
-            raise UdfError(
-                f"{work.location}: {self._label} returned {made}; expected the function to call "
-                "with the columns of a batch. End it with `return predict`"
-            )
         keeps_nulls, own = op.policy.on_error == "null", work
         if keeps_nulls:  # only this package fills the column of errors
             schema = work.schema.remove(work.schema.get_field_index(ERROR_COLUMN))
@@ -295,12 +289,10 @@ class _TableCalls:
     def _partial(self, error: RowErrors, batch: pa.Table) -> Answer:
         """Return the result of a batch with some failed rows, or an error if it is invalid."""
         places = error.errors
-        wrong = [i for i in places if type(i) is not int or not 0 <= i < batch.num_rows]
-        if wrong or not places:
-            message = f"names the places {names(places)}" if wrong else "names no place"
+        if not places or not all(0 <= place < batch.num_rows for place in places):
             return UdfError(
-                f"{self.work.location}: RowErrors {message} in a batch of {batch.num_rows} rows; "
-                "give the error of each failed row by its place, from 0 on"
+                f"{self.work.location}: RowErrors names the places {names(places)} in a batch of "
+                f"{batch.num_rows} rows; give the error of each failed row by its place, from 0 on"
             )
         others = [i for i in range(batch.num_rows) if i not in places]
         given = unsliced(batch).take(pa.array(others, pa.int64()))

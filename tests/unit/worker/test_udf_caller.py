@@ -14,7 +14,6 @@ import pytest
 
 import vane_dagster as vd
 from support.udf_calls import IDS, call, refused
-from vane_dagster.worker.batch_formats import to_format
 
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
 
@@ -37,23 +36,6 @@ GIVEN = pa.table(
 )
 
 
-def test_numpy_batches_are_arrays():
-    batch = to_format(GIVEN, "numpy")
-    assert list(batch) == GIVEN.column_names
-    assert all(isinstance(column, np.ndarray) and len(column) == 3 for column in batch.values())
-    assert batch["vector"].shape == (3, 2)
-    assert batch["vector"].dtype == np.float32
-    assert batch["vector"].tolist() == [[1, 2], [3, 4], [5, 6]]
-    assert batch["id"].dtype == np.int64
-    assert batch["flag"].dtype == bool
-    assert batch["text"].tolist() == ["a", None, "c"]
-    assert np.isnan(batch["whole"][1])
-    assert np.isnat(batch["time"][1])
-    assert batch["doc"][0] == {"a": 1, "b": ["x"]}
-    assert [None if row is None else list(row) for row in batch["gaps"]] == [[1, 2], None, [5, 6]]
-    assert [None if row is None else list(row) for row in batch["lists"]] == [[1], None, [2, 3]]
-
-
 @pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
 def test_every_type_survives_a_function_that_returns_its_batch(form):
     """Nulls, vectors, lists, structs, times: what goes in comes out."""
@@ -62,15 +44,7 @@ def test_every_type_survives_a_function_that_returns_its_batch(form):
     assert output.to_pydict() == given_.to_pydict()
 
 
-@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
-def test_an_empty_fragment_calls_nothing(form):
-    def never(batch):
-        raise AssertionError("called")
-
-    assert call(never, {"x": "FLOAT[2]"}, IDS.slice(0, 0), form).num_rows == 0
-
-
-@pytest.mark.parametrize(("size", "sizes"), [(None, [7]), (3, [3, 3, 1]), (7, [7]), (50, [7])])
+@pytest.mark.parametrize(("size", "sizes"), [(None, [7]), (3, [3, 3, 1])])
 def test_batch_size_is_kept(size, sizes):
     row_counts: list[int] = []
 
@@ -104,19 +78,6 @@ def test_rows_without_an_id_are_matched_by_position():
     refused(lambda batch: {"x": batch["n"][:2]}, {"x": "BIGINT"}, *words, columns=("n",))
 
 
-@pytest.mark.parametrize("batch_format", ["pyarrow", "numpy", "pandas"])
-def test_code_that_reads_an_id_which_it_does_not_name_learns_how(batch_format):
-    def fn(batch):
-        return {"x": batch["id"]}
-
-    given = {"columns": ("n",), "batch_format": batch_format}
-    with pytest.raises(KeyError, match='name "id" in columns='):
-        call(fn, {"x": "BIGINT"}, **given)
-    with pytest.raises(KeyError) as raised:
-        call(lambda batch: {"x": batch["m"]}, {"x": "BIGINT"}, **given)
-    assert "columns=" not in str(raised.value)
-
-
 # What is returned
 
 STRUCT = "STRUCT(a INTEGER, b VARCHAR)"
@@ -129,34 +90,19 @@ def torch_tensor(values: Any) -> Any:
 
 
 CAST = {
-    "narrow ints": ("BIGINT", np.array([1, 2, 3], np.int8), [1, 2, 3]),
     "wide ints that fit": ("TINYINT", np.array([1, 2, 3]), [1, 2, 3]),
     "whole floats": ("BIGINT", np.array([1.0, 2.0, 3.0]), [1, 2, 3]),
     "ints with null": ("BIGINT", [1, None, 3], None),
-    "arrow ints": ("BIGINT", pa.array([1, 2, 3], pa.int16()), [1, 2, 3]),
     "series": ("BIGINT", pd.Series([1, 2, 3]), [1, 2, 3]),
-    "ints as doubles": ("DOUBLE", [1, 2, 3], [1.0, 2.0, 3.0]),
     "tensor": ("FLOAT", lambda: torch_tensor([0.5, 1.5, 2.5]), [0.5, 1.5, 2.5]),
     "text": ("VARCHAR", ["a", None, "ä"], None),
-    "numpy text": ("VARCHAR", np.array(["a", "b", "c"]), ["a", "b", "c"]),
-    "dictionary of text": ("VARCHAR", pa.array(list("aba")).dictionary_encode(), list("aba")),
-    "bytes": ("BLOB", [b"a", b"", None], None),
     "lists": ("FLOAT[]", [[1.0], [], None], None),
-    "lists of int": ("FLOAT[]", [[1], [2, 3], []], [[1.0], [2.0, 3.0], []]),
     "ragged arrays": ("FLOAT[]", [np.ones(1), np.ones(2), np.ones(0)], [[1.0], [1.0, 1.0], []]),
     "matrix in column order": (
         "FLOAT[2]", np.array([[1, 3, 5], [2, 4, 6]]).T, [[1, 2], [3, 4], [5, 6]],
     ),
     "list of vectors": ("FLOAT[2]", [np.ones(2), np.zeros(2), None], [[1, 1], [0, 0], None]),
     "structs": (STRUCT, [{"a": 1, "b": "x"}, None, {"a": None, "b": "z"}], None),
-    "arrow structs in another order": (
-        STRUCT, pa.array([{"b": "x", "a": 1}] * 3), [{"a": 1, "b": "x"}] * 3,
-    ),
-    "memory": ("DOUBLE", memoryview(np.ones(3)), [1.0] * 3),
-    "memory as bytes": ("BLOB", [memoryview(b"a"), None, memoryview(b"")], [b"a", None, b""]),
-    "a structured array": (
-        STRUCT, np.array([(1, "x")] * 3, [("a", "i4"), ("b", "U1")]), [{"a": 1, "b": "x"}] * 3,
-    ),
     "bytes as text": ("VARCHAR", np.array([b"a", None, "é".encode()], object), ["a", None, "é"]),
 }  # fmt: skip
 
@@ -173,23 +119,8 @@ def test_what_is_cast(case):
 REFUSED = {
     "fractions": ("BIGINT", [1.5, 2.0, 3.0], ["expected int64, found double"]),
     "text for numbers": ("BIGINT", ["1", "2", "3"], ["expected int64, found string"]),
-    "bools for numbers": ("BIGINT", [True, False, True], ["expected int64, found bool"]),
-    "numbers for bools": ("BOOLEAN", [1, 0, 1], ["expected bool, found int64"]),
-    "unsigned too large": (
-        "BIGINT", np.array([1, 2, 2**64 - 1], np.uint64), ["expected int64, found uint64"],
-    ),
-    "bytes for text": ("VARCHAR", [b"a", b"b", b"\xff"], ["expected string, found binary"]),
-    "numbers for vectors": ("FLOAT[2]", [1.0, 2.0, 3.0], ["found double. "]),
     "short vectors": ("FLOAT[3]", np.ones((3, 2)), ["vectors have 2 elements, not 3"]),
     "a short vector": ("FLOAT[2]", [[1.0, 2.0], [1.0], [1.0, 2.0]], ["found list of list"]),
-    "lists of text for numbers": ("FLOAT[]", [["a"]] * 3, ["found list<item: string>"]),
-    "other fields": (
-        STRUCT, pa.array([{"a": 1, "c": "x"}] * 3), ["found struct<a: int64, c: string>"],
-    ),
-    "a frame for numbers": (
-        "DOUBLE", pd.DataFrame({"v": [1.0, 2.0, 3.0]}),
-        ["expected double, found DataFrame", "shape (3, 1)", "one of its columns", "to_numpy()"],
-    ),
 }  # fmt: skip
 
 
@@ -222,19 +153,11 @@ def test_more_columns_than_declared_are_dropped(make):
 # Ids
 
 
-def test_the_id_is_carried_over():
-    assert call(lambda b: {"x": b["n"]}, {"x": "BIGINT"})["id"].to_pylist() == [1, 2, 3]
-    output = call(lambda b: {"x": b["n"]}, {"x": "BIGINT", "id": "BIGINT"}, batch_size=2)
-    assert output.to_pydict() == {"x": [10, 20, 30], "id": [1, 2, 3]}
-
-
 WRONG_IDS = {
     "lost": ([1, 3], ["1 of 3 rows did not come back: ids 2", 'cardinality="filter"']),
     "invented": ([1, 2, 4], ["1 ids that it was not given: 4", "Return the ids"]),
-    "more": ([1, 2, 3, 4], ["1 ids that it was not given: 4"]),
     "twice": ([1, 2, 2], ["1 ids more than once: 2", "Return each id once"]),
     "null": ([1, 2, None], ["1 null ids"]),
-    "none": ([], ["3 of 3 rows did not come back: ids 1, 2, 3"]),
 }
 
 
@@ -268,11 +191,7 @@ class HalvesLater:
             yield result
 
 
-def listed(batch):
-    return ({"id": rows["id"], "x": rows["n"]} for rows in (batch,))
-
-
-@pytest.mark.parametrize("fn", [halves, HalvesLater, listed])
+@pytest.mark.parametrize("fn", [halves, HalvesLater])
 def test_results_may_come_in_pieces(fn):
     output = call(fn, {"x": "BIGINT"}, batch_size=2)
     assert dict(zip(*output.to_pydict().values())) == {1: 10, 2: 20, 3: 30}
@@ -286,9 +205,7 @@ BY_N = FRAME.sort_values("n")
 INDEXED = {
     "in order": FRAME[["n"]],
     "sorted, with its id": BY_N,
-    "another index, with its id": BY_N.set_axis([7, 7, 7]),
     "the id as index": BY_N.set_index("id"),
-    "the id in an index of two levels": BY_N.assign(k="x").set_index(["k", "id"]),
     "a series in order": {"n": FRAME["n"]},
     "pieces": [FRAME[["n"]][:1], FRAME[["n"]][1:].reset_index(drop=True)],
 }
@@ -309,12 +226,6 @@ REFUSED_INDEX = {
     "sorted": BY_N[["n"]],
     "sorted series with the id": {"id": BY_N["id"], "n": BY_N["n"]},
     "pieces": [FRAME[["n"]][:1], FRAME[["n"]][1:]],
-    "named": FRAME.assign(k=[2, 0, 1]).set_index("k")[["n"]],
-    "series of groups": {"n": FRAME.assign(k=[2, 0, 1]).groupby("k")["n"].sum()},
-    "of two kinds": {
-        "id": FRAME["id"],
-        "n": FRAME.assign(k=[2, 0, 1]).groupby("k")["n"].sum(),
-    },
 }
 
 
@@ -330,7 +241,7 @@ def test_an_index_that_matches_no_rows_is_refused(case):
 
 
 @pytest.mark.usefixtures("no_waits")
-@pytest.mark.parametrize("place", [1, np.int64(1), np.uint8(1)])
+@pytest.mark.parametrize("place", [1, np.int64(1)])
 @pytest.mark.parametrize("rows", [{"n": [10, 20]}, pd.DataFrame({"n": [10, 20]})])
 def test_the_rows_of_a_call_of_which_others_failed_are_in_order(place, rows):
     def fn(batch):
@@ -342,7 +253,7 @@ def test_the_rows_of_a_call_of_which_others_failed_are_in_order(place, rows):
     assert output.to_pydict() == {"id": [1, 2, 3], "n": [10, 20, 20]}
 
 
-@pytest.mark.parametrize("place", [True, np.True_, 1.0, "1", 3, np.int64(-1)])
+@pytest.mark.parametrize("place", [3, np.int64(-1)])
 def test_what_is_no_place_of_a_failed_row(place):
     def fn(batch):
         raise vd.RowErrors({place: ConnectionError("again")}, rows={"n": [10, 30]})
@@ -351,8 +262,6 @@ def test_what_is_no_place_of_a_failed_row(place):
 
 
 # What is returned and then written into
-
-VECTOR = "FLOAT[2]"
 
 
 def _arrow(buffer: np.ndarray) -> pa.Array:
@@ -363,37 +272,18 @@ def _torch() -> Any:
     return pytest.importorskip("torch", reason="torch is not installed")
 
 
-def _struct(buffer: np.ndarray) -> pa.Array:
-    return pa.StructArray.from_arrays([_arrow(buffer)], ["a"])
-
-
-class Unpacked:
-    """A column by the protocol of Arrow's C data interface, as polars and others offer it."""
-
-    def __init__(self, array: pa.Array) -> None:
-        self.array, self.dtype = array, "float"
-
-    def __arrow_c_array__(self, requested_schema=None):
-        return self.array.__arrow_c_array__(requested_schema)
-
-
 RETURNED = {
-    "the array itself": (VECTOR, lambda b: {"x": b}),
-    "a view of one column": ("FLOAT", lambda b: {"x": b[:, 0]}),
-    "a tensor": (VECTOR, lambda b: {"x": _torch().from_numpy(b)}),
-    "a list of views": (VECTOR, lambda b: {"x": list(b)}),
-    "an arrow table": (VECTOR, lambda b: pa.table({"x": _arrow(b)})),
-    "a struct": ("STRUCT(a FLOAT[2])", lambda b: pa.table({"x": _struct(b)})),
-    "a series": ("FLOAT", lambda b: {"x": pd.Series(b[:, 0], copy=False)}),
-    "the C interface": (VECTOR, lambda b: {"x": Unpacked(_arrow(b))}),
-    "dlpack": (VECTOR, lambda b: {"x": np.from_dlpack(b)}),
+    "the array itself": lambda b: {"x": b},
+    "a tensor": lambda b: {"x": _torch().from_numpy(b)},
+    "a list of views": lambda b: {"x": list(b)},
+    "an arrow table": lambda b: pa.table({"x": _arrow(b)}),
 }
 
 
 @pytest.mark.parametrize("kind", RETURNED)
 @pytest.mark.parametrize("style", ["returns", "yields"])
 def test_a_buffer_that_is_used_again_is_copied(kind, style):
-    declared, made = RETURNED[kind]
+    made = RETURNED[kind]
     buffer = np.zeros((1, 2), np.float32)
 
     def filled(batch):
@@ -405,25 +295,14 @@ def test_a_buffer_that_is_used_again_is_copied(kind, style):
             yield _with_id(filled(batch.slice(start, 1)), batch["id"].slice(start, 1))
 
     fn, size = (yields, None) if style == "yields" else (filled, 1)
-    output = call(fn, {"x": declared}, batch_size=size)
+    output = call(fn, {"x": "FLOAT[2]"}, batch_size=size)
 
-    assert [_leaf(value) for value in output["x"].to_pylist()] == [10, 20, 30]
+    assert output["x"].to_pylist() == [[10, 10], [20, 20], [30, 30]]
     assert output["id"].to_pylist() == [1, 2, 3]
 
 
 def _with_id(result: Any, ids: pa.ChunkedArray) -> Any:
-    if isinstance(result, dict):
-        return {"id": ids, **result}
-    if isinstance(result, pd.DataFrame):
-        return result.assign(id=ids.to_pylist())
-    return pa.Table.from_batches([result] if isinstance(result, pa.RecordBatch) else
-                                 result.to_batches()).append_column("id", ids)  # fmt: skip
-
-
-def _leaf(value: Any) -> float:
-    while not isinstance(value, float):
-        value = next(iter(value.values() if isinstance(value, dict) else value))
-    return value
+    return {"id": ids, **result} if isinstance(result, dict) else result.append_column("id", ids)
 
 
 @pytest.mark.usefixtures("no_waits")
