@@ -49,18 +49,14 @@ class Busy(Exception):
     ("error", "passing"),
     [
         (Busy(429), True),
-        (Busy(503), True),
         (Busy(522), True),
         (Busy(401), False),
-        (Busy(404), False),
         (ConnectionRefusedError(), True),
-        (TimeoutError(), True),
         (urllib.error.URLError(ConnectionRefusedError()), True),
         (urllib.error.HTTPError("http://a", 404, "", Message(), None), False),
         (requests.exceptions.ChunkedEncodingError("half an answer"), True),
         (httpx.WriteError("reset"), True),
         (ValueError(), False),
-        (KeyError("x"), False),
     ],
 )
 def test_errors_are_told_apart(error, passing):
@@ -73,11 +69,9 @@ def test_errors_are_told_apart(error, passing):
     ("backoff", "failures", "shortest", "longest"),
     [
         (CALLS, 1, 0.5, 1.0),
-        (CALLS, 3, 2.0, 4.0),
         (CALLS, 50, 30.0, 60.0),
         (STORAGE, 1, 0.25, 0.5),
         (Backoff(1.0, 30.0), 5, 16.0, 16.0),
-        (Backoff(1.0, 30.0), 6, 30.0, 30.0),
     ],
 )
 def test_delays_double_up_to_a_limit(backoff, failures, shortest, longest, monkeypatch):
@@ -150,10 +144,7 @@ def test_rows_of_a_server_that_ends_are_called_together_and_then_alone():
         ("unclear", 4.0, 5.0, "crash"),
         ("unclear", 6.0, None, "crash"),
         ("timeout", 4.0, 5.0, "timeout"),
-        ("timeout", 6.0, None, "crash"),
         ("crash", 6.0, 5.0, "crash"),
-        ("memory", 6.0, 5.0, "memory"),
-        ("outside", 6.0, 5.0, "outside"),
         ("table", 6.0, 5.0, "table"),
     ],
 )
@@ -184,9 +175,7 @@ def rejected(error: Any) -> list[RetriedRows]:
         ("table", SLICE, ["start over"] * 3 + ["give up"]),
         # Tasks without rows of their own, and stages that do not isolate rows.
         ("crash", None, ["start over"] * 3 + ["give up"]),
-        ("timeout", None, ["start over"] * 3 + ["give up"]),
         ("memory", None, ["start over"] * 3 + ["give up"]),
-        ("table", None, ["start over"] * 3 + ["give up"]),
         ("outside", None, ["start over"] * 99),
     ],
 )
@@ -269,13 +258,10 @@ def test_a_server_restarts_after_delays_until_it_is_given_up(
 @pytest.mark.parametrize(
     "name",
     [
-        "http.client:RemoteDisconnected", "httpx:ConnectError", "httpx:ReadError",
-        "httpx:WriteError", "httpx:ConnectTimeout", "httpx:ReadTimeout", "httpx:PoolTimeout",
-        "httpx:RemoteProtocolError", "httpcore:ConnectError", "httpcore:ReadTimeout",
-        "requests:ConnectTimeout", "requests:ReadTimeout", "aiohttp:ServerDisconnectedError",
+        "http.client:RemoteDisconnected", "httpx:ConnectError", "httpx:PoolTimeout",
+        "httpx:RemoteProtocolError", "requests:ReadTimeout", "aiohttp:ServerDisconnectedError",
         "aiohttp:ClientPayloadError", "openai:APITimeoutError", "anthropic:APITimeoutError",
-        "botocore.exceptions:EndpointConnectionError", "botocore.exceptions:ReadTimeoutError",
-        "urllib3.exceptions:ReadTimeoutError", "urllib3.exceptions:MaxRetryError",
+        "botocore.exceptions:EndpointConnectionError", "urllib3.exceptions:MaxRetryError",
     ],
 )  # fmt: skip
 def test_errors_of_connections_are_transient_in_every_library(name):

@@ -52,27 +52,15 @@ def generated(batch: pa.Table) -> Iterator[pl.DataFrame]:
     yield frame[1:]
 
 
-async def later(batch: pa.Table) -> pl.DataFrame:
-    return polars_frame(batch)
-
-
 @pytest.mark.parametrize(
-    "fn", [polars_frame, polars_without_id, relation, reader, unknown, generated, later]
+    "fn", [polars_frame, polars_without_id, relation, reader, unknown, generated]
 )
 def test_a_table_of_any_library_is_taken(fn):
     assert call(fn, {"twice": "BIGINT"}).to_pylist() == DOUBLED
 
 
-@pytest.mark.parametrize("fn", [lambda b: polars_frame(b)[::-1], lambda b: polars_frame(b)[1:]])
-def test_rows_are_matched_by_the_id_that_is_returned(fn):
-    output = call(fn, {"twice": "BIGINT"}, cardinality="filter").to_pylist()
-    assert sorted(output, key=lambda row: row["id"]) == DOUBLED[3 - len(output) :]
-
-
 TYPED = {
-    "text": ("VARCHAR", pl.Series(["a", None, "ü"])),
     "category": ("VARCHAR", pl.Series(["a", None, "b"], dtype=pl.Categorical)),
-    "list of texts": ("VARCHAR[]", pl.Series([["a"], None, ["b", None]])),
     "vector": ("FLOAT[2]", pl.Series([[1.0, 2], [3, 4], [5, 6]], dtype=pl.Array(pl.Float64, 2))),
     "struct": ("STRUCT(a VARCHAR)", pl.Series([{"a": "x"}, {"a": None}, {"a": "z"}])),
 }
@@ -91,11 +79,6 @@ def test_types_of_polars_are_cast_to_those_declared(case, form):
 def test_a_stream_of_single_values_is_no_table(result):
     with pytest.raises(vd.errors.UdfError, match=r"which is not a table.*Return a dict"):
         call(lambda b: result, {"x": "BIGINT"})
-
-
-def test_a_lazy_frame_is_named_with_its_library():
-    with pytest.raises(vd.errors.UdfError, match=r"returned polars\.LazyFrame; expected a table"):
-        call(lambda b: pl.LazyFrame({"x": [1, 2, 3]}), {"x": "BIGINT"})
 
 
 def test_an_error_while_the_stream_is_read_is_the_error_of_the_code():

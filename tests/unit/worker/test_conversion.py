@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -44,16 +43,11 @@ def answer(label: str) -> Any:
     return {"label": label, "score": 1.0} if label == "c" else {"label": label}
 
 
-async def later(text: str) -> Any:
-    return answer(text)
-
-
 @pytest.mark.parametrize(
     ("method", "fn", "options"),
     [
         ("map", lambda text: answer(text), {}),
         ("map", lambda text: Answer(text, 1.0) if text == "c" else {"label": text}, {}),
-        ("map", later, {}),
         ("flat_map", lambda text: [answer(text)], {"id": "new"}),
     ],
 )
@@ -89,8 +83,6 @@ COLUMNS = {"x": [1, 2, 3], "y": [4, 5, 6]}
     [
         COLUMNS,
         pa.table(COLUMNS),
-        pa.table(COLUMNS).to_batches()[0],
-        pa.table(COLUMNS).to_reader(),
         pd.DataFrame(COLUMNS),
         pl.DataFrame(COLUMNS),
     ],
@@ -98,8 +90,7 @@ COLUMNS = {"x": [1, 2, 3], "y": [4, 5, 6]}
 )
 def test_a_column_of_any_batch_is_refused(result):
     stage = pinned("map_batches", lambda batch: result, {"x": pa.int64(), "y": pa.int64()})
-    if not isinstance(result, pa.RecordBatchReader):  # can be read once
-        assert run_stage(stage, ROWS)["y"].to_pylist() == [4, 5, 6]
+    assert run_stage(stage, ROWS)["y"].to_pylist() == [4, 5, 6]
     assert "column 'y'" in refused("map_batches", lambda batch: result, {"x": pa.int64()})
 
 
@@ -113,9 +104,7 @@ def test_ids_and_columns_that_are_passed_on_may_be_returned(fn):
     ("value", "kind", "path"),
     [
         ({"a": 1, "b": 2}, META, "meta.b"),
-        ({"c": {"a": 1, "b": 2}}, pa.struct([("c", META)]), "meta.c.b"),
         ([{"a": 1}, {"a": 1, "b": 2}], pa.list_(META), "meta.b"),
-        ({"key": {"a": 1, "b": 2}}, pa.map_(pa.string(), META), "meta.value.b"),
         ([("key", {"a": 1, "b": 2})], pa.map_(pa.string(), META), "meta.value.b"),
         (Answer("a", 1.0), pa.struct([("label", pa.string())]), "meta.score"),
     ],
@@ -139,7 +128,6 @@ def test_a_field_that_a_later_value_has_is_refused(value, kind, path):
     "values",
     [
         [{"a": 1}, None, {"a": None}],
-        np.array([{"a": 1}, None, {}], object),
         pa.array([{"a": 1}, None, {"a": 2}]),
         pl.Series([{"a": 1}, {"a": 2}, {"a": 3}]),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import dataclasses
 import enum
 import functools
@@ -11,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Annotated, Any, NamedTuple, Optional, TypedDict
+from typing import Any, NamedTuple, Optional, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -73,9 +72,7 @@ def test_what_a_function_gets(case):
     assert column(fn, schema="VARCHAR", **options) == expected
 
 
-@pytest.mark.parametrize(
-    "annotation", [Whole, Mapping[str, Any], Whole | None, dict, dict[str, Any]]
-)
+@pytest.mark.parametrize("annotation", [Whole, Mapping[str, Any], dict | None])
 def test_one_parameter_annotated_as_a_mapping_gets_the_row(annotation):
     def fn(item) -> int:
         return item["n"]
@@ -89,9 +86,7 @@ def test_one_parameter_annotated_as_a_mapping_gets_the_row(annotation):
     [
         (None, "list"),
         (np.ndarray, "ndarray"),
-        (np.ndarray | None, "ndarray"),
         (Optional[np.ndarray], "ndarray"),  # noqa: UP045  # a form of users
-        (Annotated[np.ndarray, "a vector"], "ndarray"),
     ],
 )
 def test_lists_are_lists_unless_the_function_takes_arrays(annotation, kind):
@@ -108,7 +103,6 @@ def test_lists_are_lists_unless_the_function_takes_arrays(annotation, kind):
     [
         (pa.list_(pa.float32()), [[1, 2], None, []]),
         (pa.list_(pa.uint8(), 2), [[1, 2], [3, 4], [5, 6]]),
-        (pa.large_list(pa.int16()), [[1], [2], [3]]),
     ],
 )
 def test_arrays_have_the_type_of_the_elements_and_can_be_written_into(kind, values):
@@ -123,11 +117,6 @@ def test_arrays_have_the_type_of_the_elements_and_can_be_written_into(kind, valu
     kinds = [None if value is None else np.dtype(expected).name for value in values]
     assert found["out"].to_pylist() == [str(each) for each in kinds]
     assert found["vector"].to_pylist() == values
-
-
-def test_a_builtin_without_a_signature_is_refused():
-    with pytest.raises(vd.DefinitionError, match="max has no signature to match with columns"):
-        row_stage("map", max, schema="BIGINT")
 
 
 # What it returns
@@ -226,23 +215,6 @@ def test_a_result_of_another_number_or_kind_is_refused(method, fn, options, word
         run_stage(row_stage(method, fn, **options), TEXTS)
 
 
-def test_flat_map_makes_a_row_of_each_value():
-    def split(text: str | None) -> list[str]:
-        return list(text or "")
-
-    stage = row_stage("flat_map", split, id="part", include_columns=["n"])
-    table = run_stage(stage, TEXTS)
-    assert table.column_names == ["part", "id", "n", "out"]
-    assert table.to_pydict() == {
-        "part": ["1-0", "2-0", "2-1"], "id": [1, 2, 2], "n": [10, 20, 20], "out": ["a", "b", "b"],
-    }  # fmt: skip
-
-
-def test_filter_keeps_rows_and_their_columns():
-    table = run_stage(row_stage("filter", lambda n: n > 10), TEXTS)
-    assert table.equals(TEXTS.slice(1))
-
-
 # Rows that fail
 
 
@@ -266,14 +238,6 @@ def test_the_error_of_a_row_is_its_own(fn):
     assert calls == [1], "no row was computed twice"
     with pytest.raises(ValueError, match="bad 20"):
         mapped(fn)
-
-
-@pytest.mark.parametrize("fn", [odd, odd_later])
-def test_a_failed_row_may_stay_with_nulls(fn):
-    stage = row_stage("map", fn, on_error="null", max_error_rate=0.5, include_columns=["text"])
-    assert run_stage(stage, TEXTS).to_pylist()[1] == {
-        "id": 2, "text": "bb", "out": None, "error": "ValueError: bad 20",
-    }  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_waits")
@@ -347,23 +311,12 @@ class Imaged:
         return np.frombuffer(self.numbers, np.uint8)
 
 
-def nested() -> Any:
-    return np.array([["a"], None], object)
-
-
 REUSED: dict[str, tuple[Any, Callable[[Any], Any], Any]] = {
     "array": (np.ones(2), lambda v: v.fill(2), [1, 1]),
-    "array of lists": (nested(), lambda v: v[0].append("b"), [["a"], None]),
     "list": ([None, ["a"]], lambda v: v[1].append("b"), [None, ["a"]]),
     "dict": ({"a": ["b"]}, lambda v: v["a"].append("c"), {"a": ["b"]}),
-    "set": ({1}, lambda v: v.add(2), [1]),
-    "mapping": (collections.Counter("a"), lambda v: v.update("b"), {"a": 1}),
     "dataclass": (Vector([1.0]), lambda v: v.values.append(2.0), {"values": [1.0]}),
-    "model": (
-        Model(label="m", score=0), lambda v: setattr(v, "score", 1), {"label": "m", "score": 0},
-    ),
     "bytearray": (bytearray(b"a"), lambda v: v.append(1), bytearray(b"a")),
-    "memoryview": (memoryview(bytearray(b"a")), lambda v: v.__setitem__(0, 1), b"a"),
     "image": (Imaged(), lambda v: v.numbers.__setitem__(0, 1), [97]),
 }  # fmt: skip
 
@@ -385,40 +338,20 @@ def test_a_tensor_may_be_changed_after_it_was_returned():
     assert found.tolist() == [1, 1]
 
 
-@vd.cls
-class Reuses:
-    """Fills one array anew for each row."""
-
-    def __init__(self) -> None:
-        self.array = np.zeros(2)
-
-    def returned(self, n: int) -> list[float]:
-        self.array[:] = n
-        return self.array
-
-    def yielded(self, n: int) -> Iterator[list[float]]:
-        yield self.returned(n)
-        yield self.returned(n + 1)
-
-    async def yielded_later(self, n: int) -> AsyncIterator[list[float]]:
-        for item in self.yielded(n):
-            yield item
-
-
 def test_an_array_may_be_filled_anew_for_the_next_row_or_yield():
-    assert column(Reuses().returned) == [[10.0] * 2, [20.0] * 2, [30.0] * 2]
-    for method in (Reuses().yielded, Reuses().yielded_later):
-        found = run_stage(row_stage("flat_map", method, id="part"), TEXTS)["out"].to_pylist()
-        assert found == [[float(n)] * 2 for n in (10, 11, 20, 21, 30, 31)]
+    array = np.zeros(2)
 
+    def returned(n: int) -> list[float]:
+        array[:] = n
+        return array  # type: ignore[return-value]  # which converts to the list
 
-def test_objects_that_no_column_holds_are_not_copied():
-    class Huge:
-        def __deepcopy__(self, memo: Any) -> Any:
-            raise AssertionError("copied")
+    def yielded(n: int) -> Iterator[list[float]]:
+        yield returned(n)
+        yield returned(n + 1)
 
-    with pytest.raises(vd.errors.UdfError, match="column 'out': expected string"):
-        column(lambda n: Huge(), schema="VARCHAR")
+    assert column(returned) == [[10.0] * 2, [20.0] * 2, [30.0] * 2]
+    found = run_stage(row_stage("flat_map", yielded, id="part"), TEXTS)["out"].to_pylist()
+    assert found == [[float(n)] * 2 for n in (10, 11, 20, 21, 30, 31)]
 
 
 # Results that fit by themselves
@@ -439,7 +372,7 @@ def test_rows_of_several_types_fit_if_each_does():
     assert column(shade) == ["light", "red", "red"]
 
 
-@pytest.mark.parametrize("bad", [{0}, {49}, {3, 4, 20}, set(range(50))])
+@pytest.mark.parametrize("bad", [{3, 4, 20}, set(range(50))])
 def test_each_result_that_does_not_fit_is_the_error_of_its_row(bad):
     def fn(n: int) -> list[int]:
         return [n, "x", n] if n in bad else [n] * (n % 3)  # type: ignore[list-item]  # the mistake
