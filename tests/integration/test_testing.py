@@ -12,43 +12,22 @@ from vane_dagster import testing
 # Calls
 
 
-def test_rows_that_fail_by_id(tmp_path, local, materialize):
-    docs = pipeline(tmp_path, on_error="quarantine")
+def test_rows_that_fail_by_id_and_by_count_over_all_workers(tmp_path, local, materialize):
+    """What a disturbed run has finished is taken up: its keys are those of the code itself."""
+    docs = pipeline(tmp_path, batch_size=1, concurrency=2, on_error="quarantine", max_error_rate=1)
     with testing.faults(
         testing.CallFault("made", ids=[7, 8], error="ValueError", message="of old"),
         testing.CallFault("docs/made", error="IndexError", ids=[13]),
-        testing.CallFault("elsewhere", ids=1),
+        testing.CallFault("made", calls=[3, 9], error="KeyError"),
         testing.CallFault("other/made", ids=1),
     ) as injected:
         materialize(docs, local)
-        assert injected.fired[0] > 2  # the batch, and what it was halved into
-    assert quarantined(tmp_path) == {7: "ValueError", 8: "ValueError", 13: "IndexError"}
-    assert published(tmp_path) == doubles(7, 8, 13)
-    assert injected.fired[2:] == (0, 0)
-
-
-def test_the_pipeline_is_the_real_one(tmp_path, local, materialize):
-    """What a disturbed run has finished is taken up, as its keys are those of the code itself."""
-    docs = pipeline(tmp_path, batch_size=5, concurrency=1)
-    with testing.faults(testing.CallFault("made", ids=18, message="in the last one")):
-        message = failure(materialize(docs, local, raises=False))
-    assert "InjectedError: in the last one" in message
-    result = materialize(docs, local)
-    assert metadata(result, "made")["fragments_reused"] >= 1
-    assert published(tmp_path) == doubles()
-
-
-def test_calls_are_counted_over_all_workers(tmp_path, local, materialize):
-    docs = pipeline(tmp_path, batch_size=1, concurrency=2, on_error="null", max_error_rate=1)
-    with testing.faults(
-        testing.CallFault("made", calls=[3, 9], error="KeyError"),
-        testing.CallFault("made", times=4, error="IndexError"),
-    ) as injected:
-        materialize(docs, local)
-    assert injected.fired == (2, 4)
-    errors = read_stage(tmp_path / "store", "docs", "made")["error"].to_pylist()
-    kinds = sorted(error.partition(":")[0] for error in errors if error)
-    assert kinds == ["IndexError"] * 4 + ["KeyError"] * 2
+    assert injected.fired == (2, 1, 2, 0)
+    kinds = quarantined(tmp_path)
+    assert (kinds.pop(7), kinds.pop(8), kinds.pop(13)) == ("ValueError", "ValueError", "IndexError")
+    assert [*kinds.values()] == ["KeyError"] * 2
+    assert published(tmp_path) == doubles(7, 8, 13, *kinds)
+    assert metadata(materialize(docs, local), "made")["fragments_computed"] == 0
 
 
 def test_calls_that_are_repeated_or_halved(tmp_path, local, materialize):

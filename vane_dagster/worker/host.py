@@ -65,7 +65,6 @@ from vane_dagster.worker.reports import (
     Tally,
     WorkerStatus,
     WorkReport,
-    fault_kind,
 )
 from vane_dagster.worker.retry import BatchError
 from vane_dagster.worker.row_errors import rejected, user_frames
@@ -346,7 +345,7 @@ def work_fault(work: Work, error: BaseException) -> Fault:
     if isinstance(error, DamagedPartError):
         return Fault("DamagedPartError", str(error), part=error.part)
     if isinstance(error, VaneError):
-        return Fault(fault_kind(error), str(error))
+        return Fault(type(error).__name__, str(error))
     message = f"{where}: {described(error)}"
     kind = "UdfError" if _calls_model(work) else "ComputeError"
     return Fault(kind, message, user_frames(error))

@@ -63,12 +63,6 @@ ERRORS: Mapping[str, type[VaneError]] = {
 """The classes of errors that a driver raises for failures in workers."""
 
 
-def fault_kind(error: VaneError) -> str:
-    """Return the name of an error's class, or of its nearest base that a driver knows."""
-    names = (base.__name__ for base in type(error).__mro__ if base in ERRORS.values())
-    return next(names)
-
-
 @dataclass(frozen=True)
 class Fault:
     """An error in a worker as text, which avoids unpickling classes of the user.
@@ -96,7 +90,7 @@ class Fault:
         text = f"{self.message}\n\n{self.traceback}".rstrip()
         if self.kind == "DamagedPartError":
             return DamagedPartError(text, self.part)
-        return ERRORS[self.kind](text)
+        return ERRORS.get(self.kind, VaneError)(text)
 
 
 @dataclass(frozen=True)

@@ -140,21 +140,6 @@ def test_workers_that_cannot_see_a_file_get_its_content(
     assert "3 rows were computed again" in (found.description or "")
 
 
-def test_contents_travel_through_an_object_store(s3, tmp_path):
-    (tmp_path / "tokenizer" / "inner").mkdir(parents=True)
-    (tmp_path / "tokenizer" / "vocab.txt").write_text("vocab")
-    (tmp_path / "tokenizer" / "inner" / "merges.txt").write_text("merges")
-    root = Location("s3://lake/store", s3)
-    content = shipped(root, tmp_path / "tokenizer")
-    shutil.rmtree(tmp_path / "tokenizer")
-    (tmp_path / "copies").mkdir()
-    copy = Path(local_copy(content.digest, root, tmp_path / "copies"))
-    assert (copy / "vocab.txt").read_text() == "vocab"
-    assert (copy / "inner" / "merges.txt").read_text() == "merges"
-
-
-# Processes that share copies
-
 HOLD = """
 import sys
 from pathlib import Path

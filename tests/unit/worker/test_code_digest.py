@@ -28,7 +28,7 @@ def test_a_copy_has_the_same_digest_and_caches_do_not_count(copied: Path) -> Non
     assert code_digest(copied) == code_digest(PACKAGE)
 
 
-@pytest.mark.parametrize("name", ["worker/host.py", "storage/gc.py", "__init__.py"])
+@pytest.mark.parametrize("name", ["worker/host.py", "__init__.py"])
 def test_an_edit_of_any_file_counts(copied: Path, name: str) -> None:
     file, before = copied / name, code_digest(copied)
     text = file.read_text()
@@ -38,7 +38,7 @@ def test_an_edit_of_any_file_counts(copied: Path, name: str) -> None:
     assert code_digest(copied) == before
 
 
-@pytest.mark.parametrize("name", ["Python", "Ray", "pyarrow", "vane-dagster (digest of its code)"])
+@pytest.mark.parametrize("name", ["Python", "pyarrow"])
 def test_versions_that_differ_are_named(name: str) -> None:
     assert disagreement(versions()) == disagreement({}) == ""
     driver, worker = disagreement({**versions(), name: "0.1"}).split("; ")
