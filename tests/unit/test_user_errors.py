@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +18,6 @@ from support.poison import (
 from vane_dagster._user_errors import contained, hinted, is_shutdown
 from vane_dagster.errors import CostlyError, RowErrors
 from vane_dagster.retries import is_transient
-from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.row_errors import user_frames, user_traceback
 
 # The text of an exception
@@ -99,16 +97,6 @@ def test_errors_of_rows_are_made_safe_one_by_one():
     ]
     assert isinstance(error, vd.RowErrors)
     assert error.used == {"n": 1}
-
-
-def test_output_is_kept_although_its_stream_is_closed():
-    stream = io.StringIO()
-    tap = OutputTap(stream)
-    stream.close()
-
-    print("text \udcff", file=tap, flush=True)
-
-    assert tap.drain() == "text \\udcff\n"
 
 
 # Hints

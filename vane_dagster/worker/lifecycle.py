@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -47,11 +46,8 @@ class Startup:
         frame = sys._current_frames().get(thread) if thread is not None else None
         if frame is None:
             return WorkerStatus()
-        frames = traceback.extract_stack(frame)
-        own = os.path.dirname(os.path.dirname(__file__))
-        last = max((i for i, f in enumerate(frames) if f.filename.startswith(own)), default=-1)
-        shown = traceback.format_list(frames[last + 1 :] or frames)
-        return WorkerStatus(time.monotonic() - began, masked("".join(shown)))
+        stack = "".join(traceback.format_stack(frame))
+        return WorkerStatus(time.monotonic() - began, masked(stack))
 
 
 def own_memory() -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import sys
 import threading
 from typing import Any, TextIO
@@ -13,7 +11,7 @@ from vane_dagster._user_errors import clean
 _MAX_CHARACTERS = 64_000
 
 
-class OutputTap(io.TextIOBase):
+class OutputTap:
     """A stream that passes text on, and keeps the end of it until it is drained."""
 
     _instance: OutputTap | None = None
@@ -35,14 +33,7 @@ class OutputTap(io.TextIOBase):
         """Pass text on, and keep it."""
         with self._lock:
             self._kept = (self._kept + text)[-_MAX_CHARACTERS:]
-        with contextlib.suppress(OSError, ValueError):  # user code may have closed it
-            self._through.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Flush the underlying stream."""
-        with contextlib.suppress(OSError, ValueError):
-            self._through.flush()
+        return self._through.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._through, name)

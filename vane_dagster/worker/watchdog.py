@@ -19,8 +19,6 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
 
-EXIT_STATUS = 87
-"""The exit code of a process that a deadline ended without a signal."""
 _KILL_SECONDS = 1.0
 _CLOCK_MONOTONIC = 1
 _SIGEV_SIGNAL = 0
@@ -41,7 +39,7 @@ def deadline(seconds: float | None) -> Iterator[None]:
             for number, after in ((_signal(), seconds), (signal.SIGKILL, seconds + _KILL_SECONDS)):
                 stack.callback(_libc().timer_delete, _started(number, after))
         else:  # needs the interpreter lock when it expires
-            timer = threading.Timer(seconds, os._exit, (EXIT_STATUS,))
+            timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
             timer.daemon = True
             timer.start()
             stack.callback(timer.cancel)
@@ -50,7 +48,7 @@ def deadline(seconds: float | None) -> Iterator[None]:
 
 def ended_by_deadline(code: int) -> bool:
     """Return whether a process ended with this code of `subprocess.Popen` because of a deadline."""
-    return code == EXIT_STATUS or (_is_supported() and code == -_signal())
+    return _is_supported() and code == -_signal()
 
 
 def _is_supported() -> bool:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import vane_dagster as vd
 from vane_dagster.engine.fragment_state import Held, StageTaskState
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.providers.template import PrefixOrder, parse_template
@@ -46,6 +47,12 @@ def groups(table: pa.Table) -> list[str]:
     """First letters of the documents, without repetitions side by side."""
     letters = [(doc or "-")[0] for doc in table["doc"].to_pylist()]
     return [a for a, b in zip(letters, [None, *letters]) if a != b]
+
+
+def test_prompts_of_one_template_are_ordered():
+    docs = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+    asked = docs.prompt("asked", "{doc} {text}", model="m", provider="openai")
+    assert isinstance(asked.spec.row_order, PrefixOrder)
 
 
 def test_prompts_that_begin_alike_are_side_by_side_and_in_one_share():
