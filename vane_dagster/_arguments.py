@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -141,12 +141,9 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
     """Convert a list of strings to a tuple; None stays None."""
     if value is None:
         return None
-    unordered = (str, Mapping, set, frozenset, Iterator)  # or read once
-    listed = isinstance(value, Iterable) and not isinstance(value, unordered)
-    found = tuple(value) if listed else ()
-    if not listed or not all(isinstance(item, str) for item in found):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
         raise DefinitionError(f"{where}: {name} is {value!r}; expected a list of names")
-    return found
+    return tuple(value)
 
 
 def selection(where: str, name: str, value: Any) -> tuple[tuple[str, str], ...]:

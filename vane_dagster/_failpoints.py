@@ -133,7 +133,9 @@ def _calls(stage: str, ids: Any) -> Iterator[PlannedFault]:
 
 def _planned(place: str) -> Iterable[PlannedFault]:
     try:
-        return [f for f in _plan(_folder()) if f.place == place]
+        folder = os.environ.get(VARIABLE, "")
+        os.stat(folder)
+        return [f for f in _plan(folder) if f.place == place]
     except (FileNotFoundError, NotADirectoryError):  # the test has ended, or is on another machine
         return ()
 
@@ -143,13 +145,6 @@ def _plan(folder: str) -> tuple[PlannedFault, ...]:
     with open(os.path.join(folder, PLAN)) as file:
         records = json.load(file)
     return tuple(PlannedFault(number, **record) for number, record in enumerate(records))
-
-
-def _folder() -> str:
-    """Return the plan's folder."""
-    folder = os.environ.get(VARIABLE, "")
-    os.stat(folder)
-    return folder
 
 
 def _is_on(fault: PlannedFault) -> bool:

@@ -22,7 +22,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 _RECORD_OF: dict[str, str] = {}
 """The record that has an option."""
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, _BY_NAME)
 
 
 def known_keywords(
@@ -41,9 +41,7 @@ def known_keywords(
     def decorate(function: F) -> F:
         signature = full_signature(function)
         declared = [each for each in signature.parameters.values() if each.name != "self"]
-        by_place = [each.name for each in declared if each.kind in _POSITIONAL]
-        by_name = [each.name for each in declared if each.kind is _BY_NAME]
-        own = [*by_place, *by_name]
+        own = [each.name for each in declared if each.kind in _NAMED]
 
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
@@ -53,8 +51,9 @@ def known_keywords(
                 signature.bind(*args, **{name: kwargs[name] for name in kwargs if name in own})
             except TypeError as error:
                 how = [text for name, text in advice.items() if str(error).endswith(repr(name))]
-                taken = f"It takes {names(by_place)} by position, and {names(by_name, 50)} by name"
-                texts.append(f"{method}: {error}. {how[0] if how else taken}")
+                texts.append(
+                    f"{method}: {error}. {how[0] if how else f'It takes {names(own, 50)}'}"
+                )
             if texts:
                 raise DefinitionError(where(*args, **kwargs) + "\n".join(texts))
             return function(*args, **kwargs)

@@ -7,8 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
 
 from vane_dagster._secrets import masked
 from vane_dagster.pipeline.options import WorkerLifecycle
@@ -58,18 +57,12 @@ def own_memory() -> int:
     """
     import psutil
 
-    this = psutil.Process()
-    return sum(_own(process) for process in (this, *this.children(recursive=True)))
-
-
-def _own(process: Any) -> int:
-    import psutil
-
-    try:
-        found = process.memory_info()
-    except psutil.Error:  # it has ended
-        return 0
-    return int(found.rss - getattr(found, "shared", 0))
+    this, held = psutil.Process(), 0
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended
+            found = process.memory_info()
+            held += int(found.rss - getattr(found, "shared", 0))
+    return held
 
 
 def recycle_reason(lifecycle: WorkerLifecycle, batches: int) -> str:

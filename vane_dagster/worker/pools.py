@@ -39,8 +39,7 @@ class ModelSpec:
     @property
     def content(self) -> str:
         """Digest of everything that is sent to the worker."""
-        parts = (self.code.encode(), self.payload)
-        return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).hexdigest()
+        return hashlib.sha256(self.code.encode() + self.payload).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import ray
@@ -20,6 +21,10 @@ from vane_dagster.worker.host import Host
 from vane_dagster.worker.pools import PoolRequest, WorkerInfo, WorkerState
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus, WorkReport, load_failed
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_control: Callable[[_F], _F] = ray.method(concurrency_group="control")
+"""Decorates a method that never waits for tasks. Ray's decorator has no types."""
 
 
 class HostActor:
@@ -48,34 +53,33 @@ class HostActor:
         """See `Host.run`."""
         return self._host.run(work, *tables)
 
-    # Ray's decorator has no types, here and in the methods that follow.
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
+    @_control
     def revoke(self, lease: str) -> None:
         """See `Host.revoke`."""
         self._host.revoke(lease)
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
+    @_control
     def status(self) -> WorkerStatus:
         """See `Host.status`."""
         return self._host.status()
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
+    @_control
     def announce(self, endpoints: Endpoints) -> None:
         """See `Directory.update`."""
         directory.update(endpoints)
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
+    @_control
     def stop_server(self) -> None:
         """Stop the server that the worker runs; its requests in flight may end."""
         if self._host.server is not None:
             self._host.server.stop()
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
+    @_control
     def server_log(self, lines: int) -> str:
         """See `ServerProcess.log`."""
         return "" if self._host.server is None else self._host.server.log(lines)
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
+    @_control
     def server_endpoint(self) -> dict[str, Any] | None:
         """Return the address of the worker's server with its key; None unless it is ready."""
         status = self._host.status().server
@@ -84,12 +88,12 @@ class HostActor:
         names = ("url", "grpc_url", "model", "health", "node", "api_key")
         return {name: getattr(status.endpoint, name) for name in names}
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
+    @_control
     def whereabouts(self) -> tuple[PoolRequest, str]:
         """Return the worker's pool and Ray node, for a pool manager that was restarted."""
         return self._claim, ray.get_runtime_context().get_node_id()
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]  # Ray has no types
+    @_control
     def describe(self) -> WorkerInfo:
         """Return the state of the worker for the command line, in plain values, no secrets."""
         loaded = self._loaded

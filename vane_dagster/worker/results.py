@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -55,7 +56,7 @@ def result_columns(
     """Return the columns of a result, and its number of rows if it is a table."""
     if isinstance(result, (pa.Table, pa.RecordBatch)):
         return _by_name(result, schema, location), result.num_rows
-    pandas = sys.modules.get("pandas")
+    pandas, reader = sys.modules.get("pandas"), None
     if isinstance(result, Mapping):
         for name in schema.names:
             if pandas is not None and isinstance(result.get(name), pandas.Series):
@@ -70,11 +71,15 @@ def result_columns(
         _check_index(index, location)
         return columns, len(result)
     if hasattr(result, "__arrow_c_stream__"):
-        table = _streamed(result, location)
-        return _by_name(table, schema, location), table.num_rows
+        with contextlib.suppress(pa.ArrowInvalid):  # a stream of single values, as of a Series
+            reader = pa.RecordBatchReader.from_stream(result)
+        if reader is not None:
+            table = reader.read_all()  # errors of the user's reader propagate
+            return _by_name(table, schema, location), table.num_rows
     raise UdfError(
-        f"{location}: returned {class_name(result)}; expected a table (pyarrow, pandas, polars, a "
-        "DuckDB relation or any other object with __arrow_c_stream__) or a dict of column to array"
+        f"{location}: returned {type(result).__name__}; expected a table (pyarrow, pandas, "
+        "polars, a DuckDB relation or any object with __arrow_c_stream__) or a dict of column to "
+        "array"
     )
 
 
@@ -83,18 +88,6 @@ def _by_name(rows: Any, schema: pa.Schema, location: str) -> Mapping[str, Any]:
     if twice := [name for name in schema.names if found.count(name) > 1]:
         raise UdfError(f"{location}: returned several columns {names(twice)}. Return one of them")
     return dict(zip(found, rows.columns))
-
-
-def _streamed(result: Any, location: str) -> pa.Table:
-    """Read the table that a result exports. Errors of the user's reader propagate."""
-    try:
-        reader = pa.RecordBatchReader.from_stream(result)
-    except pa.ArrowInvalid as error:  # a stream of single values, as of a polars Series
-        raise UdfError(
-            f"{location}: returned {class_name(result)}, which is not a table: {error}. Return a "
-            "dict of column to array"
-        ) from error
-    return reader.read_all()
 
 
 def _check_index(index: Any, location: str) -> None:
@@ -110,22 +103,15 @@ def _check_index(index: Any, location: str) -> None:
         )
 
 
-def class_name(value: Any) -> str:
-    """Return the name of a class with its package, because several packages have a DataFrame."""
-    kind = type(value)
-    package = kind.__module__.partition(".")[0]
-    return kind.__qualname__ if package == "builtins" else f"{package}.{kind.__name__}"
-
-
 def put_together(results: Sequence[pa.Table], schema: pa.Schema, location: str) -> pa.Table:
     """Concatenate the results of a call."""
     if not results:
         return empty_table(schema)
     columns = dict.fromkeys(tuple(result.column_names) for result in results)
     if len(columns) > 1:
-        some, others, *_ = ([*map(repr, each)] for each in columns)
+        some, others, *_ = map(names, columns)
         raise UdfError(
-            f"{location}: one result has the columns {', '.join(some)} and another "
-            f"{', '.join(others) or 'none'}. Return the same columns in all results of a call"
+            f"{location}: one result has the columns {some} and another {others}. Return the same "
+            "columns in all results of a call"
         )
     return pa.concat_tables(results)

@@ -32,11 +32,6 @@ def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
     source, context = unpack_source(rows.source), ReadContext(work.location, connection)
     planned = (rows.fragment, rows.schema, rows.files)
     table = unsliced(read_planned(source, *planned, context, rows.id_rule))
-    return _identified(table, rows, work)
-
-
-def _identified(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
-    """Return a table unchanged after a check that each row that cannot be read has an id."""
     if ROW_ERROR not in table.column_names:
         return table
     errors = table.filter(pc.is_null(table.column(rows.id))).column(ROW_ERROR).drop_null()

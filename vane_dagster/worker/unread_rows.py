@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,14 +28,13 @@ def split_unread(table: pa.Table) -> tuple[pa.Table, list[RowFault]]:
         return table, []
     errors = table.column(ROW_ERROR)
     rows = unsliced(table.drop_columns(ROW_ERROR))
-    is_read = np.asarray(pc.is_null(errors).combine_chunks().to_numpy(zero_copy_only=False))
+    is_read = pc.is_null(errors)
     faults = []
-    for place in np.flatnonzero(~is_read):
-        error = errors[int(place)].as_py()
+    for place in pc.indices_nonzero(pc.invert(is_read)).to_pylist():
+        error = errors[place].as_py()
         fault = SourceError(error["message"])
-        row = rows.slice(int(place), 1)
-        faults.append(RowFault(row, fault, 1, error["error"], True, SOURCE_LABEL))
-    return (rows.take(pa.array(np.flatnonzero(is_read))) if faults else rows), faults
+        faults.append(RowFault(rows.slice(place, 1), fault, 1, error["error"], True, SOURCE_LABEL))
+    return (rows.filter(is_read) if faults else rows), faults
 
 
 def computed(rows: pa.Table, given: int, unread: Sequence[RowFault], work: Work) -> Computed:

@@ -77,7 +77,7 @@ def test_types_of_polars_are_cast_to_those_declared(case, form):
 
 @pytest.mark.parametrize("result", [pl.Series([1, 2, 3]), pa.chunked_array([[1, 2, 3]])])
 def test_a_stream_of_single_values_is_no_table(result):
-    with pytest.raises(vd.errors.UdfError, match=r"which is not a table.*Return a dict"):
+    with pytest.raises(vd.errors.UdfError, match=r"expected a table.* or a dict"):
         call(lambda b: result, {"x": "BIGINT"})
 
 
