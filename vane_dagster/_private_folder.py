@@ -235,11 +235,6 @@ def _fix(fix: str, setting: str) -> str:
 
 def _refusal(path: Path, found: os.stat_result, expected: str, fix: str, above: str = "") -> str:
     return (
-        f"{path} is not private: {above or 'it'} is a {_kind(found.st_mode)} owned by user "
-        f"{found.st_uid} with mode {stat.filemode(found.st_mode)}, expected {expected}. {fix}"
+        f"{path} is not private: {above or 'it'} belongs to user {found.st_uid} with mode "
+        f"{stat.filemode(found.st_mode)}, expected {expected}. {fix}"
     )
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFLNK: "symbolic link", stat.S_IFDIR: "directory", stat.S_IFREG: "file"}
-    return kinds.get(stat.S_IFMT(mode), "special file")

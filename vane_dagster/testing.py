@@ -41,7 +41,6 @@ from vane_dagster._arguments import one_of, positive, text
 from vane_dagster._failpoints import FIRED, PLAN, VARIABLE
 from vane_dagster._private_folder import new_temporary_folder
 from vane_dagster.errors import DefinitionError
-from vane_dagster.types.id_texts import joined_values
 
 __all__ = ["CallFault", "Fault", "Injected", "LoadFault", "StorageFault", "faults"]
 
@@ -58,8 +57,8 @@ class CallFault:
         stage: Name of the stage, such as "embed", or "docs/embed" if two pipelines have one.
         does: "raise" an error; "kill" the worker process; "hang" until the test ends or a time
             limit expires; "out_of_memory" as a GPU raises it; "disconnect", a transient error.
-        ids: Only calls that contain one of these ids. Default: all. An id of several columns is a
-            tuple in a list, as ``ids=[("a", 3)]``, or its text.
+        ids: Only calls that contain one of these ids. Default: all. An id of several columns is
+            its text, as "a|3".
         calls: Only these calls, one number or several, counted from 1 over all workers.
         times: The maximum number of times that it fires. Default: no limit.
         error: With "raise", the name of the exception class: a built-in class, else a new one.
@@ -81,7 +80,7 @@ class CallFault:
             raise DefinitionError(
                 f"{where}: ids and calls are both given; expected one of them. Use two faults"
             )
-        object.__setattr__(self, "ids", _ids(where, self.ids))
+        object.__setattr__(self, "ids", _ids(self.ids))
         _check(where, self)
 
 
@@ -244,16 +243,10 @@ def _check(where: str, fault: Fault) -> None:
         raise DefinitionError(f"{where}: error is for does='raise', not for {fault.does!r}")
 
 
-def _ids(where: str, ids: Any) -> tuple[str, ...] | None:
+def _ids(ids: Any) -> tuple[str, ...] | None:
     """Convert ids to strings, the form in which they are compared."""
     if ids is None:
         return None
-    listed = tuple(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else (ids,)
-    try:
-        return tuple(_id_text(id) for id in listed)
-    except ValueError as error:
-        raise DefinitionError(f"{where}: ids is {ids!r}; {error}") from None
-
-
-def _id_text(id: Any) -> str:
-    return joined_values(id, [None] * len(id)) if isinstance(id, tuple) else str(id)
+    return tuple(
+        map(str, ids if isinstance(ids, Iterable) and not isinstance(ids, str) else (ids,))
+    )

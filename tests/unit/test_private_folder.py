@@ -64,12 +64,12 @@ def writable_by_a_group(folder: Path) -> None:
 
 
 PLANTED = [
-    (writable_by_all, "a directory owned by user 0 with mode drwxrwxrwx"),
-    (writable_by_a_group, "a directory owned by user 0 with mode drwxrwx---"),
-    (of_nobody, "a directory owned by user 65534"),
-    (link, "a symbolic link owned by user 0"),
-    (link_of_nobody, "a symbolic link owned by user 65534"),
-    (file, "a file owned by user 0"),
+    (writable_by_all, "user 0 with mode drwxrwxrwx"),
+    (writable_by_a_group, "user 0 with mode drwxrwx---"),
+    (of_nobody, "user 65534 with mode d"),
+    (link, "user 0 with mode l"),
+    (link_of_nobody, "user 65534 with mode l"),
+    (file, "user 0 with mode -"),
 ]
 
 
@@ -81,7 +81,9 @@ def test_what_is_not_private_is_refused(
     folder = tmp_path / "state"
     plant(folder)
     before = mode(folder)
-    expected = rf"{folder} is not private: it is {found}.* expected a directory owned by user 0 "
+    expected = (
+        rf"{folder} is not private: it belongs to {found}.* expected a directory owned by user 0 "
+    )
     for check in (private_folder, is_private_folder):
         with pytest.raises(ComputeError, match=expected + r".*Remove it, or set VANE_X to"):
             check(folder, "VANE_X")
@@ -95,7 +97,7 @@ def test_a_parent_that_others_can_replace_is_refused(
 ) -> None:
     plant(tmp_path / "parent")
     folder = tmp_path / "parent" / "between" / "state"
-    expected = rf"{folder} is not private: {tmp_path}/parent is a .*Correct its owner or mode"
+    expected = rf"{folder} is not private: {tmp_path}/parent belongs to .*Correct its owner or mode"
     with pytest.raises(ComputeError, match=expected):
         private_folder(folder)
 
@@ -140,7 +142,7 @@ def test_only_a_group_of_this_user_alone_may_write_to_parents(
     if others == "nobody":
         assert private_folder(tmp_path / "local" / "state")
     else:
-        with pytest.raises(ComputeError, match=f"{tmp_path}/local is a directory owned by user 0"):
+        with pytest.raises(ComputeError, match=f"{tmp_path}/local belongs to user 0"):
             private_folder(tmp_path / "local" / "state")
 
 
@@ -170,12 +172,12 @@ def test_users_of_a_parent_can_be_trusted_but_not_of_the_folder(
     for plant in (writable_by_all, of_nobody, link_of_nobody):
         shutil.rmtree(volume / "state")
         plant(volume / "state")
-        with pytest.raises(ComputeError, match="state is not private: it is a "):
+        with pytest.raises(ComputeError, match="state is not private: it belongs to"):
             private_folder(volume / "state")
     os.symlink(volume, tmp_path / "link")
     os.lchown(tmp_path / "link", NOBODY, NOBODY)
     monkeypatch.setenv("VANE_DAGSTER_TRUST_PARENTS", f"{tmp_path}/link:{volume}")
-    with pytest.raises(ComputeError, match="link is a symbolic link owned by user 65534"):
+    with pytest.raises(ComputeError, match="link belongs to user 65534 with mode l"):
         private_folder(tmp_path / "link" / "other")
     monkeypatch.setenv("VANE_DAGSTER_TRUST_PARENTS", ".:")
     with pytest.raises(ComputeError, match="is not private"):

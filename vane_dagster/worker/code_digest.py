@@ -29,15 +29,12 @@ def versions() -> Mapping[str, str]:
 
 def disagreement(driver: Mapping[str, str]) -> str:
     """Return how this process's versions differ from the driver's; empty if they do not."""
-    here = versions()
-    wrong = [name for name in driver if driver[name] != here[name]]
-    if not wrong:
+    here = {name: versions()[name] for name in driver}
+    if here == driver:
         return ""
-    expected = ", ".join(f"{name} {driver[name]}" for name in wrong)
-    actual = ", ".join(f"{name} {here[name]}" for name in wrong)
     return (
-        f"the driver has {expected}; workers there have {actual}. Install the driver's versions "
-        "there, or run the driver from that environment"
+        f"the driver has {dict(driver)}; workers there have {here}. Install the driver's "
+        "versions there, or run the driver from that environment"
     )
 
 

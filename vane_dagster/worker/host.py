@@ -149,7 +149,10 @@ class Host:
         elif model is not None and model.exact and model.content != self.model.content:
             outdated = "holds a model that other code has constructed"
         elif model is not None:
-            unhealthy_reason = self._unhealthy_reason()
+            try:
+                self.model.caller.health.check()
+            except UnhealthyModelError as error:
+                unhealthy_reason = masked(f"its model says that it is dead: {error}")
         return replace(
             load,
             warm=True,
@@ -159,14 +162,6 @@ class Host:
             outdated=outdated,
             server=self.status().server,
         )
-
-    def _unhealthy_reason(self) -> str:
-        """Return why a warm model cannot be used; empty if it can."""
-        try:
-            self.model.caller.health.check()
-        except UnhealthyModelError as error:
-            return masked(f"its model says that it is dead: {error}")
-        return ""
 
     @property
     def server(self) -> ServerProcess | None:

@@ -95,11 +95,7 @@ def _described(fault: RowFault, id: str) -> str:
 
 def user_traceback(error: BaseException) -> str:
     """Format the traceback without the frames of this package."""
-    try:
-        last = traceback.format_exception_only(error)
-    except BaseException:  # formatting reads the exception's own attributes and context
-        last = [f"{described(error)}\n"]
-    return user_frames(error) + masked(clean("".join(last)))
+    return user_frames(error) + masked(clean("".join(traceback.format_exception_only(error))))
 
 
 def user_frames(error: BaseException) -> str:

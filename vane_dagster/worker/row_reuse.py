@@ -242,8 +242,10 @@ class _Restored:
         keying, now = work.keying or RowKeying((), (), "", ""), datetime.now(timezone.utc)
         here = zip(ORIGIN, (keying.epoch, work.run_id, keying.model, keying.code, now))
         self._records = records_schema(self._ids.type)
-        schema = pa.schema([self._records.field(name) for name in ORIGIN])
-        self._origins = [pa.table({name: [value] for name, value in here}, schema=schema)]
+        kinds = {name: self._records.field(name).type for name in ORIGIN}
+        # Without dictionaries, which would keep the values of all former runs.
+        self._plain = pa.schema({n: getattr(k, "value_type", k) for n, k in kinds.items()})
+        self._origins = [pa.table({name: [value] for name, value in here}, schema=self._plain)]
         self._origin = np.zeros(given.num_rows, np.int64)  # the row's place in all of these
 
     def computed(self, pieces: Sequence[pa.Table], faults: pa.Table | None) -> Computed:
@@ -302,7 +304,7 @@ class _Restored:
             records, values, count = stored.take(self._info["record"][owners])
             self._outcomes[owners] = _numpy(records.column(OUTCOME))
             self._inherit_faults(part, owners, records.column(ID).combine_chunks())
-            self._origins.append(_without_unused(records.select(ORIGIN)))
+            self._origins.append(records.select(ORIGIN).cast(self._plain))
             self._add_known(values, np.repeat(owners, count))
         self._origin[places] = 1 + np.arange(len(places))
 
@@ -379,13 +381,12 @@ class _Restored:
     def _row_records(self) -> pa.Table | None:
         if self._work.keying is None:
             return None
-        origins = pa.concat_tables(self._origins).unify_dictionaries()
-        origins = origins.take(pa.array(self._origin))
+        origins = pa.concat_tables(self._origins).take(pa.array(self._origin))
         columns: dict[str, Any] = {ID: self._ids, OUTCOME: pa.array(self._outcomes)}
         columns |= {name: pa.array(self._info[name]) for name in (KEY_HIGH, KEY_LOW)}
         columns |= dict(zip(ORIGIN, origins.columns))
         schema = self._records
-        records = pa.table([columns[name] for name in schema.names], schema=schema)
+        records = pa.table({name: columns[name] for name in schema.names}).cast(schema)
         return taken(records, self._order)
 
 
@@ -394,13 +395,6 @@ def taken(table: pa.Table, places: Places) -> pa.Table:
     if np.array_equal(places, np.arange(table.num_rows)):
         return table
     return unsliced(table).take(pa.array(places))
-
-
-def _without_unused(table: pa.Table) -> pa.Table:
-    """Return a table with dictionaries of the values that occur."""
-    is_dictionary = pa.types.is_dictionary
-    plain = [f.with_type(f.type.value_type) if is_dictionary(f.type) else f for f in table.schema]
-    return table.cast(pa.schema(plain)).cast(table.schema)
 
 
 def _numpy(array: Any) -> _Numbers:

@@ -63,35 +63,13 @@ def _signal() -> int:
 def _started(number: int, seconds: float) -> ctypes.c_void_p:
     """Start a POSIX timer that sends a signal to this process."""
     timer = ctypes.c_void_p()
-    event = _SignalEvent(None, number, _SIGEV_SIGNAL, b"")
-    spec = _TimerSpec(0, 0, int(seconds), int(seconds % 1 * 1e9))
+    event = (ctypes.c_int * 32)(0, 0, number, _SIGEV_SIGNAL)  # `struct sigevent`, of 64 bits
+    spec = (ctypes.c_long * 4)(0, 0, int(seconds), int(seconds % 1 * 1e9))  # `struct itimerspec`
     if _libc().timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
         raise OSError(ctypes.get_errno(), "timer_create failed")
     if _libc().timer_settime(timer, 0, ctypes.byref(spec), None):
         raise OSError(ctypes.get_errno(), "timer_settime failed")
     return timer
-
-
-class _SignalEvent(ctypes.Structure):
-    """``struct sigevent``; `rest` is larger than the padding of any platform."""
-
-    _fields_ = (
-        ("value", ctypes.c_void_p),
-        ("signo", ctypes.c_int),
-        ("notify", ctypes.c_int),
-        ("rest", ctypes.c_char * 64),
-    )
-
-
-class _TimerSpec(ctypes.Structure):
-    """``struct itimerspec``."""
-
-    _fields_ = (
-        ("interval_s", ctypes.c_long),
-        ("interval_ns", ctypes.c_long),
-        ("value_s", ctypes.c_long),
-        ("value_ns", ctypes.c_long),
-    )
 
 
 @lru_cache(maxsize=1)

@@ -89,7 +89,7 @@ def test_wrong_digest_is_refused(tmp_path: Path) -> None:
 def test_root_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "code").write_text("a file")
     archive, digest = archive_of("a.py")
-    with pytest.raises(ComputeError, match="code is not private: it is a file owned by"):
+    with pytest.raises(ComputeError, match="code is not private: it belongs to"):
         unpack(archive, digest, tmp_path / "code")
 
 

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
@@ -38,17 +39,11 @@ def test_an_edit_of_any_file_counts(copied: Path, name: str) -> None:
     assert code_digest(copied) == before
 
 
-@pytest.mark.parametrize("name", ["Python", "pyarrow"])
-def test_versions_that_differ_are_named(name: str) -> None:
-    assert disagreement(versions()) == disagreement({}) == ""
-    driver, worker = disagreement({**versions(), name: "0.1"}).split("; ")
-    assert driver == f"the driver has {name} 0.1"
-    assert worker.startswith(f"workers there have {name} {versions()[name]}. Install the driver's")
-
-
 def test_a_worker_of_other_versions_loads_nothing() -> None:
     nobody: Any = None
     report = HostActor.load(nobody, LoadCall(None, versions={**versions(), "pyarrow": "1.0"}), b"")
     assert report.fault is not None
     assert report.fault.kind == "ComputeError"
-    assert f"node {socket.gethostname()}: the driver has pyarrow 1.0" in report.fault.message
+    assert f"node {socket.gethostname()}: the driver has " in report.fault.message
+    assert f"'pyarrow': '{pa.__version__}'" in report.fault.message.partition("workers there")[2]
+    assert disagreement(versions()) == disagreement({}) == ""
