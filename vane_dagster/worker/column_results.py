@@ -53,15 +53,12 @@ def _shaped(column: Any, shape: Sequence[int] | None, name: str, location: str) 
     try:
         if array.dtype == object:
             array = np.stack([np.asarray(row) for row in column])
-        shaped = array.reshape(-1, *shape)
-        if len(shaped) != len(column):
-            raise ValueError(f"a row has {array[0].size} elements")
+        return array.reshape(len(column), *shape)
     except (ValueError, TypeError) as error:
         raise UdfError(
             f"{location}: column {name!r} does not have shape {list(shape)} in each row: {error}. "
             "Expected lists of equal length without nulls; change input_tensor_shapes or the column"
         ) from None
-    return shaped
 
 
 def as_columns(contract: ColumnsCall, result: Any, work: Work) -> Any:

@@ -23,8 +23,7 @@ _DEAD = re.compile(
 """Names and texts of errors of torch, JAX, TensorFlow, ONNX Runtime, XGBoost and CuPy."""
 _OTHER_GPU_USERS = frozenset(
     {"vllm", "sglang", "tensorflow", "jax", "onnxruntime", "ctranslate2", "llama_cpp", "cupy",
-     "tensorrt", "tensorrt_llm", "paddle", "mxnet", "numba.cuda", "pycuda", "cudf", "xgboost",
-     "cuml", "faiss", "lightgbm", "catboost", "lmdeploy", "nvidia.dali", "warp"}
+     "tensorrt", "tensorrt_llm", "numba.cuda", "cudf", "xgboost", "faiss"}
 )  # fmt: skip
 THREADS = (
     "OMP_NUM_THREADS",

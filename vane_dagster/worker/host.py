@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._private_folder import worker_folder
-from vane_dagster._secrets import keep_variables, masked
+from vane_dagster._secrets import keep_arguments, keep_variables, masked
 from vane_dagster._user_errors import contained, hinted, is_shutdown
 from vane_dagster.errors import (
     DamagedPartError,
@@ -26,6 +27,7 @@ from vane_dagster.errors import (
     VaneError,
     described,
 )
+from vane_dagster.pipeline.lazy_instances import construct
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.servers.directory import SERVER_MOVED, directory
 from vane_dagster.servers.launch import own_node_id
@@ -36,15 +38,14 @@ from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
 from vane_dagster.storage.row_records import write_records
 from vane_dagster.types.schema import empty_table
-from vane_dagster.worker import operators, row_reuse, unread_rows
+from vane_dagster.worker import operators, row_reuse, unread_rows, user_code
 from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.frameworks import device, set_threads, share_gpus, unused_gpu
 from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.id_checks import repeated_or_null
-from vane_dagster.worker.isolation import check_descriptors
+from vane_dagster.worker.isolation import check_descriptors, one_process
 from vane_dagster.worker.lifecycle import Startup, recycle_reason
-from vane_dagster.worker.loaded_model import LoadedModel
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.protocol import (
@@ -69,20 +70,23 @@ from vane_dagster.worker.reports import (
 from vane_dagster.worker.retry import BatchError
 from vane_dagster.worker.row_errors import rejected, user_frames
 from vane_dagster.worker.source_rows import known_files
+from vane_dagster.worker.udf_caller import UdfCaller
 
 
 class Host:
     """The model of a worker process, and the tasks that run on it. One instance per process.
 
     Attributes:
-        model: The model.
+        instance: The constructed model, or the function; None before.
         startup: The state of the model's construction.
         served: Calls of the model, or tasks of a worker without one, completed so far.
         busy: Tasks that are running.
     """
 
     def __init__(self) -> None:
-        self.model = LoadedModel()
+        self.instance: Any = None
+        self._caller: UdfCaller | None = None
+        self._content = ""  # of what the model was constructed from
         self._load: LoadReport | None = None
         self._revoked: set[str] = set()
         self._lock = threading.Lock()
@@ -135,22 +139,34 @@ class Host:
         set_threads(call.threads)
         share_gpus()
         with self.startup.watched(call.lifecycle.startup_timeout_s):
-            if call.model is not None:
-                with directory.constructing():
-                    self.model.construct(call.model, call.archive, worker_folder("code"))
-            else:
+            if (model := call.model) is None:
                 connection()
+                return
+            with directory.constructing():
+                root = worker_folder("code")
+                user_code.activate(user_code.unpack(call.archive, model.code, root))
+                target, args, kwargs = user_code.load(model.payload, model.files)
+                keep_arguments(args, kwargs)
+                _failpoints.at_load(model.label)
+                with one_process():
+                    made = construct(target, args, kwargs) if model.stateful else target
+                self.hold(model, made)
+
+    def hold(self, model: ModelSpec, made: Any) -> None:
+        """Store a constructed model, or a function. Its modules are already imported."""
+        self.instance, self._content = made, model.content
+        self._caller = UdfCaller(model, made)
 
     def _loaded_before(self, load: LoadReport, model: ModelSpec | None) -> LoadReport:
         """Return the report for a model that an earlier run has loaded."""
         unhealthy_reason = outdated = ""
         if directory.is_outdated:
             unhealthy_reason = SERVER_MOVED
-        elif model is not None and model.exact and model.content != self.model.content:
+        elif model is not None and model.exact and model.content != self._content:
             outdated = "holds a model that other code has constructed"
-        elif model is not None:
+        elif self._caller is not None:
             try:
-                self.model.caller.health.check()
+                self._caller.health.check()
             except UnhealthyModelError as error:
                 unhealthy_reason = masked(f"its model says that it is dead: {error}")
         return replace(
@@ -166,7 +182,7 @@ class Host:
     @property
     def server(self) -> ServerProcess | None:
         """The server, if the worker's model is one; also while it starts."""
-        made = self.model.instance
+        made = self.instance
         return made if isinstance(made, ServerProcess) else ServerProcess.starting
 
     def status(self) -> WorkerStatus:
@@ -266,8 +282,9 @@ class Host:
 
     def _call(self, op: CallUdf, rows: pa.Table, work: Work) -> Computed:
         revoked = functools.partial(self._revoked.__contains__, work.lease)
+        assert self._caller is not None, "a worker without a model was given a call"
         with known_files(rows, work):
-            return self.model.caller.call(op, rows, work, revoked)
+            return self._caller.call(op, rows, work, revoked)
 
     def _reuse_and_call(self, op: ReuseAndCall, rows: pa.Table, work: Work) -> Computed:
         marked, wanted, _ = row_reuse.mark(rows, op.arrange, work.source_files)

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
 
+_IS_LINUX = sys.platform == "linux"
 _KILL_SECONDS = 1.0
 _CLOCK_MONOTONIC = 1
 _SIGEV_SIGNAL = 0
@@ -35,7 +36,7 @@ def deadline(seconds: float | None) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        if _is_supported():
+        if _IS_LINUX:
             for number, after in ((_signal(), seconds), (signal.SIGKILL, seconds + _KILL_SECONDS)):
                 stack.callback(_libc().timer_delete, _started(number, after))
         else:  # needs the interpreter lock when it expires
@@ -48,11 +49,7 @@ def deadline(seconds: float | None) -> Iterator[None]:
 
 def ended_by_deadline(code: int) -> bool:
     """Return whether a process ended with this code of `subprocess.Popen` because of a deadline."""
-    return _is_supported() and code == -_signal()
-
-
-def _is_supported() -> bool:
-    return sys.platform == "linux"
+    return _IS_LINUX and code == -_signal()
 
 
 def _signal() -> int:

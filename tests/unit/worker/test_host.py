@@ -31,7 +31,7 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path
         host.revoke("lease")
         return batch
 
-    host.model.hold(ModelSpec("told_to_stop", False, "", b""), told_to_stop)
+    host.hold(ModelSpec("told_to_stop", False, "", b""), told_to_stop)
     work = Work(
         "stage 'docs/m', fragment 0",
         CallUdf(cloudpickle.dumps({}), None, BatchCall(), 5, "one_to_one", 16, ("id",), ()),
@@ -56,7 +56,7 @@ def test_a_model_whose_server_is_gone_when_it_is_constructed_is_tried_again(monk
     def construct(*given: Any) -> None:
         raise ConnectionError("connection refused")
 
-    monkeypatch.setattr(host.model, "construct", construct)
+    monkeypatch.setattr(host, "_construct", construct)
     call = LoadCall(ModelSpec("Client", True, "", b""), endpoints={"llm": [gone]})
     report = host.load(call)
     assert "connection refused" in report.unhealthy_reason
