@@ -91,9 +91,8 @@ def hint(
         )
     if isinstance(error, AttributeError) and isinstance(error.obj, _ARROW):
         return _AS_PANDAS
-    is_arrow = isinstance(error, TypeError) and "'pyarrow.lib." in str(error)
-    if is_arrow and re.search("item assignment|operand|supported", str(error)):
-        return _AS_PANDAS  # of `batch["x"] = ...` or `+`
+    if isinstance(error, TypeError) and "'pyarrow.lib." in str(error):
+        return _AS_PANDAS  # as of `batch["x"] = ...` or `+`
     return None
 
 

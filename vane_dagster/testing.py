@@ -182,14 +182,8 @@ def faults(*planned: Fault, folder: str | os.PathLike[str] | None = None) -> Ite
             subfolder. Default: the folder for temporary files.
 
     Raises:
-        DefinitionError: If an argument is not a fault, or blocks are nested.
+        DefinitionError: If blocks are nested.
     """
-    for fault in planned:
-        if not isinstance(fault, (CallFault, LoadFault, StorageFault)):
-            raise DefinitionError(
-                f"faults: {fault!r} is a {type(fault).__name__}; expected CallFault, LoadFault or "
-                "StorageFault"
-            )
     before = os.environ.get(VARIABLE)
     if before is not None and os.path.exists(before):
         raise DefinitionError("faults: there is a block of faults already; give all in one block")

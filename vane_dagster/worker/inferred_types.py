@@ -64,11 +64,6 @@ class RowTypes(RowResults):
 def _schema(columns: Mapping[str, Any], location: str) -> pa.Schema:
     found = {}
     for name, values in columns.items():
-        if not isinstance(name, str):
-            raise UdfError(
-                f"{location}: returned a column with the name {name!r}; expected text. Name the "
-                "columns in the function"
-            )
         try:
             found[name] = plain_type(column_type(values))
         except (pa.ArrowException, SchemaError, TypeError, ValueError, OverflowError) as error:

@@ -18,24 +18,18 @@ def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.T
     origin = op.parent or op.ids[0]
     if origin not in output.column_names:
         if output.num_rows != batch.num_rows or op.parent:
-            raise UdfError(_unmatched(output, batch, work, op))
+            other = "" if op.parent else ", or one row for each input row, in order"
+            raise UdfError(
+                f"{work.location}: {output.num_rows} rows came back for {batch.num_rows} and "
+                f"without {origin!r}, the id of the row that each was made from. Return the id, "
+                f"which columns= may have to name{other}"
+            )
         output = output.append_column(origin, ids)
     elif not (returned := output.column(origin)).equals(ids):
         _check_returned(returned, ids, work, op)
     if op.parent and work.id not in output.column_names:
         output = output.append_column(work.id, numbered(output.column(origin)))
     return _carried(output, batch, origin, work, op).select(work.schema.names).cast(work.schema)
-
-
-def _unmatched(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> str:
-    is_given = op.columns is None or op.ids[0] in op.columns
-    hint = "" if is_given else f"; to get the id, name {op.ids[0]!r} in columns="
-    other = "" if op.parent else ", or one row for each input row, in order"
-    return (
-        f"{work.location}: {output.num_rows} rows came back for {batch.num_rows} and without "
-        f"{(op.parent or op.ids[0])!r}, the id of the row that each was made from. Return the "
-        f"id{other}{hint}"
-    )
 
 
 def _check_returned(

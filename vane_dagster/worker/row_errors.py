@@ -85,12 +85,11 @@ def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
 
 def describe_faults(faults: Sequence[RowFault], id: str) -> tuple[str, ...]:
     """Describe the first failed rows, each in one line of text."""
-    return tuple(_described(fault, id) for fault in faults[:_FAULTS_REPORTED])
-
-
-def _described(fault: RowFault, id: str) -> str:
-    text = " ".join(masked(described(fault.error, fault.name)).split())
-    return f"id {fault.batch.column(id)[0].as_py()!r}: {text[:_MAX_SHOWN_CHARACTERS]}"
+    return tuple(
+        f"id {fault.batch.column(id)[0].as_py()!r}: "
+        + " ".join(masked(described(fault.error, fault.name)).split())[:_MAX_SHOWN_CHARACTERS]
+        for fault in faults[:_FAULTS_REPORTED]
+    )
 
 
 def user_traceback(error: BaseException) -> str:

@@ -74,7 +74,7 @@ def test_only_the_columns_asked_for_are_given():
 def test_rows_without_an_id_are_matched_by_position():
     output = call(lambda batch: {"x": batch["n"]}, {"x": "BIGINT"}, columns=("n",), batch_size=2)
     assert output.to_pydict() == {"id": IDS["id"].to_pylist(), "x": IDS["n"].to_pylist()}
-    words = ("2 rows came back for 3", "to get the id, name 'id' in columns=")
+    words = ("2 rows came back for 3", "Return the id, which columns= may have to name")
     refused(lambda batch: {"x": batch["n"][:2]}, {"x": "BIGINT"}, *words, columns=("n",))
 
 
@@ -168,7 +168,7 @@ def test_ids_that_are_not_those_given(case):
 
 
 def test_rows_without_ids_have_to_be_as_many():
-    words = ["2 rows came back for 3 and without 'id'", "Return the id, or one row for each"]
+    words = ["2 rows came back for 3 and without 'id'", "or one row for each input row"]
     refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words)
     refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words, cardinality="filter")
 
