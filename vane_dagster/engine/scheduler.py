@@ -272,7 +272,9 @@ class WaveScheduler:
         elif task.kind == "slice":
             piece = Held(done.table, report.rows_out, report.bytes_out)
             task_state.pieces[in_flight.start] = piece
-            task_state.tally += report.done_by(in_flight.worker.name)
+            task_state.tally += replace(
+                report.tally, workers=(in_flight.worker.name,), seconds=report.seconds
+            )
             task_state.slices_in_flight -= 1
             if not task_state.rows_left and not task_state.slices_in_flight:
                 if not run.is_arranged(task_state.spec):

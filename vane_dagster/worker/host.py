@@ -115,7 +115,11 @@ class Host:
             fault, unhealthy_reason = None, ""
             try:
                 self._construct(call)
-                _check_size(model, call.lifecycle)
+                if model is not None and (reason := recycle_reason(call.lifecycle, 0)):
+                    raise ModelLoadError(
+                        f"{model.label}: its worker {reason}, before its first batch, and would be "
+                        "replaced after each. Raise max_rss"
+                    )
             except BaseException as error:  # a user's constructor may raise anything
                 if is_shutdown(error):
                     raise
@@ -326,15 +330,6 @@ class Host:
 
 def _calls_model(work: Work) -> bool:
     return isinstance(work.op, (CallUdf, ReuseAndCall))
-
-
-def _check_size(model: ModelSpec | None, lifecycle: WorkerLifecycle) -> None:
-    """Raise ModelLoadError if a fresh worker already exceeds its memory limit."""
-    if model is not None and (reason := recycle_reason(lifecycle, 0)):
-        raise ModelLoadError(
-            f"{model.label}: its worker {reason}, before its first batch, and would be replaced "
-            "after each. Raise max_rss"
-        )
 
 
 def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:

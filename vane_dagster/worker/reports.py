@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import pyarrow as pa
 
@@ -145,10 +145,6 @@ class WorkReport:
         if self.fault is not None:
             return self.fault.kind == "UdfError"
         return 0 < self.tally.rows_in == self.tally.quarantined + self.tally.nulled
-
-    def done_by(self, worker: str) -> Tally:
-        """Return the tally, with the worker's name and the seconds that the task took."""
-        return replace(self.tally, workers=(worker,), seconds=self.seconds)
 
 
 @dataclass(frozen=True)

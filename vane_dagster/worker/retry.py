@@ -163,7 +163,10 @@ def attempt(
                 single = [again.slice(i, 1) for i in range(again.num_rows)]
                 waiting[:0] = [(row, attempts, crashed) for row in single]
             else:
-                error = _server_died(crashed, next(iter(blamed.values())))
+                error = ConnectionError(
+                    f"the server ended or hung each of the {crashed} times that it had this row, "
+                    f"at last without another of this worker: {next(iter(blamed.values()))}"
+                )
                 outcome.faults.append(RowFault(again, error, crashed, SERVER_DIED, True))
                 _check_last(outcome.faults, policy, id, max_faults)
             errors = {i: error for i, error in errors.items() if i not in blamed}
@@ -198,11 +201,6 @@ def _check_last(faults: list[RowFault], policy: Policy, id: str, max_faults: int
 
 def _rows_at(rows: pa.Table, places: Collection[int]) -> pa.Table:
     return rows if len(places) == rows.num_rows else unsliced(rows).take([*places])
-
-
-def _server_died(crashes: int, error: BaseException) -> ConnectionError:
-    text = f"the server ended or hung each of the {crashes} times that it had this row"
-    return ConnectionError(f"{text}, at last without another of this worker: {error}")
 
 
 def _halves(

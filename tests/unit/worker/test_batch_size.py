@@ -70,13 +70,6 @@ def test_a_stage_may_leave_the_size_to_its_worker():
     assert max(sizes) >= 256
 
 
-def test_a_size_that_is_given_is_kept():
-    sizes = BatchSizer()
-    assert [len(batch) for batch in sizes.cut(pa.table({"x": range(10)}), 4)] == [4, 4, 2]
-    assert [len(batch) for batch in sizes.cut(pa.table({"x": range(10)}), None)] == [10]
-    assert sizes.used(4) is None
-
-
 def test_noise_of_small_last_batches_counts_for_nothing():
     sizes = BatchSizer()
     for _ in range(50):

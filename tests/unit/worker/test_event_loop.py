@@ -24,15 +24,3 @@ def test_threads_that_begin_together_share_one_loop():
         with ThreadPoolExecutor(4) as threads:
             found = [threads.submit(begin) for _ in range(4)]
             assert len({each.result() for each in found}) == 1
-
-
-def test_a_loop_survives_a_task_that_raises_system_exit():
-    events = EventLoop()
-    first = events.run(running())
-
-    async def ends() -> None:
-        asyncio.get_running_loop().call_soon(exit)
-        await asyncio.sleep(0.01)
-
-    events.run(ends())
-    assert events.run(running()) == first
