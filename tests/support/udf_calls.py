@@ -33,18 +33,17 @@ def call(
     cardinality: Any = "one_to_one",
     columns: tuple[str, ...] | None = None,
     max_concurrency: int = 16,
-    contract: Any = None,
     **kwargs: Any,
 ) -> pa.Table:
     """Return a worker's output for a table, with everything but the process around it."""
     udf = make_udf("here", fn, kwargs=kwargs)
-    check_calls("here", udf, contract or BatchCall())
+    contract = BatchCall(batch_format)
+    check_calls("here", udf, contract)
     declared = parse_schema(schema, "here")
     if "id" not in declared.names:
         declared = pa.schema([table.schema.field("id"), *declared])
     arguments = cloudpickle.dumps(kwargs)
     made = tuple(parse_schema(schema, "here").names)
-    contract = contract or BatchCall(batch_format)
     op = CallUdf(
         arguments, columns, contract, batch_size, cardinality, max_concurrency, ("id",), made,
         style=udf.style,
@@ -80,7 +79,6 @@ def run_stage(
     table: pa.Table,
     revoked: Callable[[], bool] = lambda: False,
     retries: int | None = None,
-    counts: list[int] | None = None,
 ) -> Any:
     """Return a worker's output of a stage for the rows of the source; None if it was revoked.
 
@@ -89,7 +87,6 @@ def run_stage(
         table: The rows.
         revoked: Whether the lease has ended.
         retries: Replaces the number of retries.
-        counts: Receives the number of calls with batches.
     """
     spec, pipeline = stage.spec, stage.pipeline
     assert spec.runs_udf
@@ -106,6 +103,4 @@ def run_stage(
         computed = caller.call(op, table, work, revoked)
     except BatchError as error:
         raise error.cause from None
-    if counts is not None:
-        counts.append(computed.report.batches)
     return None if computed.report.cancelled else computed.rows

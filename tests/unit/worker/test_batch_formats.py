@@ -150,7 +150,6 @@ WAYS = {
     "one array": lambda: IMAGES,
     "a list of arrays": lambda: list(IMAGES),
     "one tensor": torch_images,
-    "a masked array": lambda: np.ma.masked_array(IMAGES),
     "whole numbers as floats": lambda: IMAGES.astype(np.float32),
     "a column of tensors": lambda: images()["image"],
 }
