@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol, Union
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_variables
-from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.errors import ComputeError
@@ -149,12 +148,6 @@ class Backend(Protocol):
 
     def capacity(self) -> Capacity:
         """Resources of the cluster."""
-
-    def variables(self) -> Variables | None:
-        """Environment variables of workers, as those of the pool manager's node.
-
-        None if workers have the variables of this process.
-        """
 
     def claims(self, run_id: str) -> Claims:
         """The run's claims on fragments, which other runs with the same workers respect."""

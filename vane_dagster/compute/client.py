@@ -13,7 +13,6 @@ from vane_dagster.compute.actor_names import (
     pool_manager_name,
 )
 from vane_dagster.compute.head_watch import HeadWatch
-from vane_dagster.compute.variables import Variables
 from vane_dagster.errors import ComputeError
 from vane_dagster.worker.code_digest import protocol
 
@@ -76,7 +75,6 @@ class PoolManagerClient:
 
     Attributes:
         watch: The watch of the cluster's head.
-        variables: Environment variables of the pool manager.
         adds_nodes: See `Capacity`.
     """
 
@@ -148,7 +146,7 @@ class PoolManagerClient:
         import ray
 
         try:
-            there, *facts = ray.get(actor.hello.remote(), timeout=_ANSWER_SECONDS)
+            there, adds_nodes = ray.get(actor.hello.remote(), timeout=_ANSWER_SECONDS)
         except ray.exceptions.GetTimeoutError as error:
             raise _no_answer("hello", error) from error
         except ray.exceptions.RayTaskError as error:
@@ -164,8 +162,7 @@ class PoolManagerClient:
                 f"{there}, expected {protocol()}). Install the driver's version there"
             )
         self.actor = actor
-        self.variables: Variables = facts[0]
-        self.adds_nodes: bool = facts[1]
+        self.adds_nodes: bool = adds_nodes
 
 
 def _started() -> Any:

@@ -249,9 +249,6 @@ class LocalBackend:
         """See `Backend.capacity`."""
         return Capacity((self._node,), shutil.disk_usage(self.folder).free, is_cluster=False)
 
-    def variables(self) -> None:
-        """See `Backend.variables`."""
-
     def claims(self, run_id: str) -> NoClaims:
         """See `Backend.claims`. No other process shares these workers."""
         return NoClaims()

@@ -24,7 +24,6 @@ from vane_dagster.compute.pool_state import (
     PoolState,
     WorkerStart,
 )
-from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
 from vane_dagster.worker.code_digest import protocol
 from vane_dagster.worker.pools import PoolRequest, WorkerInfo
@@ -52,10 +51,10 @@ class PoolManager:
         # Makes a restarted pool manager adopt its pools even if nobody ever calls it again.
         ray.get_runtime_context().current_actor.hello.remote()
 
-    async def hello(self) -> tuple[str, Variables, bool]:
-        """The protocol of the code that runs here, the variables, and `Capacity.adds_nodes`."""
+    async def hello(self) -> tuple[str, bool]:
+        """The protocol of the code that runs here, and `Capacity.adds_nodes`."""
         await self._started()
-        return protocol(), Variables.here(), adds_nodes()
+        return protocol(), adds_nodes()
 
     async def acquire(self, request: LeaseRecord) -> LeaseAnswer:
         """Grant a lease, or answer that it must wait; drivers poll about every second."""

@@ -27,7 +27,6 @@ from vane_dagster.compute.client import PoolManagerClient, brief
 from vane_dagster.compute.growth import listed
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord
-from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits, short
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Group
 from vane_dagster.errors import ClusterLostError, ComputeError, names
@@ -67,10 +66,6 @@ class RayBackend:
         nodes = tuple(node["Resources"] for node in found if node["Alive"])
         memory = int(sum(node.get("object_store_memory", 0) for node in nodes))
         return Capacity(nodes, memory, self._pool_manager.adds_nodes)
-
-    def variables(self) -> Variables:
-        """See `Backend.variables`."""
-        return self._pool_manager.variables
 
     def lease(
         self,

@@ -15,7 +15,6 @@ from typing import Any, Union
 from vane_dagster.compute.api import TICKETS, CallResult, Capacity, TableLostError, Worker
 from vane_dagster.compute.local_backend import LocalBackend, LocalLease
 from vane_dagster.compute.ray_backend import RayBackend, RayLease
-from vane_dagster.compute.variables import Variables
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.servers.directory import Endpoints
@@ -35,10 +34,6 @@ class RoutedBackend:
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
         return replace(self._cluster.capacity(), driver=self._driver.capacity())
-
-    def variables(self) -> Variables | None:
-        """See `Backend.variables`. Subprocesses have the driver's."""
-        return self._cluster.variables()
 
     def claims(self, run_id: str) -> Claims:
         """See `Backend.claims`."""

@@ -61,8 +61,6 @@ def execute(
         if backend is not None:
             checked = check_all(plan, store, backend)
             refuse(checked.findings)
-            for text in checked.notices:
-                emit(Noticed(text))
             pools = stage_pools(plan, checked, store)
             refuse(edited(plan, needed))
             refuse(_ship_files(plan, needed, store, emit))

@@ -6,17 +6,15 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vane_dagster.compute.admission import unsatisfiable
 from vane_dagster.compute.api import Backend, Capacity
-from vane_dagster.compute.variables import Variables
 from vane_dagster.engine.server_pools import declared_servers, server_pool
 from vane_dagster.errors import (
     PreflightError,
     StoreError,
     VaneError,
-    names,
 )
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import CodeIdentity
@@ -62,15 +60,13 @@ class Checked:
         identities: The identity of this code.
         servers: The pool of each server that the stages use.
         findings: All problems that prevent the run.
-        notices: Advice about code that works, but wastes memory or time.
     """
 
     capacity: Capacity
     code: Mapping[str, CodeBundle]
     identities: Mapping[str, CodeIdentity]
-    findings: Sequence[PreflightFinding] = field(default_factory=tuple)
-    notices: Sequence[str] = ()
-    servers: Mapping[ModelServer, PoolSpec] = field(default_factory=dict)
+    servers: Mapping[ModelServer, PoolSpec]
+    findings: Sequence[PreflightFinding]
 
 
 def check_all(plan: RunPlan, store: Store, backend: Backend) -> Checked:
@@ -92,10 +88,8 @@ def check_all(plan: RunPlan, store: Store, backend: Backend) -> Checked:
         findings += more
         for asked in written:
             findings += asked.result()
-    variables = backend.variables()
-    findings += missing_keys(pipeline, stages, capacity, variables)
-    notices = tuple(other_variables(pipeline, identities, variables))
-    return Checked(capacity, code, identities, tuple(findings), notices, servers)
+    findings += missing_keys(pipeline, stages, capacity)
+    return Checked(capacity, code, identities, servers, findings)
 
 
 def _servers(
@@ -174,56 +168,25 @@ def misplaced(
         )
 
 
-def other_variables(
-    pipeline: Pipeline, identities: Mapping[str, CodeIdentity], variables: Variables | None
-) -> Iterator[str]:
-    """Yield a text for each stage with the name of a variable in its code that workers lack.
-
-    Workers have the environment of the process that started their cluster. A string of the code
-    that equals the name of a variable suffices.
-    """
-    for stage, identity in identities.items():
-        spec = pipeline[stage].spec
-        if variables is None or not spec.runs_udf or spec.on_driver:
-            continue
-        named = identity.literals.difference(spec.workers._env_vars)
-        if found := variables.differing(named):
-            listed = names(found)
-            yield (
-                f"stage '{pipeline.name}/{stage}': its code names {listed}; environment variables "
-                "of these names differ between this run and the workers, which have the "
-                "environment of the process that started the Ray cluster. If the code reads them, "
-                f"send them: vd.Workers(env_vars={found}), or keyed_env_vars if they change results"
-            )
-
-
 def missing_keys(
-    pipeline: Pipeline,
-    stages: Sequence[str],
-    capacity: Capacity,
-    variables: Variables | None,
+    pipeline: Pipeline, stages: Sequence[str], capacity: Capacity
 ) -> Iterator[PreflightFinding]:
-    """Find the stages whose provider lacks its key in each worker that they may get.
+    """Find the stages whose provider lacks its key in the environment that its workers get.
 
-    Nodes may differ: nothing is known of a cluster with several, or whose autoscaler may add some.
+    Nothing is known of the workers on a cluster if the stage sends them no key.
     """
-    known = variables if len(capacity.nodes) == 1 and not capacity.adds_nodes else None
     for stage in stages:
         spec = pipeline[stage].spec
-        variable = spec.key_variable if spec.runs_udf else None
-        if not spec.runs_udf or variable is None:
+        if not spec.runs_udf or (variable := spec.key_variable) is None:
             continue
-        fix, reaches = "Set it where the run is launched", bool(os.environ.get(variable))
-        if capacity.is_cluster and not spec.on_driver:
-            fix += f", and name it in vd.Workers(env_vars=[{variable!r}])"
-            is_sent = reaches and variable in spec.workers._env_vars
-            reaches = is_sent or known is None or known.holds(variable)
-        if not reaches:
+        is_known = not capacity.is_cluster or spec.on_driver or variable in spec.workers._env_vars
+        if is_known and not os.environ.get(variable):
             yield PreflightFinding(
                 f"stage '{pipeline.name}/{stage}'",
                 f"{spec.udf.name} needs a key in the environment variable {variable!r}, which "
                 "its workers do not have",
-                f"{fix}. An endpoint that needs no key has the option api_key_env=None",
+                "Set it where the run is launched. An endpoint that needs no key has the option "
+                "api_key_env=None",
             )
 
 

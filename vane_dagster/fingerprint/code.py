@@ -21,7 +21,6 @@ from vane_dagster.fingerprint.files import LocalFiles, file_digests
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.modules import Finder, closure
 from vane_dagster.fingerprint.objects import ObjectEncoder
-from vane_dagster.fingerprint.symbols import SymbolSource
 from vane_dagster.types.callables import unwrapped
 
 
@@ -36,7 +35,6 @@ class CodeIdentity:
             imported lazily and not installed here is assumed to exist on the workers.
         find_modules: Returns `modules`.
         text: Returns the code that counts, file by file, for people.
-        units: The code that counts.
     """
 
     digest: str
@@ -44,7 +42,6 @@ class CodeIdentity:
     packages: tuple[str, ...]
     find_modules: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
     text: Callable[[], str] = field(repr=False, compare=False)
-    units: tuple[SymbolSource, ...] = field(repr=False, compare=False)
 
     @functools.cached_property
     def modules(self) -> tuple[str, ...]:
@@ -53,11 +50,6 @@ class CodeIdentity:
         They are found on first use: the search follows imports much further than the digest does.
         """
         return self.find_modules()
-
-    @property
-    def literals(self) -> frozenset[str]:
-        """The string literals of the code that counts."""
-        return frozenset[str]().union(*(unit.texts for unit in self.units))
 
 
 _reading: ContextVar[Finder | None] = ContextVar("_reading", default=None)
@@ -112,14 +104,8 @@ def code_identity(
     if module is not None:
         seeds.add(module.name)
     packages = tuple(sorted(dependency_walk.packages))
-    units = tuple(dependency_walk.units)
     return CodeIdentity(
-        digest,
-        tuple(parts),
-        packages,
-        lambda: closure(finder, seeds),
-        dependency_walk.text,
-        units,
+        digest, tuple(parts), packages, lambda: closure(finder, seeds), dependency_walk.text
     )
 
 

@@ -76,13 +76,6 @@ class SymbolSource:
         found = (path for node in stored for path in paths(node) if isinstance(path, Imported))
         return self.scan.paths.union(path.partition(".")[0] or path for path in found)
 
-    @property
-    def texts(self) -> frozenset[str]:
-        """The strings in the statements."""
-        nodes = (node for each in self.nodes for node in ast.walk(each))
-        values = (node.value for node in nodes if isinstance(node, ast.Constant))
-        return frozenset(value for value in values if isinstance(value, str))
-
     @cached_property
     def has_code(self) -> bool:
         """Whether the statements hold a definition or a lambda."""

@@ -153,7 +153,6 @@ class ModelStageSpec(MapBatchesSpec):
                 dict.fromkeys(module for one in found for module in one.modules)
             ),
             text=lambda: "\n".join(one.text() for one in found),
-            units=tuple(unit for one in found for unit in one.units),
         )
 
     @property

@@ -25,7 +25,7 @@ _OTHER_GPU_USERS = frozenset(
     {"vllm", "sglang", "tensorflow", "jax", "onnxruntime", "ctranslate2", "llama_cpp", "cupy",
      "tensorrt", "tensorrt_llm", "numba.cuda", "cudf", "xgboost", "faiss"}
 )  # fmt: skip
-THREADS = (
+_THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -41,7 +41,7 @@ def set_threads(threads: int) -> None:
     """Set the number of threads of numeric libraries, including those imported later."""
     if threads < 1:
         return
-    for name in THREADS:
+    for name in _THREADS:
         os.environ[name] = str(threads)
     pa.set_cpu_count(threads)
     threadpoolctl.threadpool_limits(threads)  # those of libraries that are loaded, such as BLAS

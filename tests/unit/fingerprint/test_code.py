@@ -288,22 +288,6 @@ def test_nothing_of_the_user_is_run(project: Project) -> None:
     assert "side" not in sys.modules
 
 
-def test_the_literals_of_the_code_that_counts(project: Project) -> None:
-    """Of the file of the function those that it reaches, of a module that it uses all."""
-    project.write(
-        defs="import os\nfrom settings import SIZE\nMODE = os.environ.get('AT_TOP')\n"
-        "UNUSED = os.environ.get('NOT_REACHED')\n"
-        "def helper(text):\n    return os.getenv('IN_HELPER')\n"
-        "def udf(text):\n    return helper(text)[:SIZE] + MODE\n"
-        "class Model:\n    def __init__(self):\n        self.mode = os.environ['IN_CONSTRUCTOR']\n",
-        settings="import os\nSIZE = os.environ.get('IN_MODULE')\n",
-    )
-    names = {"AT_TOP", "IN_HELPER", "IN_MODULE"}
-    assert project.identity().literals == names
-    assert project.identity(version="1").literals >= names
-    assert project.identity("Model").literals == {"IN_CONSTRUCTOR"}
-
-
 def test_a_parser_that_fails_beside_another_thread_is_tried_again(monkeypatch):
     real, failures = ast.parse, iter([SystemError("AST constructor recursion depth mismatch")] * 2)
 
