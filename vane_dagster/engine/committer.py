@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import threading
 import time
@@ -213,31 +214,17 @@ class Committer:
 
 def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
     """Check that no id is in two fragments; open parts only if their id ranges overlap."""
-    ranges = sorted(
-        (
-            (part.id_min, part.id_max, index)
-            for index, part in enumerate(manifest.parts)
-            if part.rows
-        ),
-        key=lambda item: (item[0], item[1]),
-    )
-    overlapping: set[int] = set()
-    highest: Any = None
-    holder = -1
-    for low, high, index in ranges:
-        if holder >= 0 and low <= highest:
-            overlapping |= {holder, index}
-        if holder < 0 or high > highest:
-            highest, holder = high, index
-    if not overlapping:
+    parts = {part.name: i for i, part in enumerate(manifest.parts) if part.rows}
+    ranges = sorted((manifest.parts[i].id_min, manifest.parts[i].id_max) for i in parts.values())
+    highest = itertools.accumulate((high for _, high in ranges), max)
+    if all(low > before for before, (low, _) in zip(highest, ranges[1:])):
         return
-    fragments = {manifest.parts[i].name: manifest.fragments[i] for i in sorted(overlapping)}
-    repeated, parts = _repeated_ids(folder, list(fragments), id)
+    repeated, files = _repeated_ids(folder, list(parts), id)
     if repeated:
-        files = dict.fromkeys(fragments[name].url for name in parts)
+        urls = dict.fromkeys(manifest.fragments[parts[name]].url for name in files)
         raise SourceError(
             f"stage '{manifest.pipeline}/{manifest.stage}'{_label(manifest.partition)}: ids "
-            f"{names(repeated)} of {id!r} are in more than one fragment, in {names(files)}; an id "
+            f"{names(repeated)} of {id!r} are in more than one fragment, in {names(urls)}; an id "
             "must be unique inside a partition. Fix the source"
         )
 
@@ -254,15 +241,10 @@ def _repeated_ids(folder: Location, parts: Sequence[str], id: str) -> tuple[list
         connection.execute("SET temp_directory=?", [str(spill)])
         if not folder.is_local:
             connection.register_filesystem(folder.fs)
-        rows = f"(SELECT {quote(id)} AS id, filename FROM read_parquet(?, filename=true))"
         found = connection.execute(
-            f"SELECT id FROM {rows} GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 6", [paths]
-        )
-        repeated = [row[0] for row in found.fetchall()]
-        if not repeated:
-            return [], []
-        holders = connection.execute(
-            f"SELECT DISTINCT filename FROM {rows} WHERE id IN (SELECT unnest(?)) ORDER BY 1",
-            [paths, repeated],
-        )
-        return repeated, [PurePosixPath(row[0]).name for row in holders.fetchall()]
+            f"SELECT {quote(id)} AS id, list(filename) FROM read_parquet(?, filename=true) "
+            "GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 6",
+            [paths],
+        ).fetchall()
+    files = {PurePosixPath(path).name for _, paths in found for path in paths}
+    return [id for id, _ in found], sorted(files)

@@ -12,7 +12,7 @@ from vane_dagster.compute.api import IO_WORKERS, Backend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims, NoClaims
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.engine.preflight import Checked, PreflightFinding, check_all, refuse
+from vane_dagster.engine.preflight import Checked, check_all, refuse
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
 from vane_dagster.engine.slicing import DEFAULT_BATCH
@@ -61,7 +61,8 @@ def execute(
         if backend is not None:
             checked = check_all(plan, store, backend)
             refuse(checked.findings)
-            pools = stage_pools(plan, checked, store)
+            packed = checked.code.items()
+            pools = {stage: _pool(plan, stage, code, checked, store) for stage, code in packed}
             refuse(edited(plan, needed))
             refuse(_ship_files(plan, needed, store, emit))
         for stage in needed:
@@ -122,7 +123,7 @@ def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:
     return {pool.identity: pool for pool in (io, *by_size)}
 
 
-def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
+def edited(plan: RunPlan, stages: Sequence[str]) -> list[str]:
     """Return a finding for each stage with code other than that in its keys.
 
     Called when the code is packed, so no row is stored under the key of other code.
@@ -135,15 +136,13 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[PreflightFinding]:
         parts = spec.code(plan.pipeline).parts if planned and spec.runs_udf else ()
         if planned != {Component(*part) for part in parts if part[0] == "code"}:
             where = f"stage '{plan.pipeline.name}/{stage}'"
-            found.append(
-                PreflightFinding(where, "its code was edited while the run began", "Run it again")
-            )
+            found.append(f"{where}: its code was edited while the run began. Run it again")
     return found
 
 
 def _ship_files(
     plan: RunPlan, stages: Sequence[str], store: Store, emit: Callable[[Event], None]
-) -> list[PreflightFinding]:
+) -> list[str]:
     """Put the local files of some stages into the store; return a finding for each edited one."""
     found = []
     for stage in stages:
@@ -164,21 +163,17 @@ def _ship_files(
             if file.content() != content:
                 discard(store.root, missing)
                 where = f"stage '{plan.pipeline.name}/{stage}'"
-                problem = f"{file} was edited while the run began"
-                found.append(PreflightFinding(where, problem, "Run it again when it is complete"))
+                found.append(
+                    f"{where}: {file} was edited while the run began. Run it again when it is "
+                    "complete"
+                )
     return found
-
-
-def stage_pools(plan: RunPlan, checked: Checked, store: Store) -> dict[str, PoolSpec]:
-    """The pool of each stage that runs user code."""
-    return {
-        stage: _pool(plan, stage, bundle, checked, store) for stage, bundle in checked.code.items()
-    }
 
 
 def _pool(
     plan: RunPlan, stage: str, bundle: CodeBundle, checked: Checked, store: Store
 ) -> PoolSpec:
+    """The pool of a stage that runs user code."""
     spec = plan.pipeline[stage].spec
     assert spec.runs_udf
     on_driver = spec.on_driver and checked.capacity.is_cluster

@@ -31,7 +31,7 @@ _RETRY_IDLE_SECONDS = 0.5
 _MAX_RETRIED = 256
 _REPORT_AFTER_SECONDS = 1.0
 _MAX_HELD = 256
-"""Partitions that wait for others at a time, before later ones are looked at."""
+"""Waiting partitions that are looked at, at a time."""
 
 
 @dataclass(frozen=True)
@@ -255,8 +255,6 @@ class FragmentQueue:
                 continue
             if self.lookups.must_wait(place.partition, [spec.name for spec in specs]):
                 self._held.setdefault(place.partition, []).append(place)
-                if len(self._held) >= _MAX_HELD:
-                    return places
                 continue
             places.append(place)
             if len(places) == self._ahead:
@@ -273,8 +271,8 @@ class FragmentQueue:
             specs = self._to_compute(self._held[partition][0])
             if not self.lookups.must_wait(partition, [spec.name for spec in specs]):
                 places += self._take_held(partition, self._ahead - len(places))
-        may_come = self._ready or self._blocked or (self._has_fresh and len(self._held) < _MAX_HELD)
-        if idle and self._held and not (places or may_come):
+        may_come = places or self._ready or self._blocked or self._has_fresh
+        if idle and self._held and not may_come:
             places = self._take_held(next(iter(self._held)), self._ahead)  # it would wait forever
         return places
 

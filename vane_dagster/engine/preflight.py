@@ -26,28 +26,9 @@ from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
 
 _BESIDE_CLUSTER = (
-    "GPUs that this machine gives to the Ray cluster do not count, nor do the cluster's custom "
+    ". GPUs that this machine gives to the Ray cluster do not count, nor do the cluster's custom "
     "resources: see `subprocesses` of RayCompute"
 )
-
-
-@dataclass(frozen=True)
-class PreflightFinding:
-    """One problem that prevents a run.
-
-    Attributes:
-        location: The stage, folder or node that it concerns.
-        problem: The expected against the actual state.
-        fix: The fix; empty if `problem` includes it.
-    """
-
-    location: str
-    problem: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        message = f"{self.location}: {self.problem}" if self.location else self.problem
-        return f"{message}. {self.fix}" if self.fix else message
 
 
 @dataclass(frozen=True)
@@ -66,7 +47,7 @@ class Checked:
     code: Mapping[str, CodeBundle]
     identities: Mapping[str, CodeIdentity]
     servers: Mapping[ModelServer, PoolSpec]
-    findings: Sequence[PreflightFinding]
+    findings: Sequence[str]
 
 
 def check_all(plan: RunPlan, store: Store, backend: Backend) -> Checked:
@@ -97,7 +78,7 @@ def _servers(
     stages: Sequence[str],
     capacity: Capacity,
     store: Store,
-) -> tuple[dict[ModelServer, PoolSpec], list[PreflightFinding]]:
+) -> tuple[dict[ModelServer, PoolSpec], list[str]]:
     """The pools of the servers that stages use, and a finding for each that cannot be started."""
     pools: dict[ModelServer, PoolSpec] = {}
     findings = []
@@ -105,17 +86,17 @@ def _servers(
         try:
             pools[server] = pool = server_pool(server, capacity, store.root)
         except VaneError as error:
-            findings.append(PreflightFinding("", str(error)))  # it names the server
+            findings.append(str(error))  # it names the server
             continue
         needs = (pool.label, pool.workers, pool.bundle)
         if capacity.nodes and (message := unsatisfiable(capacity, *needs, is_server=True)):
-            findings.append(PreflightFinding("", message))
+            findings.append(message)
     return pools, findings
 
 
-def refuse(findings: Sequence[PreflightFinding]) -> None:
+def refuse(findings: Sequence[str]) -> None:
     """Raise all findings as one error, if there are any."""
-    messages = tuple(dict.fromkeys(str(finding) for finding in findings))
+    messages = tuple(dict.fromkeys(findings))
     if not messages:
         return
     if len(messages) == 1:
@@ -129,7 +110,7 @@ def refuse(findings: Sequence[PreflightFinding]) -> None:
 
 def packed(
     pipeline: Pipeline, stages: Sequence[str]
-) -> tuple[dict[str, CodeBundle], dict[str, CodeIdentity], list[PreflightFinding]]:
+) -> tuple[dict[str, CodeBundle], dict[str, CodeIdentity], list[str]]:
     """Pack the code of each stage that runs user code."""
     code: dict[str, CodeBundle] = {}
     identities: dict[str, CodeIdentity] = {}
@@ -144,33 +125,26 @@ def packed(
             identities[stage] = identity = spec.code(pipeline)
             code[stage] = pack(identity.modules, payload, spec.local_files())
         except VaneError as error:
-            findings.append(
-                PreflightFinding(f"stage '{pipeline.name}/{stage}': {udf.name}", str(error))
-            )
+            findings.append(f"stage '{pipeline.name}/{stage}': {udf.name}: {error}")
     return code, identities, findings
 
 
-def misplaced(
-    pipeline: Pipeline, stages: Sequence[str], capacity: Capacity
-) -> Iterator[PreflightFinding]:
+def misplaced(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) -> Iterator[str]:
     """Find the stages that need a Ray cluster in a run without one."""
     for stage in stages if not capacity.is_cluster else ():
         spec = pipeline[stage].spec
         if not spec.runs_udf or spec.workers.execution_backend is None or spec.on_driver:
             continue
         declared = spec.workers.execution_backend
-        yield PreflightFinding(
-            f"stage '{pipeline.name}/{stage}'",
-            f"declares execution_backend={declared!r}, but the compute resource of this run is "
-            "LocalCompute, which has no Ray cluster",
-            f'Write execution_backend="{declared.replace("ray", "subprocess")}", or leave it '
-            "out to compute where the resource says; or give the run a RayCompute",
+        yield (
+            f"stage '{pipeline.name}/{stage}': declares execution_backend={declared!r}, but the "
+            "compute resource of this run is LocalCompute, which has no Ray cluster. Write "
+            f'execution_backend="{declared.replace("ray", "subprocess")}", or leave it '
+            "out to compute where the resource says; or give the run a RayCompute"
         )
 
 
-def missing_keys(
-    pipeline: Pipeline, stages: Sequence[str], capacity: Capacity
-) -> Iterator[PreflightFinding]:
+def missing_keys(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) -> Iterator[str]:
     """Find the stages whose provider lacks its key in the environment that its workers get.
 
     Nothing is known of the workers on a cluster if the stage sends them no key.
@@ -181,18 +155,14 @@ def missing_keys(
             continue
         is_known = not capacity.is_cluster or spec.on_driver or variable in spec.workers._env_vars
         if is_known and not os.environ.get(variable):
-            yield PreflightFinding(
-                f"stage '{pipeline.name}/{stage}'",
-                f"{spec.udf.name} needs a key in the environment variable {variable!r}, which "
-                "its workers do not have",
-                "Set it where the run is launched. An endpoint that needs no key has the option "
-                "api_key_env=None",
+            yield (
+                f"stage '{pipeline.name}/{stage}': {spec.udf.name} needs a key in the environment "
+                f"variable {variable!r}, which its workers do not have. Set it where the run is "
+                "launched. An endpoint that needs no key has the option api_key_env=None"
             )
 
 
-def too_large(
-    pipeline: Pipeline, stages: Sequence[str], capacity: Capacity
-) -> Iterator[PreflightFinding]:
+def too_large(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) -> Iterator[str]:
     """Find the stages whose workers do not fit where they belong even alone."""
     for spec in (pipeline[stage].spec for stage in stages):
         if not spec.runs_udf:
@@ -200,7 +170,7 @@ def too_large(
         place, needs = capacity.of(spec.on_driver), (spec.udf.name, spec.concurrency or (1, 1))
         if message := unsatisfiable(place, *needs, spec.bundle):
             fix = _BESIDE_CLUSTER if place is not capacity else ""
-            yield PreflightFinding(f"stage '{pipeline.name}/{spec.name}'", message, fix)
+            yield f"stage '{pipeline.name}/{spec.name}': {message}{fix}"
 
 
 def _written(plan: RunPlan, stages: Sequence[str], store: Store) -> list[tuple[str, Location]]:
@@ -215,29 +185,12 @@ def _written(plan: RunPlan, stages: Sequence[str], store: Store) -> list[tuple[s
     return found
 
 
-def _not_writable(location: str, write_target: Location) -> list[PreflightFinding]:
+def _not_writable(location: str, write_target: Location) -> list[str]:
     """Write and delete an empty file, with a name that all our listings ignore."""
+    name = f"{TEMPORARY}{secrets.token_hex(6)}"
     try:
-        if write_target.is_local:
-            _try_local(write_target)
-        else:
-            name = f"{TEMPORARY}{secrets.token_hex(6)}"
-            write_target.write(name, b"")
-            write_target.delete([name])
-    except OSError as error:
-        fix = "Check the path, its permissions, and that there is room"
-        message = f"{write_target.url!r} cannot be written: {error}"
-        return [PreflightFinding(location, message, fix)]
+        write_target.write(name, b"")
+        write_target.delete([name])
     except StoreError as error:
-        return [PreflightFinding(location, str(error))]
+        return [f"{location}: {error}"]
     return []
-
-
-def _try_local(write_target: Location) -> None:
-    """Try the first existing ancestor of the location, because this must not create folders."""
-    folder = write_target.path
-    while not os.path.lexists(folder) and os.path.dirname(folder) != folder:
-        folder = os.path.dirname(folder)
-    path = os.path.join(folder, f"{TEMPORARY}{secrets.token_hex(6)}")
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    os.unlink(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,11 +22,9 @@ from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.fingerprint.bundle import pickled
-from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.options import AUTO
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.records import Failures
-from vane_dagster.pipeline.specs import JoinSpec, ProjectSpec, StageSpec, WriteSpec
+from vane_dagster.pipeline.specs import JoinSpec, ProjectSpec, StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan
 from vane_dagster.planning.source_code import pack_source
@@ -410,39 +407,15 @@ class WorkBuilder:
         return task.spec.columns_read(upstream, self._partition(task).schemas[upstream], ids)
 
 
-def _policy(failures: Failures) -> Policy:
-    return Policy(
-        failures.on_error or "raise",
-        failures.max_retries or 0,
-        tuple(map(str, failures.retry_on)),
-        failures.timeout_s,
-    )
-
-
-@functools.singledispatch
 def operation(spec: StageSpec, pipeline: Pipeline) -> Op:
-    """Return the worker operation of a kind of stage."""
-    raise TypeError(f"stages of kind {spec.kind!r} have no worker operation; register one here")
-
-
-@operation.register
-def _write(spec: WriteSpec, pipeline: Pipeline) -> Op:
-    return Gather()
-
-
-@operation.register
-def _project(spec: ProjectSpec, pipeline: Pipeline) -> Op:
-    return Project(spec.columns, spec.where, bool(spec.include))
-
-
-@operation.register
-def _join(spec: JoinSpec, pipeline: Pipeline) -> Op:
-    return Join(spec.how, spec.shape(pipeline), spec.upstream, spec.columns)
-
-
-@operation.register
-def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline) -> Op:
-    ids = tuple(key.column for key in pipeline._keys_of(spec.upstream[0]))
+    """Return the worker operation of a stage."""
+    if isinstance(spec, ProjectSpec):
+        return Project(spec.columns, spec.where, bool(spec.include))
+    if isinstance(spec, JoinSpec):
+        return Join(spec.how, spec.shape(pipeline), spec.upstream, spec.columns)
+    if not spec.runs_udf:
+        return Gather()
+    ids, failures = tuple(key.column for key in pipeline._keys_of(spec.upstream[0])), spec.failures
     return CallUdf(
         cloudpickle.dumps(dict(spec.udf.kwargs)),
         spec.columns_given(pipeline),
@@ -455,7 +428,12 @@ def _call_udf(spec: MapBatchesSpec, pipeline: Pipeline) -> Op:
         ids[0] if spec.children else None,
         spec.udf.method,
         spec.udf.style,
-        _policy(spec.failures),
+        Policy(
+            failures.on_error or "raise",
+            failures.max_retries or 0,
+            tuple(map(str, failures.retry_on)),
+            failures.timeout_s,
+        ),
         pinned=spec.pinned,
         servers=tuple(spec.udf.servers),
     )

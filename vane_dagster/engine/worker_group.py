@@ -39,8 +39,6 @@ class WorkerQueue:
 
     slots: int
     calls_by_worker: dict[Worker, list[int]] = field(default_factory=dict)
-    _free: dict[Worker, tuple[int, int]] = field(default_factory=dict)
-    """Workers with a free slot, each with the rows and the number of its calls."""
     loading: set[Worker] = field(default_factory=set)
     exclusive: set[Worker] = field(default_factory=set)
     draining: set[Worker] = field(default_factory=set)
@@ -73,37 +71,25 @@ class WorkerQueue:
 
     def pick_worker(self, exclusive: bool = False) -> Worker | None:
         """The worker with a free slot and the fewest rows and calls; None if there is none."""
-        free = self._free
-        if exclusive:
-            free = {w: load for w, load in free.items() if not load[1]}
-        return min(free, key=free.__getitem__, default=None)
-
-    def _update_free(self, worker: Worker) -> None:
-        calls = self.calls_by_worker.get(worker)
-        is_closed = worker in self.exclusive or worker in self.draining
-        if calls is None or len(calls) >= self.slots or is_closed:
-            self._free.pop(worker, None)
-        else:
-            self._free[worker] = sum(calls), len(calls)
+        slots, closed = 1 if exclusive else self.slots, self.exclusive | self.draining
+        loads = {
+            worker: (sum(calls), len(calls))
+            for worker, calls in self.calls_by_worker.items()
+            if len(calls) < slots and worker not in closed
+        }
+        return min(loads, key=loads.__getitem__, default=None)
 
     def begin(self, worker: Worker, rows: int, exclusive: bool = False) -> None:
         """Record a call sent to a worker."""
         self.calls_by_worker[worker].append(rows)
         if exclusive:
             self.exclusive.add(worker)
-        self._update_free(worker)
 
     def end(self, worker: Worker, rows: int) -> None:
         """Record a completed call."""
         self.exclusive.discard(worker)
         if worker in self.calls_by_worker:
             self.calls_by_worker[worker].remove(rows)
-        self._update_free(worker)
-
-    def drain(self, worker: Worker) -> None:
-        """Assign no more calls to a ready worker."""
-        self.draining.add(worker)
-        self._update_free(worker)
 
     @property
     def drained(self) -> list[Worker]:
@@ -114,12 +100,10 @@ class WorkerQueue:
         """Record that a worker has constructed its model."""
         self.loading.discard(worker)
         self.calls_by_worker.setdefault(worker, [])
-        self._update_free(worker)
 
     def clear(self) -> None:
         """Remove all workers."""
         self.calls_by_worker.clear()
-        self._free.clear()
         self.loading.clear()
         self.draining.clear()
 
@@ -127,7 +111,6 @@ class WorkerQueue:
         """Remove a worker; return False if it was already removed."""
         known = worker in self.calls_by_worker or worker in self.loading
         self.calls_by_worker.pop(worker, None)
-        self._free.pop(worker, None)
         self.loading.discard(worker)
         self.draining.discard(worker)
         return known
@@ -298,7 +281,7 @@ class WorkerGroup:
         worker_queue.end(worker, rows)
         is_open = worker in worker_queue.calls_by_worker and worker not in worker_queue.draining
         if recycle_reason and is_open:
-            worker_queue.drain(worker)
+            worker_queue.draining.add(worker)
             self._emit(
                 Noticed(
                     f"worker {worker.name} {recycle_reason}: a fresh one takes its place",

@@ -11,7 +11,6 @@ import vane_dagster as vd
 from support.arguments import grouped
 from vane_dagster.compute.api import Capacity
 from vane_dagster.engine.preflight import (
-    PreflightFinding,
     misplaced,
     missing_keys,
     refuse,
@@ -22,7 +21,7 @@ from vane_dagster.errors import PreflightError
 
 def test_one_finding_stands_alone():
     with pytest.raises(PreflightError) as caught:
-        refuse([PreflightFinding("a", "b", "c"), PreflightFinding("a", "b", "c")])
+        refuse(["a: b. c", "a: b. c"])
     assert str(caught.value) == "a: b. c"
     assert caught.value.findings == ("a: b. c",)
     refuse([])
@@ -37,7 +36,7 @@ def keyless(capacity: Capacity, **given: Any) -> list[str]:
     """What is found for a prompt."""
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     docs.prompt("ask", "{text}", **grouped({"provider": "openai", "model": "m", **given}))
-    return [str(found) for found in missing_keys(docs, ["ask"], capacity)]
+    return list(missing_keys(docs, ["ask"], capacity))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,7 @@ def test_a_stage_for_ray_is_refused_without_a_cluster():
     names = {None: "plain", "ray_actor": "ray", "subprocess_actor": "own"}
     docs = declared(**{name: {"execution_backend": each} for each, name in names.items()})
     (finding,) = misplaced(docs, list(names.values()), MACHINE)
-    assert str(finding) == (
+    assert finding == (
         "stage 'docs/ray': declares execution_backend='ray_actor', but the compute resource of "
         'this run is LocalCompute, which has no Ray cluster. Write execution_backend="subprocess_'
         'actor", or leave it out to compute where the resource says; or give the run a RayCompute'
@@ -142,7 +141,7 @@ def test_what_a_stage_reserves_is_compared_with_its_place():
         there=gpu, here={**gpu, **own}, license_there=license, license_here={**license, **own}
     )
     stages = ["there", "here", "license_there", "license_here"]
-    here, there = sorted(str(found) for found in too_large(docs, stages, CLUSTER))
+    here, there = sorted(too_large(docs, stages, CLUSTER))
     assert here.startswith(
         "stage 'docs/here': Model: 1 worker of 1 GPU was asked for; this machine has 0 GPU "
         "for subprocesses. Lower concurrency or what a worker reserves, or use a larger machine. "
