@@ -17,7 +17,7 @@ from vane_dagster.pipeline.stage_kind import with_upstream
 from vane_dagster.planning.definition import inference_definition
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.planning.preview_plan import MAX_PARTITIONS, previews, with_rows
+from vane_dagster.planning.preview_plan import previews, with_rows
 from vane_dagster.sources.base import Connect
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
@@ -26,6 +26,7 @@ from vane_dagster.types.schema import merged_types, read_schema
 
 INFERRED_ROWS = 16
 """Input rows from which a schema is inferred; more if a filter upstream drops these."""
+_MANY = 16
 
 Execute = Callable[[RunPlan], Mapping[str, Sequence[Part]]]
 """Executes the plan of a preview, and returns the parts of its stages."""
@@ -113,24 +114,19 @@ class SchemaInference:
         return pipeline
 
     def first_rows(self, pipeline: Pipeline, stage: str, rows: int) -> FirstRows | None:
-        """Compute the first rows of a stage."""
+        """Compute the first rows of a stage.
+
+        If a filter upstream drops most of many rows, those that have reached the stage are enough.
+        """
         found: FirstRows | None = None
-        made: dict[tuple[str | None, str], Part] = {}
-        planned = self._planned(pipeline, stage)
-        plans = previews(planned, stage, rows)
-        plan = next(plans, None)
-        while plan is not None:
+        for plan in previews(self._planned(pipeline, stage), stage, rows):
             self._executed.append(plan)
-            parts = self.execute(plan)
+            made = self.execute(plan)[stage]
             (partition,) = plan.partitions
-            for fragment, part in zip(partition.fragments, parts[stage]):
-                made[partition.key, fragment.identity] = part  # in place of that of fewer rows
             given = partition.schemas[pipeline[stage].spec.upstream[0]]
-            found = _first_rows(list(made.values()), given)
-            reached = found.rows_in if found.rows or found.error else 0
-            try:
-                plan = plans.send(reached)
-            except StopIteration:
+            found = _first_rows(made, given)
+            enough = 1 if sum(partition.preview) >= _MANY * rows else rows
+            if found.rows_in >= enough and (found.rows or found.error):
                 break
         return found
 
@@ -159,12 +155,11 @@ class SchemaInference:
         """Plan the stage and selected stages upstream, in the first partitions with rows."""
         wanted = {*with_upstream(pipeline, stage).intersection(self.selected), stage}
         found: RunPlan | None = None
-        for start in range(0, len(self.partitions), MAX_PARTITIONS):
-            chunk = self.partitions[start : start + MAX_PARTITIONS]
+        for partition in self.partitions:
             planned = plan_run(
                 pipeline,
                 wanted,
-                chunk,
+                [partition],
                 self.store,
                 expand=True,
                 keep=self.pins,

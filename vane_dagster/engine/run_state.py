@@ -26,7 +26,6 @@ from vane_dagster.events import (
     StageStats,
     Unchanged,
 )
-from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
@@ -67,7 +66,6 @@ class RunState:
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
         source = plan.source
         self.claims = claims or NoClaims()
-        self._claim_root = _claim_root(store, plan.pipeline.name)
         self._committer = Committer(
             store, lambda file: content_hash(file, source), self._publishing
         )
@@ -257,7 +255,7 @@ class RunState:
             kind=spec.kind,
             keys=tuple(key.column for key in self.pipeline._keys_of(stage)),
             reads=spec.upstream,
-            model=self._model(spec),
+            model=({"name": spec.udf.name, "pool": self.plan.pool(spec)} if spec.runs_udf else {}),
             lineage=spec.column_lineage(self.pipeline, partition.schemas),
             sample=tuple(self._samples.get((index, stage), ())),
             source="" if self.plan.source.kind == PARQUET else self.plan.source.kind,
@@ -267,11 +265,13 @@ class RunState:
         in_force = {u: str(n) for u, n in partition.input_names.items() if u in spec.upstream}
         in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}
         folder = self.store.parts(self.pipeline.name, stage, partition.key)
+        brings_ids = spec.makes_rows or spec.base_node(self.pipeline) == SOURCE
         return Commit(
             manifest=manifest,
             folder=folder,
             publish=spec.publisher(partition.key),
-            unique=self.pipeline[stage].id if self._brings_ids(spec) else None,
+            # Ids that come from upstream were verified there.
+            unique=self.pipeline[stage].id if brings_ids else None,
             upstream=in_force,
             waits_for=[u for u in above if not partition.stages[u].done],
             above={
@@ -285,8 +285,9 @@ class RunState:
         )
 
     def claim_scope(self, partition: str | None) -> str:
-        """The scope of the claims on a partition."""
-        return f"{self._claim_root}|{partition_folder(partition)}"
+        """The scope of the claims on a partition, for all drivers with the same path to it."""
+        root, name = self.store.root, self.pipeline.name
+        return f"{protocol_of(root.url)}|{root.path}|{name}|{partition_folder(partition)}"
 
     @contextlib.contextmanager
     def _publishing(self, manifest: Manifest) -> Iterator[None]:
@@ -303,20 +304,11 @@ class RunState:
         finally:
             self.claims.ask((), group.keys)
 
-    def _brings_ids(self, spec: StageSpec) -> bool:
-        """Whether a stage introduces ids that were not verified as unique upstream."""
-        return spec.makes_rows or spec.base_node(self.pipeline) == SOURCE
-
     def _id_rule(self, partition: PartitionPlan) -> str:
         if partition.inputs:
             return next(iter(partition.inputs.values())).id_rule
         rule = self.plan.id_rule(partition)
         return rule.record if rule else ""
-
-    def _model(self, spec: StageSpec) -> Mapping[str, str]:
-        if not spec.runs_udf:
-            return {}
-        return {"name": spec.udf.name, "pool": self.plan.pool(spec)}
 
     def _figures(self, index: int, stage: str, manifest: Manifest) -> dict[str, Any]:
         """Count what the partition took. Called on the committer's thread."""
@@ -337,8 +329,3 @@ class RunState:
         else:
             stats = self.stats[index, stage]
             self.emit(Committed(stage, manifest.partition, outcome, manifest, stats))
-
-
-def _claim_root(store: Store, pipeline: str) -> str:
-    """Identify a pipeline in a store, for all drivers that reach it by the same path."""
-    return f"{protocol_of(store.root.url)}|{store.root.path}|{pipeline}"

@@ -8,7 +8,7 @@ executed like any other plan; see `PartitionPlan.preview`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -16,56 +16,27 @@ from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
 
-MAX_FRAGMENTS = 4
-"""Fragments of a partition that previews read, at most, until enough rows reach the stage; more if
-these are small."""
-MAX_PARTITIONS = 4
-"""Partitions that previews read, at most, until enough rows reach the stage."""
-_GROWTH = 32
+_GROWTH, _MOST = 4, 4096
 
 
-def previews(planned: RunPlan, stage: str, rows: int) -> Generator[RunPlan, int | None, None]:
-    """Yield plans of a stage's first rows until enough of them have reached it.
+def previews(planned: RunPlan, stage: str, rows: int) -> Iterator[RunPlan]:
+    """Yield plans of a stage's first rows, for as long as too few of them reach the stage.
 
-    A plan reads the first rows of as many fragments as have so many. If too few of these reach the
-    stage, because a filter upstream drops them, the next one reads more, from the first row again.
-
-    If a filter drops most of many rows, those that have reached the stage are enough. The caller
-    sends their number, over all plans and counting a repeated fragment once; None is no row.
+    The plans are of the first partition that may have rows for the stage. A plan reads the first
+    rows of as many fragments as have so many, and the next one four times as many, from the first
+    row again, up to 4,096 times as many as wanted.
     """
-    size, read = rows, 0
-    for partition in with_rows(planned, stage)[:MAX_PARTITIONS]:
+    for partition in with_rows(planned, stage)[:1]:
         preview = _Preview(planned, partition, stage)
-        available = _first_fragments(preview.fragments, rows)
-        before, cuts = read, dict[int, int]()
-        while cuts != available:
-            cuts = _window(available, size)
-            found = (yield preview.plan(cuts)) or 0
-            read = before + sum(cuts.values())
-            if found >= rows or (found and read >= _GROWTH * rows):
-                return
-            size *= max(2, -(-rows // found)) if found else _GROWTH
-
-
-def _first_fragments(available: Mapping[int, int], rows: int) -> dict[int, int]:
-    """Return the fragments that previews of so many rows read at most, and the rows of each."""
-    found: dict[int, int] = {}
-    for index, count in available.items():
-        if len(found) >= MAX_FRAGMENTS and sum(found.values()) >= _GROWTH * rows:
-            break
-        found[index] = count
-    return found
-
-
-def _window(left: Mapping[int, int], size: int) -> dict[int, int]:
-    """Return the next fragments to read, with the number of first rows that are read of each."""
-    cuts: dict[int, int] = {}
-    for index, available in left.items():
-        if size <= 0:
-            break
-        cuts[index] = min(available, size)
-        size -= cuts[index]
-    return cuts
+        available, cuts, size = preview.fragments, dict[int, int](), rows
+        while cuts != available and size <= _MOST * rows:
+            cuts, left = {}, size
+            for index, count in available.items():
+                if left:
+                    cuts[index] = min(count, left)
+                    left -= cuts[index]
+            yield preview.plan(cuts)
+            size *= _GROWTH
 
 
 def with_rows(planned: RunPlan, stage: str) -> list[PartitionPlan]:

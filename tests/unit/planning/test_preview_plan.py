@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from support.plans import docs, plan, settle, source
 from vane_dagster.planning.plan import Part, RunPlan
-from vane_dagster.planning.preview_plan import MAX_FRAGMENTS, first_rows, previews
+from vane_dagster.planning.preview_plan import first_rows, previews
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
@@ -29,29 +28,14 @@ def rows_read(each: RunPlan) -> list[tuple[str, int, int]]:
     return [(f.url.rpartition("/")[2], f.start, f.stop) for f in found]
 
 
-def counts(planned: RunPlan, stage: str, passes: Callable[[int], int], rows: int = 16) -> list[int]:
-    """Return how many rows each plan reads, if only some of them reach the stage."""
-    found, read = [], dict[str, int]()
-    plans = previews(planned, stage, rows)
-    each = next(plans)
-    try:
-        while True:
-            fragments = each.partitions[0].fragments
-            found.append(sum(f.stop - f.start for f in fragments))
-            read |= {f.identity: f.stop - f.start for f in fragments}
-            each = plans.send(passes(sum(read.values())))
-    except StopIteration:
-        return found
-
-
 def test_upstream_stages_that_are_not_stored_are_computed_for_the_first_rows(tmp_path, store):
     source(tmp_path, {"a.parquet": 100})
     planned = plan(docs(tmp_path), store, "clean", "doubled")
-    first, second = previews(planned, "doubled", 16)
+    first, second, _ = previews(planned, "doubled", 16)
     assert first.is_sample
     assert first.needed() == ("clean", "doubled")
     assert rows_read(first) == [("a.parquet", 0, 16)]
-    assert rows_read(second) == [("a.parquet", 0, 100)]
+    assert rows_read(second) == [("a.parquet", 0, 64)]
     keys = [s.keys for p in (first, planned) for s in p.partitions[0].stages.values()]
     assert len(set(keys)) == 4  # what is computed is no part of any other plan
 
@@ -120,33 +104,18 @@ def test_small_fragments_are_read_together(tmp_path, store):
     assert found.partitions[0].preview == (1,) * 16
     keys = {key for each in found.partitions[0].stages.values() for key in each.keys}
     assert len(keys) == 32
-    assert counts(planned, "doubled", lambda read: read) == [16]
-    assert counts(planned, "doubled", lambda read: read, 12) == [12]
 
 
-def test_parts_are_read_if_all_fragments_have_them(tmp_path, store):
-    source(tmp_path, {"a.parquet": 50})
-    planned = plan(docs(tmp_path, fragment_rows=10), store, "clean", "doubled")
-    first, *_ = previews(stored(planned, "clean", [5]), "doubled", 16)
-    assert first.needed() == ("clean", "doubled")
-    first, *_ = previews(stored(planned, "clean", [10, 10]), "doubled", 16)
-    assert first.needed() == ("doubled",)
+def test_plans_read_more_and_more_rows_up_to_a_limit(tmp_path, store):
+    source(tmp_path, {"a.parquet": 500})
+    planned = plan(docs(tmp_path, fragment_rows=100), store, "clean")
 
+    def read(rows: int) -> list[int]:
+        return [sum(each.partitions[0].preview) for each in previews(planned, "clean", rows)]
 
-def test_a_filter_upstream_makes_previews_read_on(tmp_path, store):
-    source(tmp_path, {"a.parquet": 100_000})
-    planned = plan(docs(tmp_path), store, "clean")
-    assert counts(planned, "clean", lambda read: read // 2) == [16, 32]
-    assert counts(planned, "clean", lambda read: read // 8) == [16, 128]
-    assert counts(planned, "clean", lambda read: read // 1000) == [16, 512, 16384]
-    assert counts(planned, "clean", lambda read: 0) == [16, 512, 16384, 100_000]
-
-
-def test_few_fragments_are_read(tmp_path, store):
-    source(tmp_path, {"a.parquet": 10_000})
-    planned = plan(docs(tmp_path, fragment_rows=1000), store, "clean")
-    read = {start for each in previews(planned, "clean", 16) for _, start, _ in rows_read(each)}
-    assert read == {1000 * n for n in range(MAX_FRAGMENTS)}
+    assert read(16) == [16, 64, 256, 500]
+    assert read(500) == [500]
+    assert read(1) == [1, 4, 16, 64, 256, 500]
 
 
 def test_first_rows_of_one_file_and_of_several():
