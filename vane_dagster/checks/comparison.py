@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ OUTCOME = "(outcome)"
 """Placeholder for the column, if rows failed, were dropped, or differ in number."""
 
 _CHARACTERS = 60
-_LEAD = 12
+_LEAD = 24
 _SHOWN = 50
 _NAMED = 5
 
@@ -96,10 +95,10 @@ def apart(stored: Any, computed: Any, tolerance: float) -> tuple[str, str] | Non
         return None
     path, a, b = found
     if isinstance(a, (str, bytes)) and isinstance(b, type(a)):
-        shown = _windows(a, b)
-    else:
-        shown = short(a), short(b)
-    return f"{path}{shown[0]}", f"{path}{shown[1]}"
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b))
+        start = max(0, len(list(same)) - _LEAD)
+        path, a, b = path + "..." * bool(start), a[start:], b[start:]
+    return f"{path}{_short(a)}", f"{path}{_short(b)}"
 
 
 def _differing(stored: Any, computed: Any, tolerance: float) -> tuple[str, Any, Any] | None:
@@ -133,19 +132,8 @@ def _equal(stored: Any, computed: Any, tolerance: float) -> bool:
 _FLOATS = (float, np.floating)
 
 
-def short(value: Any) -> str:
+def _short(value: Any) -> str:
     """Return a value as a short text."""
-    plain = isinstance(value, (datetime.date, datetime.time, datetime.timedelta, decimal.Decimal))
-    text = "null" if value is None else str(value) if plain else repr(value)
+    quoted = isinstance(value, (str, bytes))
+    text = "null" if value is None else repr(value) if quoted else str(value)
     return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}..."
-
-
-def _windows(stored: Any, computed: Any) -> tuple[str, str]:
-    """Return two texts, cut to start shortly before their first difference."""
-    same = next(
-        (i for i, (a, b) in enumerate(zip(stored, computed)) if a != b),
-        min(len(stored), len(computed)),
-    )
-    start = max(0, same - _LEAD) if max(len(stored), len(computed)) > _CHARACTERS else 0
-    lead = "..." if start else ""
-    return lead + short(stored[start:]), lead + short(computed[start:])

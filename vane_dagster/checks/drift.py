@@ -66,12 +66,6 @@ class Drift(Check):
             self._set(**{each: bound(self._location, each, getattr(self, each))})
         for each in ("bins", "sample_rows", "min_rows"):
             positive(self._location, each, getattr(self, each))
-        if self.bins < 2 or self.sample_rows < self.min_rows:
-            raise DefinitionError(
-                f"{self._location}: it would always pass with {self.bins} bin, or with "
-                f"sample_rows={self.sample_rows} and min_rows={self.min_rows}; expected 2 bins or "
-                "more, and at least as many sample_rows as min_rows"
-            )
 
     @property
     def description(self) -> str:

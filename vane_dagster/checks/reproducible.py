@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster._arguments import positive
+from vane_dagster._texts import count
 from vane_dagster.checks.base import Check, bound, checked_columns, listed
 from vane_dagster.checks.comparison import as_metadata, compare, described
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Recomputation
@@ -96,7 +97,9 @@ class Reproducible(Check):
         if not rows and again.changed_fragments:
             text = f"Nothing could be compared{skipped}"
             return CheckOutcome(False, text, metadata, severity="WARN")
-        return CheckOutcome(True, f"{_same(rows)}{skipped}", metadata)
+        return CheckOutcome(
+            True, f"{count(rows, 'row')} computed again; all match{skipped}", metadata
+        )
 
 
 def _skipped(again: Recomputation) -> str:
@@ -112,10 +115,3 @@ def _failed(what: str, error: VaneError, metadata: Mapping[str, Any]) -> CheckOu
     text = str(error)
     first = text.partition(chr(10))[0]
     return CheckOutcome(False, f"{what}: {first}", {**metadata, "error": text})
-
-
-def _same(rows: int) -> str:
-    if rows < 2:
-        one = "1 row was computed again and matches the stored row"
-        return one if rows else "The partition has no row to compute again"
-    return f"{rows:,} rows were computed again; all match the stored rows"

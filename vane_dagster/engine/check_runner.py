@@ -207,16 +207,10 @@ def _evaluated(
 
 def _validated(outcome: Any) -> CheckOutcome:
     """Return an outcome in the form in which it is stored."""
-    if not isinstance(outcome, CheckOutcome):
-        kind = type(outcome).__name__
-        raise TypeError(f"evaluate returned a {kind}; expected vd.checks.CheckOutcome(passed)")
-    if not isinstance(outcome.passed, (bool, np.bool_)):
-        kind = type(outcome.passed).__name__
-        raise TypeError(f"CheckOutcome.passed is a {kind}; expected True or False")
+    if not isinstance(outcome, CheckOutcome) or not isinstance(outcome.passed, (bool, np.bool_)):
+        raise TypeError("expected evaluate to return vd.checks.CheckOutcome(True) or (False)")
     if outcome.severity not in (None, "ERROR", "WARN"):
-        raise TypeError(
-            f'CheckOutcome.severity is {outcome.severity!r}; expected "ERROR" or "WARN"'
-        )
+        raise TypeError(f'severity is {outcome.severity!r}; expected "ERROR" or "WARN"')
     return CheckOutcome(
         bool(outcome.passed),
         masked(str(outcome.description)),
@@ -289,17 +283,9 @@ class ManifestContext:
 
     @functools.cached_property
     def parts(self) -> Sequence[PartCounts]:
-        return [
-            PartCounts(
-                rows=part.rows,
-                rows_in=part.rows_in,
-                filtered=part.filtered,
-                quarantined=part.quarantined,
-                nulled=part.nulled,
-                unread=part.unread,
-            )
-            for part in self.manifest.parts
-        ]
+        names = [each.name for each in fields(PartCounts)]
+        parts = self.manifest.parts
+        return [PartCounts(**{name: getattr(part, name) for name in names}) for part in parts]
 
     @property
     def packages(self) -> Sequence[PackageVersions]:

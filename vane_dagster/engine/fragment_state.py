@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -80,17 +80,17 @@ class StageTaskState:
         """For a map: unassigned input rows."""
         return sum(stop - start for start, stop in self.left)
 
-    def take(self, share: int, rows: Callable[[int], int]) -> tuple[int, int]:
+    def take(self, share: int, rows: int) -> tuple[int, int]:
         """Take the next rows of a share, or the last ones of the largest if it has none left."""
         place = share % len(self.left)
         start, stop = self.left[place]
         if start < stop:
-            end = start + rows(stop - start)
+            end = min(stop, start + rows)
             self.left[place] = (end, stop)
             return start, end
         place = max(range(len(self.left)), key=lambda i: self.left[i][1] - self.left[i][0])
         start, stop = self.left[place]
-        begin = stop - rows(stop - start)
+        begin = max(start, stop - rows)
         self.left[place] = (start, begin)
         return begin, stop
 
@@ -118,7 +118,6 @@ class FragmentState:
         unreadable: Names of damaged files in which no rows are looked up any more.
         claimed: The run's claims on it, by stage.
         charge: Bytes of the memory budget that it is charged.
-        charged_as: Its kind when it was charged.
     """
 
     order: int
@@ -133,7 +132,6 @@ class FragmentState:
     unreadable: set[str] = field(default_factory=set)
     claimed: dict[str, bytes] = field(default_factory=dict)
     charge: int = 0
-    charged_as: frozenset[tuple[str, bool]] = frozenset()
 
     @property
     def kind(self) -> frozenset[tuple[str, bool]]:

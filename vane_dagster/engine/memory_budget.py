@@ -39,13 +39,12 @@ class MemoryBudget:
         """Whether there is room for a fragment."""
         if not self.runs:
             return True
-        wanted = self._charged + self._charge(run, run.kind)
+        wanted = self._charged + self._charge(run)
         return len(self.runs) < self._most and wanted <= self._limit
 
     def charge(self, run: FragmentState) -> None:
         """Charge a new fragment."""
         self.runs[run.order] = run
-        run.charged_as = run.kind
         self._recharge([run])
 
     def record_table(self, run: FragmentState, table_bytes: int) -> None:
@@ -74,12 +73,12 @@ class MemoryBudget:
 
     def _recharge(self, runs: Iterable[FragmentState]) -> None:
         for run in runs:
-            charge = self._charge(run, run.charged_as)
+            charge = self._charge(run)
             self._charged += charge - run.charge
             run.charge = charge
 
-    def _charge(self, run: FragmentState, kind: frozenset[tuple[str, bool]]) -> int:
-        is_known = any(kind <= known for known in self._known)
+    def _charge(self, run: FragmentState) -> int:
+        is_known = any(run.kind <= known for known in self._known)
         expansion = self._expansion if is_known else max(self._expansion, _UNKNOWN_EXPANSION)
         return int(_source(run) * expansion)
 

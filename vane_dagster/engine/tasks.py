@@ -142,7 +142,7 @@ class WorkBuilder:
             given = task.spec, state.given.rows, state.rows_left, worker_queue.size, last
             wanted = self._slice_sizer.slice_rows(*given)
             share = worker_queue.place(worker) if len(state.left) > 1 else 0
-            start, stop = state.take(share, lambda most: min(wanted, most))
+            start, stop = state.take(share, wanted)
             state.slices_in_flight += 1
             rows = stop - start
             built = self._slice(task, start, rows)

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from html import escape
 from typing import Any, Literal
 
 from vane_dagster._texts import count, duration
@@ -122,7 +121,7 @@ class StageForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run would compute. It prints, draws itself in notebooks, and becomes a dict.
+    """What a run would compute. It prints, and becomes a dict.
 
     Attributes:
         pipeline: The pipeline's name.
@@ -172,19 +171,6 @@ class Forecast:
         if self.seconds and sum(bool(stage.fragments) for stage in self.stages) > 1:
             lines.append(f"  in all: {_times(self.seconds)} on the clock")
         return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(stage.stage)}</td><td>{'<br>'.join(map(escape, stage.lines()))}</td>"
-            "</tr>"
-            for stage in self.stages
-        )
-        others = "".join(
-            f"<tr><td>{escape(what)}</td><td>{escape(why)}</td></tr>"
-            for what, why in self.unplanned.items()
-        )
-        total = f", {_times(self.seconds)}" if self.seconds else ""
-        return f"<table><caption>{escape(self.pipeline)}{total}</caption>{rows}{others}</table>"
 
 
 def forecast(plan: RunPlan, store: Store) -> Forecast:

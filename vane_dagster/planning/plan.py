@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from vane_dagster._texts import count
 from vane_dagster.errors import VaneError
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
@@ -192,8 +193,7 @@ class RunPlan:
         return tuple(stage for stage in self.selected if self.missing(stage))
 
     def __str__(self) -> str:
-        asked = len(self.partitions) + len(self.failed)
-        text = f"{asked:,} partition{'s' * (asked != 1)}"
+        text = count(len(self.partitions) + len(self.failed), "partition")
         if self.failed:
             text += f" ({len(self.failed):,} cannot be planned)"
         lines = [f"pipeline {self.pipeline.name}: {text}; fragments of {self.rule}"]
@@ -201,17 +201,14 @@ class RunPlan:
         for stage in self.selected:
             plans = [partition.stages[stage] for partition in self.partitions]
             todo = [plan for plan in plans if plan.done is None]
-            done = f"{len(plans) - len(todo):,} of {len(plans):,} partitions up to date"
-            if not todo:
-                lines.append(f"  {stage}: {'up to date' if len(plans) == 1 else done}")
-                continue
-            state = "not up to date" if len(plans) == 1 else done
-            if len(todo) < len(plans):
-                state += f", {len(todo):,} not"
-            found = sum((plan.causes for plan in todo), Counter[str]())
-            stored = sum(len(plan.parts) for plan in todo)
-            lines.append(
-                f"  {stage}: {state} ({describe(found, len(todo))}); "
-                f"fragments: {self.missing(stage):,} to compute, {stored:,} in the store"
-            )
+            total = count(len(plans), "partition")
+            line = f"  {stage}: {len(plans) - len(todo):,} of {total} up to date"
+            if todo:
+                found = sum((plan.causes for plan in todo), Counter[str]())
+                stored = sum(len(plan.parts) for plan in todo)
+                line += (
+                    f", {len(todo):,} not ({describe(found, len(todo))}); fragments: "
+                    f"{self.missing(stage):,} to compute, {stored:,} in the store"
+                )
+            lines.append(line)
         return "\n".join(lines)

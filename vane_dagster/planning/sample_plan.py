@@ -116,21 +116,16 @@ def choose(
 ) -> dict[int, tuple[int, ...]]:
     """Choose rows at random, from at most so many fragments."""
     random = np.random.default_rng(seed)
-    indexes = [index for index, count in counts.items() if count]
-    if not indexes:
-        return {}
-    shares = np.array([counts[index] for index in indexes], float)
-    few = random.choice(
-        indexes, min(len(indexes), fragments), replace=False, p=shares / shares.sum()
-    )
-    edges = np.cumsum([0, *(counts[int(index)] for index in sorted(few))])
+    few = random.permutation([index for index, count in counts.items() if count])[:fragments]
+    indexes = sorted(map(int, few))
+    edges = np.cumsum([0, *(counts[index] for index in indexes)])
     total = int(edges[-1])
     places = np.sort(random.choice(total, min(rows, total), replace=False))
     found = {}
-    for index, start, stop in zip(sorted(few), edges, edges[1:]):
+    for index, start, stop in zip(indexes, edges, edges[1:]):
         own = places[(places >= start) & (places < stop)] - start
         if len(own):
-            found[int(index)] = tuple(int(place) for place in own)
+            found[index] = tuple(own.tolist())
     return found
 
 

@@ -125,7 +125,7 @@ def test_a_file_that_was_edited_is_found_and_the_rows_are_named(tmp_path, checke
     files = sorted((tmp_path / "store").rglob("*"))
     found = checked.evaluation(docs, config={"reproduce_seed": 7})
     assert found.passed, found.description
-    assert "10 rows were computed again" in found.description
+    assert "10 rows computed again; all match" in found.description
     assert (value(found, "rows"), value(found, "differing"), value(found, "seed")) == (10, 0, "7")
     assert (value(found, "loads"), value(found, "warm")) == (0, 1)
     assert value(found, "code_changed") is False
@@ -252,7 +252,7 @@ def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
     docs.project("texts", {"text": "text"}, asset=AGAIN)
     assert checked.run(docs, checks_alone=False).success
     found = checked.evaluation(docs)
-    assert found.description == "1 row was computed again and matches the stored row"
+    assert found.description == "1 row computed again; all match"
 
     (part,) = (tmp_path / "store").rglob("*.parquet")
     part.unlink()

@@ -98,7 +98,7 @@ def test_a_difference_is_shown_where_it_is(stored, computed, shown):
 
 def test_long_texts_are_shown_where_they_begin_to_differ():
     ((_, stored, computed),) = apart("a" * 500 + "b", "a" * 500 + "c")
-    assert (stored, computed) == ("...'" + "a" * 12 + "b'", "...'" + "a" * 12 + "c'")
+    assert (stored, computed) == ("...'" + "a" * 24 + "b'", "...'" + "a" * 24 + "c'")
 
 
 @pytest.mark.parametrize(

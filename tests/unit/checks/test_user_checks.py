@@ -92,10 +92,9 @@ class WithoutText(Exception):
         (WithoutText(), "WithoutText"),
         (ValueError("no such thing"), "ValueError: no such thing"),
         (SystemExit(3), "SystemExit: 3"),
-        (None, "evaluate returned a NoneType"),
-        (True, "evaluate returned a bool"),
+        (True, "expected evaluate to return vd.checks.CheckOutcome"),
         # Wrong types are what is refused.
-        (vd.checks.CheckOutcome(None), "CheckOutcome.passed is a NoneType"),  # type: ignore[arg-type]  # refused
+        (vd.checks.CheckOutcome(None), "expected evaluate to return"),  # type: ignore[arg-type]  # refused
         (vd.checks.CheckOutcome(True, severity="BAD"), "severity is 'BAD'"),  # type: ignore[arg-type]  # refused
         (vd.checks.CheckOutcome(True, metadata={"a": [object()]}), "metadata['a'][0] is a object"),
         (lambda context: context.previous(), "set compares = True in its class"),

@@ -75,7 +75,7 @@ def test_stages_overlap_at_best_and_follow_each_other_at_worst():
     assert Forecast("docs", [done], {}).seconds is None
 
 
-def test_a_forecast_is_text_html_and_plain_values():
+def test_a_forecast_is_text_and_plain_values():
     known = stage("a<b", seconds=(60.0, 90.0), worker_seconds=(60.0, 90.0))
     found = Forecast("docs", [known, known], {"partition '2026-01-01'": "no files"})
     assert str(found).splitlines() == [
@@ -89,7 +89,6 @@ def test_a_forecast_is_text_html_and_plain_values():
         "  partition '2026-01-01': no files",
         "  in all: 1 min 0 s to 3 min 0 s on the clock",
     ]
-    assert "<td>a&lt;b</td>" in found._repr_html_()
     assert json.loads(json.dumps(found.to_dict()))["stages"][0]["rows"] == 1200
 
 

@@ -545,7 +545,7 @@ def test_a_printed_plan_counts_the_partitions_that_are_not_up_to_date(tmp_path, 
     cause = "(not computed before); fragments:"
     assert (
         shown("a", "b")
-        == f"  clean: 0 of 2 partitions up to date {cause} 2 to compute, 0 in the store"
+        == f"  clean: 0 of 2 partitions up to date, 2 not {cause} 2 to compute, 0 in the store"
     )
     assert shown("a", "b", "c") == (
         f"  clean: 2 of 3 partitions up to date, 1 not {cause} 1 to compute, 0 in the store"
