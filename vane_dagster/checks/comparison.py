@@ -71,8 +71,8 @@ def compare(
     tolerance: float,
 ) -> list[Difference]:
     """Return the differences between stored and recomputed rows; a missing column is null."""
-    wanted = columns or [n for n in stored.columns if n != ERROR_COLUMN]
-    extra = [] if columns else [n for n in computed.columns if n not in stored.columns]
+    every = dict.fromkeys((*stored.columns, *computed.columns))
+    wanted = columns or [name for name in every if name != ERROR_COLUMN]
     found = []
     for id in ids:
         if stored.describe(id) != computed.describe(id):
@@ -82,7 +82,7 @@ def compare(
         if id in stored.failed:
             continue
         for before, now in zip(stored.rows.get(id, ()), computed.rows.get(id, ())):
-            for name in (*wanted, *extra):
+            for name in wanted:
                 if texts := apart(before.get(name), now.get(name), tolerance):
                     found.append(Difference(id, name, *texts))
     return found

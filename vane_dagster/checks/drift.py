@@ -98,10 +98,31 @@ class Drift(Check):
                 f"column {self.column!r} is {types[0]} and was {types[1]} in partition "
                 f"{before.partition!r}; they cannot be compared"
             )
-        return kinds[0](self, context, before)
+        rows = context.counts.rows, before.counts.rows
+        metadata = {"previous": before.partition, "rows": rows[0], "rows_previous": rows[1]}
+        if min(rows) < self.min_rows:
+            return CheckOutcome(
+                True,
+                f"Not compared: there are {rows[0]:,} rows here and {rows[1]:,} in partition "
+                f"{before.partition!r}; at least {self.min_rows:,} are needed in each",
+                metadata,
+            )
+        measure, found, limit = kinds[0](self, context, before)
+        return CheckOutcome(
+            found <= limit,
+            f"The {_MEASURES[measure]} of {self.column} against partition {before.partition!r} is "
+            f"{found:.4g}; the limit is {limit:g}",
+            metadata | {measure: found, f"max_{measure}": limit},
+        )
 
 
-_Compare = Callable[[Drift, CheckContext, CheckContext], CheckOutcome]
+_MEASURES = {
+    "psi": "population stability index",
+    "distance": "cosine distance between the centroids",
+}
+_Compared = tuple[str, float, float]
+"""A measure, its value, and the largest value allowed."""
+_Compare = Callable[[Drift, CheckContext, CheckContext], _Compared]
 
 
 def population_stability_index(counts: Array, before: Array) -> float:
@@ -127,11 +148,11 @@ def _values(context: CheckContext, check: Drift) -> Iterator[pa.Array]:
         yield batch.column(0)
 
 
-def _of_numbers(check: Drift, now: CheckContext, before: CheckContext) -> CheckOutcome:
+def _of_numbers(check: Drift, now: CheckContext, before: CheckContext) -> _Compared:
     values = [_numbers(each, check) for each in (now, before)]
     edges = _edges(values[1], check.bins)
     counts = [_binned(each, edges) for each in values]
-    return _by_index(check, counts[0], counts[1], before.partition)
+    return "psi", population_stability_index(*counts), check.max_psi
 
 
 def _numbers(context: CheckContext, check: Drift) -> Array:
@@ -163,7 +184,7 @@ def _binned(values: Array, edges: Array) -> Array:
     return np.append(counts, np.count_nonzero(missing)).astype(float)
 
 
-def _of_categories(check: Drift, now: CheckContext, before: CheckContext) -> CheckOutcome:
+def _of_categories(check: Drift, now: CheckContext, before: CheckContext) -> _Compared:
     counted = [_categories(each, check) for each in (now, before)]
     known = {value: count for value, count in counted[1].items() if value is not None}
     top = sorted(known, key=lambda value: (-known[value], str(value)))[: check.bins]
@@ -171,7 +192,7 @@ def _of_categories(check: Drift, now: CheckContext, before: CheckContext) -> Che
     for each in counted:
         shown = [each.get(value, 0) for value in (*top, None)]
         counts.append(np.array([*shown, sum(each.values()) - sum(shown)], dtype=float))
-    return _by_index(check, counts[0], counts[1], before.partition)
+    return "psi", population_stability_index(*counts), check.max_psi
 
 
 def _categories(context: CheckContext, check: Drift) -> dict[Any, int]:
@@ -182,40 +203,18 @@ def _categories(context: CheckContext, check: Drift) -> dict[Any, int]:
     return {each["values"]: each["counts"] for each in pc.value_counts(values).to_pylist()}
 
 
-def _by_index(check: Drift, counts: Array, before: Array, label: str | None) -> CheckOutcome:
-    rows = (int(counts.sum()), int(before.sum()))
-    if min(rows) < check.min_rows:
-        return _too_few(check, rows, label)
-    index = population_stability_index(counts, before)
-    return CheckOutcome(
-        index <= check.max_psi,
-        f"The population stability index of {check.column} against partition {label!r} is "
-        f"{index:.4g}; the limit is {check.max_psi:g}",
-        {**_sampled(rows, label), "psi": index, "max_psi": check.max_psi, "bins": len(counts)},
-    )
-
-
-def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> CheckOutcome:
-    (centroid, count), (other, others) = (_centroid(each, check) for each in (now, before))
-    rows, label = (count, others), before.partition
-    if min(rows) < check.min_rows:
-        return _too_few(check, rows, label)
+def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> _Compared:
+    centroid, other = (_centroid(each, check) for each in (now, before))
     if len(centroid) != len(other):
         raise SchemaError(
             f"the vectors in {check.column!r} have dimension {len(centroid)}; in partition "
-            f"{label!r} they have dimension {len(other)}"
+            f"{before.partition!r} they have dimension {len(other)}"
         )
-    distance = cosine_distance(centroid, other)
-    return CheckOutcome(
-        distance <= check.max_distance,
-        f"The cosine distance between the centroids of {check.column} in this partition and in "
-        f"partition {label!r} is {distance:.4g}; the limit is {check.max_distance:g}",
-        {**_sampled(rows, label), "distance": distance, "max_distance": check.max_distance},
-    )
+    return "distance", cosine_distance(centroid, other), check.max_distance
 
 
-def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
-    """Return the mean of the finite sampled vectors, and their count."""
+def _centroid(context: CheckContext, check: Drift) -> Array:
+    """Return the mean of the finite sampled vectors."""
     total, count = np.empty(0), 0
     for batch in _values(context, check):
         if not len(vectors := batch.drop_null()):
@@ -233,7 +232,7 @@ def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
         if len(matrix):
             total = matrix.sum(axis=0) + (total if count else 0)
             count += len(matrix)
-    return total / max(count, 1), count
+    return total / max(count, 1)
 
 
 def cosine_distance(a: Array, b: Array) -> float:
@@ -246,16 +245,3 @@ def cosine_distance(a: Array, b: Array) -> float:
         return 1.0 if any(norms) else 0.0
     cosine = np.dot(a, b) / (norms[0] * norms[1])
     return float(min(max(1 - cosine, 0.0), 2.0))
-
-
-def _too_few(check: Drift, rows: tuple[int, int], label: str | None) -> CheckOutcome:
-    return CheckOutcome(
-        True,
-        f"Not compared: {check.column} has {rows[0]:,} rows here and {rows[1]:,} in partition "
-        f"{label!r}; at least {check.min_rows:,} are needed in each",
-        _sampled(rows, label),
-    )
-
-
-def _sampled(rows: tuple[int, int], label: str | None) -> dict[str, Any]:
-    return {"previous": label, "rows": rows[0], "rows_previous": rows[1]}

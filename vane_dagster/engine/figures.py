@@ -7,7 +7,6 @@ from typing import Any
 
 from vane_dagster.events import StageStats
 from vane_dagster.pipeline.specs import StageSpec
-from vane_dagster.storage.column_stats import merge_measures
 from vane_dagster.storage.manifest import Manifest
 
 
@@ -32,11 +31,9 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
         found["seconds_in_user_code"] = round(stats.call_seconds, 3)
         found["milliseconds_per_batch"] = round(1000 * stats.call_seconds / stats.batches, 2)
     if (usage := spec.usage) is not None and stats.computed:
-        used = usage.used(merge_measures(part.measures for part in manifest.parts))
-        if stats.computed == len(manifest.parts) and stats.spent == used:
-            of_partition = usage.metadata(used, None)
-            timed = usage.metadata(used, stats.seconds)
-            found |= {name: timed[name] for name in timed.keys() - of_partition.keys()}
+        if stats.seconds:
+            tokens = stats.spent["completion_tokens"] / stats.seconds
+            found["tokens_per_second"] = round(tokens, 1)
         found |= usage.partial("spent", stats.spent)
     if stats.computed and spec.runs_udf and spec.udf.stateful:
         found["model_loads"] = stats.loads.loads

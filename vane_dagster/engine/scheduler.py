@@ -126,7 +126,7 @@ class WaveScheduler:
 
     def _start_ready(self, run: FragmentState) -> None:
         for stage, task_state in run.task_states.items():
-            if task_state.started or task_state.waits_for or self._awaits_throughput(stage):
+            if task_state.started or task_state.waits_for:
                 continue
             task_state.started = True
             if stage not in self._pools or self._should_run_whole(run, stage):
@@ -135,11 +135,6 @@ class WaveScheduler:
                 self._set_input(run, stage, replace(above, bytes=0))
             else:
                 self._queue(run, stage, "load")
-
-    def _awaits_throughput(self, stage: str) -> bool:
-        """True until a ready worker supplies a throughput estimate, which decides how maps run."""
-        maps = stage in self._pools and self._slice_sizer.may_run_whole(stage)
-        return maps and not self._worker_group.worker_queue(stage, True).calls_by_worker
 
     def _is_learning(self) -> bool:
         """Whether admission waits until fragments in progress show the speed of their stages."""
@@ -227,8 +222,6 @@ class WaveScheduler:
             self._state.usage.worker_ready(pool, report)
         for stage in stages:
             self._slice_sizer.seed_estimate(stage, report.row_seconds)
-        for run in list(self._active.values()):
-            self._start_ready(run)
 
     def _answered(self, in_flight: InFlightTask, report: WorkReport, done: CallResult) -> None:
         task = in_flight.task

@@ -135,7 +135,7 @@ def stage_metadata(
         found["rows_unread"] = unread
     if (usage := spec.usage) is not None:
         used = usage.used(merge_measures(part.measures for part in manifest.parts))
-        found |= usage.metadata(used, None)
+        found |= usage.metadata(used)
         inherited = usage.used(merge_measures(part.inherited for part in manifest.parts))
         if any(inherited.values()):
             found |= usage.partial("inherited", inherited)

@@ -7,10 +7,10 @@ one manifest can therefore be of several generations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.storage.manifest import Manifest, PartInfo
+from vane_dagster.storage.manifest import Manifest
 
 
 def has_faults(manifest: Manifest) -> bool:
@@ -29,22 +29,10 @@ def fragment_keys(
     parts = {part.key: part for part in former.parts} if former else {}
     keys: list[str] = []
     for above in zip(*upstream):
-        own = digest(definition, generation, *above)
-        known = _kept(definition, generation, above, parts) or own
-        if retry and known != own and parts[known].faults:
-            known = own
-        keys.append(known)
+        own = key = digest(definition, generation, *above)
+        for made_in in range(generation, -1, -1) if parts else ():
+            if (known := digest(definition, made_in, *above)) in parts:
+                key = own if retry and parts[known].faults and made_in < generation else known
+                break
+        keys.append(key)
     return tuple(keys)
-
-
-def _kept(
-    definition: str,
-    generation: int,
-    above: Sequence[str],
-    parts: Mapping[str, PartInfo],
-) -> str | None:
-    """Return the key of the part that a fragment keeps, of this generation or a former one."""
-    for made_in in range(generation, -1, -1) if parts else ():
-        if (key := digest(definition, made_in, *above)) in parts:
-            return key
-    return None

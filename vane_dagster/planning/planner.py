@@ -6,7 +6,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 
 import pyarrow as pa
 
@@ -76,29 +76,23 @@ def fragment_rule(pipeline: Pipeline, store: Store, keep: bool = True) -> Fragme
     return FragmentRule(int(kept["rows"]), int(kept["bytes"]))
 
 
+@dataclass
 class _Planner:
     """Plans the partitions of one run, each independently."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        selected: tuple[str, ...],
-        store: Store,
-        force: bool,
-        run_id: str | None,
-        retry: bool,
-        expand: bool,
-        keep: bool,
-        connect: Connect,
-    ) -> None:
-        self.pipeline = pipeline
-        self.retry = retry
-        self.expand = expand
+    pipeline: Pipeline
+    selected: tuple[str, ...]
+    store: Store
+    force: bool
+    run_id: str | None
+    retry: bool
+    expand: bool
+    keep: InitVar[bool]
+    connect: InitVar[Connect]
+
+    def __post_init__(self, keep: bool, connect: Connect) -> None:
+        pipeline, store, selected = self.pipeline, self.store, self.selected
         self.location = f"pipeline {pipeline.name!r}"
-        self.selected = selected
-        self.store = store
-        self.force = force
-        self.run_id = run_id
         # Before the definitions: an edit while these are computed then differs from what is here.
         self.files = {s: pipeline[s].spec.local_files() for s in selected}
         with files_read_once():

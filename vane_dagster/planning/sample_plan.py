@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.planning.inputs import stages_read
@@ -129,24 +130,27 @@ def choose(
     return found
 
 
+@dataclass(frozen=True)
 class _Sampler:
     """Plans the sample of one partition."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        stage: str,
-        manifest: Manifest,
-        store: Store,
-        source: Source,
-        rule: FragmentRule,
-        listed: Listed,
-    ) -> None:
-        self._pipeline, self._stage, self._manifest = pipeline, stage, manifest
-        self._store, self._source, self._rule, self._listed = store, source, rule, listed
-        self._spec = pipeline[stage].spec
-        where = "" if manifest.partition is None else f", partition {manifest.partition!r}"
-        self._location = f"stage '{pipeline.name}/{stage}'{where}"
+    _pipeline: Pipeline
+    _stage: str
+    _manifest: Manifest
+    _store: Store
+    _source: Source
+    _rule: FragmentRule
+    _listed: Listed
+
+    @property
+    def _spec(self) -> StageSpec:
+        return self._pipeline[self._stage].spec
+
+    @property
+    def _location(self) -> str:
+        key = self._manifest.partition
+        where = "" if key is None else f", partition {key!r}"
+        return f"stage '{self._pipeline.name}/{self._stage}'{where}"
 
     def plan(self, rows: int, seed: int, most: int) -> tuple[PartitionPlan, Sampled]:
         manifest, stage = self._manifest, self._stage

@@ -123,20 +123,18 @@ class UsageAccount:
             return f"this run has cost {paid:g}, cost_budget={self.cost_budget:g}"
         return None
 
-    def metadata(self, used: Mapping[str, int], seconds: float | None) -> dict[str, Any]:
+    def metadata(self, used: Mapping[str, int]) -> dict[str, Any]:
         """Return the usage of a partition's answers as metadata of its asset."""
         found: dict[str, Any] = dict(used)
         if used["prompt_tokens"]:
             found["cache_hit_rate"] = round(used["cached_tokens"] / used["prompt_tokens"], 4)
-        if seconds:
-            found["tokens_per_second"] = round(used["completion_tokens"] / seconds, 1)
         if self.prices:
             found["cost"] = round(self.cost(used), 6)
         return found
 
     def partial(self, kind: str, used: Mapping[str, int]) -> dict[str, Any]:
         """Return a part of a partition's usage as metadata, with its cost."""
-        found = self.metadata(used, None)
+        found = self.metadata(used)
         return {f"{n}_{kind}": value for n, value in found.items() if n in (*COUNTS, "cost")}
 
     def cost(self, used: Mapping[str, float]) -> float:

@@ -47,10 +47,8 @@ def test_costs_count_by_the_million_and_cached_tokens_have_their_own_price():
     assert over_budget(None, 50e-6) == "this run has cost 5e-05, cost_budget=5e-05"
 
 
-def test_metadata_has_rates_where_they_are_known():
+def test_metadata_has_shares_and_costs_where_they_are_known():
     free, priced = UsageAccount("u", {}), UsageAccount("u", PRICES)
-    assert free.metadata(USED, None) == {**USED, "cache_hit_rate": 0.5}
-    assert priced.metadata(USED, 4.0) == {
-        **USED, "cache_hit_rate": 0.5, "tokens_per_second": 2.5, "cost": 50e-6
-    }  # fmt: skip
-    assert free.metadata(dict.fromkeys(USED, 0), None) == dict.fromkeys(USED, 0)
+    assert free.metadata(USED) == {**USED, "cache_hit_rate": 0.5}
+    assert priced.metadata(USED) == {**USED, "cache_hit_rate": 0.5, "cost": 50e-6}
+    assert free.metadata(dict.fromkeys(USED, 0)) == dict.fromkeys(USED, 0)
