@@ -13,7 +13,6 @@ from support.arguments import grouped
 from support.data import write_source
 from support.results import failure
 from vane_dagster.compute.local_head import LocalHead
-from vane_dagster.storage.filesystem import Location
 
 ROWS = {"id": [1, 2, 3], "n": [10, 20, 30]}
 
@@ -96,17 +95,3 @@ def test_a_plan_that_fails_starts_no_head(tmp_path, materialize):
     text = failure(materialize(docs, compute, raises=False))
     assert "no Parquet file at" in text
     assert not LocalHead(name="unstarted").temp_dir.exists()
-
-
-def test_a_bucket_that_is_missing(tmp_path, local, materialize, s3):
-    """A listing of it finds nothing, as of an empty one: only writing tells."""
-    write_source(tmp_path / "src", ROWS)
-    docs = make(tmp_path, on_gpus={"gpus": 8})
-    docs["clean"].write("lost", "s3://missing/docs", storage_options=s3)
-    docs["clean"].write("kept", "s3://lake/docs", storage_options=s3)
-    text = failure(materialize(docs, local, raises=False))
-    assert "2 problems prevent this run" in text
-    assert text.count("target of stage 'docs/lost': 's3://missing/docs/_vane_staging'") == 1
-    assert "NoSuchBucket" in text or "bucket does not exist" in text
-    assert "docs/kept" not in text
-    assert Location("s3://lake", s3).entries() == {}, "the probe is deleted"

@@ -151,7 +151,6 @@ def fails(text: str) -> Any:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"where": "n > 100"}, ["its schema cannot be inferred, because there is no input row"]),
         (
             {"fn": later},
             [

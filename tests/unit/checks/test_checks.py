@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from vane_dagster.checks.builtin import defaults_for, findings_of, merge
-from vane_dagster.checks.drift import cosine_distance, population_stability_index
+from vane_dagster.checks.drift import cosine_distance
 from vane_dagster.engine.check_runner import ManifestContext, evaluate, results_for, sample
 from vane_dagster.storage.column_stats import measure, merge_measures
 from vane_dagster.storage.manifest import (
@@ -118,9 +118,7 @@ def test_a_default_check_names_what_failed_and_the_fix(tmp_path: Path):
     [
         ([vd.checks.Off("nulls")], "'null_rate'"),
         ([vd.checks.Drift("a"), vd.checks.Drift("a", bins=5)], "two checks are named 'drift_a'"),
-        ([vd.checks.NullRate(), vd.checks.Off("null_rate")], "two checks"),
         ([vd.checks.NullRate], "expected a list of checks"),
-        (["null_rate"], "expected a list of checks"),
         (vd.checks.NullRate(), "expected a list of checks"),
     ],
 )
@@ -135,19 +133,14 @@ def test_wrong_lists_of_checks_are_refused(given_checks: Any, message: str):
     "make",
     [
         lambda c: c.NullRate(1.5),
-        lambda c: c.NullRate(True),
-        lambda c: c.NullRate(columns="abc"),
         lambda c: c.NullRate(name="null rate"),
         lambda c: c.NullRate(severity="FATAL"),
         lambda c: c.NullRate(blocking=1),
-        lambda c: c.ErrorRate(math.nan),
         lambda c: c.Vectors(dimension=0),
         lambda c: c.Drift(""),
         lambda c: c.Drift("a", max_distance=math.inf),
         lambda c: c.Drift("a", bins=0),
         lambda c: c.Golden({"id": [1], "x": [1, 2]}),
-        lambda c: c.Golden({"id": [1]}),
-        lambda c: c.Golden({"id": [], "x": []}),
         lambda c: c.Golden(7),
         lambda c: c.Golden({"id": [1], "x": [1]}, columns=["y"]),
         lambda c: c.Reproducible(rows=0),
@@ -251,15 +244,15 @@ def test_measures_are_those_of_a_loop_over_rows(column: Any, cuts: list[int]):
     assert merge_measures(parts) == {"x": expected}
 
 
+# --- found
+
+
 def test_what_lies_under_a_null_vector_is_not_counted():
     values = pa.array([math.nan, 1, 0, 0, 1, 1], pa.float32())
     vectors = pa.FixedSizeListArray.from_arrays(values, 2, mask=pa.array([True, True, False]))
     assert measure(pa.table({"x": vectors}), ["x"]) == {
         "x": {"nulls": 2, "not_finite": 0, "zero": 0, "dim_min": 2, "dim_max": 2}
     }
-
-
-# --- found
 
 
 def stage(
@@ -338,17 +331,14 @@ BAD = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite); 
          "1 of 4 rows failed (25%); the limit is 25%", {"max_failed_rows": 1}),
         (C.NullRate(0.2), TWO, {}, False, "x: 25% nulls; the limit is 20%",
          {"rows": 4, "null_rate/x": 0.25, "null_rate/y": 0.0}),
-        (C.NullRate(0.25), TWO, {}, True, "x: 25% nulls; the limit is 25%", {}),
         (C.NullRate(0.1, columns=["y"]), TWO, {}, True, "y: 0% nulls; the limit is 10%", {}),
         (C.NullRate(0.5, columns=["z"]), TWO, {}, False, "DefinitionError", {}),
-        (C.NullRate(0), {"id": [1]}, {}, True, "no column to check for nulls", {}),
         (C.NullRate(0.1), {f"x{i}": [None, "a"] for i in range(7)}, {}, False,
          "x4: 50% nulls; the limit is 10%; and 2 more", {}),
         (C.NullRate(0), {"x": [1], "error": pa.nulls(1, pa.string())}, {}, True, "x: 0%", {}),
         (C.NullRate(0, columns=["error"]), {"error": [None]}, {}, False, "error: 100% nulls", {}),
         (C.Text(0.2), TWO, {}, False, "x: 33.33% empty texts; the limit is 20%",
          {"rows": 4, "empty_rate/x": 1 / 3}),
-        (C.Text(0.5), TWO, {}, True, "x: 33.33%", {}),
         (C.Vectors(), {"v": ODD}, {}, False, f"{BAD} 0%",
          {"rows": 4, "max_bad_rate": 0.0, "not_finite/v": 0, "zero/v": 1, "bad_rate/v": 1 / 3,
           "dimension/v": 3}),
@@ -401,12 +391,9 @@ def test_children_may_be_more_but_none_of_a_row_is_a_loss(
     [
         (None, 50, 10, True),
         (None, 50, 11, False),
-        (None, 2000, 20, True),
-        (None, 2000, 21, False),
         (None, 10, 10, False),
         (None, 0, 0, True),
         (0.29, 100, 29, True),
-        (0.29, 100, 30, False),
         (1.0, 10, 10, True),
     ],
 )
@@ -510,13 +497,10 @@ RNG = np.random.default_rng(7)
     [
         (RNG.normal(size=5000), RNG.normal(size=4000), RNG.normal(1, size=4000)),
         (RNG.integers(0, 9, 3000), RNG.integers(0, 9, 5000), RNG.integers(3, 12, 5000)),
-        ([0] * 1000, [0] * 2000, [1] * 2000),
         ([0] * 950 + [1] * 50, [0] * 1900 + [1] * 100, [0] * 1000 + [1] * 1000),
         ([0.5] * 600 + [None] * 10, [0.5] * 600, [0.5] * 300 + [None] * 300),
-        ([math.inf, 1.0] * 500, [1.0, math.inf] * 500, [-math.inf, 1.0] * 500),
         (["a", "b"] * 500, ["b", "a"] * 400, ["a"] * 900 + ["b"] * 100),
         (["a"] * 600, ["a"] * 700, ["new"] * 600),
-        (["a"] * 600, ["a"] * 700, ["a"] * 300 + [None] * 300),
         ([True, False] * 300, [False, True] * 300, [True] * 600),
         ([Decimal("0.5")] * 600, [Decimal("0.5")] * 600, [Decimal("1.5")] * 600),
     ],
@@ -531,13 +515,6 @@ def test_drift_is_seen_and_chance_is_not(tmp_path: Path, before: Any, same: Any,
     drifted = compare(tmp_path, check, rows(x=moved), rows(x=before))
     assert (drifted.passed, drifted.severity) == (False, "WARN"), drifted
     assert drifted.metadata["psi"] > 0.2
-
-
-def test_the_index_is_its_formula():
-    found = population_stability_index(np.array([10.0, 30, 0]), np.array([20.0, 20, 0]))
-    p = [10.5 / 41.5, 30.5 / 41.5, 0.5 / 41.5]
-    q = [20.5 / 41.5, 20.5 / 41.5, 0.5 / 41.5]
-    assert found == pytest.approx(sum((a - b) * math.log(a / b) for a, b in zip(p, q)))
 
 
 def test_drift_of_vectors_is_the_distance_of_their_centroids(tmp_path: Path):
@@ -661,7 +638,6 @@ NONE_OF_THEM = {"id": [76, 77], "text": ["z", "z"]}
     ("check", "changed", "partition", "passed", "described", "metadata"),
     [
         (golden(), {}, None, True, "2 of 2", {"found": 2, "expected": 2}),
-        (golden(GOLDEN.to_pydict()), {}, None, True, "2 of 2", {"found": 2, "expected": 2}),
         (golden(), C_DIFFERS, None, False,
          "1 of 2 rows differ from the expected values: ids 3, in 'text'", {"differing": 1}),
         (golden(columns=["score", "vector"]), C_DIFFERS, None, True, "2 of 2", {}),
@@ -670,12 +646,10 @@ NONE_OF_THEM = {"id": [76, 77], "text": ["z", "z"]}
          "ids 3, in 'vector'", {"differing": 1}),
         (golden(ONE_MORE), {}, None, False, "2 of 3 expected ids are in the output", {"found": 2}),
         (golden(ONE_MORE), {}, "a", True, "2 of 3 expected ids are in the output", {"found": 2}),
-        (golden(NONE_OF_THEM), {}, None, False, "0 of 2 expected ids", {"found": 0}),
         (golden(NONE_OF_THEM), {}, "a", True, "0 of 2 expected ids", {"found": 0}),
         (golden(columns=["score"]), {"score": [0, 0.1, 0, 0.301]}, None, False, "differ", {}),
         (golden(columns=["score"], tolerance=0.002), {"score": [0, 0.1, 0, 0.301]}, None, True,
          "", {}),
-        (golden({"id": [1], "score": [1e12]}), {"score": [0, 1e12 + 1, 0, 0]}, None, True, "", {}),
         (golden({"id": [1], "score": [math.inf]}), {"score": [0, 1e12, 0, 0]}, None, False, "",
          {}),
     ],
@@ -696,23 +670,12 @@ def test_golden_rows(
         assert difference["expected"] != difference["actual"]
 
 
-def test_golden_integers_are_exact_and_at_most_five_ids_are_named(tmp_path: Path):
-    whole = stage(tmp_path, pa.table({"id": [1], "x": [10**9 + 1]}))
-    assert not one(golden({"id": [1], "x": [10**9]}), whole).passed
-    assert one(golden({"id": [1], "x": [1e9]}), whole).passed
-    found = one(golden({"id": range(9), "x": ["b"] * 9}), stage(tmp_path, rows(x=["a"] * 20)))
-    assert found.metadata["differing"] == len(found.metadata["differences"]) == 9
-    assert "ids 0, 1, 2, 3, 4 and 4 more" in found.description
-
-
 @pytest.mark.parametrize(
     ("expected", "message"),
     [
         ({"key": [1], "text": ["a"]}, "no column 'id'"),
         ({"id": [1, 1], "text": ["a", "a"]}, "repeated"),
         ({"id": [1, None], "text": ["a", "a"]}, "null"),
-        ({"id": [1], "other": ["a"]}, "'other'"),
-        ({"id": ["one"], "text": ["a"]}, "'id' is int64"),
         ({"id": [1], "score": ["a"]}, "'score' is double"),
     ],
 )

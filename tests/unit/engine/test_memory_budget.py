@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 import vane_dagster as vd
-from vane_dagster.engine.fragment_state import FragmentState, Held, bytes_read, make_task_states
+from vane_dagster.engine.fragment_state import FragmentState, bytes_read, make_task_states
 from vane_dagster.engine.memory_budget import MemoryBudget
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location
@@ -68,11 +68,6 @@ def test_one_is_always_admitted():
     assert admitted(budget, waiting) == 1
 
 
-def test_fragments_are_counted_too():
-    budget, waiting = MemoryBudget(1 << 60, 4), runs(9)
-    assert admitted(budget, waiting) == 4
-
-
 def test_a_fragment_that_went_through_some_stages_says_nothing_of_all():
     budget, (resumed, abandoned, alike, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     for run in (resumed, alike):
@@ -106,33 +101,6 @@ def test_a_fragment_that_outgrows_what_was_expected_stops_admission_and_those_af
     assert not budget.may_continue(third)
     budget.release(first)
     assert budget.may_continue(third)
-
-
-def test_what_is_dropped_on_the_way_is_not_held():
-    (run,) = runs(1)
-    slow = run.task_states["slow"]
-    budget = MemoryBudget(100, 1)
-    budget.record_table(run, 5)
-    slow.given = Held("input", 2, 5)
-    budget.record_table(run, 10)
-    slow.pieces[0] = Held("first", 1, 10)
-    slow.given = None
-    budget.record_table(run, 10)
-    slow.pieces[1] = Held("second", 1, 10)
-    assert run.held == 20
-    budget.record_table(run, 20)
-    slow.table, slow.pieces = Held("rows", 2, 20), {}
-    assert run.held == 20
-    assert run.peak == 40, "the slices, and what they were put together to"
-    run.read("slow")
-    assert run.held == 0
-
-
-def test_tiny_sources_are_charged_and_measured_by_a_mebibyte():
-    budget, (first, *waiting) = MemoryBudget(96 * MIB, 100), runs(50, mib=0)
-    assert admitted(budget, list(waiting)) == 3
-    finish(budget, first, 12)
-    assert admitted(budget, waiting[3:]) == 8 - 3
 
 
 def test_parts_that_a_wave_begins_with_count_as_its_source():

@@ -97,11 +97,6 @@ def test_a_file_that_was_only_touched_is_not_read(files):
     assert files.calls() == ["new"]
 
 
-@pytest.mark.parametrize("fragment_rows", [1, 2, 5])
-def test_other_fragments_have_the_same_rows(files, fragment_rows):
-    assert files.calls(fragment_rows) == []
-
-
 def test_a_new_file_is_read_and_a_removed_one_is_not(files):
     (files.source / "a.txt").unlink()
     files.write("g", "text g")

@@ -116,15 +116,6 @@ def test_rows_that_move_to_the_next_partition_are_found_in_one_run(tmp_path, not
     assert world.rows(DAYS[1]) == [f"{DAYS[0 if n < 10 else 1]} {n}".upper() for n in range(ROWS)]
 
 
-def test_a_partition_that_fails_holds_up_no_other(tmp_path, notes):
-    world = Snapshots(tmp_path, on_error="raise", max_error_rate=None)
-    world.write_days(DAYS[:4], changed=1)
-    world.write(DAYS[1], ["bad"])
-    with pytest.raises(vd.errors.UdfError, match="bad"):
-        world.run(DAYS[:4])
-    assert [len(world.rows(day)) for day in (DAYS[0], DAYS[2], DAYS[3])] == [ROWS] * 3
-
-
 def test_rows_from_before_a_forced_run_are_never_found_again(tmp_path, notes):
     world = Snapshots(tmp_path)
     world.write_days(DAYS[:3], changed=1)
@@ -145,71 +136,6 @@ def test_a_forced_run_that_reuses_no_rows_hides_older_ones_too(tmp_path, notes):
     assert world.run(DAYS[:1], force=True, run_id="forced") == ROWS
     world.options = {}
     assert world.run(DAYS[2:3]) == ROWS
-
-
-def test_parts_without_row_keys_are_used_by_fragment_and_get_keys_when_computed(tmp_path, notes):
-    world = Snapshots(tmp_path, reuse="fragments")
-    texts = [f"text {n}" for n in range(ROWS)]
-    world.write(DAYS[0], texts)
-    assert world.run(DAYS[:1]) == ROWS
-    world.options = {}
-    assert world.run(DAYS[:1]) == 0
-    world.write(DAYS[0], ["new", *texts[1:]])
-    assert world.run(DAYS[:1]) == ROWS, "nothing tells one row of them from another"
-    world.write(DAYS[0], ["newer", *texts[1:]])
-    assert world.run(DAYS[:1]) == 1
-
-
-def test_equal_rows_are_computed_once(tmp_path, notes):
-    world = Snapshots(tmp_path, fragment_rows=64)
-    world.write(DAYS[0], ["same"] * 20 + ["bad", "bad"])
-    assert world.run(DAYS[:1]) == 2
-    assert world.rows(DAYS[0]) == ["SAME"] * 20
-    (stats,) = [each.stats for each in committed(world.events, "upper")]
-    assert (stats.copied, stats.rows_in, stats.rows_out) == (20, 2, 1)
-    world.write(DAYS[1], ["same"] * 8)
-    assert world.run(DAYS[1:2]) == 0
-
-
-def test_rows_with_results_of_their_own_are_found_by_their_ids(tmp_path, notes):
-    world = Snapshots(tmp_path, per_row=True)
-    world.write(DAYS[0], ["same"] * 5)
-    assert world.run(DAYS[:1]) == 5
-    world.write(DAYS[1], ["same"] * 8)
-    assert world.run(DAYS[1:2]) == 3
-
-
-def test_damaged_row_records_cost_the_rows_of_their_part_once(tmp_path, notes):
-    world = Snapshots(tmp_path, fragment_rows=10)
-    texts = [f"text {n}" for n in range(ROWS)]
-    world.write(DAYS[0], texts)
-    assert world.run(DAYS[:1]) == ROWS
-    folder = tmp_path / "store/docs/upper/parts" / DAYS[0]
-    manifest = world.store.in_force("docs", "upper", DAYS[0])
-    (folder / manifest.parts[4].row_records).unlink()
-    calls = []
-    for n in range(3):  # each changes the first of five fragments
-        texts[n] += "!"
-        world.write(DAYS[0], texts)
-        calls.append(world.run(DAYS[:1]))
-    # A changed file has other fragments, and the rows of the last one are known to no record.
-    assert calls == [11, 1, 1]
-    assert world.rows(DAYS[0]) == [text.upper() for text in texts]
-
-
-@pytest.mark.parametrize("suffix", [".rows.parquet", ".faults.parquet", "part"])
-def test_rows_that_are_retried_need_no_file_that_is_gone(tmp_path, notes, suffix):
-    world = Snapshots(tmp_path)
-    world.write(DAYS[0], ["same", "same", "bad", "bad"])
-    assert world.run(DAYS[:1]) == 2
-    manifest = world.store.in_force("docs", "upper", DAYS[0])
-    part = manifest.parts[0]
-    file = {".rows.parquet": part.row_records, ".faults.parquet": part.faults, "part": part.name}[
-        suffix
-    ]
-    (tmp_path / "store/docs/upper/parts" / DAYS[0] / file).unlink()
-    assert world.run(DAYS[:1], retry_quarantined=True) <= 3
-    assert world.rows(DAYS[0]) == ["SAME", "SAME"]
 
 
 def test_a_forced_run_takes_no_parts_of_another_one(tmp_path, notes):
@@ -294,15 +220,3 @@ def test_a_trace_says_where_a_copied_row_was_computed(tmp_path, notes):
     for file in (tmp_path / "store/docs/upper/parts" / DAYS[1]).glob("*.rows.parquet"):
         file.unlink()
     assert step(20).copied_from is None, "unknown"
-
-
-def test_a_trace_says_that_a_failure_was_taken_over(tmp_path, notes):
-    world = Snapshots(tmp_path)
-    world.write(DAYS[0], ["bad"])
-    world.run(DAYS[:1], run_id="first")
-    world.write(DAYS[0], ["bad", "good"])
-    assert world.run(DAYS[:1]) == 1
-    with pytest.raises(
-        vd.errors.TraceError, match=r"ValueError: bad .copied: computed by run first, 2"
-    ):
-        trace_back(ManifestIndex(world.store, "docs", DAYS[0]), "upper", 0)

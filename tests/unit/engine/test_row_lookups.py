@@ -36,11 +36,6 @@ def test_each_part_is_in_one_group_and_there_are_few(parts):
     assert len(found) <= 7 * (1 + math.log(max(parts, 1), 8))
 
 
-def test_a_part_is_in_few_groups_while_a_run_writes():
-    every = {tuple(group) for parts in range(300) for group in groups(parts)}
-    assert sum("5" in group for group in every) <= 3
-
-
 def test_parts_that_were_found_are_one_group_unless_they_have_many_rows(monkeypatch):
     assert groups(5, found=3) == [["0", "1", "2"], ["3"], ["4"]]
     assert groups(2, found=3) == [["0", "1"]]

@@ -20,7 +20,7 @@ from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Worker
 from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
-from vane_dagster.errors import ClusterLostError, ComputeError, UdfError
+from vane_dagster.errors import ClusterLostError, ComputeError
 from vane_dagster.events import Failed, Noticed
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.retries import TIMED_OUT, WORKER_DIED, Cause
@@ -29,7 +29,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
-from vane_dagster.worker.protocol import CallUdf, PartRows, Reject, TableRows, Work
+from vane_dagster.worker.protocol import CallUdf, Reject, TableRows, Work
 from vane_dagster.worker.reports import Fault, LoadReport, Tally, WorkReport
 
 ROWS = 64
@@ -439,26 +439,6 @@ def test_the_next_fragment_is_prepared_while_the_model_computes(wave):
     assert kinds[: kinds.index(("model", "gather"))].count(("clean", "whole")) > 1
 
 
-def test_the_next_wave_reads_the_parts_of_the_former(wave):
-    made = wave(chain(), partitions=(2,)).run("clean")
-    assert {call.stage for call in made.lease.calls} == {"clean"}
-    made.run("model")
-    loads = made.lease.sent("load")
-    names = [rows.name for call in loads for rows in call.work.inputs if isinstance(rows, PartRows)]
-    assert names == [made.part("clean", 0, i).name for i in range(2)]
-    assert len([call for call in made.lease.calls if call.stage == "clean"]) == 2
-
-
-def test_a_part_that_exists_is_not_computed_again(wave):
-    made = wave(chain(), partitions=(2,))
-    folder = Location("/nowhere")
-    info = PartInfo("k", "d", ROWS, 10, rows_in=ROWS)
-    made.state.add_part(0, "model", 1, Part(folder, info))
-    made.state.add_part(0, "clean", 1, Part(folder, info))
-    made.run()
-    assert len({call.fragment for call in made.lease.calls}) == 1
-
-
 # Lost workers
 
 
@@ -555,6 +535,9 @@ def test_without_quarantine_a_fragment_starts_over_three_times(wave):
     assert made.state.parts[0, "model"] == {}
 
 
+# The end of a wave before its time
+
+
 def test_a_fragment_whose_data_was_lost_starts_over_with_the_same_workers(wave):
     lost: list[Call] = []
 
@@ -569,55 +552,6 @@ def test_a_fragment_whose_data_was_lost_starts_over_with_the_same_workers(wave):
     assert made.lease.replaced == []
     assert made.part().rows_in == ROWS
     assert made.state.stats[0, "model"].rows_in == ROWS, "the first attempt does not count"
-
-
-def test_a_fragment_that_lost_its_worker_whole_is_sliced(wave):
-    def outcome(call: Call) -> Outcome:
-        if call.kind == "whole" and call.fragment == unlucky:
-            return Lost()
-        return quick(call)
-
-    made = wave(mapped(**QUARANTINE), outcome, (12,), has_gpu=False)
-    unlucky = str(made.state.plan.partitions[0].fragments[10])
-    made.run()
-    kinds = [call.kind for call in made.lease.calls if call.fragment == unlucky]
-    assert kinds[0] == "whole"
-    assert kinds[1] == "load"
-    assert "whole" not in kinds[1:]
-    assert len(made.lease.replaced) == 1
-
-
-def test_a_worker_due_for_recycling_is_replaced_after_its_queued_call(wave):
-    def outcome(call: Call) -> Outcome:
-        if call.kind == "slice" and call.worker.name == "m-0":
-            return replace(done(call), recycle_reason="has answered enough")
-        return None
-
-    made = wave(mapped(), outcome, workers=1).run()
-    reports = [call for call in made.lease.answered if call.worker.name == "m-0"]
-    assert [worker.name for worker in made.lease.replaced] == ["m-0"]
-    assert len(reports) == 2, "the one at work, and the queued one"
-    assert computed(made.lease.sent("slice")) == list(range(ROWS)), "nothing is sent twice"
-
-
-def test_an_error_of_user_code_fails_its_partition_and_what_is_downstream(wave):
-    docs = mapped()
-    docs["model"].project("after", ["x"])
-
-    def outcome(call: Call) -> Outcome:
-        if call.kind == "slice" and call.fragment == unlucky:
-            return WorkReport(fault=Fault("UdfError", "no such word"))
-        return None
-
-    made = wave(docs, outcome, partitions=(2, 2))
-    unlucky = str(made.state.plan.partitions[0].fragments[0])
-    made.run()
-    assert set(made.failures) == {("model", "p0"), ("after", "p0")}
-    assert isinstance(made.state.failed[0, "model"], UdfError)
-    assert len(made.state.parts[1, "after"]) == 2
-
-
-# The end of a wave before its time
 
 
 def test_a_cancelled_run_sends_nothing_more(wave):

@@ -12,7 +12,7 @@ from vane_dagster.engine.worker_group import WorkerGroup
 from vane_dagster.events import Noticed
 from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.pools import PoolSpec
-from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus
+from vane_dagster.worker.reports import LoadReport, WorkerStatus
 
 CLIENTS = [Worker("c1", "client"), Worker("c2", "client")]
 REPLICAS = [Worker("s1", "server"), Worker("s2", "server")]
@@ -162,17 +162,6 @@ def test_a_server_that_has_failed_for_good_fails_its_stages():
     assert "vLLM server tiny has failed: crashed 8 times\nlast line" in error
 
 
-def test_a_server_that_does_not_start_fails_its_stages_at_once():
-    world = World()
-    fault = Fault("ModelLoadError", "Server 'tiny' did not start: exit code 1")
-    ticket = world.lease.calls.pop(("load", REPLICAS[0]))
-    done = LoadReport(False, 1.0, 1, "cpu", "node", fault=fault)
-    world.group.handle_done(CallResult(ticket, done))
-    world.ready(REPLICAS[1], ENDPOINTS[1])
-    assert [error for _, error in world.given_up] == ["Server 'tiny' did not start: exit code 1"]
-    assert ("load", CLIENTS[0]) not in world.lease.calls
-
-
 def test_restarts_and_the_state_of_replicas_are_counted_once():
     world = World()
     world.start()
@@ -185,15 +174,3 @@ def test_restarts_and_the_state_of_replicas_are_counted_once():
         ("tiny", "http://one:1", "ready")
     ]
     assert world.usage.take_servers(["server"]).restarts == 0
-
-
-def test_restarts_before_the_run_are_not_counted():
-    world = World()
-    ticket = world.lease.calls.pop(("load", REPLICAS[0]))
-    status = ServerStatus("ready", ENDPOINTS[0], restarts=5)
-    world.group.handle_done(
-        CallResult(ticket, LoadReport(True, 1.0, 1, "cpu", "node", server=status))
-    )
-    assert world.usage.take_servers(["server"]).restarts == 0
-    world.report(REPLICAS[0], replace(status, restarts=6))
-    assert world.usage.take_servers(["server"]).restarts == 1

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from vane_dagster.orchestration import run
 from vane_dagster.orchestration.run import RunContext, on_a_thread
 from vane_dagster.orchestration.signals import signals_deferred
+from vane_dagster.orchestration.steps import _priority
 
 
 class Interrupted(BaseException):
@@ -108,3 +110,8 @@ def test_a_second_signal_is_not_deferred():
         interrupt_twice()
     assert reached == [0]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_priority_of_a_run_is_its_tag():
+    given: Any = [SimpleNamespace(tags={"dagster/priority": tag}) for tag in ("7", "-2", "high")]
+    assert [_priority(each) for each in given] == [7, -2, 0]

@@ -114,22 +114,6 @@ def test_a_key_never_leads_out_of_the_source(root):
         assert "would leave the source's folder" in str(listed)
 
 
-def test_a_glob_before_the_key_costs_no_comparison_of_all_with_all(monkeypatch):
-    keys = [f"k{number}" for number in range(200)]
-    for key in keys:
-        MEMORY.pipe_file(f"/hive/region=eu/dt={key}/a.parquet", b"1")
-    compared = []
-    matches = file_source._Pattern.matches
-    monkeypatch.setattr(
-        file_source._Pattern,
-        "matches",
-        lambda self, path: compared.append(path) or matches(self, path),
-    )
-    source = vd.parquet("memory://hive/region=*/dt={partition_key}/*.parquet")
-    assert all(len(files) == 1 for files in source.list_files(keys, "here").values())
-    assert len(compared) == len(keys)
-
-
 def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path, monkeypatch):
     (tmp_path / "k1" / "deep").mkdir(parents=True)
     (tmp_path / "k1" / "a.parquet").write_bytes(b"1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +113,8 @@ SAME: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "on_error='null'": ((B,), {}, {"on_error": "null"}),
     "include_columns": ((B,), {}, {"include_columns": True}),
     "batch size and workers": ((B,), {}, {"batch_size": 3, "concurrency": 2, "num_cpus": 1}),
-    "retries": ((B,), {}, {"max_retries": 0, "timeout_s": 5}),
     "reuse of other partitions": ((B,), {}, {"partitions": 4}),
     "a column that is not read": ((B,), {}, {"given": INPUT.append(pa.field("new", pa.bool_()))}),
-    "the order of the input": ((B,), {}, {"given": pa.schema(list(INPUT)[::-1])}),
     "metadata of the input": (
         (B,),
         {},
@@ -139,7 +136,6 @@ def test_it_stays(project, name):
 
 CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "the type of an output column": ((B,), {}, {"schema": {"x": "INTEGER"}}),
-    "another output column": ((B,), {}, {"schema": {"x": "BIGINT", "y": "BIGINT"}}),
     "the columns": ((B,), {}, {"columns": ["text"]}),
     "the order of columns in a batch": ((B,), {}, {"columns": ["n", "text"]}),
     "reading the id": ((B,), {}, {"columns": ["text", "n", "id"]}),
@@ -151,20 +147,10 @@ CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
         {"given": with_type("n", pa.struct([("a: int64, b", pa.int64()), ("c", pa.int64())]))},
         {"given": with_type("n", pa.struct([("a", pa.int64()), ("b: int64, c", pa.int64())]))},
     ),
-    "a constructor's argument": (
-        (B, "code:Model"),
-        {},
-        {"fn_constructor_kwargs": {"size": 2}},
-    ),
     "the type of an input column": (
         (B,),
         {},
         {"given": with_type("n", pa.int32())},
-    ),
-    "the shape of a tensor in a list": (
-        (B,),
-        {"given": with_type("n", pa.list_(tensor("float32", (2, 3))))},
-        {"given": with_type("n", pa.list_(tensor("float32", (3, 2))))},
     ),
     "a keyed variable": ((B,), {}, {"keyed_env_vars": ["LANGUAGE_OF_MODEL"]}),
     "making rows": (
@@ -187,24 +173,16 @@ CHANGED: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
         {**MODEL, "messages": "{text}"},
         {**MODEL, "messages": "Really: {text}"},
     ),
-    "the model": (("prompt", "{text}"), MODEL, {**MODEL, "model": "m2"}),
     "sampling by row": (
         ("prompt", "{text}"),
         {**MODEL, "sampling_params": {"seed": "{n}"}},
         {**MODEL, "sampling_params": {"seed": "{id}"}},
-    ),
-    "the order of the columns of a function": (
-        ("prompt",),
-        {**MODEL, "messages": "code:before", "columns": ["text", "n"]},
-        {**MODEL, "messages": "code:before", "columns": ["n", "text"]},
     ),
     "the scale of vectors": (
         ("embed", "text"),
         VECTORS,
         {**VECTORS, "normalize": False},
     ),
-    "the column of vectors' texts": (("embed",), {"column": "text", **VECTORS},
-                                     {"column": "key", **VECTORS}),
 }  # fmt: skip
 
 
@@ -231,12 +209,6 @@ def test_what_a_server_serves_changes_it_and_its_replicas_do_not(project):
 
     assert calling(replicas=1) == calling(replicas=2)
     assert calling(version="1") != calling(version="2")
-
-
-def test_it_is_the_same_in_another_order_where_code_reads_by_name(project):
-    first = found(project, "prompt", "{text} {n}", **MODEL)
-    pipeline, spec = declared(project, "prompt", "{text} {n}", **MODEL)
-    assert defined(pipeline, replace(spec, columns=("n", "text")), INPUT) == first
 
 
 def test_other_modes_have_none(project):
