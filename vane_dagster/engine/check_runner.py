@@ -107,12 +107,10 @@ class CheckRunner:
             return None
         keys = list(itertools.islice(self.before(manifest.partition), _LOOKED_BACK))
         found = self._store.latest(manifest.pipeline, manifest.stage, keys)
-        for key in keys:
-            if key in found:
-                name = found[key]
-                earlier = self._store.read(manifest.pipeline, manifest.stage, key, name)
-                return self._context(earlier)
-        return None
+        key = next((key for key in keys if key in found), None)
+        if key is None:
+            return None
+        return self._context(self._store.read(manifest.pipeline, manifest.stage, key, found[key]))
 
     def _first_faults(self, manifest: Manifest, limit: int) -> Sequence[str]:
         folder = self._store.parts(manifest.pipeline, manifest.stage, manifest.partition)
@@ -214,12 +212,12 @@ def _validated(outcome: Any) -> CheckOutcome:
     return CheckOutcome(
         bool(outcome.passed),
         masked(str(outcome.description)),
-        {str(n): _plain(f"metadata[{n!r}]", value) for n, value in outcome.metadata.items()},
+        _plain(outcome.metadata),
         outcome.severity,
     )
 
 
-def _plain(where: str, value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """A metadata value as JSON, without secrets."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -230,12 +228,12 @@ def _plain(where: str, value: Any) -> Any:
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, Mapping):
-        return {str(n): _plain(f"{where}[{n!r}]", each) for n, each in value.items()}
+        return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(f"{where}[{i}]", each) for i, each in enumerate(value)]
+        return [_plain(each) for each in value]
     raise TypeError(
-        f"CheckOutcome.{where} is a {type(value).__name__}; expected a text, a number, a boolean, "
-        "or lists and mappings of them"
+        f"metadata has a {type(value).__name__}; expected texts, numbers, booleans, or lists and "
+        "mappings of them"
     )
 
 

@@ -153,7 +153,11 @@ class Committer:
                 raise WithheldError(stage, outcome)
             upstream[stage] = str(outcome)
         self.hash_ahead(commit.manifest.files)
-        files = [self._hashed(file) for file in commit.manifest.files]
+        hashes = [self._hashes.get((each.url, each.version)) for each in commit.manifest.files]
+        files = [
+            replace(file, content=hashed.result()) if hashed else file
+            for file, hashed in zip(commit.manifest.files, hashes)
+        ]
         now = time.time()
         return replace(commit.manifest, files=files, upstream=upstream, committed_at=now)
 
@@ -182,10 +186,6 @@ class Committer:
                 )
         self._found[partition, manifest.stage] = found_here
         return replace(manifest, checks=found_here)
-
-    def _hashed(self, file: FileRecord) -> FileRecord:
-        future = self._hashes.get((file.url, file.version))
-        return file if future is None else replace(file, content=future.result())
 
     def _put_in_force(self, commit: Commit, manifest: Manifest) -> tuple[Manifest, ManifestName]:
         """Commit, unless another run has committed the same parts since this one was planned."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vane_dagster.compute.admission import plan_waves
@@ -93,8 +93,7 @@ def _compute(
     plan, capacity = state.plan, checked.capacity
     waits = Waits(state.emit)
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
-    by_size = sorted(checked.servers.values(), key=lambda pool: pool.workers)
-    servers = {pool.identity: pool for pool in by_size}  # of equal ones the largest
+    servers = _largest(checked.servers.values())
     waves = plan_waves(capacity, needed, upstream, pools, servers)
     for index, stages in enumerate(waves):
         if not state.fragments_left(stages):  # their upstream stages failed
@@ -102,10 +101,11 @@ def _compute(
         own = {stage: pools[stage] for stage in stages if stage in pools}
         readers = 1 if plan.is_sample else min(capacity.cpus, state.fragments_left(stages))
         used = {i: servers[i] for pool in own.values() for i in pool.uses.values()}
-        claimed = {**_merged(own, readers), **used}
-        labels = tuple(p.label for p in claimed.values() if p.identity != IO_WORKERS)
+        io = PoolSpec(IO_WORKERS, "read and write", (1, max(1, readers)), threads=1)
+        claimed = [*_largest(own.values()).values(), *used.values()]
+        labels = tuple(pool.label for pool in claimed)
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels))
-        lease = backend.lease(state.run_id, list(claimed.values()), cancelled, priority, waits)
+        lease = backend.lease(state.run_id, [io, *claimed], cancelled, priority, waits)
         try:
             places = {False, *(pool.on_driver for pool in own.values())}
             object_bytes = min(capacity.of(place).object_bytes for place in places)
@@ -116,11 +116,9 @@ def _compute(
             lease.release()
 
 
-def _merged(pools: Mapping[str, PoolSpec], readers: int) -> dict[str, PoolSpec]:
-    """A wave's pools by identity, the largest of each, and the pool of I/O workers."""
-    io = PoolSpec(IO_WORKERS, "read and write", (1, max(1, readers)), threads=1)
-    by_size = sorted(pools.values(), key=lambda pool: pool.workers)
-    return {pool.identity: pool for pool in (io, *by_size)}
+def _largest(pools: Iterable[PoolSpec]) -> dict[str, PoolSpec]:
+    """Pools by identity, of equal ones the largest."""
+    return {pool.identity: pool for pool in sorted(pools, key=lambda pool: pool.workers)}
 
 
 def edited(plan: RunPlan, stages: Sequence[str]) -> list[str]:

@@ -95,7 +95,7 @@ class WithoutText(Exception):
         # Wrong types are what is refused.
         (vd.checks.CheckOutcome(None), "expected evaluate to return"),  # type: ignore[arg-type]  # refused
         (vd.checks.CheckOutcome(True, severity="BAD"), "severity is 'BAD'"),  # type: ignore[arg-type]  # refused
-        (vd.checks.CheckOutcome(True, metadata={"a": [object()]}), "metadata['a'][0] is a object"),
+        (vd.checks.CheckOutcome(True, metadata={"a": [object()]}), "metadata has a object"),
         (lambda context: context.previous(), "set compares = True in its class"),
         (lambda context: context.recomputed(), "define rows_to_recompute"),
         (lambda context: context.batches(["y"]), "the stage has no column 'y'"),
