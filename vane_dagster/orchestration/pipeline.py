@@ -102,7 +102,7 @@ class Pipeline(declared.Pipeline):
             retry_quarantined: Whether it would compute rows again that failed.
 
         Returns:
-            The forecast of each stage. It prints, draws itself in a notebook, and has `to_dict`.
+            The forecast of each stage. It prints, and has `to_dict`.
 
         Raises:
             DefinitionError: If a stage or partition does not exist.
