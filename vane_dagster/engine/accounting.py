@@ -20,7 +20,9 @@ _PROGRESS_SECONDS = 0.5
 class StageRows:
     """Input rows of one stage: the computed ones, and an estimate of the total.
 
-    A fragment counts with its source rows until the stage's input is known.
+    A stage after a filter gets fewer rows than the source has, one after a fan-out more. So a
+    fragment counts with its source rows until its input is known, times the ratio of input rows to
+    source rows in the fragments with known input.
 
     Attributes:
         done: The computed rows.
@@ -28,25 +30,29 @@ class StageRows:
 
     def __init__(self) -> None:
         self.done = 0
-        self._rows: dict[tuple[int, int], int] = {}
+        self._source: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[int, int], int] = {}
 
     def expect(self, partition: int, fragment: int, source_rows: int) -> None:
         """Add a fragment to compute."""
-        self._rows[partition, fragment] = source_rows
+        self._source[partition, fragment] = source_rows
 
     def set_input_rows(self, partition: int, fragment: int, rows: int) -> None:
         """Record the number of input rows of the stage for a fragment."""
-        if (partition, fragment) in self._rows:
-            self._rows[partition, fragment] = rows
+        if (partition, fragment) in self._source:
+            self._known[partition, fragment] = rows
 
     def drop(self, partition: int, fragment: int) -> None:
         """Remove a fragment without any computed rows from the total."""
-        self._rows.pop((partition, fragment), None)
+        self._source.pop((partition, fragment), None)
+        self._known.pop((partition, fragment), None)
 
     @property
     def total(self) -> int:
         """The estimated total; exact once the input of every fragment is known."""
-        return max(self.done, sum(self._rows.values()))
+        known, source = sum(self._known.values()), sum(self._source[each] for each in self._known)
+        unknown = sum(self._source.values()) - source
+        return max(self.done, known + round(unknown * (known / source if source else 1.0)))
 
 
 class SharedSeconds:
