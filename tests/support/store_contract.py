@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -184,7 +185,7 @@ def commit(store: Store, made: Manifest, **given: Any) -> ManifestName | vd.Vane
 
 def commits(store: Store, all_: Sequence[tuple[Manifest, dict[str, Any]]]) -> dict[str, Any]:
     outcomes: dict[str, Any] = {}
-    committer = Committer(store, lambda file: None)
+    committer = Committer(store, lambda file: None, lambda manifest: contextlib.nullcontext())
     for made, given_ in all_:
         common = {
             "folder": store.parts(made.pipeline, made.stage, made.partition),

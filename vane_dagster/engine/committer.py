@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -85,7 +85,7 @@ class Committer:
         self,
         store: Store,
         hash_file: Callable[[FileRecord], str | None],
-        publishing: Callable[[Manifest], AbstractContextManager[None]] = lambda _: nullcontext(),
+        publishing: Callable[[Manifest], AbstractContextManager[None]],
     ) -> None:
         self._publishing = publishing
         self._store = store

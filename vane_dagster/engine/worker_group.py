@@ -294,9 +294,9 @@ class WorkerGroup:
 
     def notice_unused_gpu(self, worker: Worker, reason: str) -> None:
         """Report once for each pool that a worker reserves a GPU that it does not use."""
-        pool = self._by_identity.get(worker.pool)
-        reserved = pool.bundle.get("GPU", 0) if pool is not None else 0
-        if pool is not None and reserved and worker.pool not in self._noticed:
+        pool = self._by_identity[worker.pool]
+        reserved = pool.bundle.get("GPU", 0)
+        if reserved and worker.pool not in self._noticed:
             self._noticed.add(worker.pool)
             text = f"{pool.label} reserves {reserved:g} GPU for a worker, and {reason}"
             self._emit(Noticed(f"{names(self.stages(worker))}: {text}"))

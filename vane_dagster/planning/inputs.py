@@ -41,18 +41,16 @@ def agreed(
     inputs: Mapping[str, Manifest],
 ) -> tuple[FragmentRecord, ...]:
     """Return the fragments of a partition, on which the source and all inputs must agree."""
-    from_source = fragments is not None
     for stage, manifest in inputs.items():
         own = tuple(manifest.fragments)
         if fragments is None:
             fragments = own
         elif [f.identity for f in fragments] != [f.identity for f in own]:
             where = "" if key is None else f" in partition {key!r}"
-            than = "there are now" if from_source else f"{next(iter(inputs))!r} was"
             raise PlanError(
                 f"pipeline {pipeline!r}: {stage!r} is not selected, and was materialized from "
-                f"other source files, or with another fragment_rows, than {than}{where}. Select "
-                "it too"
+                f"other source files, or with another fragment_rows, than are read now{where}. "
+                "Select it too"
             )
     assert fragments is not None
     return fragments

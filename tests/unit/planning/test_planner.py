@@ -415,7 +415,7 @@ def test_a_source_that_grew_is_not_joined_with_a_stage_that_did_not(tmp_path, st
     docs_.join("both", one, two)
     settle(plan(docs_, store, "one"), store)
     source(tmp_path, {"b.parquet": 3})
-    assert "than there are now. Select it too" in refusal(plan(docs_, store, "two", "both"))
+    assert "than are read now. Select it too" in refusal(plan(docs_, store, "two", "both"))
 
 
 # Force, resume, what is done
