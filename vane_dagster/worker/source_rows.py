@@ -16,7 +16,6 @@ from vane_dagster.sources.file import TaskFiles
 from vane_dagster.sources.planned_read import check_unchanged, read_planned
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.types.tensors import unsliced
-from vane_dagster.worker.database import connection
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.protocol import SourceRows, Work
 from vane_dagster.worker.user_code import load
@@ -29,7 +28,7 @@ def scan(rows: SourceRows, work: Work) -> pa.Table:
 
 def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
     """Read the rows unchanged, without a check of their ids."""
-    source, context = unpack_source(rows.source), ReadContext(work.location, connection)
+    source, context = unpack_source(rows.source), ReadContext(work.location)
     planned = (rows.fragment, rows.schema, rows.files)
     table = unsliced(read_planned(source, *planned, context, rows.id_rule))
     if ROW_ERROR not in table.column_names:
