@@ -10,13 +10,12 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.sources import FragmentRule, ReadContext, SourceTable
+from vane_dagster.sources import FragmentRule, SourceTable
 from vane_dagster.sources.base import ROW_ERROR, Source
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.store import Store
 
-CONTEXT = ReadContext("here")
 RULE = FragmentRule(1000)
 
 
@@ -53,7 +52,7 @@ def read(
     schema = table.schema if columns is None else pa.schema(map(table.schema.field, columns))
     parts = []
     for fragment in table.fragments:
-        part = source.for_workers().read(fragment, schema, CONTEXT)
+        part = source.for_workers().read(fragment, schema, "here")
         assert part.num_rows == fragment.stop - fragment.start <= rule.rows
         parts.append(part)
     found = parts or [schema.empty_table()]

@@ -11,12 +11,11 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.sources import FragmentRule, ReadContext, SourceTable
+from vane_dagster.sources import FragmentRule, SourceTable
 from vane_dagster.sources.base import Source
 from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 
-HERE = ReadContext("here")
 ODD_KEYS = ["DE 3", "it's", "ä-ö", "a=b"]
 
 
@@ -52,7 +51,7 @@ class Kept:
         return self.bind(self.now).split(self.listed(key), FragmentRule(rows), "here", key)
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema) -> pa.Table:
-        return self.bind(self.source).for_workers().read(fragment, schema, HERE)
+        return self.bind(self.source).for_workers().read(fragment, schema, "here")
 
     def rows(self, key: str, rows: int = 4) -> pa.Table:
         table = self.split(key, rows)
@@ -128,7 +127,7 @@ def test_a_pickled_source_reads_the_same(kept):
     table = kept.split("a", 1000)
     reader = pickle.loads(pickle.dumps(kept.bind(kept.source).for_workers()))
     for each in table.fragments:
-        assert reader.read(each, table.schema, HERE).equals(kept.read(each, table.schema))
+        assert reader.read(each, table.schema, "here").equals(kept.read(each, table.schema))
 
 
 def test_data_that_is_replaced_before_its_read_is_an_error(kept):
@@ -141,7 +140,7 @@ def test_data_that_is_replaced_before_its_read_is_an_error(kept):
         return [
             number
             for each in table.fragments
-            for number in kept.numbers(read_planned(reader, each, table.schema, files, HERE))
+            for number in kept.numbers(read_planned(reader, each, table.schema, files, "here"))
         ]
 
     if kept.is_snapshot:

@@ -12,7 +12,6 @@ from vane_dagster.checks.context import RecomputedRows, RowOutcomes
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.sample_plan import Sampled
-from vane_dagster.sources import ReadContext
 from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
@@ -79,8 +78,8 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
     if base == SOURCE:
         schema = pa.schema([partition.schemas[base].field(id)])
         files = tuple(partition.listed[span.url] for span in fragment.spans)
-        context = ReadContext(f"stage '{pipeline.name}/{stage}'")
-        rows = read_planned(plan.source, fragment, schema, files, context, plan.id_rule(partition))
+        location = f"stage '{pipeline.name}/{stage}'"
+        rows = read_planned(plan.source, fragment, schema, files, location, plan.id_rule(partition))
     else:
         made_from = partition.inputs[base]
         folder = store.parts(pipeline.name, made_from.stage, partition.key)

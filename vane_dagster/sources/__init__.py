@@ -14,7 +14,6 @@ from vane_dagster._lazy import public_names
 if TYPE_CHECKING:
     from vane_dagster.sources.base import FragmentRule as FragmentRule
     from vane_dagster.sources.base import Listed as Listed
-    from vane_dagster.sources.base import ReadContext as ReadContext
     from vane_dagster.sources.base import Source as Source
     from vane_dagster.sources.base import SourceReader as SourceReader
     from vane_dagster.sources.base import SourceTable as SourceTable

@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union
 
 import pyarrow as pa
 
-from vane_dagster._lazy import duckdb, pc
+from vane_dagster._lazy import pc
 from vane_dagster.errors import DefinitionError, SourceError, first_line
 from vane_dagster.sources.files import file_identity, listed_file
 from vane_dagster.storage.filesystem import advice
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
-from vane_dagster.types.duckdb_connection import shared
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -91,19 +90,6 @@ class SourceTable:
     fragments: tuple[FragmentRecord, ...]
 
 
-@dataclass(frozen=True)
-class ReadContext:
-    """The context in which a source reads in a worker.
-
-    Attributes:
-        location: Stage and fragment, for messages.
-        connect: Returns the worker's DuckDB connection.
-    """
-
-    location: str
-    connect: Callable[[], duckdb.DuckDBPyConnection] = shared
-
-
 class SourceReader(ABC):
     """The part of a source that runs in workers: it reads fragments of listed files.
 
@@ -118,7 +104,7 @@ class SourceReader(ABC):
         return {}
 
     @abstractmethod
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         """Read columns of a fragment, in a worker.
 
         The worker compares the number of rows with the fragment's, and the files with those that
@@ -131,7 +117,7 @@ class SourceReader(ABC):
         Args:
             fragment: The fragment.
             schema: The columns to read, with their types.
-            context: Location and DuckDB connection.
+            location: Stage and fragment, for messages.
 
         Returns:
             All rows of the fragment, in the order of its spans.
@@ -339,7 +325,7 @@ class Source(SourceReader):
 
 
 def find_row(
-    read: Callable[[FragmentRecord, pa.Schema, ReadContext], pa.Table],
+    read: Callable[[FragmentRecord, pa.Schema, str], pa.Table],
     spans: Sequence[FileSpan],
     column: pa.Field,
     id: Any,
@@ -354,7 +340,7 @@ def find_row(
     """
     for span in spans:
         rows = FragmentRecord(span.url, span.start, span.stop, "", 0, detail=span.detail)
-        ids = read(rows, pa.schema([column]), ReadContext("trace")).column(column.name)
+        ids = read(rows, pa.schema([column]), "trace").column(column.name)
         place = pc.index(ids, pa.scalar(id, column.type)).as_py()
         if place >= 0:
             return span, span.start + place

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from vane_dagster._arguments import PLACEHOLDER, check_installed
 from vane_dagster._keywords import known_keywords
-from vane_dagster.sources.base import ReadContext
 from vane_dagster.sources.delta_table import DeltaTable
 from vane_dagster.sources.lake_source import (
     Detail,
@@ -57,9 +56,9 @@ class DeltaSource(FolderSource):
         return table
 
     def read_rows(
-        self, span: FileSpan, detail: Detail, schema: pa.Schema, context: ReadContext
+        self, span: FileSpan, detail: Detail, schema: pa.Schema, location: str
     ) -> pa.Table:
-        return scan(span, schema, self.storage_options, context, detail["constants"])
+        return scan(span, schema, self.storage_options, location, detail["constants"])
 
 
 @known_keywords("vd.delta")

@@ -16,7 +16,7 @@ from vane_dagster._lazy import pq
 from vane_dagster._secrets import revealed
 from vane_dagster.errors import SourceError, names
 from vane_dagster.retries import with_retries
-from vane_dagster.sources.base import FragmentRule, ReadContext
+from vane_dagster.sources.base import FragmentRule
 from vane_dagster.sources.lake_source import (
     Detail,
     LakeSource,
@@ -186,7 +186,7 @@ class IcebergSource(LakeSource):
         return file
 
     def read_rows(
-        self, span: FileSpan, detail: Detail, schema: pa.Schema, context: ReadContext
+        self, span: FileSpan, detail: Detail, schema: pa.Schema, location: str
     ) -> pa.Table:
         from vane_dagster.sources.iceberg_scan import rows
 

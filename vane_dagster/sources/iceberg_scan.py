@@ -25,7 +25,7 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.schema import Schema, prune_columns, visit_with_partner
 
 from vane_dagster.sources.lake_source import Mask
-from vane_dagster.sources.parquet_scan import groups_between
+from vane_dagster.sources.parquet_scan import batches
 
 _POSITION = "__position"
 
@@ -48,23 +48,13 @@ def rows(
         mapping = metadata.name_mapping()
         own = pyarrow_to_schema(file.schema_arrow, mapping, is_old, metadata.format_version)
         ids = {each.field_id for each in wanted.fields}
-        groups, at, _ = groups_between(file, start, stop)
+        names = [each.name for each in own.fields if each.field_id in ids]
         projection = _Projection(
             own, is_old, projected_missing_fields=values, allow_timestamp_tz_mismatch=True
         )
-        for batch in file.iter_batches(
-            row_groups=groups,
-            columns=[each.name for each in own.fields if each.field_id in ids],
-            use_threads=False,
-        ):
-            first, last = max(0, start - at), min(batch.num_rows, stop - at)
-            if first < last:
-                found = visit_with_partner(wanted, batch, projection, ArrowAccessor(own))
-                converted = pa.RecordBatch.from_struct_array(found)
-                yield pa.Table.from_batches([converted.slice(first, last - first)])
-            at += batch.num_rows
-            if at >= stop:
-                break
+        for batch in batches(file, start, stop, names):
+            found = visit_with_partner(wanted, batch, projection, ArrowAccessor(own))
+            yield pa.Table.from_batches([pa.RecordBatch.from_struct_array(found)])
 
 
 def tested_ids(schema: Schema, where: str) -> list[int]:

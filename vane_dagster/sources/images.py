@@ -15,7 +15,7 @@ from vane_dagster._arguments import check_installed, one_of, positive
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, first_line
 from vane_dagster.retries import with_retries
-from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, ReadContext, unreadable
+from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, unreadable
 from vane_dagster.sources.file_source import Suffix, file_arguments
 from vane_dagster.sources.raw_files import PATH, FilesSource, listed_rows
 from vane_dagster.storage.filesystem import Location, in_threads
@@ -73,7 +73,7 @@ class ImagesSource(FilesSource):
     def row_bytes(self, file: FileRecord) -> int:
         return file.size if self.size is None else int(np.prod(self._shape))
 
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         """Read and decode the fragment's files, in threads."""
         paths = listed_rows(fragment.spans).select([PATH])
         if schema.names == [PATH]:
@@ -81,7 +81,7 @@ class ImagesSource(FilesSource):
         images = in_threads(self._image, fragment.spans)
         first = images[0].error
         if first is not None and not any(image.is_read for image in images):
-            raise unreadable(fragment.spans[0].url, first, context.location)
+            raise unreadable(fragment.spans[0].url, first, location)
         columns = {PATH: paths.column(PATH), **self._columns(images)}
         kept = [*schema.names, *([ROW_ERROR] if ROW_ERROR in columns else [])]
         return pa.table({name: columns[name] for name in kept})

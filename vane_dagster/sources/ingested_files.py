@@ -34,7 +34,6 @@ from vane_dagster.sources.base import (
     Connect,
     FragmentRule,
     Listed,
-    ReadContext,
     Source,
     SourceTable,
 )
@@ -410,14 +409,14 @@ class IngestedSource(FileSource, InStore):
 
     # Reading.
 
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         """Read rows from the store, and cast them. A value that does not fit is its row's error."""
         wanted = [f for f in schema if not (self.include_paths and f.name == _PATH)]
         declared = self.columns or self.types or pa.schema([])
         columns: dict[str, list[pa.Array]] = {column.name: [] for column in wanted}
         errors: dict[int, pa.Field] = {}
         first = 0
-        for rows in TableReader(self.store_root).tables(fragment, [*columns], context):
+        for rows in TableReader(self.store_root).tables(fragment, [*columns], location):
             for column in wanted:
                 if column.name not in rows.column_names:
                     columns[column.name].append(pa.nulls(rows.num_rows, column.type))

@@ -42,7 +42,6 @@ from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
     FragmentRule,
     Listed,
-    ReadContext,
     Source,
     SourceReader,
     SourceTable,
@@ -241,13 +240,13 @@ class LakeSource(Source):
 
     @abstractmethod
     def read_rows(
-        self, span: FileSpan, detail: Detail, schema: pa.Schema, context: ReadContext
+        self, span: FileSpan, detail: Detail, schema: pa.Schema, location: str
     ) -> pa.Table:
         """Read rows by the library; those of a Parquet file by their positions in it."""
 
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         """Read the rows that are not deleted and pass the filter."""
-        return pa.concat_tables(self._read(span, schema, context) for span in fragment.spans)
+        return pa.concat_tables(self._read(span, schema, location) for span in fragment.spans)
 
     def current(self, file: FileRecord) -> FileRecord:
         """Return the record of a data file unchanged."""
@@ -269,16 +268,16 @@ class LakeSource(Source):
                 "version that the table still has; keep versions longer than runs take"
             ) from error
 
-    def _read(self, span: FileSpan, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        with self.read_errors(span.url, context.location):
+    def _read(self, span: FileSpan, schema: pa.Schema, location: str) -> pa.Table:
+        with self.read_errors(span.url, location):
             detail = json.loads(span.detail or "{}")
             if "live" not in detail:
-                return self.read_rows(span, detail, schema, context)
+                return self.read_rows(span, detail, schema, location)
             first, number, count, text = detail["live"]
             packed = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
             live = np.unpackbits(packed, count=count).astype(bool)
             every = replace(span, start=first, stop=first + count)
-            table = unsliced(self.read_rows(every, detail, schema, context)).filter(pa.array(live))
+            table = unsliced(self.read_rows(every, detail, schema, location)).filter(pa.array(live))
             return table.slice(span.start - number, span.stop - span.start)
 
     def _table(self, partition: str | None, location: str) -> LakeTable:

@@ -19,7 +19,7 @@ from vane_dagster._arguments import check_installed
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster.errors import SourceError
 from vane_dagster.retries import with_retries
-from vane_dagster.sources.base import FragmentRule, ReadContext
+from vane_dagster.sources.base import FragmentRule
 from vane_dagster.sources.grouping import SizedFile, cut
 from vane_dagster.sources.lake_source import (
     Detail,
@@ -127,7 +127,7 @@ class LanceSource(FolderSource):
         return open_table(Location(url, self.storage_options), self.table_version)
 
     def read_rows(
-        self, span: FileSpan, detail: Detail, schema: pa.Schema, context: ReadContext
+        self, span: FileSpan, detail: Detail, schema: pa.Schema, location: str
     ) -> pa.Table:
         """Read live rows that pass the filter; blobs are read as their bytes."""
 

@@ -17,7 +17,6 @@ from vane_dagster.errors import SourceError, described
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
     FragmentRule,
-    ReadContext,
     Source,
     SourceReader,
     SourceTable,
@@ -39,9 +38,9 @@ PARQUET = "parquet"
 class ParquetReader(SourceReader):
     """Reads fragments of Parquet files."""
 
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         return pa.concat_tables(
-            scan(span, schema, self.options_for(span.url), context) for span in fragment.spans
+            scan(span, schema, self.options_for(span.url), location) for span in fragment.spans
         )
 
 

@@ -12,18 +12,19 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._lazy import pq
 from vane_dagster.retries import with_retries
-from vane_dagster.sources.base import ReadContext, unreadable
+from vane_dagster.sources.base import unreadable
 from vane_dagster.sources.schemas import conform
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan
 from vane_dagster.types.tensors import unsliced
 
+
 def scan(
     span: FileSpan,
     schema: pa.Schema,
     storage_options: Mapping[str, Any],
-    context: ReadContext,
+    location: str,
     constants: Mapping[str, str | None] = {},
 ) -> pa.Table:
     """Read rows; columns that the file lacks are constant or null."""
@@ -40,7 +41,7 @@ def scan(
         return with_retries(_failpoints.failing("read", span.url, read))
     except Exception as error:  # drivers raise their own exception classes
         fix = "Write it again, or take it out of the source" if is_damage(error) else None
-        raise unreadable(span.url, error, context.location, fix) from error
+        raise unreadable(span.url, error, location, fix) from error
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
     ROW_ERROR,
     ROW_ERROR_TYPE,
-    ReadContext,
     SourceReader,
     unreadable,
 )
@@ -27,15 +26,15 @@ def read_planned(
     fragment: FragmentRecord,
     schema: pa.Schema,
     files: Sequence[FileRecord],
-    context: ReadContext,
+    location: str,
     id_rule: IdRule | None = None,
 ) -> pa.Table:
     """Read the rows of a fragment, and check that its files have not changed since its plan."""
-    location, expected = context.location, fragment.stop - fragment.start
+    expected = fragment.stop - fragment.start
     read = functools.partial(id_rule.read, source) if id_rule else source.read
     try:
         try:
-            table = read(fragment, schema, context)
+            table = read(fragment, schema, location)
         finally:  # a file that is replaced during the read may raise anything
             if source.reads_contents:
                 check_unchanged(source, files, location)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SourceError
-from vane_dagster.sources.base import FragmentRule, ReadContext, SourceTable
+from vane_dagster.sources.base import FragmentRule, SourceTable
 from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, Suffix, file_arguments
 from vane_dagster.sources.grouping import SizedFile, divide
@@ -91,7 +91,7 @@ class FilesSource(FileSource):
         ]
         return SourceTable(self.columns, divide(sized, rule, share=1))
 
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         """Return the listing of the fragment's files; nothing is opened."""
         return listed_rows(fragment.spans).select(schema.names)
 

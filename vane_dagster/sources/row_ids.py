@@ -23,7 +23,6 @@ from vane_dagster._secrets import masked
 from vane_dagster.errors import DefinitionError, IntegrityError, SchemaError, names
 from vane_dagster.sources.base import (
     ROW_ERROR,
-    ReadContext,
     Source,
     SourceReader,
     SourceTable,
@@ -105,7 +104,7 @@ class IdRule:
         reader: SourceReader,
         fragment: FragmentRecord,
         schema: pa.Schema,
-        context: ReadContext,
+        location: str,
     ) -> pa.Table:
         """Read columns of a fragment and compute its ids; see `SourceReader.read`."""
         needed = pa.schema(list(zip(self.columns, self.types)))
@@ -113,7 +112,7 @@ class IdRule:
         inner = pa.schema([*own, *(field for field in needed if field.name not in schema.names)])
         if not inner.names:
             return pa.table({self.name: _numbered(fragment)}).select(schema.names)
-        rows = reader.read(fragment, inner, context)
+        rows = reader.read(fragment, inner, location)
         if needed.names:
             columns = rows.select(needed.names).cast(needed).columns
             ids = joined(columns)
@@ -121,7 +120,7 @@ class IdRule:
             ids = _numbered(fragment)
             if rows.num_rows != len(ids):
                 raise IntegrityError(
-                    f"{context.location}: {rows.num_rows} rows were read of {fragment}, expected "
+                    f"{location}: {rows.num_rows} rows were read of {fragment}, expected "
                     f"{len(ids)} by what was planned, so their numbers are not known. Write the "
                     "file again"
                 )

@@ -21,7 +21,6 @@ from vane_dagster.errors import DefinitionError, SourceError, VaneError, first_l
 from vane_dagster.sources.base import (
     FragmentRule,
     Listed,
-    ReadContext,
     SourceReader,
     SourceTable,
 )
@@ -140,8 +139,8 @@ class StoredTableSource(InStore):
                 "it is kept; fix it and run the partition again"
             ) from error
 
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
-        return TableReader(self.store_root).read(fragment, schema, context)
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
+        return TableReader(self.store_root).read(fragment, schema, location)
 
     def current(self, file: FileRecord) -> FileRecord:
         """Return the record unchanged: other rows are another table."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster.retries import with_retries
-from vane_dagster.sources.base import ReadContext, SourceReader, unreadable
+from vane_dagster.sources.base import SourceReader, unreadable
 from vane_dagster.sources.parquet_scan import opened, read_rows
 from vane_dagster.sources.schemas import conform
 from vane_dagster.storage.filesystem import Location, in_threads
@@ -27,14 +27,14 @@ class TableReader(SourceReader):
 
     root: Location
 
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         """Read the rows from Parquet files in the store."""
-        found = self.tables(fragment, schema.names, context)
+        found = self.tables(fragment, schema.names, location)
         tables = [conform(rows, schema) for rows in found]  # a file may have narrower types
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
     def tables(
-        self, fragment: FragmentRecord, columns: Sequence[str], context: ReadContext
+        self, fragment: FragmentRecord, columns: Sequence[str], location: str
     ) -> list[pa.Table]:
         """Read rows: those of the columns that a file has, with its own types.
 
@@ -49,7 +49,7 @@ class TableReader(SourceReader):
 
         def read(name: str) -> pa.Table:
             rows = ParquetRows(name, first[name], max(edges[name]))
-            return _stored_rows(self.root, rows, columns, context)
+            return _stored_rows(self.root, rows, columns, location)
 
         found = dict(zip(edges, in_threads(read, edges)))
 
@@ -65,7 +65,7 @@ class TableReader(SourceReader):
 
 
 def _stored_rows(
-    root: Location, rows: ParquetRows, columns: Sequence[str], context: ReadContext
+    root: Location, rows: ParquetRows, columns: Sequence[str], location: str
 ) -> pa.Table:
     """Read rows of a Parquet file in the store."""
     folder = tables(root)
@@ -82,4 +82,4 @@ def _stored_rows(
     except Exception as error:  # drivers raise their own exception classes
         is_gone = isinstance(error, FileNotFoundError)
         fix = "It was deleted from the store: run the partition again" if is_gone else None
-        raise unreadable(file.url, error, context.location, fix) from error
+        raise unreadable(file.url, error, location, fix) from error

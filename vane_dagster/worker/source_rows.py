@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.errors import SourceError
-from vane_dagster.sources import ReadContext, SourceReader
+from vane_dagster.sources import SourceReader
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.file import TaskFiles
 from vane_dagster.sources.planned_read import check_unchanged, read_planned
@@ -28,9 +28,9 @@ def scan(rows: SourceRows, work: Work) -> pa.Table:
 
 def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
     """Read the rows unchanged, without a check of their ids."""
-    source, context = unpack_source(rows.source), ReadContext(work.location)
+    source = unpack_source(rows.source)
     planned = (rows.fragment, rows.schema, rows.files)
-    table = unsliced(read_planned(source, *planned, context, rows.id_rule))
+    table = unsliced(read_planned(source, *planned, work.location, rows.id_rule))
     if ROW_ERROR not in table.column_names:
         return table
     errors = table.filter(pc.is_null(table.column(rows.id))).column(ROW_ERROR).drop_null()

@@ -20,7 +20,6 @@ from vane_dagster.sources import (
     FileSource,
     FragmentRecord,
     FragmentRule,
-    ReadContext,
     SourceTable,
     fragment_record,
 )
@@ -47,7 +46,7 @@ class JsonLines(FileSource):
         spans = [(file, 0, self._load(file.url).num_rows) for file in files]
         return SourceTable(SCHEMA, (fragment_record(spans, sum(f.size for f in files)),))
 
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         tables = [self._load(s.url).slice(s.start, s.stop - s.start) for s in fragment.spans]
         table = pa.concat_tables(tables)
         if self.upper:

@@ -15,7 +15,6 @@ from vane_dagster.sources import (
     FileSource,
     FragmentRecord,
     FragmentRule,
-    ReadContext,
     SourceTable,
     fragment_record,
 )
@@ -41,7 +40,7 @@ class Lines(FileSource):
         fragments = tuple(fragment_record([span], span[0].size) for span in spans)
         return SourceTable(pa.schema([("id", pa.int64())]), fragments)
 
-    def read(self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext) -> pa.Table:
+    def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         return pa.table({"id": range(fragment.start, fragment.stop)}, schema)
 
 
@@ -67,9 +66,7 @@ def test_a_version_stands_for_the_code():
     class Same(Lines):
         version = "1"
 
-        def read(
-            self, fragment: FragmentRecord, schema: pa.Schema, context: ReadContext
-        ) -> pa.Table:
+        def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
             return schema.empty_table()
 
     Same.__qualname__ = Other.__qualname__

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.ingested import CONTEXT, RULE, bound, misfits, refusal, rows, split, types
+from support.ingested import RULE, bound, misfits, refusal, rows, split, types
 from vane_dagster.sources import FragmentRule
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
@@ -257,7 +257,7 @@ def test_paths_are_a_column_if_wanted(tmp_path):
     known = bound(source)
     (fragment,) = (found := split(known)).fragments
     only = pa.schema([found.schema.field("path")])
-    assert known.for_workers().read(fragment, only, CONTEXT)["path"].to_pylist() == paths
+    assert known.for_workers().read(fragment, only, "here")["path"].to_pylist() == paths
     write(tmp_path, c__csv=b"id,path\n1,x\n")
     assert "a column 'path' of their own" in refusal(source)
 

@@ -16,9 +16,8 @@ from deltalake import write_deltalake
 import vane_dagster as vd
 from support.delta_tables import commit, delete_positions, log_actions, use_features
 from support.ingested import rows
-from vane_dagster.sources.base import FragmentRule, ReadContext
+from vane_dagster.sources.base import FragmentRule
 from vane_dagster.sources.planned_read import read_planned
-from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.sql import conjuncts
 
 
@@ -139,13 +138,13 @@ def test_a_data_file_that_is_vacuumed_before_it_is_read(filter, tmp_path):
     found = source.split(source.list_files([None], "here")[None], FragmentRule(100), "here")
     for file in (tmp_path / "t").glob("*.parquet"):
         file.unlink()
-    reader, context = source.for_workers(), ReadContext("here", shared().cursor)
+    reader = source.for_workers()
     words = r"here: .*\.parquet' cannot be read: .*If the file is gone, VACUUM has deleted"
     with pytest.raises(vd.errors.SourceError, match=words):
-        reader.read(found.fragments[0], found.schema, context)
+        reader.read(found.fragments[0], found.schema, "here")
     files = source.list_files([None], "here")[None]
     with pytest.raises(vd.errors.SourceError, match=words):  # as workers do
-        read_planned(reader, found.fragments[0], found.schema, files, context)
+        read_planned(reader, found.fragments[0], found.schema, files, "here")
 
 
 def test_the_columns_of_a_table_for_each_partition_are_known_in_a_run_alone(tmp_path):

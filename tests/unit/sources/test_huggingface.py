@@ -19,7 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # the library reads it when it is imported
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
 import vane_dagster as vd  # noqa: E402 - after the variable
-from vane_dagster.sources import FragmentRule, ReadContext, Source, SourceTable  # noqa: E402 - after the variable
+from vane_dagster.sources import FragmentRule, Source, SourceTable  # noqa: E402 - after the variable
 from vane_dagster.storage.filesystem import Location  # noqa: E402 - after the variable
 from vane_dagster.storage.manifest import FileRecord  # noqa: E402 - after the variable
 from vane_dagster.storage.store import Store  # noqa: E402 - after the variable
@@ -61,8 +61,7 @@ def split(source: Source, store: Store, partition: str | None = None) -> SourceT
 def read(source: Source, store: Store, partition: str | None = None) -> pa.Table:
     table = split(source, store, partition)
     reader = source.bind(store).for_workers()
-    context = ReadContext("here")
-    rows = [reader.read(fragment, table.schema, context) for fragment in table.fragments]
+    rows = [reader.read(fragment, table.schema, "here") for fragment in table.fragments]
     for fragment, part in zip(table.fragments, rows):
         assert len(part) == fragment.stop - fragment.start
     return pa.concat_tables(rows)

@@ -12,7 +12,6 @@ from PIL import Image
 import vane_dagster as vd
 from support import ingested
 from vane_dagster.errors import DefinitionError, SourceError
-from vane_dagster.sources import ReadContext
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.images import ImagesSource
 
@@ -119,7 +118,7 @@ def test_if_no_file_can_be_read_the_cause_is_not_the_files(tmp_path):
     (fragment,) = ingested.split(source).fragments
     (tmp_path / "a.png").unlink()
     with pytest.raises(SourceError, match=r"a.png' cannot be read: .*No such file"):
-        source.read(fragment, source.columns, ReadContext("here"))
+        source.read(fragment, source.columns, "here")
 
 
 def test_nothing_is_decoded_for_paths_alone(tmp_path):

@@ -16,7 +16,7 @@ import pytest
 import vane_dagster as vd
 from support.data import SECRET
 from support.ingested import read
-from vane_dagster.sources import FileSpan, FragmentRule, ReadContext
+from vane_dagster.sources import FileSpan, FragmentRule
 
 
 def test_secrets_are_in_options_alone():
@@ -85,18 +85,18 @@ def test_rows_of_a_version_that_is_gone(tmp_path):
     files = source.list_files([None], "here")[None]
     (fragment,) = source.split(files, FragmentRule(100), "here").fragments
     assert json.loads(fragment.detail)["version"] == 1
-    schema, context = pa.schema([("id", pa.int64())]), ReadContext("here")
+    schema = pa.schema([("id", pa.int64())])
     assert source.current(files[0]) == files[0]
     lance.dataset(url).delete("id = 5")
     lance.dataset(url).cleanup_old_versions(datetime.timedelta(0), delete_unverified=True)
     words = "version 1 of .* If the file is gone, cleanup_old_versions has deleted"
     with pytest.raises(vd.errors.SourceError, match=words):
-        source.read(fragment, schema, context)
+        source.read(fragment, schema, "here")
 
     shutil.rmtree(url)
     lance.write_dataset(pa.table({"id": range(10, 20)}), url)
     with pytest.raises(vd.errors.SourceError, match=words):  # another table's version 1
-        source.read(fragment, schema, context)
+        source.read(fragment, schema, "here")
     with pytest.raises(vd.errors.SourceError):
         source.find([FileSpan(files[0].url, 0, 1 << 40)], schema.field(0), 17)
     with pytest.raises(FileNotFoundError):
@@ -111,7 +111,7 @@ def test_a_data_file_that_was_cleaned_up_after_its_version_was_opened(tmp_path):
     (fragment,) = source.split(files, FragmentRule(100), "here").fragments
     Path(files[0].url).unlink()
     with pytest.raises(vd.errors.SourceError, match=r"If the file is gone, cleanup_old"):
-        source.read(fragment, pa.schema([("id", pa.int64())]), ReadContext("here"))
+        source.read(fragment, pa.schema([("id", pa.int64())]), "here")
 
 
 def test_a_shallow_clone_reads_the_files_of_its_origin(tmp_path):
@@ -123,5 +123,5 @@ def test_a_shallow_clone_reads_the_files_of_its_origin(tmp_path):
     assert file.url == files_in(url)[0]
     assert source.current(file) == file
     (fragment,) = source.split([file], FragmentRule(100), "here").fragments
-    rows = source.read(fragment, pa.schema([("id", pa.int64())]), ReadContext("here"))
+    rows = source.read(fragment, pa.schema([("id", pa.int64())]), "here")
     assert rows["id"].to_pylist() == list(range(10))

@@ -11,10 +11,9 @@ import pytest
 import vane_dagster as vd
 from support import ingested
 from support.data import write_source
-from vane_dagster.sources import FragmentRule, ReadContext, SourceTable
+from vane_dagster.sources import FragmentRule, SourceTable
 
 RULE = FragmentRule(100)
-CONTEXT = ReadContext("here")
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_a_group_is_read_in_the_order_of_its_spans(folder):
     source = vd.parquet(str(folder), small_files="group")
     table = split(folder, small_files="group")
     fragment = max(table.fragments, key=lambda each: len(each.files))
-    read = source.read(fragment, table.schema, CONTEXT)
+    read = source.read(fragment, table.schema, "here")
     expected = [pq.read_table(span.url.removeprefix("file://")) for span in fragment.files]
     assert read.equals(pa.concat_tables(expected).cast(table.schema))
     last = fragment.files[-1]

@@ -14,7 +14,7 @@ import pytest
 import vane_dagster as vd
 from support.ingested import read
 from support.ingested import split as split_source
-from vane_dagster.sources import FragmentRule, ReadContext
+from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.stored_table_source import StoredTableSource
 from vane_dagster.storage.filesystem import Location
@@ -56,8 +56,7 @@ def bound(tmp_path: Path) -> Any:
 
 def split(source: Any, rows: int) -> list[list[str]]:
     table = split_source(source, FragmentRule(rows))
-    context = ReadContext("here")
-    parts = (source.for_workers().read(f, table.schema, context) for f in table.fragments)
+    parts = (source.for_workers().read(f, table.schema, "here") for f in table.fragments)
     return [part["n"].to_pylist() for part in parts]
 
 

@@ -17,14 +17,12 @@ from vane_dagster.sources import (
     FileSpan,
     FragmentRecord,
     FragmentRule,
-    ReadContext,
     Source,
 )
 from vane_dagster.sources.base import SourceTable
 from vane_dagster.sources.row_ids import IdRule, as_id, row_of, rule_of, with_ids
 
 DATA = {"doc": ["a", "a", "b|", "b|"], "page": [1, 2, 1, 2], "text": ["w", "x", "y", "z"]}
-CONTEXT = ReadContext("here")
 DOC_PAGE = IdRule("id", ("doc", "page"))
 
 
@@ -43,7 +41,7 @@ class Identified:
         return found
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema) -> pa.Table:
-        return self.bound.read(self.source.for_workers(), fragment, schema, CONTEXT)
+        return self.bound.read(self.source.for_workers(), fragment, schema, "here")
 
     def find(self, spans: Any, id: str) -> Any:
         return self.bound.find(self.source, spans, pa.field(self.rule.name, pa.string()), id)

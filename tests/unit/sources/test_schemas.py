@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 import vane_dagster as vd
 from support import ingested
 from support.data import write_source
-from vane_dagster.sources import FragmentRecord, FragmentRule, ReadContext, SourceTable
+from vane_dagster.sources import FragmentRecord, FragmentRule, SourceTable
 from vane_dagster.sources.schemas import common_columns, conform, wider_type
 
-HERE = ReadContext("here")
 STRUCT = pa.struct([("a", pa.int32()), ("b", pa.string())])
 TENSOR = pa.fixed_shape_tensor(pa.float32(), (2, 2))
 
@@ -131,7 +130,7 @@ def split(folder: Path, small_files: Any = "separate", rows: int = 100) -> Sourc
 
 
 def read(fragment: FragmentRecord, schema: pa.Schema) -> pa.Table:
-    return vd.parquet("unread").read(fragment, schema, HERE)
+    return vd.parquet("unread").read(fragment, schema, "here")
 
 
 NARROW = {
@@ -204,7 +203,7 @@ def assert_read_together(
     for start, stop in pieces:
         some = FragmentRecord(fragment.url, start, stop, "", 0, detail=fragment.detail)
         assert (
-            source.read(some, table.schema, HERE)["x"]
+            source.read(some, table.schema, "here")["x"]
             .combine_chunks()
             .equals(values.slice(start, stop - start))
         )

@@ -25,7 +25,6 @@ from vane_dagster.planning.source_code import pack_source
 from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.files import listed_file
 from vane_dagster.sources.schemas import plain_schema
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.types.schema import plain_type
 from vane_dagster.types.sql import bind
@@ -69,22 +68,6 @@ def test_columns_that_are_not_needed_are_not_read(start, stop, elsewhere, source
     for found in (project(op, rows, [], work(op, rows, schema))[0],
                   scan(rows, work(Gather(), rows, schema))):  # fmt: skip
         assert found["id"].to_pylist() == list(range(start, stop))
-
-
-@pytest.mark.parametrize("name", ["a[1]", "a*", "a1"])
-@pytest.mark.parametrize("url", ["memory://names", "local"])
-def test_a_name_with_glob_characters_is_that_file_alone(name, url, tmp_path):
-    """Read inside a row group, which is DuckDB's part: it would take the others too."""
-    url = str(tmp_path) if url == "local" else url
-    schema = pa.schema([("id", pa.int64())])
-    for first, other in enumerate(("a[1]", "a*", "a1")):
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({"id": [10 * first, 10 * first + 1, 10 * first + 2]}), sink)
-        Location(url).write(f"{other}.parquet", sink.getvalue().to_pybytes())
-    file = f"{url}/{name}.parquet"
-    rows = source_rows(file, 0, 2, schema, listed_file(file, vd.parquet(file)), "id")
-    found = scan(rows, Work("here", Gather(), (rows,), schema, "id", None, True))
-    assert found["id"].to_pylist() == {"a[1]": [0, 1], "a*": [10, 11], "a1": [20, 21]}[name]
 
 
 @pytest.mark.parametrize("kind", SOURCE_TYPES)
@@ -203,39 +186,6 @@ def test_an_expression_over_a_type_that_sql_widens(tmp_path):
         assert found["first"].to_pylist() == [0.5, None, 2.5]
         assert found["twice"].to_pylist()[0] == [[0.5, 1.5], [0.5, 1.5]]
         assert found["ms"].to_pylist() == [1, None, 3]
-
-
-@pytest.mark.parametrize("name", ["file_row_number", "FILE_ROW_NUMBER"])
-def test_a_column_that_has_the_name_of_duckdbs_row_number(name, tmp_path):
-    table = pa.table({"id": [1, 2, 3], name: [7, 8, 9]})
-    file = str(write_source(tmp_path, table))
-    rows = source_rows(file, 1, 3, table.schema, listed_file(file, vd.parquet(file)), "id")
-    assert scan(rows, work(Gather(), rows, table.schema)).equals(table.slice(1))
-
-
-def test_names_of_folders_are_no_columns(tmp_path):
-    file = str(write_source(tmp_path / "day=7" / "n=x", {"id": [1, 2], "day": [5, 6]}))
-    schema = pa.schema([("id", pa.int64()), ("day", pa.int64())])
-    rows = source_rows(file, 0, 1, schema, listed_file(file, vd.parquet(file)), "id")
-    op = Project((("id", "id"), ("twice", "day * 2")), None)
-    found = project(op, rows, [], work(op, rows, schema))[0]
-    assert found.to_pylist() == [{"id": 1, "twice": 10}]
-    assert scan(rows, work(Gather(), rows, schema))["day"].to_pylist() == [5]
-
-
-def test_one_protocol_at_two_places_is_read_at_the_right_one(tmp_path):
-    """A warm worker serves pipelines whose stores differ by endpoint or credentials alone."""
-    schema = pa.schema([("id", pa.int64())])
-    found = []
-    for place in ("a", "b", "a"):
-        write_source(tmp_path / place, {"id": [ord(place), 0, 1]})
-        options = {"path": str(tmp_path / place), "target_protocol": "file"}
-        source = vd.parquet("dir://a.parquet", storage_options=options)
-        file = listed_file(source.url, source)
-        rows = source_rows(source.url, 0, 1, schema, file, "id", options)
-        found += scan(rows, work(Gather(), rows, schema))["id"].to_pylist()
-
-    assert found == [ord("a"), ord("b"), ord("a")]
 
 
 def test_a_file_that_was_replaced_since_it_was_planned_is_refused(tmp_path):
