@@ -228,7 +228,7 @@ def test_partitions_by_filter(tmp_path, lake, local, materialize):
         materialize(filtered(), local, partition=key)
         assert ids(tmp_path, key) == expected
     text = failure(materialize(filtered(), local, partition="none", raises=False))
-    assert f"\"{lake.name} where day = 'none'\" has no rows" in text
+    assert "no rows" in text
     materialize(filtered(allow_empty=True), local, partition="none")
     assert ids(tmp_path, "none") == []
 
