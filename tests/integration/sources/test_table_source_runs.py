@@ -407,25 +407,6 @@ def test_a_filter_over_deleted_rows_of_a_delta_table(tmp_path, local, materializ
     assert found["id"].to_pylist() == [12, 14, 16, 18, 22, 24]
 
 
-def test_workers_that_have_loaded_an_iceberg_table_before(tmp_path, compute, materialize):
-    """They load it again if its schema has changed, or if it was created anew."""
-    lake = Iceberg(tmp_path)
-
-    def texts() -> list[str]:
-        materialize(docs(lake.source(), ["text"]), compute)
-        return read(tmp_path)["text"].to_pylist()
-
-    lake.append(pa.table({"id": [1], "text": ["a"]}))
-    assert texts() == ["a"]
-    with lake.table.update_schema() as change:
-        change.add_column("more", StringType())
-    lake.append(pa.table({"id": [2], "text": ["b"], "more": ["c"]}))
-    assert texts() == ["a", "b"]
-    lake.opened.drop_table("db.docs")
-    lake.append(pa.table({"id": [1], "more": ["x"], "text": ["y"]}))  # the ids of other columns
-    assert texts() == ["y"]
-
-
 @pytest.mark.parametrize("storage_version", ["2.1", "2.2"])
 def test_blobs_of_lance_are_bytes(tmp_path, local, materialize, storage_version):
     blob = pa.field("raw", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
