@@ -79,12 +79,6 @@ class FilesSource(FileSource):
         partition: str | None = None,
     ) -> SourceTable:
         """Group files, by a hash of their paths; see `grouping`."""
-        urls = [file.url for file in files]
-        if wrong := [url for url in urls if url.encode(errors="replace").decode() != url]:
-            raise SourceError(
-                f"{location}: the name of {wrong[0]!r} is no valid UTF-8, so its path cannot be in "
-                "a row. Rename the file"
-            )
         sized = [
             SizedFile(file, [(1, max(1, self.row_bytes(file)))], self.reading, _detail(file))
             for file in files

@@ -86,7 +86,7 @@ class Rows:
         keys = encoded.dictionary.to_pylist()
         edges = np.searchsorted(codes[order], np.arange(len(keys) + 1))
         found = (order[low:high] for low, high in itertools.pairwise(edges))
-        return {key: _as_range(positions) for key, positions in zip(keys, found)}
+        return dict(zip(keys, found))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +150,3 @@ def _identity(found: Iterable[Piece]) -> str | None:
     """Return the identity of the rows of some blocks; None if there are none."""
     text = "\n".join(block.identity for block in found)
     return hashlib.sha256(text.encode()).hexdigest()[:40] if text else None
-
-
-def _as_range(positions: npt.NDArray[np.int64]) -> Positions:
-    """Return positions as a range if they are one."""
-    if positions[-1] - positions[0] + 1 == len(positions):
-        return range(int(positions[0]), int(positions[-1]) + 1)
-    return positions

@@ -56,13 +56,6 @@ def test_no_file_is_an_error_unless_it_is_allowed(tmp_path):
     assert split(source).fragments == ()
 
 
-def test_a_name_that_is_no_text_is_refused(tmp_path):
-    (tmp_path / os.fsdecode(b"caf\xe9.wav")).write_bytes(b"")
-    source = vd.files(str(tmp_path))
-    with pytest.raises(SourceError, match=r"here: the name of .*is no valid UTF-8.*Rename"):
-        split(source)
-
-
 def test_the_id_is_the_path_by_default():
     assert vd.Pipeline("raw", source=vd.files("/data")).id == "path"
     assert vd.Pipeline("raw", source=vd.files("/data"), id="size").id == "size"
