@@ -13,8 +13,8 @@ from vane_dagster.sources.schemas import wider_type
 
 MIXED = pa.dense_union([])
 """The type of a column with values that have no common one."""
-LARGEST = 2**53
-"""The whole numbers up to it are those that a double holds."""
+LARGEST = 10**15
+"""A double holds all whole numbers up to it, and more."""
 
 
 def shown(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Field:

@@ -49,10 +49,6 @@ class File:
     def __init__(
         self, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
     ) -> None:
-        if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(
-                f"vd.File: path is of type {type(path).__name__}; expected a local path or a URL"
-            )
         self.path = os.fspath(path)
         if not isinstance(self.path, str) or not self.path:
             raise DefinitionError(f"vd.File: path is {path!r}; expected a local path or a URL")

@@ -140,17 +140,10 @@ class FileSource(Source):
         hint = "; *, ? and [ make a URL a pattern: in a name, write them as [*], [?] and [[]"
         return SourceError(
             f"{location}: no {kind} file{where} at {place!r}; "
-            f"expected a file, a folder that holds {self.patterns}, or a glob that matches some. "
+            "expected a file, a folder that holds some, or a glob that matches some. "
             f"Check the path{hint if glob.has_magic(self.url) else ''}. Write the partition first, "
             "or read files of another format by the source for that"
         )
-
-    @property
-    def patterns(self) -> str:
-        """The names of the files in a folder that the source reads, for messages."""
-        suffixes = (self.suffix,) if isinstance(self.suffix, str) else self.suffix
-        lower = dict.fromkeys(suffix.lower() for suffix in suffixes)
-        return " or ".join(f"*{suffix}" if suffix else "files" for suffix in lower)
 
 
 def file_arguments(

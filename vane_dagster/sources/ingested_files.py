@@ -9,6 +9,7 @@ detail has the pieces of its rows, so that a worker reads these alone.
 
 from __future__ import annotations
 
+import codecs
 import functools
 import hashlib
 import itertools
@@ -52,7 +53,7 @@ from vane_dagster.sources.in_store import InStore
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.planned_read import check_unchanged
 from vane_dagster.sources.table_reader import TableReader
-from vane_dagster.sources.text_stream import UTF_8, TextStream, parse_encoding
+from vane_dagster.sources.text_stream import UTF_8, TextStream
 from vane_dagster.sources.text_types import TextTypes, cast_each, is_readable
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
@@ -186,7 +187,7 @@ class IngestedSource(FileSource, InStore):
                 )
         return cls(
             *file_arguments(where, url, asset, storage_options, allow_empty),
-            encoding=parse_encoding(where, encoding),
+            encoding=codecs.lookup(encoding).name,
             columns=pinned if types is None else None,
             types=pinned if types is not None else None,
             include_paths=include_paths,

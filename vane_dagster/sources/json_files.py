@@ -142,15 +142,14 @@ def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str
         if not line.strip():
             continue
         try:
-            value = python_json.loads(line, object_pairs_hook=_object, parse_float=_float)
+            value = python_json.loads(line, parse_float=_float)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise stream.refused(
-                "it is no JSON object, or has a key twice or a number that is too large for a "
-                "double; expected an object a line. Fix the file, or convert JSON that spans lines "
-                "or is an array, for example with jq -c . or jq -c '.[]'",
-                line=number,
+                f"line {number} is no JSON object, or has a number that is too large for a double; "
+                "expected an object a line. Fix the file, or convert JSON that spans lines "
+                "or is an array, for example with jq -c . or jq -c '.[]'"
             )
         rows.append(value)
     keys = dict.fromkeys(key for row in rows for key in row)
@@ -160,9 +159,8 @@ def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str
         )
     except (UnicodeEncodeError, RecursionError):
         raise stream.refused(
-            "in this line or one that follows, a string has a surrogate that is no character, or "
-            "a value is nested too deeply. Write it again",
-            line=first,
+            f"in line {first} or one that follows, a string has a surrogate that is no character, "
+            "or a value is nested too deeply. Write it again"
         ) from None
 
 
@@ -193,13 +191,6 @@ def _is_changed(values: Sequence[Any], kind: pa.DataType) -> bool:
         parts = (_is_changed([v.get(f.name) for v in present], f.type) for f in kind)
         return not kind.num_fields or any(parts)
     return pa.types.is_floating(kind) and any(isinstance(value, bool) for value in present)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is repeated")
-    return found
 
 
 def _float(text: str) -> float:

@@ -335,10 +335,6 @@ def lake_arguments(
     where: str, filter: str | None, columns: Sequence[str] | None, asset: Any, allow_empty: bool
 ) -> dict[str, Any]:
     """Validate the arguments that all sources of tables have."""
-    if filter is not None and not (isinstance(filter, str) and filter.strip()):
-        raise DefinitionError(
-            f'{where}: filter is {filter!r}; expected a row filter as text, as "n > 3"'
-        )
     return {
         "filter": filter,
         "columns": list_of_names(where, "columns", columns),

@@ -26,8 +26,7 @@ from vane_dagster.sources.grouping import SMALL_SHARE, SizedFile, divide
 from vane_dagster.sources.parquet_scan import scan
 from vane_dagster.sources.schemas import common_columns
 from vane_dagster.storage.filesystem import Location, in_threads
-from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
-from vane_dagster.storage.row_search import RowFile, find_any
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 
 SmallFiles = Literal["separate", "group"]
 
@@ -81,15 +80,6 @@ class ParquetFiles(ParquetReader, Source):
         ]
         fragments = divide(sized, rule, SMALL_SHARE if self.small_files == "group" else 0)
         return SourceTable(schema, fragments)
-
-    def find(
-        self, spans: Sequence[FileSpan], column: pa.Field, id: Any
-    ) -> tuple[FileSpan, int] | None:
-        """Find a row by reading the id column of row groups with matching statistics."""
-        places = [Location(span.url, self.options_for(span.url)) for span in spans]
-        files = [RowFile(p, "", span.start, span.stop) for p, span in zip(places, spans)]
-        hit = find_any(files, [column.name], id)
-        return None if hit is None else (spans[hit[0]], hit[1].row)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.errors import DefinitionError, SourceError
+from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import unreadable
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location
@@ -30,17 +30,6 @@ _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 def with_compressed(*suffixes: str) -> tuple[str, ...]:
     """Return suffixes of file names, each plain and with those of compressed files."""
     return tuple(each + more for each in suffixes for more in ("", *_COMPRESSIONS))
-
-
-def parse_encoding(where: str, encoding: Any) -> str:
-    """Return the normalized name of an encoding."""
-    try:
-        return codecs.lookup(encoding).name
-    except (LookupError, TypeError):
-        raise DefinitionError(
-            f"{where}: encoding is {encoding!r}; expected the name of a text encoding of Python, "
-            "such as 'utf-8', 'latin-1' or 'utf-16'"
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -61,7 +50,6 @@ class TextStream:
 
     def blocks(self) -> Iterator[bytes]:
         """Read the text as valid UTF-8, in blocks that hold about `BLOCK` bytes of the file."""
-        line = 1
         try:
             with self.opened() as stream:
                 decoder = codecs.getincrementaldecoder(self.encoding)()
@@ -72,29 +60,23 @@ class TextStream:
                     elif not block.isascii() or decoder.getstate()[0]:
                         decoder.decode(block)
                     yield block.removeprefix(codecs.BOM_UTF8) if number == 0 else block
-                    line += block.count(b"\n")
                 if rest := decoder.decode(b"", True):
                     yield rest.encode()
         except SourceError:
             raise
         except UnicodeError as error:
-            at = None
-            if self.encoding == UTF_8 and isinstance(error, UnicodeDecodeError):
-                at = line + error.object.count(b"\n", 0, error.start)
             raise self.refused(
                 f"it is not valid {self.encoding.upper()}. Set encoding= to the file's encoding, "
                 "such as 'latin-1' or 'utf-16'; a compressed file has a name that ends in "
-                f"{', '.join(_COMPRESSIONS)}, and Parquet is read by vd.parquet",
-                at,
+                f"{', '.join(_COMPRESSIONS)}, and Parquet is read by vd.parquet"
             ) from error
         except Exception as error:  # drivers and decompressors raise their own exception classes
             fix = "It is truncated or damaged. Write it again" if is_damage(error) else None
             raise unreadable(self.url, error, self.location, fix) from error
 
-    def refused(self, reason: str, line: int | None = None) -> SourceError:
+    def refused(self, reason: str) -> SourceError:
         """Return an error about the file."""
-        where = f", line {line}" if line is not None else ""
-        return SourceError(f"{self.location}: {self.url!r}{where}: {reason}")
+        return SourceError(f"{self.location}: {self.url!r}: {reason}")
 
     @contextmanager
     def opened(self) -> Iterator[Any]:

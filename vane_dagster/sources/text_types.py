@@ -1,7 +1,8 @@
 """The types of text: which one all values of a column have, and strict casts of text to a type.
 
 A column has a type only if no value is changed by it: `007`, `+5` and whole numbers of more than 64
-bits are text, and so are numbers with more digits than a double holds. Dates and timestamps are in
+bits are text, and so are fractions beside whole numbers of more than 15 digits. A fraction is the
+nearest double. Dates and timestamps are in
 the ISO format, or in the one that is declared; they are never guessed.
 """
 
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 _KINDS = {
     pa.bool_(): "^(true|True|TRUE|false|False|FALSE)$",
     pa.int64(): "",
-    pa.float64(): r"^-?((0|[1-9][0-9]{0,17})|(0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+    pa.float64(): r"^-?((0|[1-9][0-9]{0,14})|(0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
     "|^(?i:-?(nan|inf|infinity))$",
     pa.date32(): "",
     pa.timestamp("us"): "",
@@ -26,9 +27,6 @@ _KINDS = {
 }
 """The types that are found in texts, the first one first, and the pattern of the texts."""
 _TIME = re.compile("%[HIcXTRs]")
-_SURE_DIGITS = 15
-_SMALLEST = 1e-300
-"""Doubles below it may hold fewer digits."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class TextTypes:
         else:
             matches = pc.match_substring_regex(texts, _KINDS[kind])
             is_shown = pc.all(matches, min_count=0).as_py()
-        if not is_shown or (pa.types.is_floating(kind) and not _are_exact(texts, found)):
+        if not is_shown:
             raise pa.ArrowInvalid("a value has another type")
         return found
 
@@ -157,23 +155,6 @@ def _trimmed(values: pa.Array) -> pa.Array:
 
 def _match_any(values: pa.Array, pattern: str) -> bool:
     return bool(pc.any(pc.match_substring_regex(values, pattern)).as_py())
-
-
-def _are_exact(texts: pa.Array, numbers: pa.Array) -> bool:
-    """Return whether doubles hold all digits of the texts that they were made of."""
-    is_usual = pc.and_(pc.greater(pc.abs(numbers), _SMALLEST), pc.is_finite(numbers))
-    is_short = pc.less_equal(pc.binary_length(texts), _SURE_DIGITS)
-    is_sure = pc.or_(pc.and_(is_usual, is_short), pc.equal(numbers.cast(pa.string()), texts))
-    return all(map(_is_exact, texts.filter(pc.invert(is_sure)).unique().to_pylist()))
-
-
-def _is_exact(text: str) -> bool:
-    """Return whether a double, printed with as many digits as a text has, is that text."""
-    digits = text.lower().partition("e")[0].replace(".", "").lstrip("-0")
-    if not digits.isdigit():  # zero, or a word
-        return True
-    printed = f"{abs(float(text)):.{len(digits) - 1}e}"
-    return printed.partition("e")[0].replace(".", "") == digits
 
 
 def _parsed(values: pa.Array, form: str, kind: pa.DataType) -> pa.Array:

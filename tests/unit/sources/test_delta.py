@@ -26,7 +26,6 @@ from vane_dagster.types.sql import conjuncts
         ({"url": "gs://lake/t"}, "expected a local path, s3:// or s3a://"),
         ({"url": "lake/a%20b"}, "holds '%'"),
         ({"url": "lake/{day}"}, "unknown placeholder {day}"),
-        ({"url": "t", "filter": " "}, "expected a row filter"),
         ({"url": "t", "filter": "n >"}, "is not valid SQL"),
         ({"url": "t", "columns": "n"}, "expected a list of names"),
     ],

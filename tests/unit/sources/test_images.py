@@ -136,7 +136,7 @@ def test_of_a_folder_files_with_names_of_images_are_read(tmp_path):
     assert sorted(paths) == [str(tmp_path / "a.png"), str(tmp_path / "b.JPG")]
     assert read(vd.images(f"{tmp_path}/*", size=(6, 4))).num_rows == 4
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match=r"no image file.*\.jpeg"):
+    with pytest.raises(SourceError, match="no image file"):
         read(vd.images(str(tmp_path / "empty")))
 
 

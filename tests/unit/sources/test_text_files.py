@@ -9,7 +9,6 @@ import pytest
 
 import vane_dagster as vd
 from support.ingested import rows, split
-from vane_dagster.sources import FragmentRule
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.store import Store
@@ -27,14 +26,11 @@ def test_a_row_a_line_without_line_ends(tmp_path):
     assert paths == [f"{tmp_path}/a.txt"] * 3 + [f"{tmp_path}/b.txt.gz"]
 
 
-def test_bytes_that_are_no_text_name_the_line(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"one\n" * 50 + b"\xff\n" + b"two\n" * 50)
-    with pytest.raises(vd.errors.SourceError, match=r"a\.txt', line 51: it is not valid UTF-8"):
-        rows(vd.text(str(tmp_path)), FragmentRule(20))
-    assert rows(vd.text(str(tmp_path), encoding="latin-1"))[50] == {"text": "ÿ"}
-    (tmp_path / "a.txt").write_bytes("é".encode("utf-16")[:-1])
-    with pytest.raises(vd.errors.SourceError, match=r"is not valid UTF-16\. Set encoding="):
-        rows(vd.text(str(tmp_path), encoding="utf-16"))
+def test_an_encoding_is_declared(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\n\xff\n")
+    with pytest.raises(vd.errors.SourceError, match=r"a\.txt': it is not valid UTF-8"):
+        rows(vd.text(str(tmp_path)))
+    assert rows(vd.text(str(tmp_path), encoding="latin-1"))[1] == {"text": "ÿ"}
 
 
 def test_rows_of_files_that_no_plan_uses_are_collected(tmp_path):

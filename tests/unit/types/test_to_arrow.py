@@ -54,7 +54,6 @@ CONVERTED: dict[str, tuple[Any, pa.DataType, list[Any]]] = {
     "numpy days as dates": (np.array([DAY], "M8[D]"), pa.date32(), [DAY]),
     "missing of pandas": ([1, pd.NA], pa.int64(), [1, None]),
     "big-endian": (np.array([1], ">i4"), pa.int64(), [1]),
-    "small integers as half": ([2048], pa.float16(), [2048.0]),
     "large integers beside floats": (
         [np.array([2**60 + 1]), None, np.array([2.0, 3.0])],
         pa.list_(pa.int64()), [[2**60 + 1], None, [2, 3]],
@@ -130,7 +129,6 @@ REFUSED: dict[str, tuple[Any, pa.DataType, str]] = {
     "too many digits": ([10**10], PRICE, "precision"),
     "too large": ([1e300], pa.float32(), "too large for float"),
     "too large in Arrow": (pa.array([[7e4]]), pa.list_(pa.float16()), "too large for halffloat"),
-    "arrays of integers as half": (np.array([[2049]]), pa.list_(pa.float16()), "not exact"),
     "fractions in maps": ([{"a": 1.5}], COUNTS, "truncated"),
     "fractions in maps of Arrow": (
         pa.array([[("a", 1.239)]], pa.map_(pa.string(), pa.float64())),

@@ -1,0 +1,172 @@
+"""Rows of Delta, Iceberg and Lance tables: versions, filters, types, and what identifies them."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import time
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support import delta_tables
+from support.ingested import read, refusal, rows, split
+from support.lakes import Delta, Iceberg, Lance, lake, made  # noqa: F401  # fixtures
+from vane_dagster.sources import FragmentRule
+
+
+def ids(source: Any, partition: str | None = None) -> list[int]:
+    found: list[int] = read(source, FragmentRule(10), partition)["id"].to_pylist()
+    return sorted(found)
+
+
+def identities(source: Any, partition: str | None = None) -> set[str]:
+    return {each.identity for each in split(source, partition=partition).fragments}
+
+
+def test_a_version_is_read_as_it_was(lake):
+    missing = f"table {lake.name!r} does not exist, or not in the version that is named"
+    assert missing in refusal(lake.source())
+    lake.append(made([]))
+    assert "has no rows" in refusal(lake.source())
+    assert ids(lake.source(allow_empty=True)) == []
+    lake.append(made(range(5)))
+    named = [lake.now(), "release"]
+    if isinstance(lake, Iceberg):
+        lake.table.manage_snapshots().create_tag(lake.now(), "release").commit()
+    elif isinstance(lake, Lance):
+        lance.dataset(lake.url).tags.create("release", lake.now())
+    else:
+        time.sleep(0.05)
+        then = datetime.datetime.now(datetime.timezone.utc)
+        named = [lake.now(), then, then.isoformat()]
+        time.sleep(0.05)
+    lake.append(made(range(5, 10)))
+    sources = [lake.source(**{lake.version: version}) for version in named]
+    assert [ids(source) for source in sources] == [list(range(5))] * len(named)
+    assert len({frozenset(identities(source)) for source in sources}) == 1
+    assert ids(lake.source()) == list(range(10))
+    assert lake.no_such_version in refusal(lake.source(**{lake.version: 17}))
+    if isinstance(lake, Lance):
+        lance.dataset(lake.url).tags.update("release", lake.now())
+        assert ids(lake.source(version="release")) == list(range(10))
+
+
+def test_partitions_by_filter(lake):
+    lake.append(made(range(20), day=["it's"] * 10 + ["b"] * 10))
+    lake.append(made(range(100, 105), day=["it's"] * 5))
+    by_day = "day = '{partition_key}'"
+    source = lake.source(filter=by_day, allow_empty=True)
+    assert ids(source, "it's") == [*range(10), *range(100, 105)]
+    assert ids(source, "b") == list(range(10, 20))
+    assert ids(source, "none") == []
+
+    # A commit to another partition of the table leaves this one as it is.
+    before = [identities(source, key) for key in ("it's", "b")]
+    lake.append(made(range(200, 205), day=["b"] * 5))
+    assert identities(source, "it's") == before[0]
+    assert len(identities(source, "b") - before[1]) == 1
+
+    narrowed = f"{by_day} AND (n < 30 OR n > 1020) AND text <> 'text 1'"
+    assert ids(lake.source(filter=narrowed), "it's") == [0, 2, 103, 104]
+    wider = lake.source(filter="id < 5 OR day = '{partition_key}'")
+    assert ids(wider, "b") == [*range(5), *range(10, 20), *range(200, 205)]
+    text = refusal(lake.source(filter="dya = 'b'"))
+    assert "Did you mean 'day'?" in text or "Check the filter" in text
+
+
+def test_rows_of_all_types(lake, tmp_path):
+    columns = {
+        "id": pa.array([1, 2], pa.int64()),
+        "n": pa.array([1, None], pa.int32()),
+        "at": pa.array([datetime.datetime(2026, 1, 1)] * 2, pa.timestamp("us", "UTC")),
+        "day": pa.array([datetime.date(2026, 1, 1), None]),
+        "price": pa.array([decimal.Decimal("1.50"), None], pa.decimal128(9, 2)),
+        "raw": pa.array([b"abc", None]),
+        "tags": pa.array([["a", "b"], []]),
+        "deep": pa.array([[{"a": 1, "b": "x"}], None]),
+    }
+    if isinstance(lake, Lance):
+        columns["vector"] = pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2))
+        columns["kind"] = pa.array(["a", "b"]).dictionary_encode()
+    else:
+        columns["more"] = pa.array([[("k", 1.5)], None], pa.map_(pa.string(), pa.float64()))
+    table = pa.table(columns)
+    if isinstance(lake, Iceberg):  # pyiceberg 0.12 writes empty lists for null ones of structs
+        pq.write_table(table, tmp_path / "file.parquet")
+        created = lake.opened.create_table("db.docs", table.schema)
+        created.add_files([f"file://{tmp_path}/file.parquet"])
+    else:
+        lake.append(table)
+    found = read(lake.source())
+    assert found.to_pylist() == table.to_pylist()
+    if isinstance(lake, Lance):
+        assert found.schema.field("vector").type == pa.list_(pa.float32(), 2)
+
+
+def test_only_the_columns_that_are_read_count(lake):
+    lake.append(made(range(5)))
+    few, every = lake.source(columns=["id", "n"]), lake.source()
+    before, known = identities(few), identities(every)
+    lake.add_column("extra")
+    assert before <= identities(few)
+    assert not known & identities(every)
+
+
+def test_delta_partition_columns_are_columns_of_their_types(tmp_path):
+    lake, moment = Delta(tmp_path), datetime.datetime(2024, 5, 6, 7, 8, 9, 123456)
+    named = {
+        "day": pa.array([datetime.date(2024, 1, 1), None]),
+        "word": pa.array(["it's/x y%", ""]),
+        "flag": pa.array([True, None]),
+        "price": pa.array([decimal.Decimal("1.50"), None], pa.decimal128(5, 2)),
+        "real": pa.array([0.1, None], pa.float64()),
+        "zoned": pa.array([moment, None], pa.timestamp("us", "UTC")),
+        "size": pa.array([7, None], pa.int16()),
+    }
+    lake.append(made([1, 2], **named), partition_by=list(named))
+    found = read(lake.source()).sort_by("id").select(list(named))
+    assert found.schema.types == [values.type for values in named.values()]
+    expected = {name: values.to_pylist() for name, values in named.items()}
+    expected["word"] = ["it's/x y%", None]  # Delta's partitions have no empty texts
+    assert found.to_pydict() == expected
+    assert ids(lake.source(filter="size = 7 AND zoned < '2025-01-01'")) == [1]
+
+
+def test_delta_columns_that_are_added_and_widened(tmp_path):
+    lake = Delta(tmp_path)
+    lake.append(made(range(5)))
+    lake.append(made(range(100, 105), extra=["e"] * 5), schema_mode="merge")
+    # As Spark does: the type is changed in the schema, and old files keep theirs.
+    text = delta_tables.log_actions(Path(lake.url), "metaData")[-1]
+    text = {**text, "schemaString": text["schemaString"].replace('"integer"', '"long"')}
+    features = {"readerFeatures": ["typeWidening"], "writerFeatures": ["typeWidening"]}
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+    delta_tables.commit(Path(lake.url), [{"protocol": protocol}, {"metaData": text}])
+    found = read(lake.source()).sort_by("id")
+    assert found["extra"].to_pylist() == [None] * 5 + ["e"] * 5
+    assert found.schema.field("n").type == pa.int64()
+    assert ids(lake.source(filter="n >= 20 AND extra IS NULL")) == [2, 3, 4]
+
+
+def test_a_filter_over_deleted_rows_of_a_delta_table(tmp_path):
+    lake = Delta(tmp_path)
+    lake.append(made(range(25)))
+    lake.delete([2, 4, 11, 20])
+    assert ids(lake.source(filter="n % 20 = 0")) == [0, 6, 8, 10, 12, 14, 16, 18, 22, 24]
+
+
+@pytest.mark.parametrize("storage_version", ["2.1", "2.2"])
+def test_blobs_of_lance_are_bytes(tmp_path, storage_version):
+    blob = pa.field("raw", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    schema = pa.schema([("id", pa.int64()), blob])
+    large = [bytes([i]) * (5 << 20) for i in range(30)]
+    table = pa.table({"id": list(range(31)), "raw": [*large, None]}, schema=schema)
+    lake = Lance(tmp_path)
+    lake.append(table, data_storage_version=storage_version)
+    assert len(split(lake.source()).fragments) == 3, "of at most 64 MiB each"
+    assert [row["raw"] for row in rows(lake.source())] == [*large, None]
