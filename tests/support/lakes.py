@@ -77,7 +77,7 @@ class Lance(Delta):
 
 class Iceberg(Delta):
     version = "snapshot"
-    no_such_version = "has no snapshot 17; it has 'main', 'release'"
+    no_such_version = "has no snapshot 17"
 
     def __init__(self, root: Path) -> None:
         self.catalog = iceberg_tables.catalog_in(root / "lake")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster._lazy import pq
-from vane_dagster.errors import SourceError, names
+from vane_dagster.errors import SourceError
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import FragmentRule
 from vane_dagster.sources.lake_source import (
@@ -83,10 +83,8 @@ class IcebergTable(LakeTable):
         is_id = isinstance(snapshot, int)
         found = (self._table.snapshot_by_id if is_id else self._table.snapshot_by_name)(snapshot)
         if found is None:
-            known = [*self._table.refs(), *(str(s.snapshot_id) for s in self._table.snapshots())]
             raise SourceError(
-                f"{self._owner} has no snapshot {snapshot!r}; it has {names(known)}. Snapshots "
-                "that were expired are gone"
+                f"{self._owner} has no snapshot {snapshot!r}. Snapshots that were expired are gone"
             )
         return found
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import PLACEHOLDER
-from vane_dagster.errors import DefinitionError, SchemaError, SourceError, names
+from vane_dagster.errors import DefinitionError, SourceError, names
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
     ROW_ERROR,
@@ -54,7 +54,7 @@ from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.planned_read import check_unchanged
 from vane_dagster.sources.table_reader import TableReader
 from vane_dagster.sources.text_stream import UTF_8, TextStream
-from vane_dagster.sources.text_types import TextTypes, cast_each, is_readable
+from vane_dagster.sources.text_types import TextTypes, cast_each
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.stored_tables import (
@@ -179,12 +179,6 @@ class IngestedSource(FileSource, InStore):
             )
         given = schema if types is None else types
         pinned = None if given is None else parse_schema(given, where)
-        for column in pinned or ():
-            if cls.is_text and not is_readable(column.type):
-                raise SchemaError(
-                    f"{where}: column {column.name!r} is {type_name(column.type)}, which is not "
-                    "read from such files; declare VARCHAR, and convert it in the pipeline"
-                )
         return cls(
             *file_arguments(where, url, asset, storage_options, allow_empty),
             encoding=codecs.lookup(encoding).name,
@@ -287,7 +281,7 @@ class IngestedSource(FileSource, InStore):
         # Again, so that a collection keeps the rows.
         write_record(self.store_root, *record, StoredTable(pa.schema([]), pieces, facts))
         if failed := [each for each in found.values() if isinstance(each, SourceError)]:
-            raise _together(failed, location)
+            raise SourceError("; ".join(map(str, failed[:5])))
         return [rows[key] for key in keys]
 
     def _ingest(
@@ -491,10 +485,3 @@ def _text_if_null(kind: pa.DataType) -> pa.DataType:
 
 def _types_text(schema: pa.Schema | None) -> list[str]:
     return [f"{column.name}: {column.type}" for column in schema or ()]
-
-
-def _together(errors: Sequence[SourceError], location: str) -> SourceError:
-    """Return one error for all files that cannot be read."""
-    texts = [str(error).removeprefix(f"{location}: ") for error in errors]
-    more = f"; and {len(texts) - 5} more files" if len(texts) > 5 else ""
-    return SourceError(f"{location}: {'; '.join(texts[:5])}{more}")

@@ -71,7 +71,7 @@ class LanceTable(LakeTable):
             if rows := counts.get(id):
                 files = [each for each in metadata.files if fields.intersection(each.fields)]
                 version = digest([_state(metadata, files), kinds, used, where])
-                url = _data_url(self._table, self._url, metadata)
+                url = _data_url(self._url, metadata)
                 size = sum(each.file_size_bytes or 0 for each in files)
                 detail = {"table": self._url, "version": self._table.version, "fragment": id}
                 yield FileRecord(url, size, version), (rows, {**detail, "filter": where})
@@ -135,7 +135,7 @@ class LanceSource(FolderSource):
             table = open_table(Location(detail["table"], self.storage_options), detail["version"])
             fragment = None if table is None else table.get_fragment(detail["fragment"])
             # A table that was written anew has the same versions and fragments, in other files.
-            if fragment is None or _data_url(table, detail["table"], fragment.metadata) != span.url:
+            if fragment is None or _data_url(detail["table"], fragment.metadata) != span.url:
                 raise FileNotFoundError(f"version {detail['version']} of {detail['table']}")
             found = fragment.scanner(
                 columns=schema.names,
@@ -200,11 +200,6 @@ def _ids(column: Any) -> list[int]:
     return [column.id(), *(id for child in column.children() for id in _ids(child))]
 
 
-def _data_url(table: Any, url: str, metadata: Any) -> str:
+def _data_url(url: str, metadata: Any) -> str:
     """Return the URL of a fragment's first data file."""
-    file = metadata.files[0]
-    folder = f"{url.rstrip('/')}/data"
-    if file.base_id is not None:
-        base = table.base_paths()[file.base_id]
-        folder = f"{base.path.rstrip('/')}/data" if base.is_dataset_root else base.path.rstrip("/")
-    return f"{folder}/{file.path}"
+    return f"{url.rstrip('/')}/data/{metadata.files[0].path}"

@@ -129,7 +129,7 @@ def _arrow(annotation: Any, above: tuple[Any, ...]) -> pa.DataType:
         if issubclass(annotation, enum.Enum):
             return _common([member.value for member in annotation], annotation)
         if issubclass(annotation, np.generic):
-            return _numpy_type(annotation)
+            return pa.from_numpy_dtype(np.dtype(annotation))
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return _common(arguments, annotation)
@@ -190,13 +190,6 @@ def _common(values: Any, annotation: Any) -> pa.DataType:
         return pa.array([value for value in values if value is not None]).type
     except pa.ArrowInvalid as error:
         raise SchemaError(f"{_name(annotation)} has values of several types: {error}") from None
-
-
-def _numpy_type(annotation: type[np.generic]) -> pa.DataType:
-    try:
-        return pa.from_numpy_dtype(np.dtype(annotation))
-    except pa.ArrowNotImplementedError:
-        raise SchemaError(f"{_name(annotation)} has no column type") from None
 
 
 def _name(annotation: Any) -> str:

@@ -26,18 +26,8 @@ _PARAMETRIC = re.compile(
 
 def is_identifying(kind: pa.DataType) -> bool:
     """Return whether values of a type have an exact text: numbers, text, times, bytes or bools."""
-    tests = (
-        is_text,
-        is_bytes,
-        pa.types.is_boolean,
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_decimal,
-        pa.types.is_date,
-        pa.types.is_time,
-        pa.types.is_timestamp,
-    )
-    return any(test(kind) for test in tests)
+    exact = pa.types.is_primitive(kind) and not pa.types.is_duration(kind)
+    return exact or is_text(kind) or is_bytes(kind) or bool(pa.types.is_decimal(kind))
 
 
 def parse_kind(name: str) -> pa.DataType:

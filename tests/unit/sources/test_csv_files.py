@@ -344,10 +344,3 @@ def test_wrong_arguments_are_refused(given, expected):
     with pytest.raises(vd.DefinitionError, match=r"^vd\.csv: ") as caught:
         vd.csv("/data", **given)
     assert expected in str(caught.value)
-
-
-def test_types_that_no_text_has_are_refused():
-    with pytest.raises(
-        vd.errors.SchemaError, match="declare VARCHAR, and convert it in the pipeline"
-    ):
-        vd.csv("/data", schema={"x": vd.tensor("float32", (2, 2))})

@@ -112,16 +112,3 @@ def test_a_data_file_that_was_cleaned_up_after_its_version_was_opened(tmp_path):
     Path(files[0].url).unlink()
     with pytest.raises(vd.errors.SourceError, match=r"If the file is gone, cleanup_old"):
         source.read(fragment, pa.schema([("id", pa.int64())]), "here")
-
-
-def test_a_shallow_clone_reads_the_files_of_its_origin(tmp_path):
-    url, clone = str(tmp_path / "t"), str(tmp_path / "clone")
-    table = lance.write_dataset(pa.table({"id": range(10)}), url)
-    table.shallow_clone(clone, table.version)
-    source = vd.lance(clone)
-    (file,) = source.list_files([None], "here")[None]
-    assert file.url == files_in(url)[0]
-    assert source.current(file) == file
-    (fragment,) = source.split([file], FragmentRule(100), "here").fragments
-    rows = source.read(fragment, pa.schema([("id", pa.int64())]), "here")
-    assert rows["id"].to_pylist() == list(range(10))
