@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
-from support.results import failure, metadata
+from support.results import metadata
 from vane_dagster.cli.main import main
 from vane_dagster.sources.row_ids import IdRule
 
@@ -38,10 +37,6 @@ def shout(text: str) -> dict[str, Any]:
 
 def words(text: str) -> Iterator[dict[str, Any]]:
     yield from ({"word": word} for word in text.split())
-
-
-def tall(height: int) -> dict[str, Any]:
-    return {"tall": height}
 
 
 def docs(folder: Path, id: Any, where: str | None = None) -> vd.Pipeline:
@@ -147,19 +142,6 @@ def test_rows_of_a_rewritten_file_have_the_ids_of_their_new_places(
     }  # fmt: skip
 
 
-def test_ids_that_are_null_or_repeated(tmp_path, local, materialize):
-    data = {"doc": ["a", "a", None], "page": [1, 1, 2], "text": ["x", "y", "z"]}
-    write_source(tmp_path / "src", data)
-    error = failure(materialize(docs(tmp_path / "src", DOC_PAGE), local, raises=False))
-    assert "the source has 1 null ids in 'id'" in error
-    error = failure(materialize(docs(tmp_path / "src", DOC_PAGE, "doc = 'a'"), local, raises=False))
-    assert "the source has 1 ids more than once: 'a|1'" in error
-    unique = vd.Pipeline("unique", source=vd.parquet(str(tmp_path / "src")), id=DOC_PAGE)
-    unique.project("kept", ["text"], where="text = 'x'")
-    materialize(unique, local)
-    assert read_stage(tmp_path / "store", "unique", "kept")["id"].to_pylist() == ["a|1"]
-
-
 def test_a_stage_of_another_pipeline_by_several_columns(tmp_path, folder, local, materialize):
     first = docs(folder, DOC_PAGE)
     with pytest.raises(vd.DefinitionError, match=r"as id={.id_text.: \[.id., .word.\]}"):
@@ -173,49 +155,3 @@ def test_a_stage_of_another_pipeline_by_several_columns(tmp_path, folder, local,
                                                     "next/long"]  # fmt: skip
     assert trace.steps[0].keys == {"id": "a|1"}
     assert trace.steps[0].row == 1
-
-
-def test_rows_in_memory(tmp_path, local, materialize):
-    store = str(tmp_path / "store")
-    data = {"doc": ["a", "a", "b"], "page": [1, 2, 1]}
-
-    def pipeline(data: dict[str, Any], id: Any) -> vd.Pipeline:
-        rows = vd.Pipeline("rows", source=vd.table(data), id=id)
-        rows.project("kept", {"n": "page"})
-        return rows
-
-    materialize(pipeline(data, DOC_PAGE), local)
-    assert vd.trace("rows/kept", ("b", 1), store=store).steps[0].row == 2
-    data = {"doc": ["z", *data["doc"]], "page": [0, *data["page"]]}
-    for id in (DOC_PAGE, vd.row_id("id")):
-        own = pipeline(data, id)
-        materialize(own, local)
-        kept = vd.load("rows/kept", store=store)
-        for row, key in enumerate(kept["id"].to_pylist()):
-            for stage in ("rows/kept", own["kept"]):
-                assert vd.trace(stage, key, store=store).steps[0].row == row
-    assert kept["id"].to_pylist()[3].endswith("#3")
-    materialize(pipeline({"doc": ["y", *data["doc"]], "page": [5, *data["page"]]}, id), local)
-    ids = vd.load("rows/kept", store=store)["id"].to_pylist()
-    assert len({key.rpartition("#")[0] for key in ids}) == 1
-
-
-def test_files_that_cannot_be_read_have_ids(tmp_path, local, materialize):
-    for name in ("a.png", "b.png"):
-        Image.new("RGB", (4, 4)).save(tmp_path / name)
-    (tmp_path / "c.png").write_bytes(b"not an image")
-    photos = vd.Pipeline("photos", source=vd.images(f"{tmp_path}/*.png"), id=vd.row_id())
-    photos.map(
-        "tall",
-        tall,
-        schema={"tall": "BIGINT"},
-        on_error=vd.Failures("quarantine", max_error_rate=0.5),
-    )
-    materialize(photos, local)
-    store = str(tmp_path / "store")
-    tables = [
-        vd.load("photos/tall", store=store)["row_id"],
-        vd.quarantine("photos/tall", store=store)["id"],
-    ]
-    made, failed = [[id.rpartition("/")[2] for id in ids.to_pylist()] for ids in tables]
-    assert (sorted(made), failed) == (["a.png#0", "b.png#0"], ["c.png#0"])

@@ -128,14 +128,6 @@ def test_a_later_file_with_another_header_is_refused(later, expected, tmp_path):
     assert expected in str(caught.value)
 
 
-def test_a_row_that_does_not_fit_into_a_block_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("vane_dagster.sources.text_stream.BLOCK", 100)
-    text = b"a,b\n1,2\n3," + b"x" * 300 + b"\n"
-    assert [len(str(row["b"])) for row in rows(one(tmp_path, text))] == [1, 300]
-    text = b'a,b\n1,2\n3,"' + b"x\n" * 300 + b'"\n'
-    assert "a row has more than" in refusal(one(tmp_path, text))
-
-
 def test_types_are_found_in_all_partitions_of_the_run(tmp_path):
     for key, value in (("a", "1"), ("b", "x")):
         (tmp_path / key).mkdir()

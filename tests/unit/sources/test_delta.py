@@ -54,15 +54,6 @@ def test_a_source_fits_the_partitions():
             source.validate("here", partitions)
 
 
-def test_many_deleted_rows_have_a_small_detail(tmp_path):
-    table = tmp_path / "t"
-    write_deltalake(table, pa.table({"id": range(131_072)}))
-    delete_positions(table, log_actions(table, "add")[0]["path"], range(0, 131_072, 100))
-    source = vd.delta(str(table))
-    (fragment,) = source.split(listing(table), FragmentRule(1 << 20), "here").fragments
-    assert len(fragment.detail) < 2_000
-
-
 def write(folder: Path, **more: Any) -> Path:
     write_deltalake(folder / "t", pa.table({"id": [1, 2], **more}))
     return folder / "t"

@@ -18,7 +18,7 @@ from pyiceberg.types import LongType, StringType
 import vane_dagster as vd
 from support.data import SECRET
 from support.iceberg_tables import catalog_in, delete_positions, opened
-from support.ingested import refusal, rows, split
+from support.ingested import rows, split
 from vane_dagster.sources import FragmentRule
 
 
@@ -189,15 +189,3 @@ def test_a_filter_on_a_name_that_is_given_to_another_column(catalog):
         change.rename_column("high", "low").rename_column("n", "high")
     assert filtered.list_files([None], "here")[None] != before
     assert [row["id"] for row in rows(filtered)] == [0, 1, 2]
-
-
-def test_a_file_that_is_gone(catalog):
-    created(catalog, made(range(3)))
-    source = vd.iceberg(catalog, "db.docs")
-    files = source.list_files([None], "here")[None]
-    (fragment,) = (found := source.split(files, FragmentRule(10), "here")).fragments
-    Path(fragment.url.removeprefix("file://")).unlink()
-    words = f"here: '{fragment.url}' cannot be read: .*If the file is gone, a cleanup after"
-    with pytest.raises(vd.errors.SourceError, match=words):
-        source.for_workers().read(fragment, found.schema, "here")
-    assert "If the file is gone, a cleanup after" in refusal(source)

@@ -7,7 +7,6 @@ import functools
 import json
 import pickle
 import shutil
-from pathlib import Path
 
 import lance
 import pyarrow as pa
@@ -101,14 +100,3 @@ def test_rows_of_a_version_that_is_gone(tmp_path):
         source.find([FileSpan(files[0].url, 0, 1 << 40)], schema.field(0), 17)
     with pytest.raises(FileNotFoundError):
         source.current(files[0])
-
-
-def test_a_data_file_that_was_cleaned_up_after_its_version_was_opened(tmp_path):
-    url = str(tmp_path / "t")
-    lance.write_dataset(pa.table({"id": range(10)}), url)
-    source = vd.lance(url)
-    files = source.list_files([None], "here")[None]
-    (fragment,) = source.split(files, FragmentRule(100), "here").fragments
-    Path(files[0].url).unlink()
-    with pytest.raises(vd.errors.SourceError, match=r"If the file is gone, cleanup_old"):
-        source.read(fragment, pa.schema([("id", pa.int64())]), "here")

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.ingested import read
 from support.ingested import split as split_source
 from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.piece_writer import PieceWriter
@@ -83,19 +82,6 @@ def test_code_that_fails_leaves_nothing_that_is_read(bound, monkeypatch):
     assert bound.calls == [None]
 
 
-def test_rows_have_the_columns_and_types_of_the_table(bound):
-    blocks = [
-        pa.table({"n": pa.array([2**31 - 1], pa.int32()), "m": ["a"]}),
-        pa.table({"n": pa.array([2**31 - 1], pa.int64())}),
-    ]
-    pieces = [written(bound, str(number), each) for number, each in enumerate(blocks)]
-    schema = pa.schema({"n": pa.int64(), "m": pa.string()})
-    create_record(bound.store_root, "idNone", StoredTable(schema, tuple(pieces)))
-    expected = pa.table({"n": [2**31 - 1, 2**31 - 1], "m": ["a", None]}, schema)
-    for names in (["n", "m"], ["m"]):
-        assert read(bound, columns=names).equals(expected.select(names))
-
-
 def test_two_runs_at_once_agree(bound):
     other = StoredTable(pa.schema({"n": pa.string()}), bound.make(None, "idNone", "").pieces[:1])
     create_record(bound.store_root, "idNone", other)
@@ -154,17 +140,6 @@ def test_code_without_an_identity_is_an_error_of_the_listing():
     found = source.list_files([None], "here")[None]
     assert isinstance(found, vd.errors.SourceError)
     assert "version=" in str(found)
-
-
-@pytest.mark.parametrize(
-    ("fn", "given", "message"),
-    [
-        (5, {}, "fn is a builtins.int; expected a function that returns a ray.data.Dataset"),
-    ],
-)
-def test_wrong_declarations(fn, given, message):
-    with pytest.raises(vd.DefinitionError, match=message):
-        vd.ray_dataset(fn, **given)
 
 
 def test_types_are_known_in_a_run_alone():

@@ -20,7 +20,7 @@ from vane_dagster.sources import (
     Source,
 )
 from vane_dagster.sources.base import SourceTable
-from vane_dagster.sources.row_ids import IdRule, as_id, row_of, rule_of, with_ids
+from vane_dagster.sources.row_ids import IdRule, row_of, rule_of, with_ids
 
 DATA = {"doc": ["a", "a", "b|", "b|"], "page": [1, 2, 1, 2], "text": ["w", "x", "y", "z"]}
 DOC_PAGE = IdRule("id", ("doc", "page"))
@@ -176,13 +176,6 @@ def test_ids_that_do_not_fit_the_source(tmp_path, rule, message):
 def test_ids_that_are_refused_where_they_are_declared(given, message):
     with pytest.raises(vd.DefinitionError, match=rf"^pipeline 'docs': .*{message}"):
         vd.Pipeline("docs", source=vd.parquet("x"), id=given)
-
-
-@pytest.mark.parametrize("name", ["", 3, None])
-def test_names_of_computed_ids(name):
-    for declared in (lambda: vd.row_id(name), lambda: as_id("here", {name: ["a", "b"]})):
-        with pytest.raises(vd.DefinitionError, match="expected the name of the id column"):
-            declared()
 
 
 def test_the_id_of_a_pipeline():
