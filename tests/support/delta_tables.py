@@ -40,24 +40,20 @@ def use_features(table: Path, *features: str, **configuration: str) -> int:
     return commit(table, [{"protocol": protocol}, {"metaData": changed}])
 
 
-def delete_positions(table: Path, path: str, positions: Iterable[int], inline: bool = False) -> int:
+def delete_positions(table: Path, path: str, positions: Iterable[int]) -> int:
     """Delete rows of a data file by a deletion vector, as Spark does.
 
     Args:
         table: The table's folder.
         path: The data file, as in the log.
         positions: All positions to delete, also those that were deleted before.
-        inline: Whether the vector is in the log, instead of a file.
     """
     rows = sorted(positions)
     data = _bitmap(rows)
-    if inline:
-        place = {"storageType": "i", "pathOrInlineDv": _z85(data + b"\0" * (-len(data) % 4))}
-    else:
-        name = uuid4()
-        framed = struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
-        (table / f"deletion_vector_{name}.bin").write_bytes(b"\x01" + framed)
-        place = {"storageType": "u", "pathOrInlineDv": _z85(name.bytes), "offset": 1}
+    name = uuid4()
+    framed = struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+    (table / f"deletion_vector_{name}.bin").write_bytes(b"\x01" + framed)
+    place = {"storageType": "u", "pathOrInlineDv": _z85(name.bytes), "offset": 1}
     add = next(a for a in reversed(log_actions(table, "add")) if a["path"] == path)
     removed = {k: add[k] for k in ("path", "partitionValues", "size", "deletionVector") if k in add}
     vector = {**place, "sizeInBytes": len(data), "cardinality": len(rows)}

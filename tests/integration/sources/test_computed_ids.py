@@ -140,18 +140,3 @@ def test_rows_of_a_rewritten_file_have_the_ids_of_their_new_places(
     assert kept.to_pydict() == {
         "row_id": [f"{url}#{row}" for row in range(3)], "text": ["z 0", "z 1", "z 2"],
     }  # fmt: skip
-
-
-def test_a_stage_of_another_pipeline_by_several_columns(tmp_path, folder, local, materialize):
-    first = docs(folder, DOC_PAGE)
-    with pytest.raises(vd.DefinitionError, match=r"as id={.id_text.: \[.id., .word.\]}"):
-        vd.Pipeline("next", source=first["words"], id=["id", "word"])
-    second = vd.Pipeline("next", source=first["words"], id={"key": ["id", "word"]})
-    second.project("long", {"long": "word || '!'"})
-    materialize(first, local)
-    materialize(second, local)
-    trace = vd.trace(second["long"], ("a|1", "a"), store=str(tmp_path / "store"))
-    assert [step.stage for step in trace.steps] == ["docs/source", "docs/words", "next/source",
-                                                    "next/long"]  # fmt: skip
-    assert trace.steps[0].keys == {"id": "a|1"}
-    assert trace.steps[0].row == 1

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 import vane_dagster as vd
 from support.data import read_stage
-from support.results import failure, metadata
+from support.results import metadata
 from vane_dagster.sources.ingested_files import IngestedSource
 
 
@@ -70,29 +70,3 @@ def test_files_are_converted_on_the_cluster(tmp_path, compute, materialize, monk
     materialize(docs(vd.csv(str(tmp_path / "src"))), compute)
     (pid,) = pids.iterdir()
     assert (pid.name == str(os.getpid())) == isinstance(compute, vd.LocalCompute)
-
-
-def test_a_value_that_does_not_fit_costs_its_row(tmp_path, local, materialize):
-    """The first run has found the type; a bad id fails the partition, and names its row."""
-    folder = tmp_path / "src"
-    folder.mkdir()
-    (folder / "a.csv").write_text("id,text,n\n1,a,5\n2,b,6\n")
-    pipeline = vd.Pipeline("docs", source=vd.csv(str(folder)), id="id")
-    pipeline.map_batches(
-        "double", lambda batch: {"twice": [2 * n for n in batch["n"].to_pylist()]},
-        schema={"twice": "BIGINT"}, columns=["n"],
-    )  # fmt: skip
-    materialize(pipeline, local)
-    (folder / "b.csv").write_text("id,text,n\n3,c,7\n4,d,n/a\n")
-    found = metadata(materialize(pipeline, local), "double")
-    assert (found["fragments_computed"], found["rows_quarantined"], found["rows_unread"]) == (
-        1,
-        1,
-        1,
-    )
-    rows = read_stage(tmp_path / "store", "docs", "double")
-    assert rows["twice"].to_pylist() == [10, 12, 14]
-
-    (folder / "b.csv").write_text("id,text,n\nx,c,7\n")
-    message = failure(materialize(pipeline, local, raises=False))
-    assert "b.csv', row 1: column 'id' has a value that is no BIGINT" in message

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.ingested import RULE, bound, misfits, refusal, rows, split, types
+from support.ingested import RULE, bound, misfits, read, refusal, rows, split, types
 from vane_dagster.sources import FragmentRule
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
@@ -232,11 +232,8 @@ def test_paths_are_a_column_if_wanted(tmp_path):
     url = write(tmp_path, a__csv=b"id\n1\n2\n", b__csv=b"id\n3\n")
     source = vd.csv(url, include_paths=True)
     paths = [f"{url}/{name}.csv" for name in "aab"]
-    assert [row["path"] for row in rows(source)] == paths
-    known = bound(source)
-    (fragment,) = (found := split(known)).fragments
-    only = pa.schema([found.schema.field("path")])
-    assert known.for_workers().read(fragment, only, "here")["path"].to_pylist() == paths
+    for columns in (None, ["path"]):
+        assert read(source, columns=columns)["path"].to_pylist() == paths
     write(tmp_path, c__csv=b"id,path\n1,x\n")
     assert "a column 'path' of their own" in refusal(source)
 

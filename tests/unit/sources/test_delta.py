@@ -145,13 +145,12 @@ def test_binary_partition_columns_are_refused(tmp_path):
     assert "is partitioned by 'b', of the type BINARY" in str(listing(tmp_path / "t"))
 
 
-@pytest.mark.parametrize("inline", [False, True])
-def test_rows_that_deletion_vectors_delete_are_not_read(inline, tmp_path):
+def test_rows_that_deletion_vectors_delete_are_not_read(tmp_path):
     table = tmp_path / "t"
     write_deltalake(table, pa.table({"id": range(25)}))
     path = log_actions(table, "add")[0]["path"]
     for deleted in ({0, 3, 24}, {0, 3, *range(8, 18), 24}, set(range(25))):
-        delete_positions(table, path, deleted, inline)
+        delete_positions(table, path, deleted)
         found = rows(vd.delta(str(table)), FragmentRule(10))
         assert [row["id"] for row in found] == [i for i in range(25) if i not in deleted]
 

@@ -27,19 +27,15 @@ def write(*files: Path) -> None:
         file.write_bytes(b"1")
 
 
-@pytest.mark.parametrize("kind", ["to a parent", "two links", "two inside"])
+@pytest.mark.parametrize("kind", ["to a parent", "two links"])
 def test_a_cycle_of_links_is_an_error(kind, tmp_path):
     src = tmp_path / "src"
     write(src / "a" / "x.parquet", src / "b" / "y.parquet")
     if kind == "to a parent":
         (src / "a" / "up").symlink_to(src)
-    elif kind == "two links":
+    else:
         (src / "a" / "to_b").symlink_to(src / "b")
         (src / "b" / "to_a").symlink_to(src / "a")
-    else:
-        write(src / "a" / "deep" / "er" / "z.parquet")
-        for n in range(2):
-            (src / "a" / "deep" / "er" / f"up{n}").symlink_to(src / "a")
     error = listed(str(src))
     assert isinstance(error, SourceError)
     assert "Too many levels of symbolic links" in str(error)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vane_dagster.sources.base import FragmentRule
-from vane_dagster.sources.grouping import MOST_FILES, SMALL_SHARE, SizedFile, group, is_cut
+from vane_dagster.sources.grouping import SizedFile, group, is_cut
 from vane_dagster.storage.manifest import FileRecord
 
 ROWS, BYTES = 100, 10_000
@@ -66,16 +66,3 @@ def test_groups_reach_the_target_on_average():
     files = [sized(f"file:///{n}", 1, 1) for n in range(5_000)]
     groups = grouped(files)
     assert 0.4 * ROWS < len(files) / len(groups) <= ROWS
-
-
-def test_tiny_files_are_grouped_by_number():
-    files = [sized(f"file:///{n}", 1, 1) for n in range(10_000)]
-    sizes = [len(each) for each in group(files, FragmentRule(1 << 40, 1 << 60))]
-    assert max(sizes) <= MOST_FILES
-    assert sum(sizes) / len(sizes) > MOST_FILES / 3
-
-
-def test_small_is_an_eighth_of_a_fragment():
-    assert sized("a", 12, 1_250).is_within(RULE, SMALL_SHARE)
-    assert not sized("a", 13, 1).is_within(RULE, SMALL_SHARE)
-    assert not sized("a", 1, 1_251).is_within(RULE, SMALL_SHARE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import pickle
 import shutil
 
 import lance
@@ -13,16 +12,8 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.data import SECRET
 from support.ingested import read
 from vane_dagster.sources import FileSpan, FragmentRule
-
-
-def test_secrets_are_in_options_alone():
-    source = vd.lance("s3://b/t", storage_options={"key": "k", "secret": SECRET})
-    assert SECRET not in f"{source} {source.place} {source.describe()} {source.splitting}"
-    reader = pickle.loads(pickle.dumps(source.for_workers()))
-    assert dict(reader.options_for("s3://b/t")) == dict(source.storage_options)
 
 
 def test_rows_are_cut_evenly_and_read_by_number(tmp_path):

@@ -142,12 +142,6 @@ def test_code_without_an_identity_is_an_error_of_the_listing():
     assert "version=" in str(found)
 
 
-def test_types_are_known_in_a_run_alone():
-    pipeline = vd.Pipeline("docs", source=vd.ray_dataset(make), id="id")
-    with pytest.raises(vd.DefinitionError, match="are known in a run alone"):
-        pipeline.source_schema()
-
-
 def test_a_declaration_does_not_import_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     vd.ray_dataset(make).list_files([None], "here")

@@ -45,17 +45,6 @@ def test_different_rows_have_different_texts(rows):
     assert len(set(ids)) == len(set(rows))
 
 
-@given(st.lists(st.floats(allow_nan=False), min_size=1))
-def test_floats_are_exact(values):
-    assert [float(text) for text in texts(column(values, pa.float64())).to_pylist()] == values
-
-
-@given(st.lists(st.integers(-(1 << 50), 1 << 50), min_size=1))
-def test_times_with_a_zone_are_those_of_utc(values):
-    found = texts(column(values, pa.int64()).cast(BERLIN))
-    assert found.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist() == values
-
-
 @pytest.mark.parametrize(
     ("value", "kind", "text"),
     [

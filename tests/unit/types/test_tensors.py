@@ -84,11 +84,6 @@ def test_arrays_that_sql_cannot_name_are_declared_as_tensors():
         parse_schema({"x": "FLOAT[150528]"}, "here")
 
 
-def test_sql_strings_have_the_order_of_sql():
-    kind = parse_schema({"x": "FLOAT[3][224]"}, "here").field("x").type
-    assert (kind.list_size, kind.value_type.list_size) == (224, 3)
-
-
 def rows(kind: pa.FixedShapeTensorType) -> pa.Array:
     size = int(np.prod(kind.shape))
     values = pa.array(np.arange(3 * size) % 2).cast(kind.value_type)
