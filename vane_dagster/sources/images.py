@@ -100,8 +100,6 @@ class ImagesSource(FilesSource):
         """Return the image, decoded if it has a size, and the file's own height and width."""
         from PIL import Image
 
-        if not data:
-            raise ValueError("the file is empty")
         with _opened(data, self.max_pixels) as image:
             found = image.height, image.width
             if (pixels := image.height * image.width) > self.max_pixels:

@@ -17,7 +17,7 @@ import json
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
@@ -348,7 +348,8 @@ class IngestedSource(FileSource, InStore):
         for types, url in {rows.schema: file.url for file, rows in files}.items():
             known |= dict.fromkeys(types.names)
             check_distinct(list(known), f"{location}, {url!r}")
-        found = _common_types(rows for _, rows in files)
+        schemas = dict.fromkeys(rows.schema for _, rows in files)
+        found = {each.name: each.type for each in reduce(joined, schemas, pa.schema([]))}
         if not found:
             raise SourceError(
                 f"{location}: {files[0][0].url!r} has no row to find columns in. Declare them by "
@@ -463,12 +464,6 @@ def _places(file: StoredTable) -> Callable[[int, int], str]:
     """Return a function of a span of a file's rows, which returns where they are."""
     places = [place for piece in file.pieces for place in piece.places]
     return lambda start, stop: dumped_places(start, clipped(places, start, stop))
-
-
-def _common_types(files: Iterable[StoredTable]) -> dict[str, pa.DataType]:
-    """Return the types that files show together, by column."""
-    found = reduce(joined, dict.fromkeys(file.schema for file in files), pa.schema([]))
-    return dict(zip(found.names, found.types))
 
 
 def _misfit(url: str, row: int, column: pa.Field) -> str:

@@ -195,8 +195,6 @@ class LakeSource(Source):
                 table = bound._table(key, location)
                 units = with_retries(lambda: table.units(where))
                 return tuple(record for record, _ in units.values())
-            except SourceError as error:
-                return error
             except VaneError as error:
                 return SourceError(str(error))
             except Exception as error:  # drivers raise plain exceptions too

@@ -128,14 +128,13 @@ def listed_rows(spans: Sequence[FileSpan]) -> pa.Table:
     """Return the listing of files, one row a file."""
     details = [span.detail.split() for span in spans]
     sizes = [int(detail[0]) if detail else None for detail in details]
-    times = [_time(detail[1]) if len(detail) > 1 else None for detail in details]
+    times = [
+        datetime.fromtimestamp(float(detail[1]), timezone.utc) if len(detail) > 1 else None
+        for detail in details
+    ]
     paths = [path_of(span.url) for span in spans]
     return pa.table([paths, pa.array(sizes, pa.int64()), times], schema=_SCHEMA)
 
 
 def _detail(file: FileRecord) -> str:
     return f"{file.size}" if not file.modified else f"{file.size} {file.modified:.6f}"
-
-
-def _time(seconds: str) -> datetime:
-    return datetime.fromtimestamp(float(seconds), timezone.utc)

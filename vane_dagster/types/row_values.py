@@ -25,17 +25,13 @@ def row_values(column: pa.ChunkedArray) -> Sequence[Any]:
     if pa.types.is_struct(kind) and holds_arrays(kind):
         fields = [row_values(pc.struct_field(column, [i])) for i in range(kind.num_fields)]
         named = [dict(zip((field.name for field in kind), row)) for row in zip(*fields)]
-        return _where_valid(named, column)
+        return [v if ok else None for v, ok in zip(named, column.is_valid().to_pylist())]
     if is_list(kind) and holds_arrays(kind):
         lengths = pc.list_value_length(column).to_pylist()
         values = iter(row_values(pc.list_flatten(column)))
         return [None if n is None else [next(values) for _ in range(n)] for n in lengths]
     found: list[Any] = column.to_pylist()
     return found
-
-
-def _where_valid(values: Sequence[Any], column: pa.ChunkedArray) -> list[Any]:
-    return [v if ok else None for v, ok in zip(values, column.is_valid().to_pylist())]
 
 
 def holds_arrays(kind: pa.DataType) -> bool:
