@@ -61,12 +61,6 @@ def test_the_id_is_the_path_by_default():
         vd.Pipeline("raw", source=vd.parquet("/data"))
 
 
-@pytest.mark.parametrize("url", ["", "a::b", "/data/{key}"])
-def test_wrong_urls_are_refused(url):
-    with pytest.raises(DefinitionError, match=r"vd\.files"):
-        vd.files(url)
-
-
 @pytest.mark.parametrize(
     "source",
     [vd.files, vd.images, vd.parquet, vd.text, vd.csv, vd.json, vd.delta, vd.lance],

@@ -80,11 +80,6 @@ class Qualified(TypedDict, total=False):
     c: te.ReadOnly[float | None]
 
 
-class OfExtensions(te.TypedDict):
-    a: te.Required[te.ReadOnly[int]]
-    b: te.NotRequired[str]
-
-
 @pytest.mark.parametrize(
     ("annotation", "expected"),
     [
@@ -102,4 +97,3 @@ def test_annotations_of_one_type(annotation, expected):
 def test_qualifiers_of_keys_are_no_part_of_their_types():
     kinds = {"a": pa.int64(), "b": pa.list_(pa.int64()), "c": pa.float64()}
     assert field_types(Qualified) == kinds
-    assert field_types(OfExtensions) == {"a": pa.int64(), "b": pa.string()}
