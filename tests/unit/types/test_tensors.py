@@ -77,13 +77,6 @@ def test_sql_sees_a_flat_list():
     assert [field.type for field in bound] == [TENSOR, LARGE, pa.float32(), pa.int64()]
 
 
-def test_arrays_that_sql_cannot_name_are_declared_as_tensors():
-    with pytest.raises(
-        vd.errors.SchemaError, match=r"'FLOAT\[150528\]' .*at most 100000.*vd.tensor\("
-    ):
-        parse_schema({"x": "FLOAT[150528]"}, "here")
-
-
 def rows(kind: pa.FixedShapeTensorType) -> pa.Array:
     size = int(np.prod(kind.shape))
     values = pa.array(np.arange(3 * size) % 2).cast(kind.value_type)
