@@ -70,7 +70,7 @@ BAD_SOURCES: dict[str, tuple[dict[str, bytes], tuple[str, ...]]] = {
     "missing": ({}, ("no Parquet file at", "/src'", "Check the path")),
     "other files": (
         {"a.csv": b"id\n1\n", "_SUCCESS": b""},
-        ("no Parquet file at", "a folder that holds *.parquet", "another format"),
+        ("no Parquet file at", "a folder that holds some", "another format"),
     ),
     "not Parquet": (
         {"b.parquet": b"id,n,text\n1,2,secret\n"},
