@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import Any
+from itertools import groupby, pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ ENCODING = 1
 WIDTH = 16
 """Bytes of a key."""
 _Ends = npt.NDArray[np.int64]
+_Encoding: TypeAlias = "pa.LargeBinaryArray | npt.NDArray[np.void]"
+"""A piece of the encoding of each row; an array of bytes if all rows have as many."""
 
 
 def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.FixedSizeBinaryArray:
@@ -34,8 +36,12 @@ def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.FixedSizeBinar
     encoded = encoded_rows(columns)
     offsets = _offsets(encoded)
     data = memoryview(encoded.buffers()[2] or b"")
-    rows = (data[start:end] for start, end in pairwise(offsets.tolist()))
-    keys = b"".join(map(xxhash.xxh3_128_digest, rows))
+    digest = xxhash.xxh3_128_digest
+    if (width := _same_width(offsets)) is not None:
+        rows: list[Any] = np.frombuffer(data, f"V{width}", len(encoded), offsets[0]).tolist()
+    else:
+        rows = [data[start:end] for start, end in pairwise(offsets.tolist())]
+    keys = b"".join(map(digest, rows))
     return pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(WIDTH), len(encoded), [None, pa.py_buffer(keys)]
     )
@@ -49,8 +55,7 @@ def encoded_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.LargeBinar
     rows = len(plain[0])
     ends = np.arange(rows + 1)
     values = [encoding for array in plain for encoding in _encoded(array, ends)]
-    headers = _cut(np.full(rows, np.void(header)), ends)
-    return pc.binary_join_element_wise(headers, *values, pa.scalar(b"", pa.large_binary()))
+    return _joined([_cut(np.full(rows, np.void(header)), ends), *values])
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -63,7 +68,7 @@ def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return array
 
 
-def _encoded(array: pa.Array, ends: _Ends) -> Iterator[pa.LargeBinaryArray]:
+def _encoded(array: pa.Array, ends: _Ends) -> Iterator[_Encoding]:
     """Yield encodings of values; concatenated, they encode all values of a row."""
     array = _plain(array)
     kind = array.type
@@ -91,7 +96,7 @@ def _encoded(array: pa.Array, ends: _Ends) -> Iterator[pa.LargeBinaryArray]:
         yield _cut(_bits(array.cast(pa.uint8()) if is_bool else array), ends)
 
 
-def _flags(array: pa.Array, ends: _Ends) -> Iterator[pa.LargeBinaryArray]:
+def _flags(array: pa.Array, ends: _Ends) -> Iterator[_Encoding]:
     """Yield whether values of a row are null, and of rows with such values, which."""
     rows = len(ends) - 1
     if not array.null_count:
@@ -145,11 +150,20 @@ def _bits(array: pa.Array) -> npt.NDArray[np.uint8]:
     return found
 
 
-def _cut(values: npt.NDArray[Any], ends: _Ends) -> pa.LargeBinaryArray:
+def _cut(values: npt.NDArray[Any], ends: _Ends) -> _Encoding:
     """Return the bytes of the values of each row, little-endian."""
     data = np.ascontiguousarray(values)
     width = data.nbytes // len(data) if len(data) else 0
-    return _array(ends * width, pa.py_buffer(data))
+    ends = ends * width
+    if same := _same_width(ends):
+        return np.frombuffer(data, f"V{same}", len(ends) - 1, ends[0])
+    return _array(ends, pa.py_buffer(data))
+
+
+def _same_width(ends: _Ends) -> int | None:
+    """Return the number of bytes of every row; None if rows differ in it, or there are none."""
+    widths = np.diff(ends)
+    return int(widths[0]) if len(widths) and (widths == widths[0]).all() else None
 
 
 def _array(offsets: _Ends, data: pa.Buffer) -> pa.LargeBinaryArray:
@@ -160,3 +174,22 @@ def _array(offsets: _Ends, data: pa.Buffer) -> pa.LargeBinaryArray:
 def _offsets(array: pa.LargeBinaryArray) -> _Ends:
     found = np.frombuffer(array.buffers()[1], np.int64)
     return found[array.offset : array.offset + len(array) + 1]
+
+
+def _joined(pieces: Sequence[_Encoding]) -> pa.LargeBinaryArray:
+    """Concatenate the pieces of each row; adjacent ones of one width are copied side by side."""
+    arrays: list[pa.LargeBinaryArray] = []
+    for is_fixed, pieces_of_kind in groupby(pieces, lambda piece: isinstance(piece, np.ndarray)):
+        group = [*pieces_of_kind]
+        arrays += [_side_by_side(group)] if is_fixed else group
+    if len(arrays) == 1:
+        return arrays[0]
+    return pc.binary_join_element_wise(*arrays, pa.scalar(b"", pa.large_binary()))
+
+
+def _side_by_side(pieces: Sequence[npt.NDArray[np.void]]) -> pa.LargeBinaryArray:
+    rows = np.empty(len(pieces[0]), [(f"f{n}", piece.dtype) for n, piece in enumerate(pieces)])
+    for name, piece in zip(rows.dtype.names or (), pieces):
+        rows[name] = piece
+    ends = np.arange(len(rows) + 1) * rows.dtype.itemsize
+    return _array(ends, pa.py_buffer(rows.view(np.uint8)))

@@ -21,6 +21,7 @@ from vane_dagster.types.schema import (
     is_lost_in_arrow,
     plain_type,
     seen_by_sql,
+    sql_name,
 )
 
 _NOT_ROW_LOCAL = {"WINDOW": "a window function", "SUBQUERY": "a subquery", "STAR": "a star"}
@@ -285,9 +286,14 @@ def _computed_from(expression: str, schema: pa.Schema, label: str) -> set[str]:
 
 
 def _create_source(connection: duckdb.DuckDBPyConnection, fields: Sequence[pa.Field]) -> None:
-    """Register an empty table named source, with columns of the types SQL computes with."""
-    seen = pa.schema([(field.name, seen_by_sql(field.type)) for field in fields])
-    connection.register("source", pa.Table.from_batches([], seen))
+    """Create an empty temporary table named source, with columns of the types SQL computes with."""
+    seen = [(field.name, seen_by_sql(field.type)) for field in fields]
+    kinds = [(quote(name), sql_name(kind)) for name, kind in seen if kind is not None]
+    if all(kind for _, kind in kinds):
+        listed = ", ".join(f"{name} {kind}" for name, kind in kinds)
+        connection.execute(f"CREATE TEMP TABLE source ({listed})")
+    else:
+        connection.register("source", pa.Table.from_batches([], pa.schema(seen)))
 
 
 def _bound_type(
