@@ -1,11 +1,13 @@
 """Versions of Delta tables, as deltalake plans them: data files, partition values, deleted rows.
 
-Conditions of a filter on partition columns select files. The others apply to rows.
+Conditions of a filter on partition columns select files. The others apply to rows; deltalake skips
+the files whose statistics exclude them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -87,6 +89,7 @@ class DeltaTable(LakeTable):
             if columns and columns <= {name.lower() for name in self._partition.column_names}:
                 selected &= _where(self._partition, condition)
             else:
+                selected &= self._by_statistics(condition, columns)
                 of_rows.append(condition)
         row_filter = " AND ".join(of_rows)
         read = [[each.name, str(each.type)] for each in (*self.schema, *self._tested(row_filter))]
@@ -106,6 +109,20 @@ class DeltaTable(LakeTable):
             if unit.where:
                 live = live & self._passing(file, unit)
             yield from cut_live(record, file.metadata, live, rule, {"constants": unit.constants})
+
+    def _by_statistics(self, condition: str, columns: set[str]) -> Mask:
+        """Return which files may have rows that pass: all if deltalake cannot tell."""
+        every = np.ones(len(self._paths), bool)
+        kinds = [field.type for field in self._all if field.name.lower() in columns]
+        if not _is_comparable(condition, kinds):
+            return every
+        try:
+            found = self._table.file_uris(file_pruning_predicate=condition)
+        except Exception:  # the driver raises plain exceptions too; rows are filtered anyway
+            return every
+        urls = {self._place.fs.unstrip_protocol(uri) for uri in found}
+        selected = np.array([url in urls for url in self._urls], bool)
+        return selected if np.sum(selected) == len(found) else every  # every URL is known
 
     def _tested(self, where: str) -> list[pa.Field]:
         """Return the columns of a filter."""
@@ -144,6 +161,19 @@ def _where(table: pa.Table, condition: str) -> Mask:
         cursor.register("source", numbered)
         passed = cursor.sql(f"SELECT ({condition})::BOOLEAN AS x FROM source").to_arrow_table()
     return np.asarray(passed.column("x").fill_null(False), bool)
+
+
+def _is_comparable(condition: str, kinds: Sequence[pa.DataType]) -> bool:
+    """Return whether deltalake compares columns with the constants of a condition as SQL does.
+
+    It converts a constant to the type of the column: it takes dec > 1.499 for dec > 1.50.
+    """
+    unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", condition)
+    numbers = re.findall(r"(?<![A-Za-z_])[0-9][0-9A-Za-z_.]*", unquoted)
+    if all(map(pa.types.is_integer, kinds)):
+        return "'" not in condition and all(map(str.isdigit, numbers))
+    quoted = (pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+    return not numbers and all(any(is_kind(kind) for is_kind in quoted) for kind in kinds)
 
 
 def _check_features(table: Any, what: str) -> None:
