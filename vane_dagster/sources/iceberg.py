@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -12,6 +13,7 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster._lazy import pq
+from vane_dagster._secrets import revealed
 from vane_dagster.errors import SourceError
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import FragmentRule
@@ -30,6 +32,10 @@ from vane_dagster.storage.iceberg_catalog import (
     parse_identifier,
 )
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+
+_REFRESH_SECONDS = 300.0
+"""A catalog may lend credentials that expire: workers load the table again after this time."""
+_loaded: dict[str, tuple[Any, Any]] = {}
 
 
 class DataFile(NamedTuple):
@@ -183,13 +189,24 @@ class IcebergSource(LakeSource):
         from vane_dagster.sources.iceberg_scan import rows
 
         def read() -> pa.Table:
-            if (table := self.load(self.place)) is None:
-                raise FileNotFoundError(self.place)
+            table = self._opened(detail)
             wanted = table.schemas()[detail["schema"]].select(*schema.names)
             found = rows(table, span.url, detail["constants"], wanted, span.start, span.stop)
             return pa.concat_tables(each.select(schema.names).cast(schema) for each in found)
 
         return with_retries(_failpoints.failing("read", span.url, read))
+
+    def _opened(self, detail: Detail) -> Any:
+        """Return the table, loaded once for a snapshot and schema."""
+        properties = sorted(revealed(self.catalog.properties).items())
+        key = repr((self.catalog.name, properties, self.table))
+        wanted = detail["snapshot"], detail["schema"], time.monotonic() // _REFRESH_SECONDS
+        loaded, found = _loaded.get(key, (None, None))
+        if loaded != wanted:
+            if (found := self.load(self.place)) is None:
+                raise FileNotFoundError(self.place)
+            _loaded[key] = (wanted, found)
+        return found
 
 
 @known_keywords("vd.iceberg")
