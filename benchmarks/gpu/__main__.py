@@ -320,7 +320,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=("embed", "vllm"))
     parser.add_argument("--rows", type=int, default=100_000, help="texts to embed")
     parser.add_argument(
-        "--models", type=int, nargs="+", default=[1, 2, 6], help="models that share the GPU"
+        "--models", type=int, nargs="+", default=[1, 2, 3], help="models that share the GPU"
     )
     parser.add_argument("--prompts", type=int, default=4000)
     parser.add_argument(

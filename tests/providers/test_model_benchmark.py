@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from support.benchmark_runs import run, skipping
@@ -20,3 +22,19 @@ def test_processes_that_each_materialize_a_partition_load_two_models(tmp_path: P
     assert measured["contender"] == "vane"
     assert len(measured["seconds"]) > 2
     assert measured["loads"] == 2
+
+
+def test_the_model_of_the_gpu_benchmark_gives_the_vectors_of_sentence_transformers() -> None:
+    from benchmarks.gpu.__main__ import weights
+    from benchmarks.gpu.embedder import Embedder
+
+    texts = [
+        "a",
+        *(f"words {'and words ' * (n % 40)}{n}" for n in range(0, 300, 7)),
+        "",
+        "long " * 900,
+    ]
+    model = Embedder(weights(), "cpu")
+    found = np.stack(model.compute(pa.array(texts)).to_pylist())
+    expected = Embedder(weights(), "cpu").model.encode(texts, show_progress_bar=False)
+    assert np.abs(found - expected).max() < 1e-5
