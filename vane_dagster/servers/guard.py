@@ -83,19 +83,14 @@ class GuardedServer:
         self._output.start()
         threading.Thread(target=self._read, name=f"reports of {label}", daemon=True).start()
 
-    def stop(self, drain_s: float) -> None:
+    def end(self, drain_s: float) -> None:
         """Send SIGTERM to the server, and SIGKILL to what is left after `drain_s` seconds.
 
-        Returns at once. An earlier deadline replaces a later one.
+        Waits until all processes have ended, except those that the kernel does not end.
+        An earlier deadline replaces a later one.
         """
         self._send(str(drain_s))
-
-    def wait(self, drain_s: float) -> bool:
-        """Wait after `stop`, and kill a guard that does not answer."""
-        if not self.ended.wait(drain_s + _KILL_SECONDS) and self.guard_pid is not None:
-            with contextlib.suppress(OSError):
-                os.kill(self.guard_pid, signal.SIGKILL)
-        return self.ended.wait(2 * _KILL_SECONDS)
+        self.ended.wait(drain_s + 2 * _KILL_SECONDS)
 
     @property
     def outcome(self) -> str:
@@ -236,14 +231,12 @@ def _reap(server: int) -> int | None:
 
 def _end_descendants() -> None:
     """Kill the descendants of the guard, and wait for their end."""
-    until = time.monotonic() + _KILL_SECONDS
-    spare_until = 0.0
-    while (found := _descendants()) and time.monotonic() < until:
-        if others := {pid for pid in found if not _is_cleaner(pid)}:
-            spare_until = time.monotonic() + _CLEANERS_SECONDS
-        for pid in others if time.monotonic() < spare_until else found:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    while (found := _descendants()) and (passed := time.monotonic() - began) < _KILL_SECONDS:
+        for pid in found:
+            if passed > _CLEANERS_SECONDS or not _is_cleaner(pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 

@@ -93,7 +93,6 @@ class ServerStatus:
         state: "ready" if it answers; "restarting" after a crash; "failed" after too many.
         endpoint: Its address; None unless it is ready.
         pid: Process id of the server; None if none runs.
-        startup_seconds: Seconds that its last start took; None before it was ready.
         uptime_seconds: Seconds since it was last ready; None unless it is ready.
         restarts: Restarts since it was first ready.
         reason: Why it was restarted or has failed, with the last lines of its log.
@@ -103,7 +102,6 @@ class ServerStatus:
     state: ServerState
     endpoint: Endpoint | None = None
     pid: int | None = None
-    startup_seconds: float | None = None
     uptime_seconds: float | None = None
     restarts: int = 0
     reason: str = ""

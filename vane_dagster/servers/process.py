@@ -94,8 +94,8 @@ class ServerProcess:
             _write_private(os.path.join(self._folder, "payload"), launch.payload)
         name = re.sub(r"[^A-Za-z0-9_.\-]", "_", launch.label)[:80]
         name = f"vane-server-{name}-{os.getpid()}-{secrets.token_hex(3)}"
-        prefix = os.path.join(_ray_logs() or self._folder, name)
-        self._log = ServerLog(prefix, self._limits.log_bytes)
+        path = os.path.join(_ray_logs() or self._folder, f"{name}.log")
+        self._log = ServerLog(path, self._limits.log_bytes)
         self._log_start = 0
         self._ports: list[int] = []
         self._command: Sequence[str] = launch.command
@@ -106,7 +106,6 @@ class ServerProcess:
         self._state: ServerState = "starting"
         self._reason = self._failure = ""
         self._ready_at: float | None = None
-        self._startup_seconds: float | None = None
         self._restarts = 0
         self._thread = threading.Thread(
             target=self._supervise, name=f"supervisor of {launch.label}", daemon=True
@@ -131,18 +130,16 @@ class ServerProcess:
         """Return the state of the server. It is not asked for it, so this never blocks."""
         with self._lock:
             runs = self._guard is not None and not self._guard.ended.is_set()
-            state = self._state
-            if state == "ready" and not runs:  # the supervisor will notice
-                state = "restarting"
-            is_ready = state == "ready"
+            is_ready = self._state == "ready" and runs
             uptime = None
             if is_ready and self._ready_at is not None:
                 uptime = time.monotonic() - self._ready_at
+            # The supervisor will notice that a server that was ready has ended.
+            state = self._state if is_ready or self._state != "ready" else "restarting"
             return ServerStatus(
                 state=state,
                 endpoint=self._endpoint() if is_ready else None,
                 pid=self._guard.pid if self._guard is not None and runs else None,
-                startup_seconds=self._startup_seconds,
                 uptime_seconds=uptime,
                 restarts=self._restarts,
                 reason=self._reason,
@@ -151,10 +148,8 @@ class ServerProcess:
 
     def check_health(self) -> None:
         """Raise an exception if the server is gone for good."""
-        status = self.status()
-        if status.state in ("failed", "stopped"):
-            reason = f": {status.reason}" if status.reason else ""
-            raise RuntimeError(f"Server {self._launch.label!r} has {_PAST[status.state]}{reason}")
+        if self._state in ("failed", "stopped"):
+            raise RuntimeError(f"Server {self._launch.label!r} {self._state}: {self._reason}")
 
     def log(self, lines: int) -> str:
         """Return the last lines of the server's log, with secrets masked."""
@@ -170,16 +165,10 @@ class ServerProcess:
             self._stopping.set()
             self._state = "stopped"
             guard = self._guard
-        has_ended = guard is None or self._has_ended(guard, self._launch.drain_timeout_s)
+        if guard is not None:
+            guard.end(self._launch.drain_timeout_s)
         self._thread.join()
         self._log.close()
-        if not has_ended:
-            raise RuntimeError(f"Server {self._launch.label!r} {_UNKILLABLE}")
-
-    def _has_ended(self, guard: GuardedServer, drain_s: float) -> bool:
-        """End a server; return whether all its processes have ended."""
-        guard.stop(drain_s)
-        return guard.wait(drain_s)
 
     def _supervise(self) -> None:
         failure = ""
@@ -191,7 +180,7 @@ class ServerProcess:
             failure = f"its supervision failed: {described(error)}"
         finally:
             if self._guard is not None:
-                self._has_ended(self._guard, 0.0)
+                self._guard.end(0.0)
             if failure and not self._stopping.is_set():
                 self._note("failed", failure)
                 self._failure = failure
@@ -273,7 +262,7 @@ class ServerProcess:
             if not problem:
                 break
             if now >= deadline:
-                self._end(guard, 0.0)
+                guard.end(0.0)
                 waited = f"{launch.startup_timeout_s:g} s (startup_timeout_s)"
                 error = f"was not ready within {waited}: GET {launch.health}: {problem}"
                 raise (_StartError if is_restart else _HopelessError)(error)
@@ -281,7 +270,6 @@ class ServerProcess:
         with self._lock:
             if not self._stopping.is_set():
                 self._state = "ready"
-            self._startup_seconds = now - began
             self._ready_at = now
             self._restarts += is_restart
         self._settled.set()
@@ -297,7 +285,7 @@ class ServerProcess:
             if guard.ended.wait(self._limits.check_interval_s):
                 return guard.outcome, False
             if self._stopping.is_set():  # it may drain, without an answer to health checks
-                guard.wait(launch.drain_timeout_s)
+                guard.end(launch.drain_timeout_s)
                 return guard.outcome, False
             problem = health_problem(self._endpoint(), self._limits.probe_timeout_s)
             silent = time.monotonic() - answered_at
@@ -306,18 +294,14 @@ class ServerProcess:
             elif silent >= launch.liveness_timeout_s:
                 reason = f"was not healthy for {silent:.0f} s: GET {launch.health}: {problem}"
                 self._note("restarting", reason)
-                self._end(guard, 0.0)
+                guard.end(0.0)
                 return reason, False
             if launch.max_rss is not None and (held := self._memory()) > launch.max_rss:
                 limit = f"max_rss={launch.max_rss / 2**20:.0f} MiB"
                 reason = f"held {held / 2**20:.0f} MiB of memory, {limit}"
                 self._note("restarting", reason)  # no new requests while it drains
-                self._end(guard, launch.drain_timeout_s)
+                guard.end(launch.drain_timeout_s)
                 return reason, True
-
-    def _end(self, guard: GuardedServer, drain_s: float) -> None:
-        if not self._has_ended(guard, drain_s):
-            raise _HopelessError(_UNKILLABLE)
 
     def _note(self, state: ServerState, reason: str) -> None:
         with self._lock:
@@ -333,20 +317,18 @@ class ServerProcess:
 
     def _free(self, ports: Iterable[int]) -> list[int]:
         """Return ports that no process uses now; each 0 is replaced by one."""
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         with contextlib.ExitStack() as stack:
-            held = [stack.enter_context(socket.socket(family)) for _ in ports]
+            held = [stack.enter_context(socket.socket()) for _ in ports]
             for one, port in zip(held, ports):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # despite TIME_WAIT
                 one.bind((self._host, port))
             return [one.getsockname()[1] for one in held]
 
     def _endpoint(self) -> Endpoint:
-        host = f"[{self._host}]" if ":" in self._host else self._host
         ports = dict(zip(self._launch.ports, self._ports))
         return Endpoint(
-            url=f"http://{host}:{self._ports[0]}",
-            grpc_url=f"grpc://{host}:{ports['grpc_port']}" if "grpc_port" in ports else "",
+            url=f"http://{self._host}:{self._ports[0]}",
+            grpc_url=f"grpc://{self._host}:{ports['grpc_port']}" if "grpc_port" in ports else "",
             model=self._launch.model,
             api_key=self._key,
             health=self._launch.health,
@@ -372,10 +354,6 @@ class ServerProcess:
             with contextlib.suppress(psutil.Error):
                 return list(psutil.Process(self._guard.guard_pid).children(recursive=True))
         return []
-
-
-_UNKILLABLE = "has processes that could not be killed"
-_PAST = {"failed": "failed", "stopped": "been stopped"}
 
 
 def _node_address() -> str:

@@ -1,4 +1,4 @@
-"""The log of a server: files of equal size, the last two of which exist."""
+"""The log of a server: a file, the one before it, and its last bytes in memory."""
 
 from __future__ import annotations
 
@@ -12,63 +12,49 @@ _TAIL_BYTES = 2**20
 
 
 class ServerLog:
-    """Writes and reads the log. A position in it is a number of bytes since the first start.
+    """Writes the log, and reads its end.
 
     Attributes:
-        end: The position after the last byte.
+        path: The path of the file. The one before it has the suffix ``.1``.
+        end: Number of bytes written since the first start.
     """
 
-    def __init__(self, prefix: str, size: int) -> None:
-        self._prefix, self._size = prefix, size
-        self._files: dict[int, int] = {}
-        self._lock = threading.Lock()
+    def __init__(self, path: str, size: int) -> None:
+        self.path = path
         self.end = 0
-
-    @property
-    def path(self) -> str:
-        """The path of the newest file."""
-        return self._path(max(self._files, default=0))
+        self._size = self._left = size
+        self._file: int | None = None
+        self._last = b""
+        self._lock = threading.Lock()
 
     def write(self, data: bytes) -> None:
-        """Append output. What cannot be written, as on a full disk, is dropped."""
-        with self._lock, contextlib.suppress(OSError):
-            while data:
-                number, start = divmod(self.end, self._size)
-                if number not in self._files:
-                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL  # no file or link of another user
-                    self._files[number] = os.open(self._path(number), flags, 0o600)
-                    self._remove(number - 2)
-                count = os.pwrite(self._files[number], data[: self._size - start], start)
-                self.end += count
-                data = data[count:]
+        """Append output. What cannot be written to the file, as on a full disk, is dropped."""
+        with self._lock:
+            self.end += len(data)
+            self._last = (self._last + data)[-_TAIL_BYTES:]
+            with contextlib.suppress(OSError):
+                if self._left <= 0 and self._file is not None:
+                    os.close(self._file)
+                    self._file = None
+                    os.replace(self.path, f"{self.path}.1")
+                if self._file is None:
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # no file or link of another user
+                    self._file = os.open(self.path, flags, 0o600)
+                    self._left = self._size
+                self._left -= os.write(self._file, data)
 
     def tail(self, lines: int = 50, since: int = 0) -> str:
-        """Return the last lines; known secrets in them are masked."""
-        data = b""
+        """Return the last lines since a number of bytes; known secrets in them are masked."""
         with self._lock:
-            start = max(since, self.end - _TAIL_BYTES, min(self._files, default=0) * self._size)
-            while start + len(data) < self.end:
-                number, offset = divmod(start + len(data), self._size)
-                file = self._files.get(number)
-                found = b"" if file is None else os.pread(file, self._size - offset, offset)
-                if not found:
-                    break
-                data += found
+            start = max(since, self.end - len(self._last))
+            data = self._last[len(self._last) - (self.end - start) :]
         if start > since:  # the first line may lack the beginning of a secret
             data = data.partition(b"\n")[2]
         return "\n".join(masked(data.decode(errors="replace")).rstrip().splitlines()[-lines:])
 
     def close(self) -> None:
-        """Close the files; nothing can be read after it."""
+        """Close the file."""
         with self._lock:
-            while self._files:
-                os.close(self._files.popitem()[1])
-
-    def _path(self, number: int) -> str:
-        return f"{self._prefix}.{number}.log" if number else f"{self._prefix}.log"
-
-    def _remove(self, number: int) -> None:
-        if number in self._files:
-            os.close(self._files.pop(number))
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(number))
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None

@@ -13,9 +13,6 @@ nvidia-pytriton needs numpy below 2. So this file uses the standard library alon
 
 from __future__ import annotations
 
-import contextlib
-import glob
-import importlib.metadata
 import importlib.util
 import os
 import pickle
@@ -35,11 +32,9 @@ def main(arguments: Sequence[str]) -> None:
     # What it prints must be in the log when it crashes.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text stream
     try:
-        _check_numpy()
         function = _load(cloudpickle, payload)
         _let_triton_find_python()
         _keep_files_in(os.path.dirname(payload))
-        _remove_lost_shared_memory("/dev/shm")
         function([int(port) for port in ports], *arguments[5:])
     except ModuleNotFoundError as error:
         traceback.print_exc()
@@ -78,20 +73,6 @@ def _import_package(name: str, folder: str) -> None:
     spec.loader.exec_module(module)
 
 
-def _check_numpy() -> None:
-    """Refuse a numpy that PyTriton does not support: its answers would be empty."""
-    try:
-        required = importlib.metadata.requires("nvidia-pytriton") or []
-        found = importlib.metadata.version("numpy")
-    except importlib.metadata.PackageNotFoundError:
-        return
-    if any(line.startswith("numpy<2") for line in required) and not found.startswith("1."):
-        raise SystemExit(
-            f"nvidia-pytriton needs numpy below 2, but the environment of {sys.executable} has "
-            f"numpy {found}. Name the interpreter of another one by TritonServer(python=...)"
-        )
-
-
 def _let_triton_find_python() -> None:
     """Add this interpreter's shared library to the search path of processes that load it.
 
@@ -107,15 +88,6 @@ def _let_triton_find_python() -> None:
 def _keep_files_in(folder: str) -> None:
     """Let temporary files be made in a folder that is removed after the process was killed too."""
     os.environ["TMPDIR"] = os.environ["PYTRITON_HOME"] = folder
-
-
-def _remove_lost_shared_memory(folder: str) -> None:
-    """Remove the shared memory of PyTriton servers that were killed: 4 MB each."""
-    for path in glob.glob(os.path.join(folder, "pytrtion*-*")):  # [sic]
-        pid = os.path.basename(path)[len("pytrtion") :].partition("-")[0]
-        if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-            with contextlib.suppress(OSError):  # it is another user's
-                os.unlink(path)
 
 
 if __name__ == "__main__":

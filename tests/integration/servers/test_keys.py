@@ -1,4 +1,4 @@
-"""The key of a server is never shown."""
+"""A server on Ray: its key is never shown; its address and log are those of its node."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import psutil
+import ray
 
 import vane_dagster as vd
 from support.pool_models import listed, ray_compute  # noqa: F401  # fixtures
@@ -31,6 +32,11 @@ def test_the_key_is_in_no_log_event_record_file_or_command_line(
     for process in psutil.process_iter(["cmdline"]):
         shown.append(" ".join(process.info["cmdline"] or []))
     assert not [text for text in shown if key in text]
-    logs = Path(pool["workers"][0]["server"]["log_path"]).parent
+    session = Path(ray._private.worker._global_node.get_session_dir_path()).resolve()
+    log = Path(pool["workers"][0]["server"]["log_path"])
+    logs = log.parent.resolve()
+    assert (logs, "secret" in log.name) == (session / "logs", True)
+    url = pool["workers"][0]["server"]["url"]
+    assert url.startswith(f"http://{ray.util.get_node_ip_address()}:")
     files = [file for root in (tmp_path, logs) for file in root.rglob("*") if file.is_file()]
     assert not [file for file in files if key.encode() in file.read_bytes()]

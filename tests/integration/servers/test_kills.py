@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from support.server_processes import (
-    FAST,
     Worker,
     answer,
     is_free,
@@ -21,8 +20,6 @@ from support.server_processes import (
     tree,
     until,
 )
-from vane_dagster.servers import guard
-from vane_dagster.servers.process import ServerProcess
 
 
 def worker(tmp_path: Path, prelude: str = "") -> Worker:
@@ -99,12 +96,3 @@ def test_a_killed_guard():
         assert after.endpoint == before.endpoint
         until(lambda: not left(pids))
         assert answer(after.endpoint, "a") == "echo: a"
-
-
-def test_a_guard_that_is_stopped_is_killed(monkeypatch):
-    monkeypatch.setattr(guard, "_KILL_SECONDS", 0.5)
-    server = ServerProcess(launch(drain_timeout_s=0.1), limits=FAST)
-    pids = {one.pid for one in server._processes()} | {server._guard.guard_pid}
-    os.kill(server._guard.guard_pid, signal.SIGSTOP)
-    server.stop()
-    until(lambda: not left(pids))

@@ -134,16 +134,6 @@ def test_a_server_of_local_compute_finishes_before_the_run_ends(tmp_path, local,
     assert ended.read_text() == "ended"
 
 
-def test_a_server_that_does_not_start_fails_its_stages_with_its_log(tmp_path, compute, materialize):
-    llm, file = counted(tmp_path, "broken", "--crash-at-start", "9")
-    result = materialize(asking(tmp_path / "src", llm), compute, raises=False)
-    assert not result.success
-    text = str(next(e for e in result.all_events if e.is_step_failure).step_failure_data.error)
-    assert "exited with code 3" in text
-    assert "Last lines of its log" in text
-    assert len(starts(file)) == 3
-
-
 def test_replicas_of_a_node(tmp_path, local, materialize):
     llm, file = counted(tmp_path, "two", per_node=2)
     assert materialize(asking(tmp_path / "src", llm), local).success

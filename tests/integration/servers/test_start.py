@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from support.server_processes import answer, ask, guarded, is_free, launch, port, running
+from support.server_processes import ask, guarded, launch, port, running
 from vane_dagster.errors import ModelLoadError
 from vane_dagster.retries import Backoff, Restarts
 from vane_dagster.servers.launch import Launch
@@ -39,7 +39,6 @@ def test_a_server_is_ready_when_it_was_constructed_and_needs_its_key():
         status, endpoint = server.status(), server.status().endpoint
         assert [ask(endpoint, "a", key=key)[0] for key in ("guessed", "", None)] == [401, 401, 200]
         assert (endpoint.model, endpoint.node) == ("echo", socket.gethostname())
-        assert status.startup_seconds > 0.3
         process = psutil.Process(status.pid)
         assert process.cmdline()[0] == sys.executable
         server.check_health()
@@ -54,14 +53,6 @@ def test_a_server_is_ready_when_it_was_constructed_and_needs_its_key():
         assert len(lines) == 2
         assert not [line for line in lines if endpoint.api_key in " ".join(line)]
         assert endpoint.api_key not in repr(server.status())
-
-
-@pytest.mark.skipif(not is_free(0, "::1"), reason="this machine has no ::1")
-def test_an_address_of_ip_version_6():
-    with running(launch(), "::1") as server:
-        endpoint = server.status().endpoint
-        assert endpoint.url.startswith("http://[::1]:")
-        assert answer(endpoint, "a") == "echo: a"
 
 
 def test_the_payload_is_private_and_is_removed_with_the_server():

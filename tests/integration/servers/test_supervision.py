@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -104,25 +103,9 @@ def test_the_third_crash_is_the_last_with_a_limit_of_three():
         assert status.reason.startswith("3 crashes without 10 minutes of uptime between them")
         assert "was killed by SIGKILL" in status.reason
         assert status.endpoint is None
-        with pytest.raises(RuntimeError, match="'echo' has failed: 3 crashes"):
+        with pytest.raises(RuntimeError, match="'echo' failed: 3 crashes"):
             server.check_health()
         assert "the server starts" in server.log(100)
-    finally:
-        server.stop()
-
-
-def test_a_server_that_cannot_be_restarted_fails(tmp_path):
-    flag = tmp_path / "broken"
-    own = launch().command
-    script = 'if [ -e "$0" ]; then echo no weights; exit 4; fi; exec "$@"'
-    made = launch(command=("sh", "-c", script, str(flag), *own))
-    server = start(made)
-    try:
-        flag.touch()
-        os.kill(server.status().pid, signal.SIGKILL)
-        status = until(lambda: server.status() if server.status().state == "failed" else None)
-        assert status.reason.startswith("3 starts in a row failed; the last time it exited with")
-        assert status.reason.endswith("no weights")
     finally:
         server.stop()
 
@@ -178,17 +161,9 @@ def test_after_a_stop_nothing_is_left_though_it_ignores_sigterm():
     assert not Path(status.log_path).exists()
     stopped = server.status()
     assert (stopped.state, stopped.endpoint, stopped.pid) == ("stopped", None, None)
-    with pytest.raises(RuntimeError, match="'echo' has been stopped"):
+    with pytest.raises(RuntimeError, match="'echo' stopped"):
         server.check_health()
     server.stop()
-
-
-def test_the_log_is_private():
-    with running(launch("--access-log")) as server:
-        path = Path(server.status().log_path)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        answer(server.status().endpoint, "1")
-        until(lambda: "POST /v1/chat/completions" in server.log(1000))
 
 
 def test_the_servers_own_signals_are_not_those_of_the_worker():
