@@ -88,7 +88,7 @@ def test_a_killed_head_is_replaced_and_its_leftovers_end(default: Head, tmp_path
 # A detached actor with a child in a session of its own, which outlives its parent.
 LEAVE_PROCESS = """
     from vane_dagster.compute.local_head import LocalHead, connect
-    connect(LocalHead(name="second").ensure(), namespace="test")
+    connect(LocalHead(name="second").ensure())
     import ray
     class Leaver:
         def leave(self):

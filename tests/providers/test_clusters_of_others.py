@@ -35,10 +35,7 @@ def test_two_actors_share_a_gpu(source, own_head):
     message = Process(
         source, {"out": {"concurrency": 3, "gpus": 0.5}}, "b", address=own_head.address
     ).failed()
-    assert (
-        "Model: 3 workers of 0.5 GPU each were asked for; the cluster has 1 GPU on 1 node"
-        in message
-    )
+    assert "Model asks for 3 workers of 0.5 GPU each; the cluster has 1 GPU (nodes: 1)" in message
     assert "concurrency=(1, 3)" in message
 
 

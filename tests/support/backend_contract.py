@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 from vane_dagster.compute.api import Backend, CallResult, Lease, Worker
-from vane_dagster.errors import ComputeError
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.worker.pools import ModelSpec, PoolSpec
@@ -122,11 +121,6 @@ def test_a_released_worker_is_leased_again(backend: Backend) -> None:
     assert second.workers() == [worker]
     assert second.wait(0) == [], "no call of the former lease"
     second.release()
-
-
-def test_a_pool_that_can_never_fit_is_refused(backend: Backend) -> None:
-    with pytest.raises(ComputeError, match="Much"):
-        backend.lease("run", [PoolSpec("much", "Much", (1, 1), {"CPU": 99.0})])
 
 
 def test_work_reads_tables_and_its_result_is_a_table(backend: Backend) -> None:

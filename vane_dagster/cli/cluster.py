@@ -128,8 +128,6 @@ def _record(running: RunningHead) -> dict[str, Any]:
     return {
         "name": head.name,
         "environment": head.prefix,
-        "python": head.python_version,
-        "ray": head.ray_version,
         "address": head.address,
         "pid": head.pid,
         "started_at": head.started_at,

@@ -12,7 +12,6 @@ import click
 
 from vane_dagster._texts import duration
 from vane_dagster.cli.output import joined, table
-from vane_dagster.compute.actor_names import NAMESPACE
 from vane_dagster.compute.client import ask_worker, brief, pool_managers
 from vane_dagster.compute.connection import connect, connect_address
 from vane_dagster.compute.local_head import LocalHead
@@ -132,14 +131,14 @@ def _managers(name: str | None, address: str | None) -> dict[str, Any]:
         raise click.UsageError("give either --name or --address, not both")
     if address is None:
         local = LocalHead(name="default" if name is None else name)
-        if local.connect(NAMESPACE, start=False) is None:
+        if local.connect(start=False) is None:
             raise ComputeError(
                 f"The local cluster {local.name!r} is not running, so no model is loaded and no "
                 "server runs; `vane-dagster cluster list` shows the clusters that run"
             )
     else:
         if heads := [one.head for one in running_heads() if one.head.address == address]:
-            connect(heads[0], NAMESPACE)  # it takes a token, and listens on 127.0.0.1 alone
+            connect(heads[0])  # it takes a token, and listens on 127.0.0.1 alone
         else:
             connect_address(address, {})
     return pool_managers()

@@ -10,14 +10,6 @@ from vane_dagster.errors import ComputeError
 from vane_dagster.worker.pools import PoolSpec
 
 
-def check_can_fit(capacity: Capacity, pool: PoolSpec) -> None:
-    """Check that the minimum number of workers of a pool can fit where the pool belongs."""
-    place = capacity.of(pool.on_driver)
-    needs = (pool.label, pool.workers, pool.bundle)
-    if message := unsatisfiable(place, *needs, is_server=bool(pool.server)):
-        raise ComputeError(message)
-
-
 def unsatisfiable(
     capacity: Capacity,
     label: str,
@@ -35,20 +27,16 @@ def unsatisfiable(
         return None
     wanted = _amounts(bundle)
     has = ", ".join(f"{capacity.total(name):g} {name}" for name in bundle)
-    if len(capacity.nodes) > 1:
-        largest = max(capacity.nodes, key=lambda node: [node.get(name, 0.0) for name in bundle])
-        has += f", the largest node {', '.join(f'{largest.get(n, 0.0):g} {n}' for n in bundle)},"
-    where = f"the cluster has {has} on {len(capacity.nodes)} node{'s' * (len(capacity.nodes) != 1)}"
-    fix = f"Lower {option} or what a {worker} reserves, or use a larger cluster"
+    where, larger = f"the cluster has {has} (nodes: {len(capacity.nodes)})", "cluster"
     if not capacity.is_cluster:
-        where = f"this machine has {has} for subprocesses"
-        fix = f"Lower {option} or what a {worker} reserves, or use a larger machine"
+        where, larger = f"this machine has {has} for subprocesses", "machine"
+    fix = f"Lower {option} or what a {worker} reserves, or use a larger {larger}"
     if least > 1 and fits(capacity.nodes, [bundle]):
         fix = f"Declare {option}=(1, {workers[1]}) to take what there is, or {fix.lower()}"
-    asked = (
-        f"{least} {worker}s of {wanted} each were" if least > 1 else f"1 {worker} of {wanted} was"
+    workers_wanted = (
+        f"{least} {worker}s of {wanted} each" if least > 1 else f"a {worker} of {wanted}"
     )
-    return f"{label}: {asked} asked for; {where}. {fix}"
+    return f"{label} asks for {workers_wanted}; {where}. {fix}"
 
 
 def _amounts(bundle: Bundle) -> str:

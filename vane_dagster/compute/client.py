@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Literal
+from typing import Any
 
 from vane_dagster.compute.actor_names import (
     NAMESPACE,
@@ -32,8 +32,8 @@ def pool_managers() -> dict[str, Any]:
     }
 
 
-def ask_worker(worker: str, method: WorkerMethod, *args: Any) -> Any:
-    """Call a method of a worker that runs a server, and wait for the answer."""
+def ask_worker(worker: str, method: str, *args: Any) -> Any:
+    """Call a control method of `HostActor`, and wait for the answer."""
     import ray
 
     try:
@@ -45,29 +45,12 @@ def ask_worker(worker: str, method: WorkerMethod, *args: Any) -> Any:
         raise ComputeError(f"worker {worker} does not answer: {brief(error)}") from error
 
 
-WorkerMethod = Literal["server_log", "server_endpoint"]
-"""Control methods of `HostActor` for people and programs outside of runs."""
-
-
 def make_room() -> None:
     """End idle warm workers if they hold all CPUs of the cluster of this process."""
     import ray
 
     if ray.available_resources().get("CPU", 0) < 1 and (manager := PoolManagerClient.known()):
         manager.call("evict")
-
-
-PoolManagerMethod = Literal[
-    "acquire",
-    "claim",
-    "end_claims",
-    "evict",
-    "give_up",
-    "heartbeat",
-    "release",
-    "replace",
-]
-"""Methods of `PoolManager` that drivers call."""
 
 
 class PoolManagerClient:
@@ -92,8 +75,8 @@ class PoolManagerClient:
         found = ray.is_initialized() and pool_manager_name() in actor_names()
         return cls() if found else None
 
-    def call(self, method: PoolManagerMethod, *args: Any) -> Any:
-        """Call a method and wait for the answer, across a restart of the pool manager."""
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of `PoolManager` and wait for the answer, across a restart of it."""
         import ray
 
         deadline = time.monotonic() + _ANSWER_SECONDS
@@ -124,7 +107,7 @@ class PoolManagerClient:
         if (watch := self.watch) is not None:
             watch.check()
 
-    def send(self, method: PoolManagerMethod, *args: Any) -> None:
+    def send(self, method: str, *args: Any) -> None:
         """Call a method without waiting for the answer."""
         getattr(self.actor, method).remote(*args)
 

@@ -37,7 +37,7 @@ def connect_environment(head: Head) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": head.token_path, **LOOPBACK_ONLY}
 
 
-def connect(head: Head, namespace: str | None = None) -> None:
+def connect(head: Head) -> None:
     """Connect this process to a local head; do nothing if it is already connected."""
     if "ray" not in sys.modules or not sys.modules["ray"].is_initialized():
         os.environ.pop("RAY_AUTH_TOKEN", None)  # it would take precedence over the file
@@ -51,7 +51,7 @@ def connect(head: Head, namespace: str | None = None) -> None:
         "It hangs, was stopped or died: if `vane-dagster cluster list` shows it, stop it with "
         f"`vane-dagster cluster stop --address {head.address}`; the next run starts another"
     )
-    connect_address(head.address, {"namespace": namespace}, fix)
+    connect_address(head.address, {}, fix)
 
 
 def connect_address(

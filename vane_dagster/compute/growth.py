@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,7 @@ class Growth:
 
     def asked_for(self, id: str) -> str:
         """Resources for which a request waits, as text; empty if it does not wait for nodes."""
-        return listed(self._posted[id].bundles) if id in self._posted else ""
+        return _listed(self._posted[id].bundles) if id in self._posted else ""
 
     def is_hopeless(self, id: str, now: float) -> bool:
         """Whether a request has waited too long with no node added."""
@@ -141,10 +142,7 @@ def short_of_nodes(
     return short
 
 
-def listed(bundles: Iterable[Bundle]) -> str:
+def _listed(bundles: Iterable[Bundle]) -> str:
     """Bundles as text; equal ones are counted."""
-    counts: dict[str, int] = {}
-    for bundle in bundles:
-        text = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
-        counts[text] = counts.get(text, 0) + 1
-    return ", ".join(f"{count} x {text}" for text, count in counts.items())
+    texts = (" and ".join(f"{amount:g} {name}" for name, amount in b.items()) for b in bundles)
+    return ", ".join(f"{count} x {text}" for text, count in Counter(texts).items())

@@ -16,7 +16,7 @@ CHECK_SECONDS = 30.0
 def watch(folder: str) -> None:
     """Run until the head has been stopped, by this process or another."""
     place = HeadFolder(Path(folder))
-    head, problem = place.read(), ""
+    head = place.read()
     while head is not None and head.alive():
         time.sleep(pause(place))
         try:
@@ -26,8 +26,7 @@ def watch(folder: str) -> None:
                 print(f"stopped the head at {time.strftime('%F %T')}, as no driver was connected")
                 return
         except Exception:  # a failed check must end neither the watch nor the head
-            if problem != (problem := traceback.format_exc()):
-                print(problem, flush=True)
+            traceback.print_exc()
 
 
 def pause(place: HeadFolder) -> float:

@@ -33,7 +33,7 @@ from vane_dagster.compute.local_guard import Guard
 from vane_dagster.compute.pool_state import LeaseRecord, PoolState, WorkerStart
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import NoClaims
-from vane_dagster.errors import ComputeError, names
+from vane_dagster.errors import names
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.arrow_files import read_table, write_table
@@ -268,11 +268,7 @@ class LocalBackend:
         grant = self._pool_state.request_lease(
             LeaseRecord(id, run_id, claims, now), {"": self._node}, now
         )
-        if grant is None:
-            raise ComputeError(
-                f"{names(p.label for p in pools)} do not fit on this machine together: it has "
-                f"{self._node}. Lower concurrency or what a worker reserves"
-            )
+        assert grant is not None, f"{names(p.label for p in pools)} do not fit on this machine"
         _end_all([self.processes.pop(name) for name in grant.kill])
         for start in grant.start:
             self._start(start)

@@ -18,9 +18,9 @@ import sys
 class Guard:
     """The side of the responsible process."""
 
-    def __init__(self, *folders: str) -> None:
+    def __init__(self, folder: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *folders],
+            [sys.executable, "-I", "-S", __file__, folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -49,16 +49,15 @@ class Guard:
             self._process.stdin.flush()
 
 
-def _watch(*folders: str) -> None:
+def _watch(folder: str) -> None:
     groups: set[int] = set()
     for line in sys.stdin:
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
     for group in groups:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    _watch(*sys.argv[1:])
+    _watch(sys.argv[1])

@@ -121,8 +121,6 @@ class Head:
     session_dir: str
     token_path: str
     started_at: float
-    ray_version: str
-    python_version: str
     prefix: str
     settings: tuple[str, ...]
     name: str
@@ -165,9 +163,8 @@ class HeadUsage:
 class HeadFolder:
     """The state folder of a head, of this Python environment or another: everything but its start.
 
-    There are three lock files. A process that starts or ends the head holds ``lock``. A driver
-    holds ``connecting`` (shared) from before it looks for the head until it is connected; a process
-    that holds both exclusively looks whether the head is idle. The watcher holds ``watcher``.
+    There are two lock files. A process that starts or ends the head holds ``lock``. The watcher
+    holds ``watcher``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -180,14 +177,9 @@ class HeadFolder:
         self.watcher_log = folder / "watcher.log"
 
     def find(self) -> Head | None:
-        """The running head, or None. Cleans up the record and the processes of a dead head."""
+        """The running head, or None."""
         head = self.read()
-        if head is None or head.alive():
-            return head
-        with self._flock(wait=False) as locked:
-            if locked and self.read() == head:
-                self._clean()
-        return None
+        return head if head is not None and head.alive() else None
 
     def stop(self) -> bool:
         """End every process of this head, and of no other; return whether there was one.
@@ -200,12 +192,12 @@ class HeadFolder:
         return stopped
 
     def stop_if(self, condition: Callable[[], bool]) -> bool:
-        """End the head if no driver is connecting and the condition holds under the locks.
+        """End the head if the condition holds under the lock.
 
         Unlike `stop`, this keeps Ray's logs.
         """
-        with self._flock(wait=False) as locked, self._flock("connecting", wait=False) as alone:
-            if not (locked and alone and condition()):
+        with self._flock(wait=False) as locked:
+            if not (locked and condition()):
                 return False
             self._clean()
             self._discard_files()
@@ -311,18 +303,15 @@ class HeadFolder:
         return str(self.temp_dir)
 
     @contextlib.contextmanager
-    def _flock(
-        self, name: str = "lock", shared: bool = False, wait: bool = True
-    ) -> Iterator[IO[str] | None]:
+    def _flock(self, name: str = "lock", wait: bool = True) -> Iterator[IO[str] | None]:
         """Hold a lock file, and yield it; yield None if it is taken and `wait` is False."""
         import fcntl
 
-        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         path, locked = self.folder / name, True
         with contextlib.ExitStack() as opened:
             try:
                 file = opened.enter_context(open(path, "w"))
-                fcntl.flock(file, how | (0 if wait else fcntl.LOCK_NB))
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 locked = False
             except OSError as error:
@@ -374,14 +363,12 @@ class LocalHead(HeadFolder):
             self._set_idle_minutes(self.idle_minutes)
         return head
 
-    def connect(self, namespace: str | None = None, start: bool = True) -> Head | None:
-        """Connect this process to the head, which is not stopped as idle meanwhile."""
-        if not self._verify_folder(create=start):
-            return None
-        with self._flock("connecting", shared=True):
-            head = self.ensure() if start else self.find()
-            if head is not None:
-                connect(head, namespace)
+    def connect(self, start: bool = True) -> Head | None:
+        """Connect this process to the head."""
+        head = self.ensure() if start else self.find()
+        if head is not None:
+            self.touch(time.time())  # it is not idle
+            connect(head)
         return head
 
     def _start(self) -> Head:
@@ -453,8 +440,6 @@ class LocalHead(HeadFolder):
             session_dir=str((ray_dir / "session_latest").resolve()),
             token_path=str(self.folder / "token"),
             started_at=time.time(),
-            ray_version=self.ray_version,
-            python_version=platform.python_version(),
             prefix=sys.prefix,
             settings=self.settings,
             name=self.name,

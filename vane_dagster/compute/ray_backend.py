@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.compute.actor_names import NAMESPACE
-from vane_dagster.compute.admission import check_can_fit
 from vane_dagster.compute.api import (
     TICKETS,
     CallResult,
@@ -24,13 +23,11 @@ from vane_dagster.compute.api import (
     lease_expired,
 )
 from vane_dagster.compute.client import PoolManagerClient, brief
-from vane_dagster.compute.growth import listed
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord
 from vane_dagster.compute.waits import Waits, short
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Group
-from vane_dagster.errors import ClusterLostError, ComputeError, names
-from vane_dagster.events import Event, Waiting
+from vane_dagster.errors import ClusterLostError, ComputeError
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.calls import LoadCall
@@ -80,7 +77,7 @@ class RayBackend:
         id = f"{run_id}-{secrets.token_hex(4)}"
         request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds, priority=priority)
         granted = self._acquired(
-            request, pools, cancelled or threading.Event(), waits or Waits(_log_wait)
+            request, cancelled or threading.Event(), waits or Waits(lambda event: None)
         )
         return RayLease(self._pool_manager, self._watch, request, pools, granted)
 
@@ -107,23 +104,22 @@ class RayBackend:
     def _acquired(
         self,
         request: LeaseRecord,
-        pools: Sequence[PoolSpec],
         cancelled: threading.Event,
         waits: Waits,
     ) -> LeaseAnswer:
-        pause = first = 0.02
+        pause = 0.02
         try:
             while True:
                 answer: LeaseAnswer = self._pool_manager.call("acquire", request)
                 if answer.workers is not None:
                     waits.end("lease", f"{_wanted(request)}: leased after a wait")
                     return answer
-                if pause == first:
-                    capacity = self.capacity()
-                    for pool in pools:
-                        check_can_fit(capacity, pool)
                 if answer.hopeless:
-                    raise ComputeError(_never_fits(request, self.capacity()))
+                    raise ComputeError(
+                        f"{_wanted(request)}: the cluster's autoscaler was asked for room for "
+                        f"{answer.asked}, and has added no node for half an hour. Lower "
+                        "concurrency or what a worker reserves, or let the cluster grow further"
+                    )
                 waits.begin("lease", _waiting(request, answer), answer.blocking_runs)
                 if cancelled.wait(pause):
                     raise Cancelled
@@ -131,22 +127,6 @@ class RayBackend:
         except BaseException:
             self._pool_manager.send("release", request.id)
             raise
-
-
-def _never_fits(request: LeaseRecord, capacity: Capacity) -> str:
-    claims = [claim for claim in request.claims if claim.bundle]
-    bundles = [claim.bundle for claim in claims for _ in range(claim.workers[0])]
-    has = [{name: node.get(name, 0.0) for b in bundles for name in b} for node in capacity.nodes]
-    return (
-        f"{names(claim.label for claim in claims)}: {listed(bundles)} were asked for; the nodes "
-        f"have {listed(has)}, and the autoscaler has added none for half an hour. Lower "
-        "concurrency or what a worker reserves, or let the cluster grow further"
-    )
-
-
-def _log_wait(event: Event) -> None:
-    assert isinstance(event, Waiting)
-    _log.info(event.text)
 
 
 def _wanted(request: LeaseRecord) -> str:

@@ -59,7 +59,7 @@ class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[
         Raises:
             ComputeError: If the head does not start or is not reachable.
         """
-        self._head().connect("vane_dagster", start)
+        self._head().connect(start)
 
     def _head(self) -> Any:
         from vane_dagster.compute.local_head import LocalHead

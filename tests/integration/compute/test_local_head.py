@@ -7,13 +7,11 @@ import dataclasses
 import errno
 import json
 import os
-import platform
 import pty
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,7 @@ from support.heads import free_port
 from support.pool_models import until
 from vane_dagster.cli.main import main
 from vane_dagster.compute import connection, local_head, processes
-from vane_dagster.compute.connection import LOOPBACK_ONLY, connect
+from vane_dagster.compute.connection import LOOPBACK_ONLY
 from vane_dagster.compute.local_head import Head, LocalHead
 from vane_dagster.compute.processes import drivers, marked
 from vane_dagster.errors import ComputeError
@@ -174,7 +172,7 @@ def test_every_socket_listens_on_loopback(shared: Shared) -> None:
     driven(
         """
         from vane_dagster.compute.local_head import LocalHead, connect
-        connect(LocalHead().ensure(), namespace="sockets")
+        connect(LocalHead().ensure())
         import ray
         class Actor:
             def ping(self): pass
@@ -224,28 +222,17 @@ def test_token_is_needed(shared: Shared, tmp_path: Path) -> None:
         assert "InvalidAuthToken" in refused.stderr
 
 
-IN_A_THREAD = """thread = threading.Thread(target=connect, args=[head, "here"])
-        thread.start(); thread.join()"""
-
-
-@pytest.mark.parametrize(
-    ("first", "connects"),
-    [("import ray", 'connect(head, namespace="here")'), ("pass", IN_A_THREAD)],
-)
-def test_connect_in_any_state_of_ray_and_environment(
-    shared: Shared, first: str, connects: str
-) -> None:
-    """From a thread too. Workers get the starter's environment, without its traps."""
-    code = f"""
-        {first}
-        import json, os, signal, threading
+def test_connect_in_any_state_of_ray_and_environment(shared: Shared) -> None:
+    """Workers get the starter's environment, without its traps."""
+    code = """
+        import ray
+        import json, os, signal
         from vane_dagster.compute.local_head import LocalHead, connect
         mine = lambda number, frame: None
         signal.signal(signal.SIGTERM, mine)
         head = LocalHead().ensure()
-        {connects}
         connect(head)
-        import ray
+        connect(head)
         context = ray.get_runtime_context()
         print(json.dumps([context.namespace, context.gcs_address, ray.cluster_resources()]))
         print(json.dumps(ray.get(ray.remote(lambda: [os.getcwd(), dict(os.environ)]).remote())))
@@ -254,7 +241,7 @@ def test_connect_in_any_state_of_ray_and_environment(
     done = python(code, shared.home, {**HOSTILE, "RAY_AUTH_TOKEN": "wrong"})
     connected, ran = done.stdout.splitlines()
     namespace, address, resources = json.loads(connected)
-    assert (namespace, address) == ("here", shared.head.address)
+    assert (namespace, address) == ("vane_dagster", shared.head.address)
     assert (resources["CPU"], resources["slot"]) == (2, 3)
     folder, environment = json.loads(ran)
     assert folder == str(shared.local.folder)
@@ -262,22 +249,13 @@ def test_connect_in_any_state_of_ray_and_environment(
     assert environment["HOME"] == os.environ["HOME"]
     assert "PYTHONPATH" not in environment
     assert not {item for item in HOSTILE.items() if environment.get(item[0]) == item[1]}
-    assert done.stderr == "" or connects == IN_A_THREAD  # where Ray warns
-
-
-def test_connect_fails_at_once_where_nothing_answers(shared: Shared) -> None:
-    ray.shutdown()  # from the head of tests before
-    gone = dataclasses.replace(shared.head, address=f"127.0.0.1:{free_port()}")
-    began = time.monotonic()
-    with pytest.raises(ComputeError, match=f"{gone.address}' cannot be reached"):
-        connect(gone)
-    assert time.monotonic() - began < 1
+    assert done.stderr == ""
 
 
 def test_a_head_is_alive_while_both_of_its_processes_accept_connections(
     shared: Shared, tmp_path: Path
 ) -> None:
-    """And a stale record is left to whoever holds the lock; what cannot be read is no head."""
+    """What cannot be read is no head."""
     other = LocalHead(home=shared.home, name="record")
     other.folder.mkdir()
     record = other.folder / "head.json"
@@ -286,11 +264,7 @@ def test_a_head_is_alive_while_both_of_its_processes_accept_connections(
     for gone in ({"address": f"127.0.0.1:{free_port()}"}, {"session_dir": str(tmp_path)}):
         dead = dataclasses.replace(shared.head, **gone)
         record.write_text(json.dumps(dataclasses.asdict(dead)))
-        with LocalHead(home=shared.home, name="record")._flock():
-            assert other.find() is None
-            assert record.exists()
         assert other.find() is None
-        assert not record.exists()
     for text in ("{", "[]", "{}", '{"settings": [], "unknown": 1}'):
         record.write_text(text)
         assert other.find() is None
@@ -313,10 +287,6 @@ def test_drivers_are_seen_whatever_they_connect_by(
         with monkeypatch.context() as mac:
             mac.setattr(psutil, "net_connections", lambda kind: (_ for _ in ()).throw(DENIED))
             assert set(drivers(mark, shared.head.address)) == {plain.pid}
-        listed = json.loads(cli(shared.home, "list", "--json").stdout)
-        (mine,) = [one for one in listed if one["address"] == shared.head.address]
-        assert [driver["pid"] for driver in mine["drivers"]] == [plain.pid]
-        assert mine["idle_seconds"] is None
     until(lambda: not drivers(mark, shared.head.address), "the driver is gone")
 
 
@@ -333,8 +303,6 @@ def test_heads_are_listed_with_what_they_claim(shared: Shared) -> None:
     assert head["processes"] >= 5
     assert head["memory_bytes"] > 100e6
     assert head["drivers"] == []
-    # It is not watched, so nobody knows since when it is idle.
-    assert [head[n] for n in ("idle_seconds", "idle_minutes", "stops_at")] == [None] * 3
     shown = cli(shared.home, "list").stdout.splitlines()
     assert shown[0].split()[:4] == ["NAME", "ENVIRONMENT", "ADDRESS", "PID"]
     assert shown[1].split()[:3] == ["default", sys.prefix, shared.head.address]
@@ -364,22 +332,19 @@ def test_no_head_is_an_empty_list_and_a_head_is_stopped_by_its_address(
     assert shared.head.alive()
 
 
-@pytest.mark.parametrize(
-    ("command", "options"), [(["cluster", "status"], []), (["pools"], ["--json"])]
-)
 def test_a_head_whose_gcs_hangs_is_an_error(
-    shared: Shared, command: list[str], options: list[str], monkeypatch: pytest.MonkeyPatch
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray.shutdown()  # from the head of tests before
     monkeypatch.setenv("VANE_DAGSTER_HOME", str(shared.home))
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
     os.kill(shared.head.pid, signal.SIGSTOP)
     try:
-        done = CliRunner().invoke(main, [*command, *options])
+        done = CliRunner().invoke(main, ["pools", "--json"])
     finally:
         os.kill(shared.head.pid, signal.SIGCONT)
     assert done.exit_code == 1
-    message = json.loads(done.stdout)["error"] if options else done.stderr
+    message = json.loads(done.stdout)["error"]
     assert f"{shared.head.address}' cannot be reached: no response within 0.3 s" in message
     assert f"`vane-dagster cluster stop --address {shared.head.address}`" in message
 
@@ -421,11 +386,6 @@ def test_a_failing_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "not ready after 0.2 s. Ray says: nothing (asked for: " in hangs
 
 
-def claims_to_run_at(local: LocalHead, address: str) -> None:
-    (local.temp_dir / "r").mkdir(parents=True, exist_ok=True)
-    (local.temp_dir / "r" / "ray_current_cluster").write_text(address)
-
-
 def test_a_head_that_would_listen_elsewhere_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,42 +394,12 @@ def test_a_head_that_would_listen_elsewhere_is_refused(
 
     def elsewhere() -> None:
         started.append(marked_process(str(local.temp_dir), "sleep", "60"))
-        claims_to_run_at(local, "192.0.2.1:6379")
+        (local.temp_dir / "r").mkdir()
+        (local.temp_dir / "r" / "ray_current_cluster").write_text("192.0.2.1:6379")
 
     monkeypatch.setattr(local, "_launch", elsewhere)
     assert "expected 127.0.0.1: it was ended at once" in started_wrongly(local)
     assert started[0].wait(timeout=5) == -signal.SIGTERM
-
-
-def test_ray_keeps_to_the_loopback_address_with_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a head listens on the machine's own address: the switch is what counts."""
-    from ray._private import ray_constants, services
-
-    assert {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"} == LOOPBACK_ONLY
-    for is_on, loopback in (("1", False), ("0", True)):
-        monkeypatch.setenv(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, is_on)
-        value = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, True)
-        monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", value)
-        found = services.resolve_ip_for_localhost("127.0.0.1")
-        assert (found == "127.0.0.1") == loopback
-
-
-def test_identity_differs_by_name_home_and_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def place(**options: str) -> tuple[Path, Path]:
-        # The options are of many types.
-        local = LocalHead(home=options.pop("home", tmp_path), **options)  # type: ignore[arg-type]  # a dict
-        return local.folder, local.temp_dir
-
-    places = [place(), place(name="other"), place(home=str(tmp_path / "home"))]
-    for module, attribute in ((sys, "prefix"), (platform, "node")):
-        with monkeypatch.context() as changed:
-            value = "elsewhere" if attribute == "prefix" else lambda: "elsewhere"
-            changed.setattr(module, attribute, value)
-            places.append(place())
-    assert place() == places[0]
-    assert len({folder for folder, _ in places}) == len({temp for _, temp in places}) == 5
 
 
 @pytest.mark.parametrize("has_locks", [True, False])
@@ -493,18 +423,6 @@ def test_a_state_folder_that_cannot_be_used_names_the_setting(
     for use in (local.connect, local.ensure, *([] if has_locks else [local.stop])):
         with pytest.raises(ComputeError, match=f"{expected}Set VANE_DAGSTER_HOME to"):
             use()
-
-
-def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path) -> None:
-    local = LocalHead(home=tmp_path)
-    (tmp_path / "trap").mkdir()
-    local.temp_dir.symlink_to(tmp_path / "trap")
-    try:
-        with pytest.raises(ComputeError, match="is not private: it belongs to user 0 with mode l"):
-            local.ensure()
-        assert list((tmp_path / "trap").iterdir()) == []
-    finally:
-        local.temp_dir.unlink()
 
 
 def marked_process(mark: str, *command: str, **given: Any) -> subprocess.Popen[Any]:

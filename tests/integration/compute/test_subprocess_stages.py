@@ -147,7 +147,7 @@ def test_what_a_subprocess_reserves_is_that_of_its_machine(tmp_path, docs, clust
             ),
         )
     message = failure(materialize(docs, vd.RayCompute(cluster=cluster), raises=False))
-    assert "stage 'docs/here': Add: 1 worker of 1 license was asked for; this machine has 0 "
+    assert "stage 'docs/here': Add asks for a worker of 1 license; this machine has 0 "
     assert "see `subprocesses` of RayCompute" in message
 
     own = vd.LocalCompute(resources={"license": 1})

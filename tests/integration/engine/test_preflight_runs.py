@@ -79,8 +79,8 @@ def test_all_problems_are_reported_at_once(tmp_path, compute, materialize):
     text = failure(materialize(docs, compute, raises=False))
     for words in (
         "4 problems prevent this run; nothing was computed",
-        f"stage 'docs/on_gpus': Model: 1 worker of 8 GPU was asked for; {place} has 0",
-        "stage 'docs/on_tape': Model: 3 workers of 2 tape each were asked for",
+        f"stage 'docs/on_gpus': Model asks for a worker of 8 GPU; {place} has 0",
+        "stage 'docs/on_tape': Model asks for 3 workers of 2 tape each",
         "stage 'docs/locked': locked.<locals>.call: tuple cannot be pickled for the workers",
         f"target of stage 'docs/published': '{NOBODY_WRITES}/_vane_staging' cannot be written",
     ):

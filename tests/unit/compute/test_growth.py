@@ -12,7 +12,7 @@ import pytest
 
 from support.pool_claims import ask, claim
 from vane_dagster.compute import growth
-from vane_dagster.compute.growth import Growth, adds_nodes, listed, short_of_nodes
+from vane_dagster.compute.growth import Growth, adds_nodes, short_of_nodes
 from vane_dagster.compute.placement import Bundle
 from vane_dagster.compute.pool_state import POLL_SECONDS, PoolState
 
@@ -231,7 +231,3 @@ def test_a_cluster_adds_nodes_while_its_autoscaler_runs(version, monkeypatch):
     assert not adds_nodes(), "it mirrors nodes that were started by hand"
     gcs.report(["accelerated"], at=time.time() - 1000)
     assert not adds_nodes(), "it is silent"
-
-
-def test_bundles_as_text():
-    assert listed([GPU, {"GPU": 0.5, "CPU": 2}, GPU]) == "2 x 1 GPU, 1 x 0.5 GPU and 2 CPU"

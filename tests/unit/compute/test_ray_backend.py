@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,9 +45,9 @@ class PoolManager:
     """A pool manager of a cluster that adds nodes; a lease waits once, then is hopeless."""
 
     def __init__(self) -> None:
-        self.answers = [LeaseAnswer(asked="2 x 1 GPU"), LeaseAnswer(hopeless=True)]
+        asked = LeaseAnswer(asked="2 x 1 GPU")
+        self.answers = [asked, replace(asked, hopeless=True)]
         self.released = 0
-        self.adds_nodes = True
 
     def call(self, method: str, *given: Any) -> Any:
         return self.answers.pop(0)
@@ -55,12 +56,8 @@ class PoolManager:
         self.released += method == "release"
 
 
-def test_a_run_says_what_it_waits_for_and_ends_if_no_node_is_added(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 4.0}}])
+def test_a_run_says_what_it_waits_for_and_ends_if_no_node_is_added() -> None:
     backend: Any = RayBackend.__new__(RayBackend)
-    backend._watch = SimpleNamespace(call=lambda function: function())
     backend._pool_manager, backend._idle_seconds, backend._lease_seconds = PoolManager(), 1, 1
     texts: list[str] = []
     waits = Waits(lambda event: texts.append(event.text))
@@ -71,8 +68,7 @@ def test_a_run_says_what_it_waits_for_and_ends_if_no_node_is_added(
         "shows what it does"
     ]
     assert str(caught.value) == (
-        "'M': 2 x 1 GPU were asked for; the nodes have 1 x 0 GPU, and the autoscaler has added "
-        "none for half an hour. Lower concurrency or what a worker reserves, or let the cluster "
-        "grow further"
+        "M: the cluster's autoscaler was asked for room for 2 x 1 GPU, and has added no node for "
+        "half an hour. Lower concurrency or what a worker reserves, or let the cluster grow further"
     )
     assert backend._pool_manager.released == 1

@@ -143,9 +143,9 @@ def test_what_a_stage_reserves_is_compared_with_its_place():
     stages = ["there", "here", "license_there", "license_here"]
     here, there = sorted(too_large(docs, stages, CLUSTER))
     assert here.startswith(
-        "stage 'docs/here': Model: 1 worker of 1 GPU was asked for; this machine has 0 GPU "
+        "stage 'docs/here': Model asks for a worker of 1 GPU; this machine has 0 GPU "
         "for subprocesses. Lower concurrency or what a worker reserves, or use a larger machine. "
         "GPUs that this machine gives to the Ray cluster do not count"
     )
-    assert there.startswith("stage 'docs/license_there': Model: 1 worker of 1 license was")
+    assert there.startswith("stage 'docs/license_there': Model asks for a worker of 1 license;")
     assert list(too_large(docs, stages[3:], MACHINE)) == []
