@@ -13,7 +13,6 @@ from unittest import mock
 import pyarrow as pa
 
 import vane_dagster as vd
-from vane_dagster.compute.admission import check_can_fit
 from vane_dagster.compute.api import CallResult, Capacity, Worker
 from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.engine.check_runner import CheckRunner
@@ -55,8 +54,6 @@ class InProcess:
         return NoClaims()
 
     def lease(self, run_id: str, pools: Sequence[PoolSpec], *_: Any) -> InProcess:
-        for pool in pools:
-            check_can_fit(self.capacity(), pool)
         self._pools = {pool.identity: pool for pool in pools}
         self._workers = [
             Worker(f"{pool.identity}-{n}", pool.identity)

@@ -10,10 +10,23 @@ import vane_dagster as vd
 from support import forked
 from vane_dagster.compute import local_backend
 from vane_dagster.compute.api import IO_WORKERS, Backend
-from vane_dagster.compute.local_backend import LocalBackend
+from vane_dagster.compute.local_backend import LocalBackend, WorkerProcess
 
 _session: dict[str, str] | None = None
 _imported = forked.WORKER
+
+
+class ForkedProcess(WorkerProcess):
+    """A worker process that is forked instead of started."""
+
+    def _started(
+        self, command: Sequence[str], descriptor: int, env: Mapping[str, str]
+    ) -> forked.Forked:
+        return forked.server(_imported).start(command[1:], env, {descriptor: descriptor})
+
+
+class ForkedBackend(LocalBackend):
+    _process = ForkedProcess
 
 
 class EndingLocal(vd.LocalCompute):
@@ -30,7 +43,7 @@ class ForkedLocal(vd.LocalCompute):
     def backend(self) -> Backend:
         if _session is None or _surroundings() != _session:
             return super().backend()
-        return LocalBackend.warm(self.num_cpus, self.num_gpus, self.resources, 0, start_forked)
+        return ForkedBackend.warm(self.num_cpus, self.num_gpus, self.resources)
 
 
 class WarmLocal(ForkedLocal):
@@ -61,11 +74,6 @@ def workers_that_imported(*modules: str) -> Iterator[None]:
     before, _imported = _imported, (*forked.WORKER, *modules)
     yield
     _imported = before
-
-
-def start_forked(command: Sequence[str], descriptor: int, env: Mapping[str, str]) -> forked.Forked:
-    """Fork a worker instead of starting it."""
-    return forked.server(_imported).start(command[1:], env, {descriptor: descriptor})
 
 
 def end_waiting() -> None:

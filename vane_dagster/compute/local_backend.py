@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -73,33 +73,7 @@ def _unlink(path: str) -> None:
         os.unlink(path)
 
 
-class Process(Protocol):
-    """The part of `subprocess.Popen` that a worker process has."""
-
-    pid: int
-
-    def poll(self) -> int | None:
-        """The exit code; None while the process runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the process, and return its exit code."""
-
-
-def start_process(command: Sequence[str], descriptor: int, env: Mapping[str, str]) -> Process:
-    """Start a worker process in a session of its own, with one inherited file descriptor."""
-    return subprocess.Popen(
-        command,
-        pass_fds=[descriptor],
-        stdin=subprocess.DEVNULL,
-        env=env,
-        start_new_session=True,
-    )
-
-
-StartProcess = Callable[[Sequence[str], int, Mapping[str, str]], Process]
-
-
-class _Process:
+class WorkerProcess:
     """A worker process and the driver's end of its socket."""
 
     def __init__(
@@ -109,14 +83,13 @@ class _Process:
         threads: int,
         gpus: Sequence[str],
         guard: Guard,
-        start: StartProcess,
     ) -> None:
         ours, theirs = socket.socketpair()
         share = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "MKL", "OPENBLAS")}
         command = [*_worker_command(), str(theirs.fileno()), folder, str(claim.slots)]
         env = {**os.environ, **share, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
         with theirs:
-            self.process = start(command, theirs.fileno(), env)
+            self.process = self._started(command, theirs.fileno(), env)
         guard.add(self.process.pid)
         self._guard = guard
         self.connection = Connection(ours.dup().detach())
@@ -126,6 +99,18 @@ class _Process:
         self.threads = threads
         self.gpus = tuple(gpus)
         self.tickets: dict[int, LoadCall | RunCall | StatusCall] = {}
+
+    def _started(
+        self, command: Sequence[str], descriptor: int, env: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """Start the process in a session of its own, with one inherited file descriptor."""
+        return subprocess.Popen(
+            command,
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            env=env,
+            start_new_session=True,
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -183,13 +168,13 @@ def _memory_kills() -> int:
     return 0
 
 
-def _shut_down_at_end(process: Process, connection: socket.socket) -> None:
+def _shut_down_at_end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
     """Shut down the driver's end of a connection once the worker process has ended.
 
     A process forked by user code may hold the connection, which then stays open after the end.
     """
     with connection:
-        if hasattr(os, "waitid"):  # keeps the pid and exit code for `_Process`
+        if hasattr(os, "waitid"):  # keeps the pid and exit code for `WorkerProcess`
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         else:
@@ -205,22 +190,22 @@ class LocalBackend:
     that were idle for ten minutes. One waits at a time.
     """
 
+    _process = WorkerProcess
+
     def __init__(
         self,
         num_cpus: int | None = None,
         num_gpus: int | None = None,
         resources: Mapping[str, float] | None = None,
         taken_gpus: int = 0,
-        start: StartProcess = start_process,
     ) -> None:
         self._devices = own_gpus(num_gpus, taken_gpus)
         cpus = num_cpus or os.cpu_count() or 1
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         gpus = {"GPU": len(self._devices)} if self._devices else {}
         self._node = {"CPU": cpus, **gpus, "memory": memory, **(resources or {})}
-        self._start_process = start
         self._pool_state = PoolState()
-        self.processes: dict[str, _Process] = {}
+        self.processes: dict[str, WorkerProcess] = {}
         self.folder = str(new_temporary_folder("vane-", _roomy_folder()))
         self._guard = Guard(self.folder)
         self._surroundings: tuple[Any, ...] = ()
@@ -230,7 +215,7 @@ class LocalBackend:
     @classmethod
     def warm(cls, *settings: Any) -> LocalBackend:
         """The waiting backend, if these are its arguments and surroundings, or else a new one."""
-        surroundings = _surroundings(settings)
+        surroundings = _surroundings((cls, *settings))
         with _waiting_lock:
             found = _waiting.pop() if _waiting else None
         if found is not None and found._surroundings == surroundings:
@@ -280,9 +265,8 @@ class LocalBackend:
         cpus = int(claim.bundle.get("CPU", 0)) or self.capacity().cpus // claim.workers[1]
         threads = claim.threads or max(1, cpus)
         gpus = self._assigned(claim.bundle.get("GPU", 0.0))
-        self.processes[start.worker] = _Process(
-            self.folder, claim, threads, gpus, self._guard, self._start_process
-        )
+        given = (self.folder, claim, threads, gpus, self._guard)
+        self.processes[start.worker] = self._process(*given)
 
     def _assigned(self, amount: float) -> list[str]:
         """The GPUs for a worker: the fullest ones with room, as in Ray."""
@@ -360,7 +344,7 @@ def _worker_command() -> list[str]:
     return [sys.executable, "-c", _LAUNCH]
 
 
-def _end_all(processes: Sequence[_Process]) -> None:
+def _end_all(processes: Sequence[WorkerProcess]) -> None:
     """End processes: those that call servers first, then all servers at the same time."""
     servers = [process for process in processes if process.claim.server]
     for process in processes:
@@ -372,7 +356,7 @@ def _end_all(processes: Sequence[_Process]) -> None:
         process.end()
 
 
-def _close(processes: dict[str, _Process], folder: str, guard: Guard, owner: int) -> None:
+def _close(processes: dict[str, WorkerProcess], folder: str, guard: Guard, owner: int) -> None:
     if os.getpid() != owner:  # a fork of it
         return
     _end_all(list(processes.values()))  # an interrupted run may still change them
@@ -457,7 +441,7 @@ class LocalLease:
             done += self._received(by_connection[connection])
         return done
 
-    def _received(self, process: _Process) -> list[CallResult]:
+    def _received(self, process: WorkerProcess) -> list[CallResult]:
         done = []
         try:
             while process.tickets and process.connection.poll():

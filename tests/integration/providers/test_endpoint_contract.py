@@ -14,7 +14,7 @@ from support.prompts import Parity, Person, Reversed
 # F403: all tests of the contract run here, over each provider.
 from support.provider_contract import *  # noqa: F403  # the contract's tests
 from support.provider_contract import SECRET, Arguments, Offered, quarantined
-from support.warm_workers import start_forked, workers_that_imported
+from support.warm_workers import ForkedBackend, workers_that_imported
 from vane_dagster.compute.local_backend import LocalBackend
 
 Maker = Callable[[Any, Server, str], Offered]
@@ -29,7 +29,7 @@ def backend() -> Iterator[LocalBackend]:
     """Workers that stay warm from test to test."""
     clients = "openai.resources.chat", "openai.resources.embeddings", "anthropic.resources.messages"
     with workers_that_imported(*clients):
-        made = LocalBackend(2, start=start_forked)
+        made = ForkedBackend(2)
         yield made
         made.close()
 

@@ -49,7 +49,7 @@ def test_a_killed_worker_is_out_of_memory_if_the_kernel_has_killed_a_process_for
         def wait(self, timeout: float) -> int:
             return code
 
-    worker: Any = local_backend._Process.__new__(local_backend._Process)
+    worker: Any = local_backend.WorkerProcess.__new__(local_backend.WorkerProcess)
     worker.process, worker._memory_kills = Ended(), 7
     monkeypatch.setattr(local_backend, "_memory_kills", lambda: 7 + kills)
     assert worker.ending()[1] == cause
