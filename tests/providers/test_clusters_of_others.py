@@ -5,13 +5,18 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import ray
+from click.testing import CliRunner
+
 import vane_dagster as vd
 from support.own_heads import DOUBLED, outs, own_head, source  # noqa: F401  # fixtures
 from support.pools_process import Process
+from vane_dagster.cli.main import main
 
 
-def test_every_way_to_a_cluster_shares_its_pools(source, own_head):
+def test_every_way_to_a_cluster_shares_its_pools(source, own_head, monkeypatch):
     """By address, by Ray Client, by a resource that connects itself, and by one that does not."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     ways = {
         "a": {"address": own_head.address},
         "b": {"address": own_head.client},
@@ -24,6 +29,11 @@ def test_every_way_to_a_cluster_shares_its_pools(source, own_head):
         assert found["warm_hits"] == (key != "a"), f"{where}: {found}"
         assert outs(source, key)["out"].to_pylist() == DOUBLED
     assert len((source / "loads").read_text().split()) == 1
+    listed = CliRunner().invoke(main, ["pools", "--address", own_head.address])
+    header, *lines = listed.stdout.splitlines()
+    assert header.startswith("POOL ")
+    assert any(line.startswith("Model ") and " ready " in line for line in lines)
+    ray.shutdown()
 
 
 def test_two_actors_share_a_gpu(source, own_head):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from support.pool_models import (  # noqa: F401  # fixtures
 )
 from support.results import failure, metadata
 from vane_dagster.cli.main import main
-from vane_dagster.compute.actor_names import NAMESPACE, actor_names
+from vane_dagster.compute.actor_names import NAMESPACE
 from vane_dagster.compute.api import Cancelled
 from vane_dagster.compute.pool_manager import PoolManager
 from vane_dagster.compute.pool_state import LeaseRecord
@@ -112,31 +111,6 @@ def test_a_run_that_waits_for_a_lease_can_be_cancelled(ray_compute):
     assert [pool["label"] for pool in listed()] == ["Theirs"]
 
 
-# What others hold
-
-
-def test_a_run_waits_for_what_another_program_holds(tmp_path, ray_compute, materialize):
-    class Holder:
-        def hold(self) -> bool:
-            return True
-
-    other = ray.remote(Holder).options(resources={"accelerator": 1}, num_cpus=0).remote()
-    assert ray.get(other.hold.remote())
-    before = set(actor_names())
-
-    def let_go() -> None:
-        until(lambda: set(actor_names()) - before, "its worker is to start")
-        time.sleep(1.0)
-        assert noted(tmp_path / "loads") == []
-        ray.kill(other)
-
-    pipeline = docs(tmp_path)
-    add(pipeline, "out", tmp_path, **ONE)
-    with meanwhile(let_go):
-        materialize(pipeline, ray_compute)
-    assert rows(tmp_path, "out").num_rows == 60
-
-
 # The worker's environment
 
 
@@ -195,9 +169,6 @@ def test_variables_and_threads_reach_the_workers(
     token = "s3cret-of-mine"[::-1]
     counts = {"omp": 2, "blas": 2, "arrow": 2, "torch": 2 if on_ray else 0}
     assert found == {"token": token, "gpus": "", **counts}
-
-
-# Subprocesses
 
 
 # vane-dagster pools

@@ -55,7 +55,7 @@ def double(batch):
     }
 
 
-def added(rows, name, column, out, more, backend, model=Add, checks=(), **arguments):
+def added(rows, name, column, out, more, backend, model=Add, checks=(), held=None, **arguments):
     """Add a stage that adds a number to a column."""
     return rows.map_batches(
         name,
@@ -64,7 +64,7 @@ def added(rows, name, column, out, more, backend, model=Add, checks=(), **argume
         batch_format="numpy",
         batch_size=20,
         fn_constructor_kwargs={"column": column, "out": out, "more": more, **arguments},
-        concurrency=vd.Workers(execution_backend=backend),
+        concurrency=vd.Workers(resources=held, execution_backend=backend),
         asset=vd.Asset(checks=checks),
     )
 
@@ -88,10 +88,14 @@ def numbers(tmp_path, stage):
 def test_tables_cross_in_both_directions_and_a_killed_worker_loses_no_row(
     tmp_path, docs, cluster, materialize
 ):
-    """The other side reads what the replaced worker has made, and what it was to read."""
+    """The other side reads what the replaced worker has made, and what it was to read.
+
+    The cluster has an accelerator, and no license; the machine has a license if it says so.
+    """
     flag = tmp_path / "killed"
-    first = added(docs, "first", "n", "one", 1, "ray_actor")
-    local = added(first, "local", "one", "two", 10, "subprocess_actor", Dies, flag=str(flag))
+    first = added(docs, "first", "n", "one", 1, "ray_actor", held={"accelerator": 1})
+    own = {"flag": str(flag), "held": {"license": 1}}
+    local = added(first, "local", "one", "two", 10, "subprocess_actor", Dies, **own)
     back = added(local, "back", "two", "three", 100, None)
     renamed = back.project("renamed", {"both": "three"})
     renamed.map_batches(
@@ -102,7 +106,11 @@ def test_tables_cross_in_both_directions_and_a_killed_worker_loses_no_row(
         batch_size=20,
         concurrency=vd.Workers(execution_backend="subprocess_task"),
     )
-    assert materialize(docs, vd.RayCompute(cluster=cluster)).success
+    message = failure(materialize(docs, vd.RayCompute(cluster=cluster), raises=False))
+    assert "stage 'docs/local': Dies asks for a worker of 1 license; this machine has 0 " in message
+    assert "see `subprocesses` of RayCompute" in message
+    machine = vd.LocalCompute(resources={"license": 1})
+    assert materialize(docs, vd.RayCompute(cluster=cluster, subprocesses=machine)).success
 
     assert numbers(tmp_path, "local")["two"].to_pylist() == [n + 11 for n in range(ROWS)]
     assert numbers(tmp_path, "local")["two_pid"].to_pylist()[300] != int(flag.read_text())
@@ -130,40 +138,3 @@ def test_a_check_computes_rows_again_in_the_same_place(tmp_path, docs, cluster):
         kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
         (event,) = instance.all_logs(result.run_id, of_type=kind)
     assert event.dagster_event.asset_check_evaluation_data.passed
-
-
-def test_what_a_subprocess_reserves_is_that_of_its_machine(tmp_path, docs, cluster, materialize):
-    """The cluster has an accelerator, and no license; the machine has a license if it says so."""
-    for name, resource in (("there", "accelerator"), ("here", "license")):
-        docs.map_batches(
-            name,
-            Add,
-            schema={f"{name}_parent": "BIGINT"},
-            batch_format="numpy",
-            fn_constructor_kwargs={"column": "n", "out": name, "more": 0},
-            concurrency=vd.Workers(
-                resources={resource: 1},
-                execution_backend="subprocess_actor" if name == "here" else None,
-            ),
-        )
-    message = failure(materialize(docs, vd.RayCompute(cluster=cluster), raises=False))
-    assert "stage 'docs/here': Add asks for a worker of 1 license; this machine has 0 "
-    assert "see `subprocesses` of RayCompute" in message
-
-    own = vd.LocalCompute(resources={"license": 1})
-    assert materialize(docs, vd.RayCompute(cluster=cluster, subprocesses=own)).success
-    assert set(numbers(tmp_path, "here")["here_parent"].to_pylist()) == {os.getpid()}
-    assert os.getpid() not in numbers(tmp_path, "there")["there_parent"].to_pylist()
-
-
-def test_local_compute_runs_subprocess_stages_and_refuses_those_for_ray(
-    tmp_path, docs, local, materialize
-):
-    added(docs, "own", "n", "one", 1, "subprocess_actor")
-    assert materialize(docs, local).success
-    assert numbers(tmp_path, "own")["one"].to_pylist() == list(range(1, ROWS + 1))
-
-    added(docs, "far", "n", "one", 1, "ray_actor")
-    message = failure(materialize(docs, local, raises=False))
-    assert "stage 'docs/far': declares execution_backend='ray_actor'" in message
-    assert 'Write execution_backend="subprocess_actor"' in message

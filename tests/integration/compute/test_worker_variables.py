@@ -74,10 +74,3 @@ def test_a_variable_that_the_head_lacks_fails_with_the_fix(source, old_head, mon
         text = run(source, "a", {"model": model}, more_code, address=old_head.address).failed()
         assert "'VT_UNSET'. The environment variable is not set in the worker. Set it" in text
         assert "name it in vd.Workers(env_vars=...) or keyed_env_vars" in text
-
-
-def test_subprocesses_have_the_environment_of_the_run(source, monkeypatch):
-    monkeypatch.setenv("VT_MODE", "new")
-    local = run(source, "a", {}, local=True)
-    local.done()
-    assert outs(source, "a")["out"].to_pylist() == DOUBLED

@@ -19,7 +19,7 @@ from vane_dagster.engine.fragment_queue import FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentState
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import UdfError
-from vane_dagster.events import Committed, Event, Failed, Waiting
+from vane_dagster.events import Event, Failed, Waiting
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import Location
@@ -76,16 +76,6 @@ def test_claims_expire_with_a_holder_that_is_not_heard_of():
     taken = ask(table, "two", "a", now=20.0, age=20.0)
     assert taken.held_by == [""]
     assert taken.changed == {"scope"}, "the lost run may have written parts"
-
-
-def test_the_partitions_released_first_are_forgotten_first():
-    table = ClaimTable(max_scopes=2)
-    for scope in ("s1", "s2", "s3"):
-        key = scope.encode()
-        table.ask(ClaimRequest("one", "one", 30.0, [Group(scope, (key,))]), 0.0)
-        table.ask(ClaimRequest("one", "one", 30.0, (), [key]), 1.0)
-    groups = [Group(scope, (scope.encode(),)) for scope in ("s1", "s2", "s3")]
-    assert table.ask(ClaimRequest("two", "two", 30.0, groups), 2.0).changed == {"s2", "s3"}
 
 
 # The queues of two runs
@@ -194,35 +184,6 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def everything() -> list[tuple[int, str]]:
     return sorted((index, stage) for index in range(8) for stage in ("one", "two"))
-
-
-def test_two_runs_of_a_partition_share_its_fragments(two):
-    deadline = time.monotonic() + 20
-    while not all(run.queue.is_empty for run in two):
-        assert time.monotonic() < deadline, "the runs do not end"
-        for run in two:
-            if (fragment := run.take()) is not None:
-                run.write(fragment)
-    assert all(run.computed for run in two)
-    assert sorted(two[0].computed + two[1].computed) == everything()
-
-
-def test_both_runs_commit_one_manifest(two):
-    first, second = two
-    for run in two:
-        run.drain()
-        run.state.close()  # commits are done, so the other run finds the manifest
-    store = first.state.store
-    for stage in ("one", "two"):
-        (name,) = store.manifests("docs", stage, None).names()
-        for run in two:
-            (committed,) = [event for event in run.events_of(Committed) if event.stage == stage]
-            assert str(committed.name) == name
-            assert committed.manifest.run_id == store.in_force("docs", stage, None).run_id
-    assert second.computed == []
-    assert second.state.stats[0, "two"].computed == 0
-    for run in two:
-        run.state.close = lambda: None
 
 
 def test_a_run_waits_for_the_other_and_says_so(two):
