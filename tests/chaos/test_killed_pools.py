@@ -71,4 +71,4 @@ def test_a_constructor_that_kills_its_process_fails_the_stage(tmp_path, local, m
     pipeline.map_batches("out", Dies, schema=SCHEMA, concurrency=1)
     message = failure(materialize(pipeline, local, raises=False))
     assert "died while its model was constructed" in message
-    assert "exit code 7" in message
+    assert "exited with code 7" in message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -49,8 +48,8 @@ def make_room() -> None:
     """End idle warm workers if they hold all CPUs of the cluster of this process."""
     import ray
 
-    if ray.available_resources().get("CPU", 0) < 1 and (manager := PoolManagerClient.known()):
-        manager.call("evict")
+    if ray.available_resources().get("CPU", 0) < 1 and pool_manager_name() in actor_names():
+        PoolManagerClient().call("evict")
 
 
 class PoolManagerClient:
@@ -64,16 +63,6 @@ class PoolManagerClient:
     def __init__(self) -> None:
         self.watch: HeadWatch | None = None
         self._find()
-
-    @classmethod
-    def known(cls) -> PoolManagerClient | None:
-        """Connect to an existing pool manager; None if there is none."""
-        if "ray" not in sys.modules:
-            return None
-        import ray
-
-        found = ray.is_initialized() and pool_manager_name() in actor_names()
-        return cls() if found else None
 
     def call(self, method: str, *args: Any) -> Any:
         """Call a method of `PoolManager` and wait for the answer, across a restart of it."""

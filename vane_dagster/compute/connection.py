@@ -47,19 +47,10 @@ def connect(head: Head) -> None:
         # Ray reads these once, at import or first use, possibly before this call.
         constants.ENABLE_RAY_CLUSTER = False
         raylet.AuthenticationTokenLoader.instance().reset_cache()
-    fix = (
-        "It hangs, was stopped or died: if `vane-dagster cluster list` shows it, stop it with "
-        f"`vane-dagster cluster stop --address {head.address}`; the next run starts another"
-    )
-    connect_address(head.address, {}, fix)
+    connect_address(head.address, {})
 
 
-def connect_address(
-    address: str | None,
-    options: Mapping[str, Any],
-    fix: str = "Check the address, that the cluster runs, and RAY_AUTH_MODE and its token where it "
-    "asks for one",
-) -> None:
+def connect_address(address: str | None, options: Mapping[str, Any]) -> None:
     """Connect this process to a Ray cluster, unless it is already connected to it."""
     import ray
 
@@ -76,7 +67,10 @@ def connect_address(
             ray.init(address=address, **{**defaults, "log_to_driver": False, **job, **options})
     except (OSError, RuntimeError, ValueError) as error:
         raise ComputeError(
-            f"the Ray cluster at {address!r} cannot be reached: {error}. {fix}"
+            f"the Ray cluster at {address!r} cannot be reached: {error}. Check the address, that "
+            "the cluster runs, and RAY_AUTH_MODE and its token where it asks for one. Stop a local "
+            f"head that hangs with `vane-dagster cluster stop --address {address}`; the next run "
+            "starts another"
         ) from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Collection
 from pathlib import Path
 
 from vane_dagster.compute.local_head import Head, HeadFolder
@@ -31,26 +30,18 @@ def watch(folder: str) -> None:
 
 def pause(place: HeadFolder) -> float:
     """Seconds until the next check."""
-    use = place.use()
-    if use is None or use.idle_minutes is None:
-        return CHECK_SECONDS
-    return min(CHECK_SECONDS, use.idle_minutes * 60 / 10)
+    idle_minutes = use.idle_minutes if (use := place.use()) else None
+    return CHECK_SECONDS if idle_minutes is None else min(CHECK_SECONDS, idle_minutes * 6)
 
 
-def stop_if_idle(
-    place: HeadFolder,
-    head: Head,
-    connected: Callable[[str, str], Collection[int]] = drivers,
-    now: Callable[[], float] = time.time,
-) -> bool:
+def stop_if_idle(place: HeadFolder, head: Head) -> bool:
     """Stop the head if no driver was connected for its `idle_minutes`."""
 
     def is_idle() -> bool:
-        if connected(place.mark, head.address):
-            place.touch(now())
-            return False
+        if drivers(place.mark, head.address):
+            place.touch(time.time())
         use = place.use()
         stops_at = use.stops_at() if use else None
-        return stops_at is not None and now() >= stops_at and place.read() == head
+        return stops_at is not None and time.time() >= stops_at and place.read() == head
 
     return place.stop_if(is_idle)

@@ -36,6 +36,7 @@ from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.errors import names
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
+from vane_dagster.servers.guard import ending
 from vane_dagster.worker.arrow_files import read_table, write_table
 from vane_dagster.worker.calls import (
     AnnounceCall,
@@ -56,6 +57,10 @@ _SHARED_MEMORY = "/dev/shm"
 _LAUNCH = (
     f"import sys; sys.path[:] = filter(None, sys.path); from {serve.__module__} import main; main()"
 )
+_DESCRIPTORS = {
+    CLOSED_STATUS: "ended: its code closed file descriptors of the worker",
+    NO_DESCRIPTORS_STATUS: "ended: its code used up the file descriptors",
+}
 _MIN_BYTES = 2**30
 _END_SECONDS = 5.0
 
@@ -127,16 +132,7 @@ class WorkerProcess:
             return f"worker process {pid} closed its connection, and was killed", "crash"
         if ended_by_deadline(code):
             return f"worker process {pid} was ended by a deadline", "timeout"
-        if code == CLOSED_STATUS:
-            return (
-                f"the code in worker process {pid} closed file descriptors of the worker",
-                "crash",
-            )
-        named = {number.value: number.name for number in signal.Signals}  # some lack a name
-        how = f"signal {named.get(-code, -code)}" if code < 0 else f"exit code {code}"
-        if code == NO_DESCRIPTORS_STATUS:
-            return f"the code in worker process {pid} used up the file descriptors", "crash"
-        lost = f"worker process {pid} ended with {how}"
+        lost = f"worker process {pid} {_DESCRIPTORS.get(code) or ending(code)}"
         if code != -signal.SIGKILL:
             return lost, "crash"
         if _memory_kills() > self._memory_kills:

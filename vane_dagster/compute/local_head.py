@@ -477,7 +477,5 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _reason(log: Path) -> str:
-    """The exception at the end of a log, or its last lines."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    last_frame = max((i for i, line in enumerate(lines) if line.startswith("  ")), default=-1)
-    return " / ".join(line.strip() for line in lines[last_frame + 1 :][-5:]) or "nothing"
+    """The last line of a log: the exception, if there is one."""
+    return (log.read_text(errors="replace").strip().splitlines() or ["nothing"])[-1]

@@ -158,9 +158,7 @@ class PoolState:
             pool.workers[new.worker] = new.node
         for claim in known.claims:
             self.pools[claim.identity].claim = claim
-        known.workers = tuple(
-            worker for claim in known.claims for worker in self._share(claim, known.priority)
-        )
+        known.workers = tuple(worker for claim in known.claims for worker in self._share(claim))
         self.queue.remove(known)
         self.leases[known.id] = known
         return LeaseGrant(tuple(kill), tuple(start), self._by_pool(known))
@@ -205,16 +203,10 @@ class PoolState:
     def _before(self, request: LeaseRecord) -> list[LeaseRecord]:
         return self.queue[: self.queue.index(request)]
 
-    def _share(self, claim: PoolRequest, priority: int) -> list[str]:
-        """The workers of a pool for a new lease: those with the fewest other leases.
-
-        Workers of leases with a higher priority come last.
-        """
-        used, higher = Counter[str](), Counter[str]()
-        for lease in self.leases.values():
-            used.update(lease.workers)
-            higher.update(lease.workers if lease.priority > priority else ())
-        workers = sorted(self.pools[claim.identity].workers, key=lambda w: (higher[w], used[w]))
+    def _share(self, claim: PoolRequest) -> list[str]:
+        """The workers of a pool for a new lease: those with the fewest other leases."""
+        used = Counter(worker for lease in self.leases.values() for worker in lease.workers)
+        workers = sorted(self.pools[claim.identity].workers, key=used.__getitem__)
         return workers[: claim.workers[1]]
 
     def _by_pool(self, lease: LeaseRecord) -> dict[str, tuple[str, ...]]:
@@ -244,14 +236,13 @@ class PoolState:
     def _evictable(self, claims: Sequence[PoolRequest]) -> list[list[str]]:
         """Workers that may be ended for a request, in groups, the smallest loss first.
 
-        First other idle pools, the least recently used first. Then, of its own pools that nobody
-        else leases, the workers beyond the minimum. Finally all of them, to be started elsewhere.
+        First other idle pools, the least recently used first. Then workers of its own pools that
+        nobody else leases, the newest first; those below the minimum are started elsewhere.
         """
-        own = {claim.identity: claim for claim in claims}
-        idle = [self._workers(i) for i in self.idle() if i not in own]
-        free = [i for i in own if i in self.pools and not self.holders(i)]
-        surplus = [[w] for i in free for w in self._workers(i)[: own[i].workers[0] - 1 : -1]]
-        return idle + surplus + [self._workers(i)[: own[i].workers[0]] for i in free]
+        own = {claim.identity for claim in claims}
+        idle = self.idle()
+        free = [w for i in idle if i in own for w in reversed(self._workers(i))]
+        return [self._workers(i) for i in idle if i not in own] + [[worker] for worker in free]
 
     def _placed(
         self,

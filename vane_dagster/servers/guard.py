@@ -97,13 +97,7 @@ class GuardedServer:
         """How the server has ended, for people."""
         if self.error:
             return self.error
-        if self._code is None:
-            return "was killed with its guard process"
-        if self._code >= 0:
-            return f"exited with code {self._code}"
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-self._code).name}"
-        return f"was killed by signal {-self._code}"
+        return "was killed with its guard process" if self._code is None else ending(self._code)
 
     def _send(self, line: str) -> None:
         assert self._launcher.stdin is not None
@@ -136,6 +130,15 @@ class GuardedServer:
         with self._lock, contextlib.suppress(OSError):
             self._launcher.stdin.close()
         self.ended.set()
+
+
+def ending(code: int) -> str:
+    """How a process with an exit code has ended, for people."""
+    if code >= 0:
+        return f"exited with code {code}"
+    with contextlib.suppress(ValueError):  # some signals lack a name
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"
 
 
 def _main() -> None:

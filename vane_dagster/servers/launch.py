@@ -8,7 +8,7 @@ import sys
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from vane_dagster._lazy import http_client
 from vane_dagster.errors import described
@@ -108,12 +108,16 @@ class ServerStatus:
     log_path: str = ""
 
 
+def connected_ray() -> Any:
+    """Return the module ray if this process is connected to a cluster; else None."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
+
+
 def own_node_id() -> str:
     """Return the id of this process's machine: of the Ray node if it is on one, else its name."""
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        return str(ray.get_runtime_context().get_node_id())
-    return socket.gethostname()
+    ray = connected_ray()
+    return str(ray.get_runtime_context().get_node_id()) if ray else socket.gethostname()
 
 
 def health_problem(endpoint: Endpoint, timeout: float) -> str:

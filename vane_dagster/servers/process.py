@@ -29,8 +29,10 @@ from vane_dagster.servers.launch import (
     Launch,
     ServerState,
     ServerStatus,
+    connected_ray,
     flags,
     health_problem,
+    own_node_id,
 )
 from vane_dagster.servers.server_log import ServerLog
 
@@ -357,19 +359,16 @@ class ServerProcess:
 
 
 def _node_address() -> str:
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        return str(ray.util.get_node_ip_address())
-    return "127.0.0.1"
+    ray = connected_ray()
+    return str(ray.util.get_node_ip_address()) if ray else "127.0.0.1"
 
 
 def _ray_logs() -> str:
     """Return the folder of this Ray node's logs; empty if this process is not connected to Ray."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    ray = connected_ray()
+    if ray is None:
         return ""
-    own = ray.get_runtime_context().get_node_id()
-    (raylet,) = (n["RayletSocketName"] for n in ray.nodes() if n["NodeID"] == own)
+    (raylet,) = (n["RayletSocketName"] for n in ray.nodes() if n["NodeID"] == own_node_id())
     return os.path.join(os.path.dirname(os.path.dirname(raylet)), "logs")
 
 

@@ -8,6 +8,8 @@ import json
 import socket
 from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -42,7 +44,10 @@ class Watched:
 
     def stops_after(self, minutes: float) -> bool:
         self.now += minutes * MINUTE
-        stopped = stop_if_idle(self.place, HEAD, self.connected, lambda: self.now)
+        with mock.patch.multiple(
+            idle_watcher, drivers=self.connected, time=SimpleNamespace(time=lambda: self.now)
+        ):
+            stopped = stop_if_idle(self.place, HEAD)
         assert stopped == (self.place.read() is None)
         return stopped
 

@@ -102,17 +102,6 @@ def test_a_low_priority_does_not_wait_for_ever(pool_state):
     granted(pool_state, "low", claim("b", GPU=1), now=1800.0)
 
 
-def test_a_new_lease_gets_workers_that_no_higher_priority_uses(pool_state):
-    nodes = {"n": {"GPU": 2.0}}
-    high = granted(pool_state, "1", claim("a", GPU=1), nodes=nodes, priority=5)
-    second = granted(pool_state, "2", claim("a", (2, 2), GPU=1), nodes=nodes)
-    pool_state.release("2", 1.0)
-    other = set(second.workers["a"]) - set(high.workers["a"])
-    for id in "34":
-        low = granted(pool_state, id, claim("a", GPU=1), nodes=nodes, now=1.0)
-        assert set(low.workers["a"]) == other
-
-
 # Sharing and growing
 
 
