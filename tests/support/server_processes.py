@@ -33,8 +33,7 @@ from vane_dagster.servers.process import ServerProcess, SupervisionLimits
 SERVER = str(Path(__file__).with_name("misbehaving_server.py"))
 FAST = SupervisionLimits(
     restarts=Restarts(Backoff(0.05, 0.2)),
-    first_poll_s=0.02,
-    max_poll_s=0.1,
+    start_interval_s=0.05,
     check_interval_s=0.1,
     probe_timeout_s=0.3,
 )

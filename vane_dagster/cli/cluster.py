@@ -15,7 +15,7 @@ from vane_dagster._texts import duration
 from vane_dagster.cli.output import table
 from vane_dagster.compute.local_head import HeadFolder, LocalHead
 from vane_dagster.compute.local_heads import RunningHead, running_heads
-from vane_dagster.compute.processes import drivers, marked, memory_of
+from vane_dagster.compute.processes import drivers, marked
 from vane_dagster.errors import ComputeError, names
 
 _NAME = click.option(
@@ -24,7 +24,7 @@ _NAME = click.option(
 _JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 _HEADER = (
-    "NAME", "ENVIRONMENT", "ADDRESS", "PID", "UP", "CPUS", "GPUS", "MEMORY", "DRIVERS", "IDLE",
+    "NAME", "ENVIRONMENT", "ADDRESS", "PID", "UP", "CPUS", "GPUS", "DRIVERS", "IDLE",
     "STOPS IN",
 )  # fmt: skip
 
@@ -104,7 +104,7 @@ def stop(name: str | None, address: str | None, everything: bool) -> None:
 
 def _stop(place: HeadFolder, who: str) -> None:
     head = place.find()
-    connected = drivers(place.mark, head.address) if head else {}
+    connected = drivers(place.mark, head.address) if head else ()
     stopped = place.stop()
     if head is not None:
         at = "" if who.endswith(head.address) else f" at {head.address}"
@@ -114,7 +114,8 @@ def _stop(place: HeadFolder, who: str) -> None:
     else:
         click.echo(f"{who} is not running: nothing to stop.")
     if connected:
-        click.echo(f"Warning: it was in use by {_processes(connected)}.", err=True)
+        pids = ", ".join(map(str, sorted(connected)))
+        click.echo(f"Warning: it was in use by processes {pids}.", err=True)
 
 
 def _record(running: RunningHead) -> dict[str, Any]:
@@ -134,8 +135,7 @@ def _record(running: RunningHead) -> dict[str, Any]:
         "cpus": running.resources.get("CPU", 0.0),
         "gpus": running.resources.get("GPU", 0.0),
         "processes": len(processes),
-        "memory_bytes": memory_of(processes),
-        "drivers": [{"pid": pid, "process": name} for pid, name in sorted(connected.items())],
+        "drivers": sorted(connected),
         "idle_seconds": max(0.0, time.time() - use.last_used) if use and stops_at else None,
         "idle_minutes": use.idle_minutes if use else None,
         "stops_at": stops_at,
@@ -155,15 +155,10 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
         duration(time.time() - record["started_at"]),
         f"{record['cpus']:g}",
         f"{record['gpus']:g}",
-        f"{record['memory_bytes'] / 2**30:.2f} GiB",
-        ", ".join(str(driver["pid"]) for driver in record["drivers"]) or "-",
+        ", ".join(map(str, record["drivers"])) or "-",
         "-" if idle is None else duration(idle),
         "-" if stops_at is None else duration(max(0.0, stops_at - time.time())),
     )
-
-
-def _processes(found: dict[int, str]) -> str:
-    return ", ".join(f"pid {pid} ({name})" for pid, name in sorted(found.items()))
 
 
 def _who(local: LocalHead) -> str:

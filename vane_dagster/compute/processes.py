@@ -45,8 +45,8 @@ def _marked(mark: str) -> set[Any]:
     return {table[pid] for pid in found}
 
 
-def drivers(mark: str, address: str) -> dict[int, str]:
-    """The processes that are connected to a head and are not its own, pid to name.
+def drivers(mark: str, address: str) -> set[int]:
+    """The processes that are connected to a head and are not its own.
 
     Uses the kernel's table of connections to the head's GCS, so it includes drivers that use plain
     Ray, and excludes killed drivers. The pid is 0 if the owner is not visible.
@@ -59,12 +59,7 @@ def drivers(mark: str, address: str) -> dict[int, str]:
         and connection.raddr.port == int(port)
         and connection.raddr.ip.endswith("127.0.0.1")
     }
-    found = {}
-    for pid in pids - set(marked(mark)) - {os.getpid()}:
-        found[pid] = "unknown"
-        with contextlib.suppress(psutil.Error):
-            found[pid] = psutil.Process(pid).name() if pid else "unknown"
-    return found
+    return pids - set(marked(mark)) - {os.getpid()}
 
 
 def _connections() -> list[Any]:
@@ -78,16 +73,6 @@ def _connections() -> list[Any]:
                 own = process.net_connections("tcp")
                 found += [SimpleNamespace(**c._asdict(), pid=process.pid) for c in own]
     return [connection for connection in found if connection.raddr]
-
-
-def memory_of(pids: Iterable[int]) -> int:
-    """Bytes held by processes; shared memory is divided among them if the kernel reports shares."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            memory = psutil.Process(pid).memory_full_info()
-            total += getattr(memory, "pss", memory.uss)
-    return total
 
 
 def command_line(pid: int) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-MAX_SCOPES = 100_000
+_MAX_SCOPES = 100_000
 """Partitions for which the table keeps the last release; the oldest are dropped first."""
 _MARGIN_SECONDS = 30.0  # allows for the time that the request took
 
@@ -113,10 +113,9 @@ class _Holder:
 class ClaimTable:
     """All claims on a cluster. Not thread-safe: the pool manager has one thread."""
 
-    def __init__(self, max_scopes: int = MAX_SCOPES) -> None:
+    def __init__(self) -> None:
         self._holders: dict[str, _Holder] = {}
         self._held: dict[bytes, str] = {}
-        self._max_scopes = max_scopes
         # By scope: when the two latest holders last released a key, which suffices to decide for
         # any holder when another one last did. Ordered by the last release.
         self._released: dict[str, dict[str, float]] = {}
@@ -142,12 +141,10 @@ class ClaimTable:
             self._release(holder, list(found.keys), now)
             del self._holders[holder]
 
-    def expire(self, now: float) -> list[str]:
-        """End the holders without a call for longer than `ttl_seconds`, and return their runs."""
-        gone = {i: h.run_id for i, h in self._holders.items() if now - h.seen > h.ttl_seconds}
-        for holder in gone:
+    def expire(self, now: float) -> None:
+        """End the holders without a call for longer than `ttl_seconds`."""
+        for holder in [i for i, h in self._holders.items() if now - h.seen > h.ttl_seconds]:
             self.end(holder, now)
-        return list(gone.values())
 
     def _claim(self, id: str, holder: _Holder, group: Group) -> str:
         for key in group.keys:
@@ -167,7 +164,7 @@ class ClaimTable:
             last = self._released.pop(scope, {})
             last.pop(id, None)
             self._released[scope] = {**dict(list(last.items())[-1:]), id: now}
-        while len(self._released) > self._max_scopes:
+        while len(self._released) > _MAX_SCOPES:
             del self._released[next(iter(self._released))]
 
     def _changed(self, scope: str, id: str, since: float) -> bool:

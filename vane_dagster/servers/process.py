@@ -53,17 +53,14 @@ class SupervisionLimits:
 
     Attributes:
         restarts: When it is restarted.
-        first_poll_s: Wait before the first health check of a start; each further one waits twice as
-            long.
-        max_poll_s: The longest wait between health checks of a start.
+        start_interval_s: Wait between health checks of a server that starts.
         check_interval_s: Wait between health checks of a server that is ready.
         probe_timeout_s: Seconds that a health check may take.
         log_bytes: Size of a log file. The last two are kept.
     """
 
     restarts: Restarts = field(default_factory=Restarts)
-    first_poll_s: float = 0.05
-    max_poll_s: float = 1.0
+    start_interval_s: float = 0.5
     check_interval_s: float = 5.0
     probe_timeout_s: float = 10.0
     log_bytes: int = 64 * 2**20
@@ -251,9 +248,8 @@ class ServerProcess:
                 log=self._log.write,
                 folder=str(self._folder),
             )
-        delay = limits.first_poll_s
         while True:
-            if guard.ended.wait(delay):
+            if guard.ended.wait(limits.start_interval_s):
                 if guard.error:
                     raise _HopelessError(guard.error)
                 seconds = time.monotonic() - began
@@ -268,7 +264,6 @@ class ServerProcess:
                 waited = f"{launch.startup_timeout_s:g} s (startup_timeout_s)"
                 error = f"was not ready within {waited}: GET {launch.health}: {problem}"
                 raise (_StartError if is_restart else _HopelessError)(error)
-            delay = min(2 * delay, limits.max_poll_s)
         with self._lock:
             if not self._stopping.is_set():
                 self._state = "ready"

@@ -67,8 +67,8 @@ def _import_package(name: str, folder: str) -> None:
     """Import one package from its folder, without the packages beside it."""
     file = os.path.join(folder, "__init__.py")
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=[folder])
-    if spec is None or spec.loader is None:
-        raise SystemExit(f"{file} is no package")
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 

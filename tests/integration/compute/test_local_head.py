@@ -278,15 +278,15 @@ def test_drivers_are_seen_whatever_they_connect_by(
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": shared.head.token_path}
     environment = {**driver_environment(shared.home), **LOOPBACK_ONLY, **token}
     mark = str(shared.local.temp_dir)
-    assert drivers(mark, shared.head.address) == {}
+    assert drivers(mark, shared.head.address) == set()
     command = [sys.executable, "-c", code]
     with ended(subprocess.Popen(command, env=environment, stdin=-1, stdout=-1, text=True)) as plain:
         while "IN" not in (line := plain.stdout.readline()):
             assert line
-        assert set(drivers(mark, shared.head.address)) == {plain.pid}
+        assert drivers(mark, shared.head.address) == {plain.pid}
         with monkeypatch.context() as mac:
             mac.setattr(psutil, "net_connections", lambda kind: (_ for _ in ()).throw(DENIED))
-            assert set(drivers(mark, shared.head.address)) == {plain.pid}
+            assert drivers(mark, shared.head.address) == {plain.pid}
     until(lambda: not drivers(mark, shared.head.address), "the driver is gone")
 
 
@@ -301,7 +301,6 @@ def test_heads_are_listed_with_what_they_claim(shared: Shared) -> None:
     assert (head["address"], head["pid"]) == (shared.head.address, shared.head.pid)
     assert (head["name"], head["cpus"], head["gpus"]) == ("default", 2, 0)
     assert head["processes"] >= 5
-    assert head["memory_bytes"] > 100e6
     assert head["drivers"] == []
     shown = cli(shared.home, "list").stdout.splitlines()
     assert shown[0].split()[:4] == ["NAME", "ENVIRONMENT", "ADDRESS", "PID"]
