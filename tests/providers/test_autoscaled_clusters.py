@@ -126,15 +126,6 @@ def source(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_run_that_fits_asks_for_nothing(growing, source):
-    if growing.version == 2:
-        pytest.skip("what is decided before the autoscaler is asked is the same for both")
-    run = Process(source, {"out": {}}, "a", address=growing.address)
-    run.done()
-    assert "autoscaler" not in run.output
-    assert growing.groups() == 0
-
-
 def test_a_run_waits_for_a_node_that_is_added(growing, source):
     run = Process(source, {"out": ONE}, "a", address=growing.address)
     run.done()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from support.data import read_stage, write_source
 from support.paths import REPOSITORY
 from support.pool_models import until
 from support.pytriton_programs import pytriton, pytriton_client, tritonserver  # noqa: F401  # fixtures
-from support.results import Run, failure
+from support.results import Run
 from support.snippets import imported
 
 ROWS = 40
@@ -96,25 +95,11 @@ def numbers(tmp_path: Path) -> vd.Pipeline:
     return vd.Pipeline("numbers", source=vd.parquet(str(tmp_path / "src")), id="id")
 
 
-def ask(pipeline: vd.Pipeline, name: str, triton: vd.TritonServer, batch_size: int = 8) -> None:
-    schema = {"y": "DOUBLE", "pid": "BIGINT", "port": "VARCHAR"}
-    pipeline.map_batches(
-        name, asks, schema=schema, batch_size=batch_size, batch_format="pyarrow",
-        fn_kwargs={"triton": triton},
-    )  # fmt: skip
-
-
 def answered(tmp_path: Path, stage: str) -> tuple[set[int], set[int]]:
     """Check the answers of a stage, and return the process ids and ports of its servers."""
     rows = read_stage(tmp_path / "store", "numbers", stage).sort_by("id")
     assert rows["y"].to_pylist() == [2.0 * x for x in range(ROWS)]
     return {*rows["pid"].to_pylist()}, {*map(int, rows["port"].to_pylist())}
-
-
-def listening() -> list[Any]:
-    """The addresses that processes of this machine listen on."""
-    found = psutil.net_connections("tcp")
-    return [each.laddr for each in found if each.status == psutil.CONN_LISTEN]
 
 
 @pytest.fixture
@@ -123,40 +108,6 @@ def function(pytriton: str, tmp_path: Path) -> vd.TritonServer:
     return vd.TritonServer(
         doubling, model_path=vd.local_file(tmp_path / "factor"), model="doubler", python=pytriton
     )
-
-
-def test_two_stages_and_two_runs_share_a_server(
-    numbers: vd.Pipeline,
-    function: vd.TritonServer,
-    tmp_path: Path,
-    cluster: vd.LocalCluster,
-    materialize: Run,
-) -> None:
-    ask(numbers, "first", function)
-    ask(numbers, "second", function, batch_size=5)
-    compute = vd.RayCompute(cluster=cluster)
-
-    assert materialize(numbers, compute, select=["first"]).success
-    assert materialize(numbers, compute, select=["second"]).success
-
-    pids, ports = answered(tmp_path, "first")
-    assert answered(tmp_path, "second") == (pids, ports)
-    (pid,), (port,) = pids, ports
-    assert psutil.pid_exists(pid)
-    # It listens on the address of its node alone.
-    assert not {address.ip for address in listening() if address.port == port} & {"0.0.0.0", "::"}
-
-
-def test_an_environment_without_pytriton_is_named(
-    numbers: vd.Pipeline, tmp_path: Path, local: vd.LocalCompute, materialize: Run
-) -> None:
-    (tmp_path / "factor").write_text("2")
-    python = sys._base_executable
-    ask(numbers, "first", vd.TritonServer(doubling, str(tmp_path / "factor"), python=python))
-
-    message = failure(materialize(numbers, local, raises=False))
-
-    assert f"Install it in the environment of {python}, where the server runs" in message
 
 
 def test_a_killed_function_is_restarted_and_leaves_no_files(

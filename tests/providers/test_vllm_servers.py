@@ -19,7 +19,7 @@ import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.results import Run, failure, materializing, metadata
+from support.results import Run, materializing, metadata
 from support.tiny_answers import greedy, vectors
 from support.vllm_stages import ENGINE, ENV, TEXTS, docs, engine, needs_vllm, read
 
@@ -253,25 +253,3 @@ def test_answers_usage_formats_and_prompts_that_are_too_long(
     # No chat template surrounds the text.
     usage = rows["completed_usage"].to_pylist()
     assert all(0 < u["prompt_tokens"] <= len(t) for u, t in zip(usage, TEXTS))
-
-
-def test_what_no_row_is_at_fault_of_fails_at_once(url, tmp_path, local, materialize, monkeypatch):
-    def refusal(stage: str = "prompt", key: str | None = "LLM_KEY", model: str = "tiny") -> str:
-        pipeline = docs(tmp_path)
-        given = {"model": model, **reached(url, key), "on_error": "quarantine"}
-        getattr(pipeline, stage)(
-            "asked", "{text}" if stage == "prompt" else "text", **grouped(given)
-        )
-        return failure(materialize(pipeline, local, raises=False))
-
-    message = refusal(model="another")
-    assert "NotFoundError: Error code: 404 - The model `another` does not exist" in message
-    message = refusal("embed")
-    assert f"The request was to {url}/embeddings, for the model 'tiny'" in message
-    monkeypatch.setenv("LLM_KEY", "sk-another-key-altogether")
-    message = refusal()
-    assert "AuthenticationError: Error code: 401 - Unauthorized" in message
-    assert "The key is that of the environment variable 'LLM_KEY'" in message
-    assert "sk-another" not in message
-    message = refusal(key=None)
-    assert "401 - Unauthorized. No key was given: name its variable by api_key_env" in message

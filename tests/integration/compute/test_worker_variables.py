@@ -26,19 +26,12 @@ class Model:
     def __call__(self, batch):
         ids = batch["id"].to_pylist()
         return {"id": ids, "out": [self.factor * n for n in ids], "pid": ids}
-
-class Unset:
-    def __init__(self, log):
-        pass
-
-    def __call__(self, batch):
-        return {"id": batch["id"], "out": batch["id"], "pid": [os.environ["VT_UNSET"]]}
 """
 
 
 @pytest.fixture(scope="module")
 def old_head() -> Iterator[Cluster]:
-    """A head that was started with another value of a variable, and without a second one."""
+    """A head that was started with another value of a variable."""
     folder = Path(tempfile.mkdtemp(prefix="vr-", dir="/tmp"))
     try:
         with head(folder, *SMALL, VT_MODE="old") as cluster:
@@ -47,11 +40,9 @@ def old_head() -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(
-    folder: Path, key: str, stage: dict[str, Any], more_code: str = "", **where: Any
-) -> Process:
+def run(folder: Path, key: str, stage: dict[str, Any], **where: Any) -> Process:
     (folder / "models").mkdir(exist_ok=True)
-    (folder / "models" / "models.py").write_text(MODELS + more_code)
+    (folder / "models" / "models.py").write_text(MODELS)
     return Process(folder, {"out": stage}, key, **where)
 
 
@@ -63,14 +54,3 @@ def test_a_variable_that_is_sent_replaces_that_of_the_head(source, old_head, mon
     ):
         run(source, key, stage, address=old_head.address).done()
         assert outs(source, key)["out"].to_pylist() == expected
-
-
-def test_a_variable_that_the_head_lacks_fails_with_the_fix(source, old_head, monkeypatch):
-    """Also if it is read on import, by a line that is no code of the stage."""
-    monkeypatch.setenv("VT_MODE", "old")
-    monkeypatch.setenv("VT_UNSET", "1")
-    cases = {"Unset": "", "Model": 'UNREAD = os.environ["VT_UNSET"]'}
-    for model, more_code in cases.items():
-        text = run(source, "a", {"model": model}, more_code, address=old_head.address).failed()
-        assert "'VT_UNSET'. The environment variable is not set in the worker. Set it" in text
-        assert "name it in vd.Workers(env_vars=...) or keyed_env_vars" in text

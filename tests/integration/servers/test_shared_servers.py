@@ -7,21 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
-import pytest
 
 import vane_dagster as vd
 from support.data import read_stage
 from support.pool_models import until
 from support.server_runs import asking, echo
-from vane_dagster.engine.server_pools import server_pool
-from vane_dagster.storage.filesystem import Location
-
-
-@pytest.fixture
-def ray_compute(cluster: vd.LocalCluster) -> vd.RayCompute:
-    """The session's Ray head."""
-    return vd.RayCompute(cluster=cluster)
 
 
 def starts(file: Path) -> list[int]:
@@ -52,53 +42,6 @@ def test_stages_and_pipelines_share_a_server(tmp_path, compute, materialize):
     assert len(servers(tmp_path)) == 1
     assert (servers(tmp_path) == servers(tmp_path, "other")) is is_warm
     until(lambda: not psutil.pid_exists(starts(file)[-1]), "it ends when it is idle")
-
-
-class Doubler:
-    """A model that needs what a server holds."""
-
-    def __call__(self, batch: pa.Table) -> dict[str, Any]:
-        return {"id": batch["id"], "y": batch["id"]}
-
-
-def needing(tmp_path: Path) -> vd.Pipeline:
-    source = vd.parquet(str(tmp_path / "src"))
-    pipeline = vd.Pipeline("needing", source=source, id="id")
-    reserved = {"accelerator": 1.0}
-    pipeline.map_batches(
-        "y",
-        Doubler,
-        schema={"id": "BIGINT", "y": "BIGINT"},
-        concurrency=vd.Workers(resources=reserved),
-    )
-    return pipeline
-
-
-def test_an_idle_server_makes_room_and_a_leased_one_does_not(tmp_path, ray_compute, materialize):
-    llm, file = counted(tmp_path, "large", replicas=vd.Workers(resources={"accelerator": 1.0}))
-    assert materialize(asking(tmp_path / "src", llm), ray_compute).success
-    (pid,) = starts(file)
-    backend = ray_compute.backend()
-    lease = backend.lease("holds", [server_pool(llm, backend.capacity(), Location(str(tmp_path)))])
-    request = _request(backend)
-    lease.release()
-    assert request.workers is None
-    assert starts(file) == [pid]
-    assert psutil.pid_exists(pid)
-    assert materialize(needing(tmp_path), ray_compute).success
-    until(lambda: not psutil.pid_exists(pid), "the server ends")
-
-
-def _request(backend: Any) -> Any:
-    """Ask for a pool that needs what the server holds, once."""
-    from vane_dagster.compute.pool_state import LeaseRecord
-    from vane_dagster.worker.pools import PoolSpec
-
-    pool = PoolSpec("needing", "Doubler", (1, 1), {"accelerator": 1.0})
-    record = LeaseRecord("asks-1", "asks", (pool.request(),), 0.0)
-    answer = backend._pool_manager.call("acquire", record)
-    backend._pool_manager.call("release", record.id)
-    return answer
 
 
 ENDS_SLOWLY = """

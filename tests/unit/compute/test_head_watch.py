@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from types import SimpleNamespace
 
 import pytest
-import ray
 
 from vane_dagster.compute import head_watch
-from vane_dagster.compute.client import PoolManagerClient
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.errors import ClusterLostError
 
@@ -67,28 +64,6 @@ def test_a_driver_that_was_stopped_for_a_while_is_not_failed():
     for _ in range(2):
         clock[0] += 1000
         watch.check()
-
-
-def test_a_client_of_a_lost_cluster_asks_ray_no_more(monkeypatch):
-    """After `ray.shutdown` any call would have Ray connect again, to a head that is gone."""
-    queried = []
-    pool_manager = PoolManagerClient.__new__(PoolManagerClient)
-    pool_manager.watch = HeadWatch(Gcs(), "node", 60.0)
-    pool_manager.actor = SimpleNamespace(heartbeat=SimpleNamespace(remote=lambda: "call"))
-
-    def wait(calls, timeout):
-        """As if the head was found to be gone while the answer is waited for."""
-        queried.append(calls)
-        pool_manager.watch.lost = "the head is gone"
-        return calls, []
-
-    monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr(ray, "get", queried.append)
-    with pytest.raises(ClusterLostError, match="the head is gone"):
-        pool_manager.call("heartbeat")
-    with pytest.raises(ClusterLostError, match="the head is gone"):
-        pool_manager.call("heartbeat")
-    assert queried == [["call"]]
 
 
 def test_a_call_waits_until_the_head_answers():

@@ -18,7 +18,6 @@ from support.heads import HEAD, accepting
 from vane_dagster.compute import idle_watcher
 from vane_dagster.compute.idle_watcher import CHECK_SECONDS, pause, stop_if_idle
 from vane_dagster.compute.local_head import HeadFolder
-from vane_dagster.compute.local_heads import running_heads
 
 MINUTE = 60.0
 
@@ -108,28 +107,6 @@ def test_a_head_whose_queue_of_connections_is_full_is_alive() -> None:
             pytest.fail("the queue was never full")
         assert head.alive()
     assert not head.alive()
-
-
-def test_the_watcher_goes_on_while_the_folder_is_not_private(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = watched.place.folder
-    modes = [0o777, 0o700]
-
-    def step(_: float) -> None:
-        if not modes:
-            (folder / "head.json").unlink()  # as `stop` does
-            return
-        folder.chmod(modes.pop(0))
-
-    monkeypatch.setattr(idle_watcher.time, "sleep", step)
-    with accepting() as alive:
-        (folder / "head.json").write_text(json.dumps(dataclasses.asdict(alive)))
-        idle_watcher.watch(str(folder))
-    assert "is not private" in capsys.readouterr().err
-    folder.chmod(0o777)
-    assert running_heads(folder.parent) == []
-    assert modes == []
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "soon"])
