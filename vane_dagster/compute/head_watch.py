@@ -13,7 +13,6 @@ import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
@@ -92,11 +91,16 @@ class HeadWatch:
         limit = reconnect_seconds() * (1.0 if _outlives else _CAUTION)
         node = ray.get_runtime_context().get_node_id()
         watch = cls(internal_kv_get_gcs_client(), node, limit)
-        own = weakref.ref(watch)
-        nodes = watch.call(ray.nodes)
-        given = (own, watch._over, _connected_raylet(node, nodes))
-        threading.Thread(target=_watch, args=given, daemon=True).start()
+        raylet = _connected_raylet(node, watch.call(ray.nodes))
+        threading.Thread(target=watch._watch, args=[raylet], daemon=True).start()
         return watch
+
+    def _watch(self, raylet: socket.socket | None) -> None:
+        """Check every few seconds until the watch is closed."""
+        with raylet or nullcontext():
+            while not self._over.is_set():
+                self._node_is_dead |= _has_ended(raylet, self._over)
+                self.look()
 
     def check(self) -> None:
         """Raise an error if the head or this machine's node is gone."""
@@ -120,10 +124,6 @@ class HeadWatch:
             f"{what}: it was stopped or killed, or its machine was lost. Finished parts are kept. "
             "Run again when the cluster is up; a LocalCluster is started by the next run"
         )
-
-    def node_died(self) -> None:
-        """Record that this machine's raylet has ended."""
-        self._node_is_dead = True
 
     def look(self) -> bool:
         """Query the GCS for live nodes; return whether it has answered."""
@@ -176,21 +176,6 @@ def begin_shutdown() -> threading.Thread:
     thread = threading.Thread(target=ray.shutdown, daemon=True)
     thread.start()
     return thread
-
-
-def _watch(
-    own: weakref.ref[HeadWatch], over: threading.Event, raylet: socket.socket | None
-) -> None:
-    """Check every few seconds while the watch exists."""
-    with raylet or nullcontext():
-        while not over.is_set():
-            ended = _has_ended(raylet, over)
-            if (watch := own()) is None:
-                return
-            if ended:
-                watch.node_died()
-            watch.look()
-            del watch
 
 
 def _connected_raylet(node: str, nodes: Iterable[Mapping[str, Any]]) -> socket.socket | None:

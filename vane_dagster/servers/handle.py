@@ -27,11 +27,8 @@ class ServerHandle:
     def __init__(self, key: str, keyed: Any, server: Any) -> None:
         self.key, self.keyed, self.server = key, keyed, server
 
-    def __getstate__(self) -> str:
-        return self.key
-
-    def __setstate__(self, key: str) -> None:
-        self.__init__(key, None, None)  # type: ignore[misc]  # a worker needs nothing else
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ServerHandle, (self.key, None, None)  # a worker needs nothing else
 
     def __repr__(self) -> str:
         return f"<server {self.key}>"
