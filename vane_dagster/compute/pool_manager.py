@@ -46,7 +46,7 @@ class PoolManager:
         self._servers: dict[str, PoolRequest] = {}
         self._growth = Growth(self._pool_state)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lock: asyncio.Lock | None = None
+        self._lock = asyncio.Lock()
         self._began = False
         # Makes a restarted pool manager adopt its pools even if nobody ever calls it again.
         ray.get_runtime_context().current_actor.hello.remote()
@@ -152,8 +152,6 @@ class PoolManager:
 
     async def _started(self) -> None:
         """On the first call, adopt the workers of a former pool manager and start the sweep."""
-        if self._lock is None:
-            self._lock = asyncio.Lock()
         async with self._lock:
             if self._began:
                 return

@@ -57,8 +57,6 @@ class Directory:
                 self._endpoints[key] = tuple(near_first)
                 if self._kept.get(key) not in near_first:
                     self._kept.pop(key, None)
-            known = {one for found in self._endpoints.values() for one in found}
-            self._silent = {one: at for one, at in self._silent.items() if one in known}
         keep(one.api_key for endpoints in announced.values() for one in endpoints)
 
     def knows(self, key: str) -> bool:
@@ -104,8 +102,6 @@ class Directory:
         finally:
             with self._lock:
                 self._in_flight[chosen] -= 1
-                if not self._in_flight[chosen]:
-                    del self._in_flight[chosen]
 
     def _able(self, key: str) -> Sequence[Endpoint]:
         """Return the endpoints of a server that do not restart, and answered a moment ago."""

@@ -143,7 +143,7 @@ def ending(code: int) -> str:
 
 def _main() -> None:
     """Be the guard."""
-    worker, folder = int(sys.argv[1]), sys.argv[2]
+    folder = sys.argv[2]
     if os.fork():
         os._exit(0)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -171,17 +171,17 @@ def _main() -> None:
     kill_at = float("inf")
     server = _descriptor(process.pid)
     with selectors.DefaultSelector() as selector:
-        # The pipe does not end with the worker if a process that it forked holds it too.
-        for file in {orders.fileno(), server, _descriptor(worker)} - {None}:
+        for file in {orders.fileno(), server} - {None}:
             selector.register(file, selectors.EVENT_READ)  # type: ignore[arg-type]  # None is taken out above
         while (code := _reap(process.pid)) is None and (left := kill_at - time.monotonic()) > 0:
             for key, _ in selector.select(min(_POLL_SECONDS, left)):
-                order = orders.readline() if key.fd == orders.fileno() else b""
-                if order:
+                if key.fd == server:
+                    continue
+                if order := orders.readline():
                     if kill_at == float("inf"):
                         process.terminate()
                     kill_at = min(kill_at, time.monotonic() + float(order))
-                elif key.fd != server:
+                else:  # the worker has ended
                     kill_at = 0.0
     if not _IS_LINUX:
         with contextlib.suppress(OSError):

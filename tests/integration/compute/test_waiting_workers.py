@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,26 +102,3 @@ def test_a_fork_of_the_process_ends_nothing(runs):
             os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert runs() == (0, pid)
-
-
-PROGRAM = """
-import os, sys
-import dagster as dg
-import vane_dagster as vd
-
-def pid(row):
-    return {"pid": os.getpid()}
-
-docs = vd.Pipeline("docs", source=vd.parquet(sys.argv[1]), id="id")
-docs.map("out", pid, schema={"pid": "BIGINT"}, concurrency=1)
-resources = {"compute": vd.LocalCompute(), "store": vd.FragmentStore(root=sys.argv[2])}
-assert dg.materialize([docs.build_assets()], resources=resources).success
-"""
-
-
-def test_workers_end_with_their_process(tmp_path):
-    write_source(tmp_path / "src", {"id": range(10)})
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "src"), str(tmp_path / "store")]
-    subprocess.run(command, check=True, capture_output=True)
-    (pid,) = {row["pid"] for row in read_stage(tmp_path / "store", "docs", "out").to_pylist()}
-    assert is_gone(pid)

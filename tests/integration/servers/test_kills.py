@@ -50,29 +50,6 @@ def test_a_killed_worker(group, tmp_path):
     assert_nothing_is_left(one)
 
 
-def test_a_worker_killed_after_it_has_forked(tmp_path):
-    """The child process holds the pipe to the guard open."""
-    prelude = (
-        "import os, threading, time\n"
-        "def fork():\n"
-        "    time.sleep(4)\n"
-        "    if os.fork() == 0:\n"
-        "        os.setsid(); time.sleep(60); os._exit(0)\n"
-        "threading.Thread(target=fork, daemon=True).start()"
-    )
-    one = worker(tmp_path, prelude)
-    server = set(one.pids)
-    until(lambda: one.descendants() - server)
-    forked = one.descendants() - server
-    one.kill()
-    try:
-        until(lambda: not left(server))
-        assert left(forked), "else the pipe was not held"
-    finally:
-        for pid in forked:
-            os.kill(pid, signal.SIGKILL)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_worker_ended_while_its_server_starts(number, tmp_path):
     children = tmp_path / "children"

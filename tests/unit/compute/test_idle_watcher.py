@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import socket
 from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,7 @@ from unittest import mock
 import pytest
 
 import vane_dagster as vd
-from support.heads import HEAD, accepting
+from support.heads import HEAD
 from vane_dagster.compute import idle_watcher
 from vane_dagster.compute.idle_watcher import CHECK_SECONDS, pause, stop_if_idle
 from vane_dagster.compute.local_head import HeadFolder
@@ -89,24 +87,6 @@ def test_a_head_of_another_start_or_without_a_setting_is_left_alone(watched: Wat
     setting.write_text(kept)
     record.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(HEAD, pid=2))))
     assert not watched.stops_after(1000)
-
-
-def test_a_head_whose_queue_of_connections_is_full_is_alive() -> None:
-    """As of a raylet that hangs while the watcher looks for days."""
-    with accepting() as head, contextlib.ExitStack() as held:
-        for _ in range(10_000):
-            waiting = held.enter_context(socket.socket(socket.AF_UNIX))
-            waiting.setblocking(False)
-            try:
-                waiting.connect(f"{head.session_dir}/sockets/raylet")
-            except BlockingIOError:
-                break
-            else:
-                waiting.close()
-        else:
-            pytest.fail("the queue was never full")
-        assert head.alive()
-    assert not head.alive()
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "soon"])

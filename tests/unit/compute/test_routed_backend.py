@@ -11,7 +11,7 @@ import pytest
 
 from vane_dagster.compute.api import TICKETS, CallResult, Capacity, TableLostError, Worker
 from vane_dagster.compute.routed_backend import RoutedBackend, RoutedLease, RoutedTable
-from vane_dagster.errors import ClusterLostError, ComputeError
+from vane_dagster.errors import ComputeError
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import Gather, Work
 from vane_dagster.worker.reports import LoadReport
@@ -130,17 +130,6 @@ def test_a_lost_table_is_no_loss_of_the_worker(pair):
     ticket = pair.lease.run(DRIVER, work(), [pair.table(pair.cluster)])
     (done,) = pair.lease.wait(5)
     assert done == CallResult(ticket, None, lost="its node is gone", cause="table")
-
-
-def test_a_lost_cluster_ends_the_run(pair):
-    pair.cluster.error = ClusterLostError("the head is gone")
-    with pytest.raises(ClusterLostError, match="the head is gone"):
-        pair.lease.run(DRIVER, work(), [pair.table(pair.cluster)])
-
-
-def test_a_pool_is_evicted_where_it_is(pair):
-    pair.lease.evict("d")
-    assert (pair.driver.evicted, pair.cluster.evicted) == (["d"], [])
 
 
 def test_both_leases_end_whatever_happens_to_one(pair):
