@@ -99,9 +99,9 @@ def port(server: psutil.Process) -> str:
     return command[command.index("--port") + 1]
 
 
-def reached(url: str, key: str | None = "LLM_KEY") -> dict[str, Any]:
+def reached(url: str) -> dict[str, Any]:
     """Arguments of a stage that reaches a server."""
-    options = {"base_url": url, "api_key_env": key}
+    options = {"base_url": url, "api_key_env": "LLM_KEY"}
     return {"provider": "openai", "options": options, "env_vars": ["LLM_KEY"]}
 
 

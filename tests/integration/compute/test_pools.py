@@ -117,14 +117,12 @@ def test_a_run_that_waits_for_a_lease_can_be_cancelled(ray_compute):
 class Environment:
     """Tells what its process was given."""
 
-    def __init__(self, torch: bool) -> None:
+    def __init__(self) -> None:
+        import torch
+
         self.token = os.environ.get("VANE_TEST_TOKEN", "unset")
         self.gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
-        self.torch = 0
-        if torch:
-            import torch as imported
-
-            self.torch = imported.get_num_threads()
+        self.torch = torch.get_num_threads()
 
     def __call__(self, batch):
         count = len(batch["id"])
@@ -145,30 +143,22 @@ COUNTS = ("omp", "blas", "arrow", "torch")
 FACTS = {"id": "BIGINT", "token": "VARCHAR", "gpus": "VARCHAR", **dict.fromkeys(COUNTS, "BIGINT")}
 
 
-@pytest.mark.parametrize("on_ray", [False, True], ids=["local", "ray"])
-def test_variables_and_threads_reach_the_workers(
-    on_ray, request, tmp_path, materialize, monkeypatch
-):
+def test_variables_and_threads_reach_the_workers(ray_compute, tmp_path, materialize, monkeypatch):
     monkeypatch.setenv("VANE_TEST_TOKEN", "s3cret-of-mine")
-    # Libraries count threads when they are imported: a forked process would not do.
-    compute = request.getfixturevalue("ray_compute") if on_ray else vd.LocalCompute(num_cpus=2)
     pipeline = docs(tmp_path)
-    kwargs = {"torch": on_ray}
     pipeline.map_batches(
         "out",
         Environment,
         schema=FACTS,
         concurrency=vd.Workers(1, env_vars=["VANE_TEST_TOKEN"]),
         batch_format="numpy",
-        fn_constructor_kwargs=kwargs,
     )
 
-    materialize(pipeline, compute)
+    materialize(pipeline, ray_compute)
 
     (found,) = rows(tmp_path, "out").slice(0, 1).drop_columns("id").to_pylist()
     token = "s3cret-of-mine"[::-1]
-    counts = {"omp": 2, "blas": 2, "arrow": 2, "torch": 2 if on_ray else 0}
-    assert found == {"token": token, "gpus": "", **counts}
+    assert found == {"token": token, "gpus": "", **dict.fromkeys(COUNTS, 2)}
 
 
 # vane-dagster pools

@@ -157,13 +157,6 @@ def test_a_group_follows_what_its_request_is_short_of(groups, pool_state, grown)
     assert [(group.name, len(group.bundles)) for group in groups.alive] == [("3", 3)]
 
 
-def test_a_cluster_that_cannot_grow_has_no_groups(groups, pool_state, grown, monkeypatch):
-    monkeypatch.setattr(growth, "adds_nodes", lambda: False)
-    ask(pool_state, "1", claim("a", GPU=1), nodes=BARE)
-    grown.step(BARE, 0.0)
-    assert groups.log == []
-
-
 def test_who_waits_for_half_an_hour_without_a_new_node_is_hopeless(groups, pool_state, grown):
 
     def hopeless_at(now: float, nodes: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import pytest
 
@@ -80,20 +79,3 @@ def test_a_call_waits_until_the_head_answers():
     gcs.get_all_node_info = get_all_node_info
     assert watch.call(lambda: 5) == 5
     assert next(asked, None) is None
-
-
-def test_a_call_ends_when_the_head_is_lost():
-    gcs, clock = Gcs(), [0.0]
-    watch = HeadWatch(gcs, "node", 60.0, clock=lambda: clock[0])
-
-    over = threading.Event()
-
-    def blocks() -> None:
-        gcs.up = False
-        while not over.wait(0.01):
-            watch.look()
-            clock[0] += 5
-
-    with pytest.raises(ClusterLostError):
-        watch.call(blocks)
-    over.set()
