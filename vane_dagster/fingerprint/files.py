@@ -34,6 +34,7 @@ _READERS = 8
 _BLOCK = 1 << 20
 _MIN_CACHED_BYTES = 1 << 20
 _WHOLE = ("/", "/tmp", "/var/tmp", "/dev/shm", sys.prefix, sys.base_prefix)
+_SKIPPED = (".", "models--", "datasets--", "__pycache__", "lost+found")
 _WILD = re.compile(r"[*?\[{]")
 
 
@@ -160,46 +161,21 @@ def _named(text: str | os.PathLike[str]) -> str | None:
 def walk_files(root: str) -> Iterator[tuple[str, str | None]]:
     """Yield the files of a folder by relative name and path; anything else without a path.
 
-    Hidden files and folders, compiled code and tagged caches are skipped. A folder that several
-    links point to is entered once.
+    Hidden files and folders, compiled code and tagged caches are skipped. Links are followed.
     """
-    entered = {_inode(os.stat(root)): "."}
-    waiting = [("", root)]
-    while waiting:
-        above, folder = waiting.pop()
-        with os.scandir(folder) as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
-        if any(entry.name == "CACHEDIR.TAG" for entry in listed):
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for folder, folders, files in os.walk(root, onerror=stop, followlinks=True):
+        if "CACHEDIR.TAG" in files:
+            folders.clear()
             continue
-        folders = []
-        for entry in listed:
-            if entry.name.startswith((".", "models--", "datasets--")) or entry.name in (
-                "__pycache__",
-                "lost+found",
-            ):
-                continue
-            name = f"{above}{entry.name}"
-            try:
-                state = entry.stat()
-            except OSError as error:
-                if not entry.is_symlink():
-                    raise
-                yield f"{name} -> {type(error).__name__}", None  # a broken link
-                continue
-            if stat.S_ISREG(state.st_mode):
-                yield name, entry.path
-            elif stat.S_ISDIR(state.st_mode):
-                inode = _inode(os.stat(entry.path))
-                if inode in entered:
-                    yield f"{name} -> {entered[inode]}", None
-                else:
-                    entered[inode] = name
-                    folders.append((f"{name}/", entry.path))
-        waiting += reversed(folders)
-
-
-def _inode(state: os.stat_result) -> tuple[int, int]:
-    return state.st_dev, state.st_ino
+        folders[:] = sorted(name for name in folders if not name.startswith(_SKIPPED))
+        for name in sorted(files):
+            if not name.startswith("."):
+                path = os.path.join(folder, name)
+                yield os.path.relpath(path, root), path if os.path.isfile(path) else None
 
 
 def _own_state() -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-import functools
+import gc
 import hashlib
 import json
 import os
 import stat
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
@@ -82,8 +80,8 @@ class LocalFile:
         for name, path in islice(walk_files(os.path.realpath(self.path)), MAX_FILES + 1):
             if path is None:
                 raise CodeIdentityError(
-                    f"{self} holds a link that leads nowhere, or to a folder that it holds already:"
-                    f" {name}. Remove the link, or name the folder that is used"
+                    f"{self} holds what is no file, such as a link that leads nowhere or in a "
+                    f"circle: {name}. Remove it, or name the folder that is used"
                 )
             found[name] = path
         if not found:
@@ -180,7 +178,7 @@ def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) 
 
 
 def found_in(value: Any, kind: type[T]) -> Iterator[T]:
-    """Yield the objects of a type in arguments: in containers, records, partials and closures."""
+    """Yield the objects of a type in arguments: in containers, objects and closures."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
@@ -197,21 +195,6 @@ def _inside(value: Any) -> list[Any]:
         return [value.handle]
     if isinstance(value, ServerHandle):
         return [] if value.server is None else [value.server.command]
-    if isinstance(value, Mapping):
-        return [*value.keys(), *value.values()]
-    if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
-        return list(value)
-    if isinstance(value, functools.partial):
-        return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, types.FunctionType):
+    if isinstance(value, types.FunctionType):  # not the names of its module
         return list(captured_by(value).values())
-    if isinstance(value, type):
-        return []
-    if dataclasses.is_dataclass(value):
-        return [getattr(value, each.name, None) for each in dataclasses.fields(value)]
-    kind = type(value)
-    if hasattr(kind, "model_fields"):  # pydantic
-        return list(vars(value).values())
-    if attributes := getattr(kind, "__attrs_attrs__", ()):
-        return [getattr(value, each.name, None) for each in attributes]
-    return []
+    return [] if isinstance(value, (type, types.ModuleType)) else gc.get_referents(value)

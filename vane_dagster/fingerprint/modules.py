@@ -159,7 +159,7 @@ class Finder:
         if name.partition(".")[0] == __name__.partition(".")[0]:
             return Module(name, "self", None)
         loaded = sys.modules.get(name)
-        if loaded is not None and not _is_replaced(loaded):
+        if isinstance(loaded, types.ModuleType):  # not an object that a module put in its place
             return self._loaded(name, loaded)
         found = self._on_path(name, parent_name)
         return self._loaded(name, loaded) if found is None and loaded is not None else found
@@ -275,12 +275,6 @@ class Finder:
             yield ImportTarget("whole", module.name, attribute, module)
 
 
-def _is_replaced(loaded: Any) -> bool:
-    """Return whether a module replaced itself with another object, which has no file."""
-    known = (module_attribute(loaded, item) for item in ("__spec__", "__file__", "__path__"))
-    return not isinstance(loaded, types.ModuleType) and all(item is None for item in known)
-
-
 def _classified(name: str, path: str | None, folders: tuple[str, ...] | None) -> Module:
     if path is not None:
         path = os.path.abspath(path)
@@ -291,18 +285,11 @@ def _classified(name: str, path: str | None, folders: tuple[str, ...] | None) ->
 
 
 def _find_spec(name: str, search: Iterable[str] | None) -> importlib.machinery.ModuleSpec | None:
-    """Locate one level of a name by the standard finders, then by others (editable installs)."""
-    standard = (
-        importlib.machinery.BuiltinImporter,
-        importlib.machinery.FrozenImporter,
-        importlib.machinery.PathFinder,
-    )
-    others = [finder for finder in sys.meta_path if finder not in standard]
+    """Locate one level of a name."""
     folders = None if search is None else list(search)
-    finders: list[Any] = [*standard, *others]
     with warnings.catch_warnings():  # a library may warn about its own old names
         warnings.simplefilter("ignore")
-        for finder in finders:
+        for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             try:
                 spec = find(name, folders) if find is not None else None
