@@ -170,9 +170,6 @@ _VALUES = [
     _value("a set's order", "", '{"a", "b"}', '{"b", "a"}', False),
     _value("arguments by name", _RECORDS, "Options(2)", "Options(size=2)", False),
     _value("chunks", _ARROW, "pa.chunked_array([[1, 2]])", "pa.chunked_array([[1], [2]])", False),
-    _value("an array's layout", _NUMPY, "np.ones((2, 3))", 'np.ones((2, 3), order="F")', False),
-    _value("an array's padding", _NUMPY + 'T = np.dtype([("a", "i1"), ("b", "i4")], align=True)\n',
-           "np.zeros(2, T)", "np.frombuffer(bytes([0, 7, 7, 7] + [0] * 12), T)", False),
 ]  # fmt: skip
 
 # The statement that makes the value counts too, because it calls a function that gets it.

@@ -204,25 +204,11 @@ class ValueEncoder:
         return steps[root](library, value, path) if root in steps and library is not None else None
 
     def _numpy(self, np: Any, value: Any, path: str) -> str | None:
-        kind = type(value)
-        if isinstance(value, np.generic):
-            content = self._buffer(np, np.asarray(value), path)
-            return combine("scalar", self.digest(value.dtype, path), content)
-        if kind in (np.ndarray, np.memmap):
-            head = (self.digest(value.dtype, path), repr(value.shape))
-            return combine("array", *head, self._buffer(np, value, path))
-        return None
-
-    def _buffer(self, np: Any, value: Any, path: str) -> str:
-        """Hash an array's elements, ignoring the memory between them."""
-        dtype = value.dtype
-        if dtype.names is not None:
-            return combine("fields", *(self._buffer(np, value[n], path) for n in dtype.names))
-        if dtype.hasobject or dtype.kind in "TU":  # texts may name files
-            return combine("objects", *self._each(value.ravel().tolist(), path))
-        if dtype.char in "gG":  # some bytes of a long double are padding
-            raise CodeIdentityError(f"{path} is an array of {dtype}. Pass it as float64.")
-        return combine("bytes", np.ascontiguousarray(value).tobytes())
+        """Hash texts and objects one by one, since texts may name files."""
+        if not isinstance(value, (np.generic, np.ndarray)) or value.dtype.kind not in "OTU":
+            return None
+        head = (type(value).__name__, self.digest(value.dtype, path), repr(value.shape))
+        return combine("array", *head, *self._each(value.ravel().tolist(), path))
 
     def _pyarrow(self, pa: Any, value: Any, path: str) -> str | None:
         if isinstance(value, (pa.Table, pa.RecordBatch)):
@@ -245,8 +231,6 @@ class ValueEncoder:
             parts = (value.indices, value.dictionary)
             return combine("dictionary", *(self._elements(pa, part, path) for part in parts))
         is_flat = pa.types.is_primitive(value.type) and value.type.bit_width <= 64
-        if is_flat and pa.types.is_temporal(value.type):
-            value = value.cast(f"int{value.type.bit_width}")  # Python's times lack nanoseconds
         if is_flat and not value.null_count:
             return self.digest(value.to_numpy(zero_copy_only=False), path)
         # The memory of a null slot is arbitrary, so only the values count.
