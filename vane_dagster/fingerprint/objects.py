@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import inspect
 import linecache
@@ -22,7 +21,7 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.module_attributes import module_attribute
 from vane_dagster.fingerprint.modules import Finder, Module, path_kind
-from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, bound_names, code_digest
+from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, code_digest
 from vane_dagster.fingerprint.values import ValueEncoder
 from vane_dagster.types.callables import captured_by, defaults_of, unwrapped
 
@@ -39,12 +38,8 @@ _FIELDS = (
     "__attrs_attrs__",
 )  # fmt: skip
 """Attributes with the fields of a dataclass, pydantic model or attrs class."""
-_CLASS_DETAILS = {
-    "__dict__", "__weakref__", "__module__", "__qualname__", "__firstlineno__",
-    "__static_attributes__", "__annotations__", "__annotate__", "__annotate_func__",
-    "__annotations_cache__", "__dataclass_fields__", "__dataclass_params__", "__match_args__",
-    "_abc_impl",
-}  # fmt: skip
+_MADE = frozenset({OPTIONS, *SET_ON_CLASSES, "_abc_impl", "_value2member_map_"})
+"""Attributes that are made with a class."""
 
 
 class ObjectEncoder:
@@ -238,7 +233,6 @@ class ObjectEncoder:
             source = self._dependency_walk.finder.source(str(module.path))
         units = source.binding(cls.__qualname__.partition(".")[0]) if source is not None else []
         nodes = [node for unit in units for node in unit.nodes]
-        written = bound_names(nodes) if nodes else vars(cls).keys()
         parts = [cls.__qualname__, self.digest(_plain_hints(cls), path)]
         if source is not None and nodes and module is not None:
             unit = SymbolSource(source.path, nodes)
@@ -247,7 +241,7 @@ class ObjectEncoder:
             if not module.is_source and cls.__module__ in sys.modules:
                 scope = vars(sys.modules[cls.__module__])
                 parts += self._globals(unit.names - {cls.__name__}, scope, path)
-        for name, member in _members(cls, written):
+        for name, member in _members(cls):
             try:
                 parts.append(combine(name, self._member(member, f"{path}.{name}")))
             except CodeIdentityError:
@@ -264,39 +258,19 @@ def _lookup(obj: Any) -> Any:
     return found
 
 
-def _members(cls: type, body: Set[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the members of a class that are neither generated nor implementation details."""
-    members = dict(vars(cls))
-    generated = {name for name, item in _functions(cls) if _is_generated(cls, item)}
-    skipped = {*_CLASS_DETAILS, *generated}
-    if OPTIONS in members:
-        skipped |= {OPTIONS, *SET_ON_CLASSES}
-    if issubclass(cls, enum.Enum):
-        names = cls.__members__
-        yield "__members__", {name: member.value for name, member in names.items()}
-        skipped |= {name for name in members if name in names or name.startswith("_")}
-    if "__pydantic_fields__" in members:
-        skipped |= {"__signature__", *(n for n in members if n.startswith("__pydantic_"))}
-        skipped -= {name for name, member in members.items() if _is_written(member)}
-    if dataclasses.is_dataclass(cls):
-        skipped.add("__doc__")  # which may be generated
-    yield from ((name, members[name]) for name in _FIELDS if name in members)
-    for name, member in sorted(members.items()):
-        if isinstance(member, _SLOTS) or name in skipped:
+def _members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield the members of a class, but of special ones only fields, the docstring and methods."""
+    for name, member in sorted(vars(cls).items()):
+        if name in _MADE or isinstance(member, _SLOTS):
             continue
-        if _is_special(name) and name not in body and not _is_written(member):
-            continue
-        yield name, member
+        is_text = name == "__doc__" and not dataclasses.is_dataclass(cls)
+        is_named = name in _FIELDS or is_text or not _is_special(name)
+        if is_named or any(_member_functions(member)):
+            yield name, member
 
 
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
-
-
-def _is_written(member: Any) -> bool:
-    """Return whether a member is a user-written function."""
-    files = [item.__code__.co_filename for item in _member_functions(member)]
-    return any(not file.startswith("<") and path_kind(file) == "own" for file in files)
 
 
 def _plain_hints(obj: Any) -> list[Any]:
@@ -331,13 +305,6 @@ def _member_functions(member: Any) -> Iterator[types.FunctionType]:
     for item in map(unwrapped, [getattr(member, name) for name in names] or [member]):
         if isinstance(item, types.FunctionType):
             yield item
-
-
-def _is_generated(cls: type, function: types.FunctionType) -> bool:
-    """Return whether a method of a dataclass, named tuple or enum is a generated one."""
-    file = function.__code__.co_filename
-    is_record = dataclasses.is_dataclass(cls) or issubclass(cls, (tuple, enum.Enum))
-    return is_record and (file == "<string>" or path_kind(file) == "stdlib")
 
 
 def _cell_of(cls: type) -> SourceFile | None:
