@@ -13,13 +13,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, overload
 
-from vane_dagster._arguments import flag, positive, whole
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.decorators import OPTIONS
 from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.lazy_instances import Construction, ConstructorSignature
-from vane_dagster.pipeline.options import check_amount
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,19 +69,13 @@ class CallOptions(FunctionArguments, total=False):
 
 
 def _checked(given: Mapping[str, Any]) -> CallOptions:
-    """Validate the arguments of a decorator, and leave out those that are None."""
-    where, on_error = "a decorator of vd", given.get("on_error")
+    """Return the arguments of a decorator without those that are None; stages validate them."""
+    on_error = given.get("on_error")
     if on_error not in ON_ERROR:
         raise DefinitionError(
-            f"{where}: on_error is {on_error!r}; expected 'raise', 'log' or 'ignore'. To "
+            f"a decorator of vd: on_error is {on_error!r}; expected 'raise', 'log' or 'ignore'. To "
             'store failed rows beside the output, give the stage on_error="quarantine"'
         )
-    check_amount(where, "cpus", given.get("cpus") or 0)
-    check_amount(where, "gpus", given.get("gpus") or 0)
-    flag(where, "unnest", given.get("unnest", False))
-    positive(where, "batch_size", given.get("batch_size"))
-    positive(where, "max_concurrency", given.get("max_concurrency"))
-    whole(where, "max_retries", given.get("max_retries"))
     return cast(CallOptions, {name: each for name, each in given.items() if each is not None})
 
 

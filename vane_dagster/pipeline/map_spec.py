@@ -55,13 +55,9 @@ _OF_ROWS = frozenset(
     {"cardinality", "columns", "id", "include_columns", "on_error", "per_row", "schema"}
 )
 """The options that concern rows and columns, which row keys have apart."""
-_OPEN_FILE = (
-    "To read the row's file, write a parameter `file: vd.File`; else name the column of a "
-    'parameter, as columns={"parameter": "column"}'
-)
 _NAME_INPUTS = (
-    'Name the column of a parameter, as columns={"parameter": "column"}, or annotate the one '
-    "parameter as a dict to get the whole row"
+    'Name the column of a parameter, as columns={"parameter": "column"}; annotate it as vd.File '
+    "for the row's file, or as a dict for the whole row"
 )
 
 
@@ -270,8 +266,8 @@ class MapBatchesSpec(StageKind):
         if first.is_complete:
             needed = dict.fromkeys([*self._needed, *named_in(self.include)])
             by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
-            fix = (_OPEN_FILE if pipeline.source.names_files else _NAME_INPUTS) if by_row else ""
-            require_columns(f"{location}: {upstream!r}", needed, first.fields, fix=fix)
+            owner, fix = f"{location}: {upstream!r}", _NAME_INPUTS if by_row else ""
+            require_columns(owner, needed, first.fields, fix=fix)
         ids = [key.column for key in pipeline._keys_of(upstream)]
         own = [key.column for key in pipeline._keys_of(self.name)]
         fields: dict[str, pa.Field | None] = {}

@@ -232,8 +232,10 @@ class Pipeline(Rows):
                 branch, more = ("└── ", "    ") if spec is below[-1] else ("├── ", "│   ")
                 of = f" of {names(spec.upstream)}" if len(spec.upstream) > 1 else ""
                 table = tables[spec.name]
-                kinds = {n: "?" if k is None else type_name(k) for n, k in table.types.items()}
-                columns = [f"{name} {kind}" for name, kind in kinds.items()]
+                columns = [
+                    f"{name} {'?' if each is None else type_name(each.type)}"
+                    for name, each in table.fields.items()
+                ]
                 columns += [] if table.is_complete else ["..."]
                 tree = list(drawn(spec.name, indent + more))
                 yield f"{indent}{branch}{spec.name} ({spec.kind}{of})"

@@ -75,24 +75,12 @@ class ProjectSpec(StageKind):
             check_id(location, pipeline._keys_of(self.name)[0].column, schema)
             fields = dict(zip(schema.names, schema))
         else:
-            known = [each for each in first.fields.values() if each is not None]
-            fields = {name: self._bound(name, text, known, location) for name, text in pairs}
+            fields = {name: None for name, _ in pairs}
         reads = {}
         for name, expression in pairs:
             named = {other.lower() for other in sql.referenced_columns(expression, self.name)}
             reads[name] = [(upstream, each) for each in first.fields if each.lower() in named]
         return Table(fields, reads, self.include is not True or first.is_complete)
-
-    def _bound(
-        self, name: str, expression: str, known: list[pa.Field], location: str
-    ) -> pa.Field | None:
-        """Return a column of an expression; None if it reads a column of unknown type."""
-        none = sql.unused("none", sql.referenced_columns(expression, location))
-        given = pa.schema(known or {none: pa.bool_()})  # SQL has no table without columns
-        try:
-            return sql.bind(((name, expression),), None, given, location).field(0)
-        except (SchemaError, DefinitionError):
-            return None
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """The columns with expressions other than a plain input column."""

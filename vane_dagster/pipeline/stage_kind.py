@@ -54,11 +54,6 @@ class Table:
         known = [each for each in self.fields.values() if each is not None]
         return pa.schema(known) if self.is_complete and len(known) == len(self.fields) else None
 
-    @property
-    def types(self) -> dict[str, pa.DataType | None]:
-        """The columns and their types."""
-        return {name: None if each is None else each.type for name, each in self.fields.items()}
-
 
 @dataclass(frozen=True)
 class StageKind(abc.ABC):

@@ -186,23 +186,16 @@ def _check_callable(where: str, target: Any, method: str, is_factory: bool) -> N
             )
         return
     if is_function(target):
-        owner, _, method = qualname(target).rpartition(".")
         signature = signature_of(target)
-        if not (owner and signature and next(iter(signature.parameters), "") == "self"):
+        is_method = "." in qualname(target) and signature and "self" in signature.parameters
+        if not is_method:
             return
-        given, name = f"method {method!r} of", owner.rpartition(".")[2]
-    else:
-        is_method = inspect.ismethod(target)
-        name = qualname(type(target.__self__ if is_method else target))
-        method = target.__name__ if is_method else ""
-        given = f"method {method!r} of an instance of" if is_method else "an instance of"
     raise DefinitionError(
-        f"{where}: {given} {name} was given; expected a function or a class. A worker constructs "
-        "the object itself, once, so that a model is loaded where it runs and stays warm there, "
-        "and is never pickled: decorate the class with @vd.cls, so that "
-        f"{name}(...){'.' * bool(method)}{method} constructs nothing here, or pass "
-        f"functools.partial({name}, ...). For a class of a library, write a class that constructs "
-        "it in __init__ and calls it in __call__"
+        f"{where}: {qualname(target)} was given as a method or an instance; expected a function or "
+        "a class. A worker constructs the object itself, once, so that a model is loaded where it "
+        "runs and stays warm there, and is never pickled: decorate the class with @vd.cls, so that "
+        "calling it constructs nothing here, or pass functools.partial(<class>, ...). For a class "
+        "of a library, write a class that constructs it in __init__ and calls it in __call__"
     )
 
 

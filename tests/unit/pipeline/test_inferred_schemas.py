@@ -48,7 +48,7 @@ def test_columns_of_a_stage_are_unknown_until_they_are_inferred():
     first.map_batches("more", batches, schema={"x": "BIGINT"}, include_columns=True)
     tree = str(docs)
     assert "id ?, n ?, ..." in tree
-    assert "id ?, half ?, one INTEGER" in tree
+    assert "id ?, half ?, one ?" in tree
     assert "id ?, n ?, x BIGINT, ..." in tree
     for name in ("labels", "half", "more"):
         with pytest.raises(

@@ -187,14 +187,14 @@ REFUSED = {
 
 NET = type("Net", (type("Module", (), {"__module__": "torch.nn"}),), {})
 MAPPED: list[tuple[Any, dict[str, Any], list[str]]] = [
-    (Model(), {}, ["'docs/m'", "an instance of Model", "stays warm", "functools.partial(Model,"]),
-    (Model().__call__, {}, ["method '__call__' of an instance of Model", "@vd.cls, so that"]),
+    (Model(), {}, ["'docs/m'", "Model was given", "stays warm", "functools.partial"]),
+    (Model().__call__, {}, ["Model.__call__ was given as a method", "@vd.cls, so that"]),
     (
         functools.partial(Model, "a"), {"fn_constructor_kwargs": {"revision": 1}},
         ["Model(...) has its constructor's arguments already", "fn_constructor_kwargs"],
     ),
-    (NET(), {}, ["an instance of Net was given", "in __init__"]),
-    (Model.__call__, {}, ["'__call__' of Model", "with @vd.cls"]),
+    (NET(), {}, ["Net was given", "in __init__"]),
+    (Model.__call__, {}, ["Model.__call__ was given", "with @vd.cls"]),
     (NotCallable, {}, ["class NotCallable has no __call__", "define"]),
     (Odd, {}, ["check_health(self, deep) cannot be called as"]),
     (plain, {"fn_constructor_kwargs": {"path": "a"}}, ["plain is a function", "fn_kwargs"]),

@@ -32,7 +32,7 @@ def test_a_pipeline_is_drawn_as_a_tree_with_columns_and_known_types():
         [
             "docs: rows of rows.parquet, by 'id'",
             "└── clean (project)",
-            "    │   id ?, text ?, one BIGINT, n ?",
+            "    │   id ?, text ?, one ?, n ?",
             "    ├── chunks (map_batches)",
             "    │       chunk_id VARCHAR, id ?, chunk VARCHAR",
             "    ├── both (join of 'clean', 'chunks')",
