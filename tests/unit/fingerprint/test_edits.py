@@ -26,7 +26,6 @@ UNDETECTED = {
     "attack: future annotations added",
     "file: a path as bytes",
     "import: a file is written",
-    "import: a parameter of a class registers",
     "syntax: import: Hydra's target",
 }
 """Limits that `docs/identity.md` names."""
