@@ -15,7 +15,6 @@ from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
-from vane_dagster.fingerprint.decorators import OPTIONS, SET_ON_CLASSES
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine
@@ -38,7 +37,7 @@ _FIELDS = (
     "__attrs_attrs__",
 )  # fmt: skip
 """Attributes with the fields of a dataclass, pydantic model or attrs class."""
-_MADE = frozenset({OPTIONS, *SET_ON_CLASSES, "_abc_impl", "_value2member_map_"})
+_MADE = ("_abc_impl", "_value2member_map_")
 """Attributes that are made with a class."""
 
 
@@ -183,7 +182,7 @@ class ObjectEncoder:
         """Hash the attributes set on a function, and its docstring."""
         yield combine("__doc__", inspect.cleandoc(function.__doc__ or ""))
         for name, value in sorted(vars(function).items()):
-            if name not in ("__wrapped__", OPTIONS):
+            if not _is_special(name):  # such as the options of our decorators
                 yield combine(name, self.digest(value, f"{path}.{name}"))
 
     def _globals(self, names: Set[str], scope: Mapping[str, Any], path: str) -> Iterator[str]:

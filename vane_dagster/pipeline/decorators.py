@@ -135,10 +135,11 @@ def cls(class_: Any = None, **options: Unpack[ClassArguments]) -> Any:
                 f"@vd.cls on {name}, which is no class; use @vd.func for a function, @vd.method "
                 "for a method"
             )
-        if "__new__" in vars(target) and not isinstance(vars(target)["__new__"], Construction):
+        if target.__new__ is not object.__new__ and not isinstance(target.__new__, Construction):
             raise DefinitionError(
-                f"@vd.cls on class {name}, which defines __new__; the decorator needs it to delay "
-                "the construction. Move what it does to __init__"
+                f"@vd.cls on class {name}, which has a __new__, or a base that has; the decorator "
+                "needs it to delay the construction. Move what it does to __init__, or write a "
+                "class that constructs this one there"
             )
         setattr(target, OPTIONS, declared)
         setattr(target, "__new__", Construction())  # noqa: B010  # mypy knows another type

@@ -23,9 +23,7 @@ class Construction:
         is_decorated = isinstance(vars(target).get("__new__"), Construction)
         if is_decorated and not _constructs_now():
             return LazyInstance(target, args, kwargs)
-        found = (each.__new__ for each in target.__mro__ if "__new__" in vars(each))
-        new: Any = next(new for new in found if not isinstance(new, Construction))
-        return new(target) if new is object.__new__ else new(target, *args, **kwargs)
+        return object.__new__(target)
 
 
 class ConstructorSignature:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import vane_dagster as vd
 from support.edits import Project
-from vane_dagster.fingerprint.code import code_identity, worker_code_digest
+from vane_dagster.fingerprint.code import worker_code_digest
 
 PLAIN = '''
 import functools
@@ -152,47 +150,6 @@ def test_a_decorator_that_may_be_another_counts(head, decorator, project):
 
 
 OTHER = "def cls(kind):\n    return kind\n"
-LOCAL = """
-import vane_dagster as vd
-
-def make(n):
-    @vd.cls(gpus=1)
-    class Local:
-        @vd.method(return_dtype="BIGINT")
-        def add(self, x):
-            return x + n
-
-        def __call__(self, x):
-            return self.add(x)
-
-    @vd.func(return_dtype="BIGINT")
-    def add(x):
-        return x + n
-    return Local, add
-
-Local, add = make(2)
-"""
-
-
-def test_a_class_without_source_has_the_identity_of_its_members() -> None:
-    def made(decorator: str) -> str:
-        scope: dict[str, Any] = {"vd": vd, "__name__": "made_in_memory"}
-        exec(f"{decorator}\nclass Model:\n    def __call__(self, x):\n        return x\n", scope)
-        return code_identity(scope["Model"]).digest
-
-    assert made("@vd.cls(gpus=1)") == made("")
-
-
-def test_decorators_in_functions_change_no_identity_either(project):
-    project.write(defs=LOCAL)
-    before = project.digest("Local"), project.digest("add")
-    path = project.root / "defs.py"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(line for line in lines if not line.strip().startswith("@")))
-    assert (project.digest("Local"), project.digest("add")) == before
-    project.edit("defs.py", "make(2)", "make(3)")
-    assert project.digest("Local") != before[0]
-    assert project.digest("add") != before[1]
 
 
 # Declarations in the module of the class
