@@ -8,15 +8,14 @@ import enum
 import functools
 import os
 import pathlib
-import struct
 import sys
 import types
-import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from vane_dagster._secrets import is_wrapped
 from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.local_file import LocalFile
@@ -36,7 +35,7 @@ _CODE = (
     types.MethodWrapperType,
     types.ModuleType,
 )
-_SCALARS = (bool, int, float, complex, str, bytes)
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _PLAIN_MODULES = frozenset({*sys.stdlib_module_names, "numpy", "pandas", "pyarrow"})
 _BYTES = (bytes, bytearray, memoryview)
@@ -55,11 +54,9 @@ class ValueEncoder:
 
     def digest(self, value: Any, path: str) -> str:
         """Hash a value."""
-        if value is None or value is Ellipsis or value is NotImplemented:
-            return combine(repr(value))
         kind = type(value)
         if kind in _SCALARS:
-            return self._scalar(value, kind, path)
+            return self._scalar(value, path)
         try:
             return self._object(value, path)
         except CodeIdentityError:
@@ -71,14 +68,7 @@ class ValueEncoder:
             raise _unstable(value, path, reason) from error
 
     def _object(self, value: Any, path: str) -> str:
-        origin = typing.get_origin(value)
-        # `list[int]`, which is a type in Python 3.10; `Generic` is its own origin.
-        if origin is not None and origin is not value:
-            parts = (origin, *typing.get_args(value))
-            return combine("generic", *self._each(parts, path))
-        if isinstance(value, type(typing.ClassVar)):
-            return combine("typing", repr(value))
-        if isinstance(value, _CODE):
+        if isinstance(value, _CODE) and type(value) is not types.GenericAlias:  # a type in 3.10
             return self._code(value, path)
         if id(value) in self._open:
             raise _unstable(value, path, "that refers back to itself")
@@ -103,19 +93,10 @@ class ValueEncoder:
             return combine("opaque", kind.__module__, kind.__qualname__)
         return combine("object", *self._reduced(value, path))
 
-    def _scalar(self, value: Any, kind: type, path: str) -> str:
-        if kind is str:
-            text = str.__str__(value)
-            return self._with_content("str", text, text, path)
-        if kind is bytes:
-            return combine("bytes", bytes(value))
-        if kind is float:
-            return combine("float", struct.pack(">d", value))
-        if kind is complex:
-            return combine("complex", struct.pack(">dd", value.real, value.imag))
-        if kind is int:
-            return combine("int", hex(int(value)))
-        return combine(kind.__name__, repr(value))
+    def _scalar(self, value: Any, path: str) -> str:
+        if isinstance(value, str):
+            return self._with_content("str", value, value, path)
+        return combine(type(value).__name__, ast_digest.constant_text(value))
 
     def _with_content(self, tag: str, text: str, named: str | os.PathLike[str], path: str) -> str:
         """Hash a string, and the content of the file or folder that it may name."""
@@ -129,8 +110,9 @@ class ValueEncoder:
             return combine("server", self.digest(value.keyed, path))
         if isinstance(value, HostUrls):
             return combine("server urls", value.kind, self.digest(value.handle, path))
-        if isinstance(value, enum.Enum):
-            return self._member(value, path)
+        if isinstance(value, enum.Enum):  # its class may hold it
+            named = ("" if isinstance(value, enum.Flag) else value.name, value.value)
+            return combine("enum", self._code(type(value), path), *self._each(named, path))
         if isinstance(value, pathlib.PurePath):
             kind = self._code(type(value), path)
             return self._with_content(kind, value.as_posix(), value, path)
@@ -138,14 +120,9 @@ class ValueEncoder:
             return combine("secret", self.digest(value.get_secret_value(), path))
         return None
 
-    def _member(self, value: enum.Enum, path: str) -> str:
-        kind = self._code(type(value), path)
-        name = "" if isinstance(value, enum.Flag) else value.name
-        return combine("enum", kind, name, self.digest(value.value, f"{path}.value"))
-
     def _container(self, value: Any, path: str) -> str | None:
         kind = type(value)
-        if isinstance(value, types.MappingProxyType):
+        if kind is types.MappingProxyType:
             return combine("mapping", *self._items(dict(value), path))
         return combine(kind.__name__, *self._items(value, path)) if kind in _CONTAINERS else None
 
