@@ -44,11 +44,9 @@ def acts(statement: ast.stmt) -> Iterator[Act]:
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Expr):
-            value = node.value.value if isinstance(node.value, ast.Await) else node.value
-            kinds[id(value)] = "bare call"
-        elif isinstance(node, ast.Assign) and all(
-            getattr(each, "id", "") == "_" for each in node.targets
+        if isinstance(node, ast.Expr) or (
+            isinstance(node, ast.Assign)
+            and all(getattr(each, "id", "") == "_" for each in node.targets)
         ):
             kinds[id(node.value)] = "bare call"
         elif isinstance(node, ast.withitem):

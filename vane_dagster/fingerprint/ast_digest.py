@@ -135,13 +135,12 @@ def names_of(nodes: Sequence[ast.stmt], filename: str) -> frozenset[str]:
     """
     read = [ast.fix_missing_locations(item) for item in read_names(nodes)]
     module = ast.Module(body=[*nodes, *read], type_ignores=[])
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return frozenset(global_names(compile(module, filename, "exec", flags, True, 0)))
+            return frozenset(global_names(compile(module, filename, "exec", dont_inherit=True)))
     except (RecursionError, SyntaxError, ValueError):
-        # very many operators, `nonlocal` of an outer function, or the target of a store alone
+        # very many operators, `nonlocal` or `await` of a cell, or the target of a store alone
         return frozenset(
             name
             for node in ast.walk(module)
@@ -254,7 +253,7 @@ def import_refs(node: ast.Import | ast.ImportFrom, guarded: bool) -> Iterator[Im
 
 def root(node: ast.AST) -> ast.AST:
     """Return what an expression begins with: ``X`` for ``X.a[0].b(1)``."""
-    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript, ast.Starred, ast.Await)):
+    while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript, ast.Starred)):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node
 

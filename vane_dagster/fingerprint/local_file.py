@@ -143,18 +143,11 @@ def local_file(path: str | os.PathLike[str]) -> Any:
     Raises:
         DefinitionError: It is no path, empty, or a URL.
     """
-    if not isinstance(path, (str, bytes, os.PathLike)):
+    text = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
+    if not text or ("://" in text and not os.path.lexists(text)):
         raise DefinitionError(
-            f"vd.local_file was given a {type(path).__name__}; expected a path of a file or folder"
-        )
-    text = os.fsdecode(path)
-    if not text:
-        raise DefinitionError("vd.local_file was given an empty path: name the file or folder")
-    scheme, found, _ = text.partition("://")
-    if found and not os.path.lexists(text):
-        raise DefinitionError(
-            f"vd.local_file was given a URL, {scheme}://..., in place of a path. Pass the path "
-            "alone, or pass the URL itself as the argument, and open it in the worker"
+            "vd.local_file was given no path; expected the path of a file or folder. Pass a URL "
+            "itself as the argument, and open it in the worker"
         )
     return LocalFile(os.path.abspath(os.path.expanduser(text)))
 

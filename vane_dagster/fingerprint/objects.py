@@ -274,10 +274,7 @@ def _is_special(name: str) -> bool:
 
 def _plain_hints(obj: Any) -> list[Any]:
     """Return the type hints of a function or class, and its generic bases, as values."""
-    try:
-        hints = list(inspect.get_annotations(obj).items())
-    except Exception:  # from Python 3.14, hints are evaluated on first use
-        hints = []
+    hints = inspect.get_annotations(obj).items()
     return [*map(_plain_hint, (*hints, *vars(obj).get("__orig_bases__", ())))]
 
 

@@ -54,7 +54,7 @@ def _imported(code: types.CodeType) -> Iterator[str]:
     """Yield the modules that code imports when it runs; a dot for a relative import."""
     constants: list[Any] = []
     for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+        if step.opname == "LOAD_CONST":
             constants.append(step.argval)
         elif step.opname == "IMPORT_NAME":
             level = constants[-2]  # the names to import follow it

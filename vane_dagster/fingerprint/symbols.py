@@ -211,8 +211,6 @@ def _constant_digest(value: object) -> str:
         parts = [_constant_digest(item) for item in value]
         ordered = parts if isinstance(value, tuple) else sorted(parts)
         return combine(type(value).__name__, *ordered)
-    if isinstance(value, slice):
-        return _constant_digest(("slice", value.start, value.stop, value.step))
     return combine(type(value).__name__, ast_digest.constant_text(value))
 
 

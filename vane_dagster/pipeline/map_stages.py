@@ -527,15 +527,12 @@ def _tensor_shapes(location: str, shapes: Any, inputs: int) -> tuple[tuple[int, 
     """Return the shape of each input, None for a scalar; empty if no input has one."""
     listed: Sequence[Any] = shapes or ()
     if isinstance(shapes, Mapping):
-        unknown = set(shapes) - set(range(inputs))
-        listed = [*map(shapes.get, range(inputs)), *([()] * len(unknown))]
-    sizes = [size for shape in listed for size in shape or ()]
+        listed = [*map(shapes.get, sorted({*range(inputs), *shapes}))]
     is_stacked = len(listed) == 1 and math.prod(listed[0] or ()) == inputs
-    is_whole = all(type(size) is int and size > 0 for size in sizes)
-    if not is_whole or (listed and len(listed) != inputs and not is_stacked):
+    if listed and len(listed) != inputs and not is_stacked:
         raise DefinitionError(
             f"{location}: input_tensor_shapes is {shapes!r} for {inputs} inputs; give each input "
-            "the sizes of its shape from 1 up, without the batch dimension, and None for a scalar "
+            "the sizes of its shape, without the batch dimension, and None for a scalar "
             f"column, by position or from 0 to {inputs - 1}; or [[{inputs}]] for a predict "
             "function with one parameter, which gets all inputs as one array"
         )

@@ -178,16 +178,8 @@ def test_code_that_takes_it_for_a_path_is_told_where_it_is_one(weights):
         Path(vd.local_file(weights))
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("", "empty path"),
-        ("s3://key:secret@lake/model.pt", r"a URL, s3://\.\.\., .* pass the URL itself .* open it"),
-        ("file:///model.pt", "Pass the path alone"),
-        (["a"], "was given a list; expected a path of a file"),
-    ],
-)
-def test_what_is_no_path_is_refused(path, message):
-    with pytest.raises(vd.DefinitionError, match=message) as found:
+@pytest.mark.parametrize("path", ["", "s3://key:secret@lake/model.pt", "file:///m.pt", ["a"]])
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(vd.DefinitionError, match=r"given no path.* Pass a URL .* open") as found:
         vd.local_file(path)
     assert "secret" not in str(found.value)

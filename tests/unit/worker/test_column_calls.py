@@ -100,7 +100,6 @@ def test_structs_are_columns_or_one_column(result, output):
         (vd.Pipeline, {}, "expected a function that loads the model"),
         (returning(None), {"columns": []}, "expected the input columns"),
         (returning(None), {"return_type": "flaot"}, "flaot"),
-        (returning(None), {"input_tensor_shapes": [[0]]}, "sizes of its shape from 1 up"),
         (
             returning(None),
             {"columns": ["a", "b"], "input_tensor_shapes": [[4]]},
