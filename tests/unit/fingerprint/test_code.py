@@ -23,22 +23,17 @@ from vane_dagster.fingerprint.objects import value_digest
     ("name", "file", "old", "new", "changes"),
     [
         ("udf", "defs.py", "    # cut it\n", "\n\n    # shorten it\n", False),
-        ("udf", "defs.py", "features = other", "features = LIMIT", False),
         ("udf", "defs.py", "import never_there", "import never_there_either", False),
         ("udf", "unrelated.py", "LATER = 1", "LATER = 2", False),
         ("udf", "defs.py", "import normalise", "import normalise, unused", False),
         ("Model", "helpers.py", "strip", "lstrip", False),
         ("udf", "defs.py", "text[:LIMIT]", "text[LIMIT:]", True),
         ("udf", "defs.py", "LIMIT = 10", "LIMIT = 11", True),
-        ("udf", "defs.py", "OTHER = 5", "OTHER = 6", True),
-        ("udf", "defs.py", "WORDS = {}", "WORDS = {}\nWORDS |= {'b': 1}", True),
-        ("udf", "defs.py", "LIMIT > 3", "LIMIT > 4", True),
         ("udf", "defs.py", "fast = None", "fast = 1", True),
         ("udf", "defs.py", "return function(*args)", "return function(*args) or 1", True),
         ("udf", "helpers.py", "strip", "lstrip", True),
         ("Model", "defs.py", "factor = 2", "factor = 3", True),
         ("Model", "deeper.py", "return x", "return -x", True),
-        ("Model", "defs.py", "import numpy as np", "import numpy.ma as np", True),
     ],
 )
 def test_what_is_reached_counts(

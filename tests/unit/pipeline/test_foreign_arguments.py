@@ -63,12 +63,9 @@ mapped = adding("map_batches", Model, schema={"y": "FLOAT"})
 by_row = adding("map", Shout)
 untyped = adding("map", lambda text: text)
 filtered = adding("filter", bool)
-predicted = adding("predict_batch", make_predict, return_type="float", columns=["x"])
 prompted = adding("prompt", "{text}", provider=Provider, model="m")
 embedded = adding("embed", "text", provider=Provider, model="m")
-classified = adding("classify", "text", ["a", "b"], provider=Provider, model="m")
 projected = adding("project", ["x"])
-written = adding("write", "/out")
 NO_STAGES = (declared, vd.cls, vd.method, vd.method.batch, vd.func, vd.func.batch)
 
 

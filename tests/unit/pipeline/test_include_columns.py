@@ -67,27 +67,6 @@ def test_a_batch_that_is_returned_with_a_new_column(form):
     assert table["new"].to_pylist() == [1, 2]
 
 
-@pytest.mark.parametrize("method", ["map_batches", "map"])
-def test_other_values_of_a_column_that_is_passed_on_are_ignored(method):
-    def batches(batch):
-        return {"text": ["x", "y"], "n": [None, "x"], "new": [1, 2]}
-
-    def rows(row):
-        return {"text": "x", "n": "x", "new": row["id"]}
-
-    fn = batches if method == "map_batches" else rows
-    stage = row_stage(method, fn, schema={"new": "BIGINT"}, include_columns=True)
-    table = run_stage(stage, ROWS)
-    assert table.select(ROWS.column_names).equals(ROWS)
-    assert table["new"].to_pylist() == [1, 2]
-
-
-@pytest.mark.parametrize("wrong", ["text", 3, [1]])
-def test_include_columns_is_a_list_or_a_bool(wrong):
-    with pytest.raises(vd.DefinitionError, match="include_columns"):
-        pipeline().project("a", {"m": "1"}, include_columns=wrong)
-
-
 def test_keys_change_only_if_columns_are_included():
     plain, named, every = (
         stages(**given)["project"].spec.components(pipeline())

@@ -91,13 +91,6 @@ def test_pasting_the_inferred_schema_changes_no_key(method, fn, options):
     assert definition != stage_definition(inferred.pipeline, inferred.spec)
 
 
-def test_the_code_of_one_output_column_is_its_type():
-    inferred = stage(fn=lambda text: 1.0, output_column="x")
-    for kind, code in ((pa.float32(), '"FLOAT"'), (pa.float16(), '"halffloat"')):
-        resolved = inferred.pipeline._with_schema("out", pa.schema([("x", kind)]))
-        assert resolved._schema_code("out") == f"schema={code}"
-
-
 def test_a_schema_is_pinned_for_the_code_of_the_stage_and_of_those_upstream():
     def docs(where: str, fn: Any, order: str = "ab") -> str:
         made = pipeline()
@@ -193,12 +186,3 @@ def test_what_a_declared_schema_must_fit_an_inferred_one_must_fit_too():
         made = stage(**options)
         with pytest.raises(vd.DefinitionError, match=words):
             made.pipeline._with_schema("out", columns)
-
-
-def test_a_function_of_arrays_declares_its_result():
-    @vd.func.batch(return_dtype="VARCHAR")
-    def upper(text):
-        return text
-
-    with pytest.raises(vd.DefinitionError, match="Declare what it returns"):
-        stage(fn=upper)

@@ -10,32 +10,22 @@ import pytest
 import vane_dagster as vd
 
 REFUSED: list[tuple[type, dict[str, Any], str]] = [
-    (vd.Workers, {"env_vars": iter(["A"])}, "expected a list of names"),
     (vd.Workers, {"env_vars": ["KEY=sk-1"]}, "env_vars has 'KEY' with a value, or an empty name"),
     (vd.Workers, {"keyed_env_vars": [""]}, "keyed_env_vars has '' with a value, or an empty name"),
     (vd.Workers, {"accelerator_type": ["A100"]}, "accelerator_type is ['A100']; expected a name"),
     (vd.Workers, {"num_cpus": 1e-7}, "num_cpus is 1e-07; expected 0 or a number from 0.0001 up"),
-    (vd.Workers, {"startup_timeout_s": 0}, "startup_timeout_s is 0; expected seconds above 0"),
-    (vd.Workers, {"max_batches": 0}, "max_batches is 0; expected a whole number"),
-    (vd.Workers, {"max_rss": "2GB"}, "max_rss is '2GB'; expected a whole number"),
     (vd.Workers, {"execution_backend": "ray"}, "execution_backend is 'ray'"),
-    (vd.Workers, {"resources": ["a"]}, "resources is a list; expected a mapping"),
     (vd.Workers, {"resources": {"GPU": 1}}, "resources names 'GPU'; use num_cpus"),
     (vd.Failures, {"retry_on": ["x."]}, "retry_on holds ''; expected exception classes"),
     (vd.Reuse, {"mode": "row"}, "mode is 'row'; expected one of 'rows', 'fragments', 'none'"),
-    (vd.Reuse, {"partitions": -1}, "partitions is -1; expected a whole number"),
-    (vd.Reuse, {"per_row": "yes"}, "per_row is 'yes'; expected True or False"),
     (vd.Reuse, {"version": ""}, "version is ''; expected a non-empty text"),
     (vd.Asset, {"kinds": "gpu"}, "kinds is 'gpu'; expected a list of names"),
-    (vd.Asset, {"deps": "a/b"}, "deps is a str; expected a list"),
 ]
 
 
 @pytest.mark.parametrize(("record", "given", "message"), REFUSED)
 def test_a_wrong_value_is_refused_where_it_is_written(record, given, message):
     expected = re.escape(f"vd.{record.__name__}: {message}")
-    if message == "expected a list of names":
-        expected = rf"vd\.{record.__name__}: .*{message}"
     with pytest.raises(vd.DefinitionError, match=expected) as raised:
         record(**given)
     assert "sk-1" not in str(raised.value)

@@ -175,15 +175,6 @@ def test_the_files_of_the_source_that_rows_name_are_part_of_their_keys():
         assert stage.spec.file_columns(pipeline) == expected
 
 
-def test_a_parameter_that_is_a_file_is_opened_whatever_the_source_is():
-    def size(scan: vd.File) -> int:
-        return len(scan.read())
-
-    assert documents().map("out", size).spec.reuse.mode == "fragments"
-    with pytest.raises(vd.DefinitionError, match="files that its source does not list"):
-        documents().map("out", size, reuse="rows")
-
-
 def test_a_users_own_provider_may_open_files_too():
     files = documents(vd.files("/data/*.txt"))
     own = declare("a prompt", files, provider=Reversed)
@@ -259,15 +250,3 @@ def test_key_columns_count_in_the_order_that_code_can_observe():
     stage = documents().prompt("out", "{text} {n}", **MODEL)
     assert stage.spec.key_columns(stage.pipeline) == ("id", "n", "text")
     assert counted("named columns", reuse="fragments") == ()
-
-
-def test_own_columns_are_those_that_the_code_makes():
-    def own(name: str, **more: Any) -> Any:
-        stage = declare(name, **more)
-        return stage.spec.made_columns(stage.pipeline, stage.spec.schema)
-
-    assert own("named columns", schema={"id": "BIGINT", "x": "BIGINT"}) == ("x",)
-    assert own("named columns", on_error="null", include_columns=True) == ("x",)
-    assert own("chunks with the parent's id", schema={"id": "BIGINT", **CHUNKS}) == ("chunk",)
-    assert own("a filter") == ()
-    assert own("a prompt") == ("out", "out_usage")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -43,17 +42,6 @@ def test_a_pipeline_is_drawn_as_a_tree_with_columns_and_known_types():
     )
 
 
-def test_a_pipeline_of_stored_rows_or_of_several_dimensions_can_be_drawn():
-    stored = vd.Pipeline("p", source=vd.stored("other/stage"), id="id")
-    assert str(stored) == "p: rows of asset other/stage, by 'id'"
-    days = dg.MultiPartitionsDefinition(
-        {"day": dg.StaticPartitionsDefinition(["1"]), "lang": dg.StaticPartitionsDefinition(["a"])}
-    )
-    url = "{partition_key.day}/{partition_key.lang}.parquet"
-    several = vd.Pipeline("p", source=vd.parquet(url), id="id", partitions_def=days)
-    assert str(several) == f"p: rows of {url}, by 'id'"
-
-
 def test_the_schema_of_a_stage_whose_types_are_declared_needs_no_source():
     schema = declared("nowhere.parquet")["length"].schema
     assert schema == pa.schema({"id": pa.int64(), "length": pa.int32()})
@@ -67,14 +55,6 @@ def test_the_schema_of_a_stage_is_completed_from_one_footer(tmp_path):
         {"id": pa.int64(), "n": pa.int32(), "chunks": pa.list_(child)}
     )
     assert pipeline["clean"].schema.field("text").type == pa.string()
-
-
-def test_the_footer_of_any_partition_serves_even_if_its_keys_are_not_known(tmp_path):
-    (tmp_path / "monday").mkdir()
-    pq.write_table(ROWS, tmp_path / "monday" / "rows.parquet")
-    days = dg.DynamicPartitionsDefinition(name="days")
-    pipeline = declared(f"{tmp_path}/{{partition_key}}/*.parquet", partitions_def=days)
-    assert pipeline["clean"].schema.names == ["id", "text", "one", "n"]
 
 
 def test_a_source_that_is_missing_or_does_not_fit_is_named(tmp_path):
