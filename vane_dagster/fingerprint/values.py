@@ -152,8 +152,6 @@ class ValueEncoder:
                 return [self._code(module, path), reduced]
             raise _unstable(value, path, f"that is pickled by the name {reduced!r}")
         make, arguments, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
-        if getattr(kind, "__reduce__", None) in (set.__reduce__, frozenset.__reduce__):
-            arguments = frozenset(value)
         written = (*arguments, state, *(state if isinstance(state, tuple) else ()))
         if not _is_plain(kind) and any(isinstance(part, _BYTES) for part in written):
             reason = "that is pickled as bytes, which may refer to code of yours"
@@ -188,9 +186,6 @@ class ValueEncoder:
         return combine("array", *head, *self._each(value.ravel().tolist(), path))
 
     def _pyarrow(self, pa: Any, value: Any, path: str) -> str | None:
-        if isinstance(value, (pa.Table, pa.RecordBatch)):
-            columns = self._each(value.columns, path)
-            return combine("table", self.digest(value.schema, path), *columns)
         if not isinstance(value, (pa.Array, pa.ChunkedArray)):
             return None
         kind = self.digest(value.type, path)
@@ -202,8 +197,6 @@ class ValueEncoder:
             if pa.types.is_dictionary(value.type):
                 value = value.unify_dictionaries()
             value = value.combine_chunks()
-        if isinstance(value, pa.ExtensionArray):
-            return combine("extension", self._elements(pa, value.storage, path))
         if pa.types.is_dictionary(value.type):
             parts = (value.indices, value.dictionary)
             return combine("dictionary", *(self._elements(pa, part, path) for part in parts))

@@ -342,8 +342,6 @@ class VLLMServer(ModelServer):
         given = _flags(where, flags)
         short = os.path.basename(str(path).rstrip("/"))
         served = given.setdefault("served_model_name", [short])
-        if isinstance(served, bool):
-            raise DefinitionError(f"{where}: served_model_name is {served}; expected a name")
         words: list[Any] = ["--model", path, "--host", "{host}", "--port", "{port}"]
         for flag, value in sorted(given.items()):
             word = f"--{flag.replace('_', '-')}"
