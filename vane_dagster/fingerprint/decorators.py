@@ -13,9 +13,8 @@ from vane_dagster.fingerprint.code_strings import Definition, paths
 OPTIONS = "__vane_options__"
 """The attribute with the options of a function, method or class."""
 
-_HOMES = ("vane_dagster", "vane_dagster.pipeline.decorators")
 _NAMES = ("cls", "method", "method.batch", "func", "func.batch")
-_OURS = frozenset(f"{home}.{name}" for home in _HOMES for name in _NAMES)
+_OURS = frozenset(f"vane_dagster.{name}" for name in _NAMES)
 
 
 def detach_decorators(tree: ast.Module) -> None:

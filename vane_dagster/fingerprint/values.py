@@ -35,7 +35,7 @@ _CODE = (
     types.MethodWrapperType,
     types.ModuleType,
 )
-_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_SCALARS = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _PLAIN_MODULES = frozenset({*sys.stdlib_module_names, "numpy", "pandas", "pyarrow"})
 _BYTES = (bytes, bytearray, memoryview)
@@ -54,6 +54,8 @@ class ValueEncoder:
 
     def digest(self, value: Any, path: str) -> str:
         """Hash a value."""
+        if value is None:
+            return combine("None")
         kind = type(value)
         if kind in _SCALARS:
             return self._scalar(value, path)

@@ -255,16 +255,12 @@ class JoinSpec(StageKind):
         return Table(fields, reads, is_complete)
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """For a left join, the columns that are null where a row is missing."""
+        """For a left join, all columns but ids and lists."""
         if self.how != "left":
             return ()
         ids = {key.column for key in pipeline._keys_of(self.name)}
-        shape = self.shape(pipeline)
-        lists = {side.label for side in shape.sides}
-        beside = {name for s in shape.sides for name, _ in self.columns.get(s.node, ())}
-        everything = all(side.node in self.columns for side in shape.sides)
-        candidates = beside if everything else set(schema.names)
-        return tuple(n for n in schema.names if n in candidates and n not in ids | lists)
+        lists = {side.label for side in self.shape(pipeline).sides}
+        return tuple(name for name in schema.names if name not in ids | lists)
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]

@@ -59,7 +59,6 @@ OTHER_IMPORTS = {
     "import vane_dagster as vd": "@vd.",
     "from vane_dagster import cls, func, method": "@",
     "import vane_dagster": "@vane_dagster.",
-    "import vane_dagster.pipeline.decorators as d": "@d.",
 }
 EDITS_OF_DECORATORS = [
     ("GPUS = 1", "GPUS = 2"),
