@@ -32,11 +32,6 @@ class Act(NamedTuple):
     node: ast.AST
     target: ast.AST
 
-    @property
-    def executed(self) -> ast.stmt:
-        """What is executed, as a statement."""
-        return ast_digest.as_statement(self.node)
-
 
 def acts(statement: ast.stmt) -> Iterator[Act]:
     """Yield what a statement does when it is executed."""

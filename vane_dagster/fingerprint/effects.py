@@ -203,8 +203,9 @@ class Effects:
         key = (id(unit), nodes is None, *(id(act.node) for act in acts))
         reached: dict[tuple[int, ...], Reach] = self._finder.reached
         if key not in reached:
-            executed = [act.executed for act in acts] if nodes is None else nodes
-            reached[key] = self._find_reach(module, executed)
+            if nodes is None:
+                nodes = [ast_digest.as_statement(act.node) for act in acts]
+            reached[key] = self._find_reach(module, nodes)
         return reached[key]
 
     def _acting(

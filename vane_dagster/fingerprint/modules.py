@@ -290,9 +290,8 @@ def _find_spec(name: str, search: Iterable[str] | None) -> importlib.machinery.M
     with warnings.catch_warnings():  # a library may warn about its own old names
         warnings.simplefilter("ignore")
         for finder in sys.meta_path:
-            find = getattr(finder, "find_spec", None)
             try:
-                spec = find(name, folders) if find is not None else None
+                spec = finder.find_spec(name, folders)
             except KeyError:  # a folder without `__init__` in another one that is not imported
                 places = [os.path.join(each, name.rpartition(".")[2]) for each in folders or ()]
                 spec = importlib.machinery.ModuleSpec(name, None, is_package=True)

@@ -200,17 +200,8 @@ class ModelServer:
         Raises:
             CodeIdentityError: If a part has no stable identity.
         """
-        launch = self._launch
-        own = {
-            "command": launch.command,
-            "env_vars": dict(sorted(launch.env.items())),
-            "health": launch.health,
-            "api_key_env": launch.key_env,
-            "model": launch.model,
-            "max_rss": launch.max_rss,
-        }
         files = LocalFiles(read="version" not in self.keyed)
-        started = [value_digest(each, self.label, files) for each in (self.keyed, own)]
+        started = [value_digest(each, self.label, files) for each in (self.keyed, self._launch)]
         return digest("server", *started, sorted(self.bundle.items()), self.env_vars)[:16]
 
 

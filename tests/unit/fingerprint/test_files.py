@@ -63,11 +63,6 @@ def test_a_word_is_a_path_by_its_suffix_or_its_form(tmp_path, monkeypatch):
     assert not counts("model", tmp_path / "model/config.json")
 
 
-def test_the_home_folder_is_resolved(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(write(tmp_path, model__a="1")))
-    assert counts("~/model", tmp_path / "model/a")
-
-
 def test_where_a_folder_is_does_not_count(tmp_path, monkeypatch):
     digests = []
     for copy in ("one", "two"):

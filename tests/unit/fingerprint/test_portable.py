@@ -71,16 +71,12 @@ def udf(row):
 PORTABLE = {
     "alone": "return row['text'].upper()",
     "a library": "return math.sqrt(len(row['text']))",
-    "a library, imported in the call": "import json; return json.dumps(row)",
     "names of another module": "return shortened(row['text']), Pair(1, 2), WORD.findall('a')",
     "another module": "return other.tail(row['text'])",
     "a cache": "return remembered(row['text']), remembered.cache_info()",
-    "a function within": "return [cut(x) for cut in [lambda y: shortened(y)] for x in 'ab']",
 }
 BOUND = {
     "a module of the user's, imported in the call": "import other; return other.tail('a')",
-    "a part of it": "from other import tail; return tail('a')",
-    "in a function within": "return (lambda: __import__('other'))().tail('a')",
     "by a function of importlib": "return importlib.import_module('other').tail('a')",
     "one that is looked up": "return sys.modules['other'].tail('a')",
     "an object that is pickled by its name": "return SENTINEL is not None",

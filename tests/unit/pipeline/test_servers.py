@@ -201,13 +201,6 @@ def test_a_path_counts_whatever_it_is_called(make, tmp_path: Path, monkeypatch):
     assert before[1] != after[1]
 
 
-def test_a_local_model_travels_with_the_server(tmp_path: Path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "weights.bin").write_bytes(b"1")
-    docs = pipeline(vd.VLLMServer(vd.local_file(tmp_path / "model")))
-    assert [file.name for file in docs["answer"].spec.local_files()] == ["model"]
-
-
 def test_a_version_replaces_the_command_of_a_server_and_the_files_that_it_names(tmp_path: Path):
     log = tmp_path / "log"
 
@@ -337,18 +330,6 @@ def test_two_servers_of_a_stage_are_told_apart():
 
 def ask_both(text: str, llm: Any, other: Any) -> str:
     return text
-
-
-def test_urls_by_host_make_a_stage_use_the_server():
-    server = vd.VLLMServer("m")
-
-    def make(host_to_url: Any) -> Any:
-        return lambda x: x
-
-    docs = empty()
-    factory = functools.partial(make, host_to_url=server.host_to_http_url)
-    docs.predict_batch("asked", factory, return_type="float", columns=["x"])
-    assert set(docs["asked"].spec.udf.servers) == {server.key}
 
 
 def test_triton_gets_a_function_by_value():
