@@ -93,9 +93,6 @@ _IN_FOLDERS = [
     _file("a tagged cache", _MODEL, "model/c/x", False, others={"model/c/CACHEDIR.TAG": ""}),
     _file("a model hub's cache", _MODEL, "model/models--a--b/x", False, others={"model/x": "1"}),
     _file("a remote URL", '"s3:/{root}/model"', "model/x", False),
-    _file("a store", _MODEL, "model/p/s/parts/~unpartitioned/x", False,
-          others={"model/p/s/manifests/~unpartitioned/00000001-g0-"
-                  + "0" * 32 + "-" + "0" * 16 + ".json": "{}"}),
 ]  # fmt: skip
 _CLASS = "class udf:\n    def __init__(self, {0}):\n        pass\n\n    def __call__(self, b{1}):\n"
 _IN_DEFAULTS = [

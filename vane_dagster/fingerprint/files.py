@@ -14,10 +14,10 @@ import secrets
 import stat
 import sys
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from vane_dagster._home import default_root, state_home
@@ -90,21 +90,11 @@ class LocalFiles:
         joined = os.path.join(os.path.dirname(beside or ""), text)
         return [text] if text.startswith(("~", "file:")) else list(dict.fromkeys((text, joined)))
 
-    def _folder(self, folder: str, text: str | os.PathLike[str], where: str) -> str | None:
-        names: list[str] = []
-        paths: list[str] = []
-        other: list[str] = []
-        for name, path in islice(walk_files(folder), MAX_FILES + 1):
-            if path is None:
-                other.append(name)
-            else:
-                names.append(name)
-                paths.append(path)
-        if _holds_store(names):
-            return None
-        digests = file_digests(paths, text, where)
-        parts = [part for pair in zip(names, digests) for part in pair]
-        return combine("folder", *parts, *other)
+    def _folder(self, folder: str, text: str | os.PathLike[str], where: str) -> str:
+        found = dict(islice(walk_files(folder), MAX_FILES + 1))
+        digests = iter(file_digests([*filter(None, found.values())], text, where))
+        parts = ((name, next(digests) if path else "") for name, path in found.items())
+        return combine("folder", *chain.from_iterable(parts))
 
     def _is_apart(self, folder: str) -> bool:
         """Return whether runs, code edits or others change a folder; if so, only its path counts.
@@ -188,14 +178,6 @@ def _own_state() -> list[str]:
 
 def _contains(folder: str, path: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
-
-
-_MANIFEST = re.compile(r"(?:^|/)manifests/[^/]+/\d+-g\d+-[0-9a-f]+-[0-9a-f]+\.json$")
-
-
-def _holds_store(names: Iterable[str]) -> bool:
-    """Return whether one of the files is a manifest of a store."""
-    return any(name.endswith(".json") and _MANIFEST.search(name) for name in names)
 
 
 def _plain(url: str) -> str | None:

@@ -158,7 +158,7 @@ def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) 
         return
     for file in files:
         try:
-            mode = os.stat(file.path).st_mode
+            os.stat(file.path)
         except (OSError, ValueError) as error:
             if made_later and isinstance(error, FileNotFoundError):
                 continue
@@ -166,8 +166,6 @@ def check_local_files(where: str, files: Iterable[LocalFile], made_later: bool) 
                 f"{where}: {file} cannot be read: {error}. Correct the path, or name the asset "
                 "that makes it in deps"
             ) from error
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise DefinitionError(f"{where}: {file} is neither a file nor a folder")
 
 
 def found_in(value: Any, kind: type[T]) -> Iterator[T]:
