@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Union
+from typing import TYPE_CHECKING, Any, Final, Literal, Union
 
 from vane_dagster._arguments import list_of_names, number
 from vane_dagster.retries import OnError as OnError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 STARTUP_SECONDS = 1800.0
 """Default time limit in seconds for the construction of a model."""
@@ -57,16 +56,6 @@ def check_amount(where: str, name: str, amount: Any) -> None:
 
     expected = f"0 or a number from {_LEAST} up" + (", above 1 a whole one" * (name == "gpus"))
     number(where, name, amount, expected, fits)
-
-
-class RowOrder(Protocol):
-    """An order in which a model processes rows most efficiently; it changes no result.
-
-    It is pickled for workers that have none of the user's modules.
-    """
-
-    def keys(self, rows: pa.Table) -> Sequence[tuple[str, str]]:
-        """Return each row's group, ideally given to one worker as a whole, and its rank there."""
 
 
 def parse_include(location: str, include: Any) -> IncludeColumns:

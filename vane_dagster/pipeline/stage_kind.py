@@ -13,12 +13,13 @@ from vane_dagster._keywords import require_columns
 from vane_dagster.errors import SchemaError
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.keys import Keys
-from vane_dagster.pipeline.options import IncludeColumns, RowOrder
+from vane_dagster.pipeline.options import IncludeColumns
 from vane_dagster.pipeline.records import Asset, Failures, Reuse
 from vane_dagster.storage.manifest import Component
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
+    from vane_dagster.providers.template import PrefixOrder
     from vane_dagster.providers.usage import UsageAccount
     from vane_dagster.storage.publish.base import Publisher
 
@@ -78,7 +79,7 @@ class StageKind(abc.ABC):
     asset: Asset
     failures: Failures = field(default=_NO_FAILURES, kw_only=True)
     reuse: Reuse = field(default=_REUSED, kw_only=True)
-    row_order: RowOrder | None = field(default=None, kw_only=True)
+    row_order: PrefixOrder | None = field(default=None, kw_only=True)
     is_inferred: bool = field(default=False, kw_only=True)
 
     runs_udf: ClassVar[bool]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Union
+from typing import TYPE_CHECKING, Literal, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from vane_dagster.pipeline.contracts import CALL, CallStyle, Contract
 from vane_dagster.pipeline.keys import JoinShape
-from vane_dagster.pipeline.options import Cardinality, JoinHow, RowOrder
+from vane_dagster.pipeline.options import Cardinality, JoinHow
 from vane_dagster.retries import Policy, RowLoss
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.filesystem import Location
@@ -20,6 +20,9 @@ from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.reports import Tally
+
+if TYPE_CHECKING:
+    from vane_dagster.providers.template import PrefixOrder
 
 Places = npt.NDArray[np.int64]
 """Positions of rows in a table."""
@@ -261,7 +264,7 @@ class Arrange:
         known: Where the outcomes of rows may be found; None to compute all.
     """
 
-    order: RowOrder | None = None
+    order: PrefixOrder | None = None
     shares: int = 1
     keying: RowKeying | None = None
     known: RowLookup | None = None
