@@ -110,25 +110,6 @@ class Mixed:
         return found
 
 
-@vd.cls
-class Scaled:
-    def __init__(self, factor):
-        self.factor = factor
-
-    def scale(self, n: int) -> int:
-        return self.factor * n
-
-
-@vd.func(return_dtype=pa.int64())
-def twice(n):
-    return 2 * n
-
-
-@vd.func.batch(return_dtype=pa.float64())
-def halved(n):
-    return pc.divide(pc.cast(n, "double"), 2.0)
-
-
 PIPELINE = vd.Pipeline("other", source=vd.parquet("/nowhere"), id="id")
 PIPELINE.map("upper", Transcriber(".").upper, columns={"text": "text"})
 """
@@ -183,9 +164,6 @@ def test_methods_of_one_class_share_its_workers(tmp_path, project, compute, mate
         mixed = models.Mixed(str(tmp_path / "mixed"))
         for name in mixed_names:
             docs.map(name, getattr(mixed, name))
-        docs.map("scaled", models.Scaled(factor=3).scale)
-        docs.map("twice", models.twice)
-        docs.map("half", models.halved)
         return docs
 
     docs = declared()
@@ -204,9 +182,6 @@ def test_methods_of_one_class_share_its_workers(tmp_path, project, compute, mate
     assert rows("described")[3] == {"id": 3, "n": 3, "described": {"kind": "str", "size": 3}}
     assert values("upper") == [text.upper() for text in TEXTS]
     assert values("words")[1] == ["some", "text", "1"]
-    assert values("scaled") == [3 * n for n in range(10)]
-    assert values("twice") == [2 * n for n in range(10)]
-    assert values("half") == [n / 2 for n in range(10)]
     assert values("doubled") == [2 * n for n in range(10)]
     assert values("negated") == [-n for n in range(10)]
     assert max(values("beside")) > 1, "calls of async methods are in flight at the same time"

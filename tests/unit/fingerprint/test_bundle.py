@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import pickle
 import sys
 import threading
 import zipfile
 from pathlib import Path
-from typing import TypedDict, get_type_hints
 
 import pytest
 
@@ -19,7 +17,7 @@ from support.code_folder import (
     folder,  # noqa: F401  # fixtures
 )
 from vane_dagster.errors import CodeIdentityError, ComputeError
-from vane_dagster.fingerprint.bundle import pack, pickled
+from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.worker.user_code import activate, load, unpack
 
@@ -106,17 +104,3 @@ def test_activation_leaves_other_places_alone(folder: Path, tmp_path: Path) -> N
     assert sys.modules["helpers"] is helpers
     payload = pack((), len).payload
     assert load(payload) is len
-
-
-class Defined(TypedDict):
-    a: int
-
-
-def test_a_typed_dict_of_a_script_is_pickled(monkeypatch):
-    kind = Defined
-    monkeypatch.setattr(kind, "__module__", "__main__")
-    payload = pickled(kind, {})
-    found = pickle.loads(payload)
-    assert (found.__name__, found.__total__) == (kind.__name__, kind.__total__)
-    assert get_type_hints(found) == {"a": int}
-    assert found(a=1) == {"a": 1}

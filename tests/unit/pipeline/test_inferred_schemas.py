@@ -12,7 +12,6 @@ from vane_dagster.checks import NullRate
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.planning.definition import (
     inference_definition,
-    pool_identity,
     stage_definition,
 )
 
@@ -129,17 +128,6 @@ def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
 
     definitions = {stage_definition(*pinned(size)) for size in (3, 4)}
     assert len(definitions | {stage_definition(docs, udf(vectors))}) == 3
-
-
-def test_a_probe_makes_the_same_calls_on_the_same_workers():
-    workers = vd.Workers(num_cpus=1)
-    inferred = stage("flat_map", label, id="new", on_error="quarantine", concurrency=workers)
-    probing = inferred.pipeline._with_spec(udf(inferred).probe())
-    probe = udf(probing["out"])
-    assert pool_identity(probing, probe) == pool_identity(inferred.pipeline, udf(inferred))
-    assert probe.columns == udf(inferred).columns
-    assert [key.column for key in probing._keys_of("out")] == ["id"]
-    assert probe.output_schema(probing, {"source": GIVEN}).names == ["id", "__types"]
 
 
 def inferred(found: list[tuple[str, pa.DataType]], **options: Any) -> list[str]:

@@ -54,14 +54,6 @@ def test_an_option_of_another_record_names_that_record():
         vd.Workers(max_retries=3)  # type: ignore[call-arg]  # the mistake
 
 
-def test_equal_records_have_one_hash():
-    model = {"options": {"a": [1]}, "prices": {"prompt": 1.0}}
-    assert len({vd.Workers(resources={"a": 1}), vd.Workers(resources={"a": 1})}) == 1
-    assert len({vd.Asset(tags={"a": "b"}), vd.Asset(tags={"a": "b"})}) == 1
-    assert len({vd.Model("m", **model), vd.Model("m", **model)}) == 1
-    assert len({vd.Workers(resources={"a": 1}), vd.Workers(resources={"a": 2})}) == 2
-
-
 def test_a_stage_that_reserves_no_cpu_overrides_the_decorator():
     @vd.cls(cpus=2)
     class Model:

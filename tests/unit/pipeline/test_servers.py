@@ -219,15 +219,6 @@ def test_a_version_replaces_the_command_of_a_server_and_the_files_that_it_names(
     assert versioned[0] != identity("2")[0]
 
 
-def test_a_prompt_takes_the_model_of_its_server():
-    server = vd.VLLMServer("models/tiny")
-    assert pipeline(server)["answer"].spec.model.name == "tiny"
-    assert pipeline(vd.Model(server, token_budget=9))["answer"].spec.model.name == "tiny"
-    nameless = vd.Server(["serve", "{port}"])
-    with pytest.raises(vd.DefinitionError, match="model is ''; expected a model's name, a server"):
-        pipeline(nameless)
-
-
 class Ask:
     """A class that is constructed with a server."""
 

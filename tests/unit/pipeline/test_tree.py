@@ -42,11 +42,6 @@ def test_a_pipeline_is_drawn_as_a_tree_with_columns_and_known_types():
     )
 
 
-def test_the_schema_of_a_stage_whose_types_are_declared_needs_no_source():
-    schema = declared("nowhere.parquet")["length"].schema
-    assert schema == pa.schema({"id": pa.int64(), "length": pa.int32()})
-
-
 def test_the_schema_of_a_stage_is_completed_from_one_footer(tmp_path):
     pq.write_table(ROWS, tmp_path / "rows.parquet")
     pipeline = declared(str(tmp_path / "rows.parquet"))
