@@ -1,12 +1,10 @@
-"""How many times a run writes to Dagster's database, and groups of events on SQLite."""
+"""How many times a run writes to Dagster's database."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from typing import Any
 
-import dagster as dg
 import sqlalchemy
 from dagster._core.storage.event_log import SqlEventLogStorage
 from sqlalchemy.engine import Engine
@@ -59,25 +57,3 @@ def test_connections_and_look_ups_do_not_grow_with_partitions(
     many = connections(*keys)
     assert looked_up == {"vectors": 1, "labels": 1}
     assert many == few < 10
-
-
-def test_a_group_on_sqlite_is_written_whole_or_not_at_all(world, tmp_path, monkeypatch):
-    """So that a killed run has no evaluation without its materialization."""
-    store_event = SqlEventLogStorage.store_asset_check_event
-
-    def failing(self: Any, event: Any, id: Any) -> None:
-        if event.dagster_event_type == dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            raise OSError("the disk is full")
-        store_event(self, event, id)
-
-    monkeypatch.setattr(SqlEventLogStorage, "store_asset_check_event", failing)
-    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
-        result = world.run(instance, *KEYS[:2])
-        assert not result.success
-        assert not instance.fetch_materializations(dg.AssetKey(["docs", "vectors"]), 1).records
-        kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-        assert not instance.all_logs(result.run_id, of_type=kind)
-    (index,) = tmp_path.glob("**/index.db")
-    with sqlite3.connect(index) as connection:
-        query = "SELECT count(*) FROM asset_event_tags"
-        assert connection.execute(query).fetchone() == (0,)

@@ -45,9 +45,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return text_classifier(tmp_path_factory.mktemp("classifier"), EXAMPLES)
 
 
-def beams(provider: str) -> tuple[dict[str, Any], str]:
-    message = f"sampling_params has 'beams', which provider {provider!r} does not take; it takes"
-    return {"sampling_params": {"beams": 2}}, message
+BEAMS = {"sampling_params": {"beams": 2}}
 
 
 def transformers(backend: Any, model: Path) -> Offered:
@@ -58,7 +56,8 @@ def transformers(backend: Any, model: Path) -> Offered:
     keyed = {"revision": "a", "dtype": "float16", "chat_template_kwargs": {"thinking": False}}
     return Offered(
         backend, "prompt", arguments, functools.partial(greedy, model), PROMPT,
-        [beams("transformers"), NO_FOLDER], keyed=keyed,
+        [(BEAMS, "sampling_params has 'beams', which provider 'transformers'"), NO_FOLDER],
+        keyed=keyed,
     )  # fmt: skip
 
 
@@ -99,8 +98,9 @@ def sentence_transformers(backend: Any, model: Path) -> Offered:
     )  # fmt: skip
 
 
+TOO_LONG = "VLLMValidationError: .*maximum context length is 192 tokens"
 VLLM_KEYED = {"revision": "a", "engine_kwargs": {"dtype": "float16"}}
-UNKNOWN = ({"options": {"engine_kwargs": {"max_modellen": 1}}}, "engine_kwargs has 'max_modellen'")
+UNKNOWN = ({"options": {"engine_kwargs": {"max_modellen": 1}}}, "argument 'max_modellen'")
 
 
 def vllm(backend: Any, model: Path) -> Offered:
@@ -116,13 +116,14 @@ def vllm(backend: Any, model: Path) -> Offered:
         {"sampling_params": {"adapter": "x"}},
         "sampling_params has the adapter 'x'; the model's option 'lora' has none",
     )
+    unknown = (BEAMS, "sampling_params are refused by vLLM: Unexpected keyword argument 'beams'")
     refused = (
         {"sampling_params": {"temperature": -1}},
         "sampling_params are refused by vLLM: temperature",
     )
     return Offered(
-        backend, "prompt", arguments, functools.partial(greedy, model), PROMPT,
-        [beams("vllm"), adapter, refused, UNKNOWN, NO_FOLDER], keyed=keyed,
+        backend, "prompt", arguments, functools.partial(greedy, model), {**PROMPT, LONG: TOO_LONG},
+        [unknown, adapter, refused, UNKNOWN, NO_FOLDER], keyed=keyed,
     )  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def vllm_embeddings(backend: Any, model: Path) -> Offered:
         return found / np.linalg.norm(found, axis=1, keepdims=True)
 
     refused = ({"dimensions": 8}, "dimensions=8 is refused by vLLM: Model ")
-    bad = {**NULL, LONG: "PromptTooLong: .* tokens; the model takes 192", "": "empty"}
+    bad = {**NULL, LONG: TOO_LONG, "": "empty"}
     return Offered(
         backend, "embed", arguments, cut, bad, [refused, UNKNOWN, NO_FOLDER],
         keyed=VLLM_KEYED,

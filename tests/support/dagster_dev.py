@@ -391,25 +391,6 @@ class DagsterDev:
             }
         return found
 
-    def lineage(self, stage: str) -> dict[str, list[str]]:
-        """Return for each column of an asset its source columns, as ``docs/clean: text``."""
-        (node,) = self.ask(
-            """query($keys: [AssetKeyInput!]!) { assetNodes(assetKeys: $keys) {
-                 assetMaterializations(limit: 1) { metadataEntries {
-                   ... on TableColumnLineageMetadataEntry { lineage {
-                     columnName columnDeps { assetKey { path } columnName } } } } } } }""",
-            keys=asset_keys([stage]),
-        )["assetNodes"]
-        entries = node["assetMaterializations"][0]["metadataEntries"]
-        (columns,) = [entry["lineage"] for entry in entries if "lineage" in entry]
-        return {
-            column["columnName"]: [
-                f"{'/'.join(dep['assetKey']['path'])}: {dep['columnName']}"
-                for dep in column["columnDeps"]
-            ]
-            for column in columns
-        }
-
     # Checks
 
     def checks(self, stage: str) -> dict[str, dict[str, str]]:
@@ -445,30 +426,6 @@ class DagsterDev:
             partition=partition,
         )
         return list(found["assetCheckExecutions"])
-
-    def execute_checks(
-        self, stage: str, names: Sequence[str], config: Mapping[str, Any] | None = None
-    ) -> str:
-        """Launch checks alone, as the button of an asset's checks does: with no partition."""
-        (key,) = asset_keys([stage])
-        launched = self.do(
-            """mutation($params: ExecutionParams!) {
-                 launchPipelineExecution(executionParams: $params) { __typename
-                   ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }""",
-            "LaunchRunSuccess",
-            params={
-                "selector": {
-                    **REPOSITORY,
-                    "pipelineName": "__ASSET_JOB",
-                    "assetSelection": [],
-                    "assetCheckSelection": [{"assetKey": key, "name": name} for name in names],
-                },
-                "mode": "default",
-                "runConfigData": config or {},
-                "executionMetadata": {},
-            },
-        )
-        return str(launched["run"]["runId"])
 
 
 def asset_keys(stages: Sequence[str]) -> list[Mapping[str, list[str]]]:

@@ -201,7 +201,7 @@ def test_arguments_are_refused_at_declaration(offered, tmp_path):
     for method in ("prompt", "embed"):
         if answers("here", name, METHODS[method]):
             continue
-        message = f"has no `async def {METHODS[method]}`, which this stage calls"
+        message = f"with `async def {METHODS[method]}`, which this stage calls"
         own = {"provider": name, "model": "m"}
         with pytest.raises(vd.DefinitionError, match=re.escape(message)):
             getattr(pipeline, method)("made", "text", **own)

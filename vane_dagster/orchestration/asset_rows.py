@@ -21,16 +21,9 @@ from vane_dagster.storage.reader import read
 if TYPE_CHECKING:
     from vane_dagster.orchestration.io_manager import FragmentStore
 
-_ASSETS_ALONE = (
-    "FragmentStore keeps the rows of assets; this is an output of an op that is none. Give that "
-    "output another io_manager_key"
-)
-
 
 def load_rows(store: FragmentStore, context: dg.InputContext) -> Any:
     """Load the rows of an asset as the type of the input's annotation."""
-    if not context.has_asset_key:
-        raise StoreError(_ASSETS_ALONE)
     wanted = context.dagster_type.typing_type
     form = "pyarrow.Table" if wanted is Any else form_of(wanted)
     if form is None:
@@ -52,8 +45,6 @@ def keep_rows(store: FragmentStore, context: dg.OutputContext, obj: Any) -> None
     """Store the rows that an ordinary asset returned."""
     if obj is None and context.dagster_type.typing_type is type(None):
         return
-    if not context.has_asset_key:
-        raise StoreError(_ASSETS_ALONE)
     label = f"asset {context.asset_key.to_user_string()!r}"
     opened = store.open()
     path, run_id = context.asset_key.path, context.run_id
@@ -89,23 +80,14 @@ def _partitions(context: dg.InputContext | dg.OutputContext) -> Sequence[str | N
 
 def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str | None, Any]:
     """Return the returned rows by partition of the run."""
-    values: dict[str | None, Any]
-    if not context.has_asset_partitions:
-        values = {None: obj}
-    elif isinstance(obj, dict):
-        values = obj
-    else:
-        values = dict.fromkeys(_partitions(context), obj)
-        if len(values) != 1:
-            raise StoreError(
-                f"{label} returned a {type(obj).__name__} for {len(values)} partitions, "
-                f"{names(values)}; expected a dict of partition key to rows, or give the asset "
-                "backfill_policy=dg.BackfillPolicy.multi_run()"
-            )
-    if context.has_asset_partitions and set(values) != set(context.asset_partition_keys):
+    keys = _partitions(context) if context.has_asset_partitions else [None]
+    is_dict = isinstance(obj, dict) and context.has_asset_partitions
+    values: dict[str | None, Any] = obj if is_dict else dict.fromkeys(keys[:1], obj)
+    if set(values) != set(keys):
+        given = f"a dict of {names(values)}" if is_dict else f"a {type(obj).__name__}"
         raise StoreError(
-            f"{label} returned rows of the partitions {names(values)}; the run is for "
-            f"{names(_partitions(context))}"
+            f"{label} returned {given}; expected a dict of partition key to rows, of "
+            f"{names(keys)}, or give the asset backfill_policy=dg.BackfillPolicy.multi_run()"
         )
     for value in values.values():
         if form_of_value(value) is None:
@@ -132,8 +114,7 @@ def _metadata(
         "bytes": sum(manifest.size for manifest in manifests),
         "files": sum(len(manifest.parts) for manifest in manifests),
     }
-    if not context.has_asset_partitions:
-        return {"dagster/row_count": rows, "dagster/uri": urls[0], **found}
-    if len(manifests) == 1:
-        return {"dagster/partition_row_count": rows, "dagster/uri": urls[0], **found}
-    return {"rows": rows, "partitions": len(manifests), **found}
+    if len(manifests) > 1:
+        return {"rows": rows, "partitions": len(manifests), **found}
+    counted = "dagster/partition_row_count" if context.has_asset_partitions else "dagster/row_count"
+    return {counted: rows, "dagster/uri": urls[0], **found}

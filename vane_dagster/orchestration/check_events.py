@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -42,12 +42,6 @@ class CheckLog:
                 self.blocked.append((stage, partition, result))
             if dg.AssetCheckKey(key, result.name) in self._selected:
                 self._pending.setdefault(stage, []).append((partition, result))
-
-    def drop(self, stage: str, partitions: Collection[str | None]) -> None:
-        """Drop pending results of versions that another run has replaced; it reports its own."""
-        if stage in self._pending:
-            pending = self._pending[stage]
-            self._pending[stage] = [each for each in pending if each[0] not in partitions]
 
     @property
     def pending(self) -> list[str]:

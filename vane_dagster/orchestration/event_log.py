@@ -44,7 +44,7 @@ class EventLog:
         """Return the data versions of the partitions that have one."""
         keys = [key for key in partitions if key is not None]
         if not keys:
-            found = self._latest(key)
+            found = self.newest(key)
             return {None: found[1]} if found and found[1] else {}
         tags = self._storage.get_latest_tags_by_partition(
             key,
@@ -58,11 +58,14 @@ class EventLog:
     def pointers(
         self, key: dg.AssetKey, kind: dg.DagsterEventType, partitions: Sequence[str | None]
     ) -> dict[str | None, int]:
-        """Return the storage ids of the partitions' latest events."""
+        """Return the storage ids of the partitions' latest events of a kind."""
         keys = {key for key in partitions if key is not None}
         if not keys:
-            found = self._latest(key)
-            return {None: found[0]} if found else {}
+            is_made = kind is dg.DagsterEventType.ASSET_MATERIALIZATION
+            log = self._storage
+            fetch = log.fetch_materializations if is_made else log.fetch_observations
+            records = fetch(key, limit=1).records
+            return {None: records[0].storage_id} if records else {}
         asked = keys if len(keys) <= _ASKED_BY_NAME else None
         latest = self._storage.get_latest_storage_id_by_partition(key, kind, asked)
         return dict(latest.items())
@@ -71,10 +74,7 @@ class EventLog:
         self, key: dg.AssetKey, partitions: Sequence[str | None]
     ) -> dict[str | None, int]:
         """Return the storage ids of the partitions' latest materializations."""
-        if None not in partitions:
-            return self.pointers(key, dg.DagsterEventType.ASSET_MATERIALIZATION, partitions)
-        records = self._storage.fetch_materializations(key, limit=1).records
-        return {None: records[0].storage_id} if records else {}
+        return self.pointers(key, dg.DagsterEventType.ASSET_MATERIALIZATION, partitions)
 
     def targets(
         self, key: dg.AssetKey, partitions: Sequence[str | None]
@@ -111,10 +111,6 @@ class EventLog:
         tags = (event.tags or {}) if event.partition is None else {}
         return record.storage_id, tags.get(DATA_VERSION), entry.dagster_event_type
 
-    def _latest(self, key: dg.AssetKey) -> tuple[int, str | None] | None:
-        found = self.newest(key)
-        return found and found[:2]
-
 
 _UNKNOWN = "INITIAL"  # Dagster's data version for an asset without events
 _NO_EVENT = "NULL"
@@ -124,22 +120,20 @@ class _Input:
     """An asset that the step reads and does not write, as of the start of the step."""
 
     def __init__(self, key: dg.AssetKey, log: EventLog, partitions: Sequence[str | None]) -> None:
-        newest = log.newest(key)
         self.pointers: dict[str | None, int] = {}
         self.versions: dict[str | None, str] = {}
-        pointer, version, kind = newest or (_NO_EVENT, None, None)
-        self._pointer: int | str = pointer
-        self._version = version or _UNKNOWN
-        if kind is not None and version is None:
-            self.versions |= log.versions(key, kind, partitions)
+        self._newest = log.newest(key)
+        if self._newest and self._newest[1] is None:
+            self.versions = log.versions(key, self._newest[2], partitions)
 
     def at(self, partition: str | None) -> tuple[str, str]:
         """Return the event pointer and the data version of a partition.
 
         Any later event is a valid pointer for a partition.
         """
-        pointer = self.pointers.get(partition, self._pointer)
-        return str(pointer), self.versions.get(partition, self._version)
+        pointer, version, _ = self._newest or (_NO_EVENT, None, None)
+        pointer = self.pointers.get(partition, pointer)
+        return str(pointer), self.versions.get(partition, version or _UNKNOWN)
 
 
 class Provenance:

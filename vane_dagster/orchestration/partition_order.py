@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +10,7 @@ import dagster as dg
 
 
 class DagsterOrder:
-    """The partitions of a definition; they are listed once, for all threads.
+    """The partitions of a definition; they are listed once.
 
     Before a partition of several dimensions come those that differ from it in one alone: the time
     dimension, else the last one.
@@ -18,20 +18,17 @@ class DagsterOrder:
 
     def __init__(self, partitions_def: Any, instance: dg.DagsterInstance | None) -> None:
         self._definition, self._instance = partitions_def, instance
-        self._lock = threading.Lock()
-        self._keys: Sequence[str] | None = None
-        self._places: dict[str, int] = {}
+
+    @functools.cached_property
+    def _places(self) -> dict[str, int]:
+        if self._definition is None:
+            return {}
+        keys = self._definition.get_partition_keys(dynamic_partitions_store=self._instance)
+        return {key: place for place, key in enumerate(keys)}
 
     def all(self) -> Sequence[str]:
         """Return all partitions."""
-        with self._lock:
-            if self._keys is None:
-                self._keys = ()
-                if self._definition is not None:
-                    listed = self._definition.get_partition_keys
-                    self._keys = listed(dynamic_partitions_store=self._instance)
-                self._places = {key: place for place, key in enumerate(self._keys)}
-            return self._keys
+        return list(self._places)
 
     def before(self, partition: str) -> Iterator[str]:
         """Yield the partitions before one, the nearest first."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from vane_dagster._secrets import errors_masked, masked
@@ -12,7 +11,7 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import VaneError
 from vane_dagster.events import Event, Failed, Progress, RunPlanned, SchemaInferred, Unchanged
 from vane_dagster.orchestration.forecasts import partition_keys, partition_order, selected_stages
-from vane_dagster.orchestration.progress import ProgressReport, RunSummary, log_text
+from vane_dagster.orchestration.progress import PRINTED, ProgressReport, RunSummary, log_text
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.read_ahead import read_ahead
 from vane_dagster.orchestration.reporting import failure_message
@@ -21,8 +20,6 @@ from vane_dagster.orchestration.run import RunContext, run_pipeline
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
-
-_PRINTED = SimpleNamespace(info=print, warning=print)
 
 
 def run(
@@ -87,4 +84,4 @@ class _Report:
         elif isinstance(event, Failed):
             self.failed.append(event)
         else:
-            log_text(_PRINTED, event)
+            log_text(PRINTED, event)

@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from vane_dagster._arguments import positive
 from vane_dagster._private_folder import temporary_folder
-from vane_dagster._secrets import errors_masked, masked
+from vane_dagster._secrets import errors_masked
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.inference import SchemaInference
 from vane_dagster.errors import DefinitionError
-from vane_dagster.events import Event, Noticed, Printed, SchemaInferred
+from vane_dagster.events import Event, SchemaInferred
+from vane_dagster.orchestration.progress import PRINTED, log_text
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import Compute, LocalCompute
 from vane_dagster.orchestration.run import Connection, RunContext, execute_preview
@@ -38,9 +39,10 @@ def preview(
     location = f"stage '{pipeline.name}/{stage}'"
     positive(location, "rows", rows)
     if (partition is None) != (pipeline.partitions_def is None):
-        need = "name one, as partition=" if partition is None else "leave partition out"
-        has = "has partitions" if partition is None else "has no partitions"
-        raise DefinitionError(f"{location}: preview: the pipeline {has}; {need}")
+        raise DefinitionError(
+            f"{location}: preview: partition is {partition!r}; name one if the pipeline has "
+            "partitions, and none if it has not"
+        )
     if store is None and not isinstance(compute, (LocalCompute, type(None))):
         raise DefinitionError(
             f"{location}: preview: with compute= of a cluster, give store= too, where its workers "
@@ -75,7 +77,5 @@ def preview(
 def _show(event: Event) -> None:
     if isinstance(event, SchemaInferred):
         print(f"stage {event.stage!r}: {event.code}")
-    elif isinstance(event, Printed):
-        print(masked(event.text.rstrip()))
-    elif isinstance(event, Noticed):
-        print(masked(event.text))
+    else:
+        log_text(PRINTED, event)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from vane_dagster._secrets import masked
@@ -24,8 +24,7 @@ from vane_dagster.events import (
 from vane_dagster.storage.manifest import Manifest
 
 _LOG_SECONDS = 5.0
-_WINDOW_SECONDS = 30.0
-_STALLED_SECONDS = 3 * _LOG_SECONDS
+_STALLED_SECONDS = 30.0
 _MIN_SHARE = 0.05
 
 
@@ -38,24 +37,27 @@ class ProgressReport:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log, self._clock = log, clock
-        self._throughputs: dict[str, StageThroughput] = {}
+        self._stages: dict[str, _StageProgress] = {}
         self._seconds = 0.0
         self._said = clock()
 
     def __call__(self, event: Progress) -> None:
         """Report an event, unless the last report is too recent."""
         if event.seconds < self._seconds:  # another wave
-            self._throughputs = {}
+            self._stages = {}
         self._seconds = event.seconds
         for stage, done in event.done.items():
-            throughput = self._throughputs.setdefault(stage, StageThroughput())
-            throughput.take(event.seconds, done, event.total[stage])
+            self._stages.setdefault(stage, _StageProgress()).take(event.seconds, done)
         if self._clock() - self._said < _LOG_SECONDS:
             return
         self._said = self._clock()
-        for stage in event.total:
-            if line := str(self._throughputs[stage]):
+        for stage, total in event.total.items():
+            if line := self._stages[stage].line(event.seconds, total):
                 self._log(f"{stage}: {line}")
+
+
+PRINTED = SimpleNamespace(info=print, warning=print)
+"""A log that is printed."""
 
 
 def log_text(log: Any, event: Event) -> None:
@@ -68,55 +70,35 @@ def log_text(log: Any, event: Event) -> None:
         log.info(masked(event.text))
 
 
-class StageThroughput:
-    """Progress of a stage, its throughput over the last 30 seconds, and the time left."""
+@dataclass
+class _StageProgress:
+    """Progress of a stage in a wave: its first and latest rows, as seconds and their number."""
 
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-        self._now = self._moved = 0.0
-        self._done = self._total = 0
+    first: tuple[float, int] | None = None
+    latest: tuple[float, int] = (0.0, 0)
 
-    def take(self, seconds: float, done: int, total: int) -> None:
-        """Record the progress of a wave."""
-        if done > self._done:
-            self._moved = seconds
-        self._now, self._done, self._total = seconds, done, total
-        if done:  # excludes the time to load the model
-            self._samples.append((seconds, done))
-        while len(self._samples) > 1 and self._samples[1][0] <= seconds - _WINDOW_SECONDS:
-            self._samples.popleft()
+    def take(self, seconds: float, done: int) -> None:
+        """Record the number of rows at a time."""
+        if done != self.latest[1]:
+            self.latest = (seconds, done)
+            self.first = self.first or self.latest  # excludes the time to load the model
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether no row was computed for 15 seconds, or for 30 seconds before the first row."""
-        limit = _STALLED_SECONDS if self._done else _WINDOW_SECONDS
-        return self._now - self._moved >= limit
-
-    @property
-    def speed(self) -> str:
-        """The rate and the time left where known, or the reason that there is none."""
-        if self.is_stuck:
-            return f"no rows for {duration(self._now - self._moved)}"
-        if len(self._samples) < 2:
-            return ""
-        (since, before), (now, done) = self._samples[0], self._samples[-1]
-        if done <= before or now <= since:
-            return ""
-        per_second = (done - before) / (now - since)
-        summary = rate(per_second)
-        if self._done >= _MIN_SHARE * self._total:
-            summary += f", {duration((self._total - self._done) / per_second)} left"
-        return summary
-
-    def __str__(self) -> str:
+    def line(self, seconds: float, total: int) -> str:
         """Return one line; empty if there is nothing to report."""
-        if self._done >= self._total:
+        since, done = self.latest
+        idle = seconds - since
+        if done >= total or (self.first is None and idle < _STALLED_SECONDS):
             return ""
-        if not (self._done or self.is_stuck):
-            return ""
-        share = 100 * self._done // self._total
-        summary = f"{self._done:,} of {self._total:,} rows ({share}%)"
-        return f"{summary}, {self.speed}" if self.speed else summary
+        summary = f"{done:,} of {total:,} rows ({100 * done // total}%)"
+        if idle >= _STALLED_SECONDS:
+            return f"{summary}, no rows for {duration(idle)}"
+        began, before = self.first or self.latest
+        if done > before and since > began:
+            per_second = (done - before) / (since - began)
+            summary += f", {rate(per_second)}"
+            if done >= _MIN_SHARE * total:
+                summary += f", {duration((total - done) / per_second)} left"
+        return summary
 
 
 @dataclass

@@ -23,13 +23,6 @@ def read_ahead(store: Store, plan: RunPlan) -> Iterator[Manifest | StoreError]:
             return store.read(pipeline, *place)
         except StoreError as error:
             return error
-        except Exception as error:  # raised by a file system's driver
-            failed = StoreError(
-                f"the manifest of {pipeline}/{place[0]} cannot be read: {type(error).__name__}: "
-                f"{error}"
-            )
-            failed.__cause__ = error
-            return failed
 
     places = (
         (stage, partition.key, stage_plan.done)

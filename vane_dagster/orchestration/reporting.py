@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary, log_text
 from vane_dagster.orchestration.read_ahead import read_ahead
 from vane_dagster.orchestration.source_asset import SourceLog
-from vane_dagster.orchestration.timeline import Timeline
+from vane_dagster.orchestration.timeline import PROFILE, Timeline
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import definition_digest, stage_definition
@@ -54,8 +55,6 @@ _GROUP = 100
 _SECONDS = 1.0
 # The error of a run has the text of this many errors.
 _SHOWN = 5
-# Wait this many times the duration of the last listing before listing the manifests again.
-_LISTING_PAUSE = 10.0
 
 
 @dataclass(frozen=True)
@@ -92,16 +91,13 @@ class RunReport:
         self._log = context.log
         self._progress = ProgressReport(context.log.info)
         self._summary = RunSummary()
-        self._timeline = Timeline.requested()
+        self._timeline = Timeline() if os.environ.get(PROFILE) else None
         self._failed: list[Failed] = []
-        self._roots: list[Failed] = []
         self._done: Iterator[Manifest | StoreError] | None = None
-        self._before = _logged_before(context)
         self._definitions: Mapping[str, str] = {}
         self._inferred: Mapping[str, str] = {}
         self._provenance = Provenance(context, partitions)
         self._source = _source_log(context, pipeline, partitions)
-        self._listed: dict[str, tuple[float, Mapping[str | None, ManifestName]]] = {}
         self._pending: dict[str, list[_Materialized]] = {}
         self._count = 0
         self._oldest = 0.0
@@ -122,36 +118,11 @@ class RunReport:
             return
         pending, self._pending, self._count = self._pending, {}, 0
         evaluated = self._checks.pending
-        pending = {stage: self._in_force(stage, made) for stage, made in pending.items()}
         with events_grouped(self._context.instance):
             for stage in self._pipeline.stages:
                 written = self._write(stage, pending[stage]) if pending.get(stage) else {}
                 if stage in evaluated:
                     self._checks.write(stage, written)
-
-    def _in_force(self, stage: str, made: Sequence[_Materialized]) -> list[_Materialized]:
-        """Drop versions that another run has replaced; that run reports its own.
-
-        Their materializations would follow the newer ones and become Dagster's latest.
-        """
-        latest = self._latest(stage)
-        replaced = {
-            each.partition
-            for each in made
-            if (name := latest.get(each.partition)) and name.sequence > each.name.sequence
-        }
-        self._checks.drop(stage, replaced)
-        return [each for each in made if each.partition not in replaced]
-
-    def _latest(self, stage: str) -> Mapping[str | None, ManifestName]:
-        """Return the manifests in force; limit the listing to a tenth of the time."""
-        began = time.monotonic()
-        valid_until, latest = self._listed.get(stage, (began, {}))
-        if began >= valid_until:
-            latest = self._store.latest(self._pipeline.name, stage, self._partitions)
-            now = time.monotonic()
-            self._listed[stage] = (now + _LISTING_PAUSE * (now - began), latest)
-        return latest
 
     def _write(self, stage: str, made: Sequence[_Materialized]) -> Mapping[str | None, Target]:
         """Write materializations of a stage; only the last one contains the column metadata.
@@ -214,7 +185,6 @@ class RunReport:
         elif isinstance(event, Failed):
             self._failed.append(event)
             if event.because is None:
-                self._roots.append(event)
                 self._log.error(failure_message(event))
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
@@ -276,12 +246,11 @@ class RunReport:
             return
         assert (manifest.stage, manifest.partition) == (event.stage, event.partition)
         self._summary.up_to_date(manifest)
-        if (self._key_of(event.stage), event.partition, event.name.content) not in self._before:
-            figures = manifest.figures
-            if manifest.run_id != self._context.run.run_id:
-                run = dg.MetadataValue.dagster_run(manifest.run_id)
-                figures = {"computed_by_run": run, **figures}
-            self._materialized(event, manifest, figures, computed=0)
+        figures = {
+            "computed_by_run": dg.MetadataValue.dagster_run(manifest.run_id),
+            **manifest.figures,
+        }
+        self._materialized(event, manifest, figures, computed=0)
         self._checks.found(event.stage, event.partition, self._check_runner.results(manifest))
         self._waits()
 
@@ -339,18 +308,16 @@ class RunReport:
 
     def _failure(self) -> dg.Failure:
         keys = dict.fromkeys(failure.partition for failure in self._failed)
-        description = "\n\n".join(map(failure_message, self._roots[:_SHOWN]))
-        if (more := len(self._roots) - _SHOWN) > 0:
+        roots = [failure_message(each) for each in self._failed if each.because is None]
+        description = "\n\n".join(roots[:_SHOWN])
+        if (more := len(roots) - _SHOWN) > 0:
             description += f"\n\nThe log has {more} more"
         if len(self._partitions) > 1:
             description = (
                 f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)}); the "
                 f"others are materialized. Finished parts are kept.\n\n{description}"
             )
-        return dg.Failure(
-            description=description,
-            metadata={"failed_stages": ", ".join(dict.fromkeys(f.stage for f in self._failed))},
-        )
+        return dg.Failure(description=description)
 
 
 def _dimension_tags(partition: str | None) -> dict[str, str]:
@@ -384,18 +351,6 @@ def _is_observed(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:
     key = stage_key(pipeline, SOURCE)
     graph = context.job_def.asset_layer.asset_graph
     return graph.has(key) and not graph.get(key).assets_def.is_auto_created_stub
-
-
-def _logged_before(
-    context: dg.AssetExecutionContext,
-) -> set[tuple[dg.AssetKey | None, str | None, str | None]]:
-    """Return the assets, partitions and data versions logged by an earlier attempt of this step."""
-    if not context.retry_number:
-        return set()
-    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-    records = context.instance.get_records_for_run(context.run.run_id, of_type=kind).records
-    events = [record.asset_materialization for record in records]
-    return {(e.asset_key, e.partition, (e.tags or {}).get(DATA_VERSION)) for e in events if e}
 
 
 def failure_message(failure: Failed) -> str:

@@ -107,21 +107,16 @@ def execute_preview(
     run: RunContext, plan: RunPlan, backend: Backend
 ) -> Mapping[str, Sequence[Part]]:
     """Execute the plan of a preview."""
-    made: dict[str, Sequence[Part]] = {}
-    failed: list[VaneError] = []
+    heard = (Printed, Noticed, Waiting, WorkerReady)
 
-    def handle(event: Event) -> None:
-        if isinstance(event, Recomputed):
-            made[event.stage] = event.parts
-        elif isinstance(event, Failed):
-            failed.append(event.error)
-        elif isinstance(event, (Printed, Noticed, Waiting, WorkerReady)):
+    def listen(event: Event) -> None:
+        if isinstance(event, heard):
             run.listen(event)
 
-    _execute(replace(run, listen=handle, flush=lambda: None), plan, backend)
+    made, failed = _recomputed(replace(run, listen=listen, flush=lambda: None), plan, backend)
     if failed:
-        raise failed[0]
-    return made
+        raise failed[0].error
+    return {each.stage: each.parts for each in made}
 
 
 @dataclass(frozen=True)
@@ -133,30 +128,40 @@ class Sample:
         failed: The errors of the others.
     """
 
-    made: dict[str | None, Sequence[Part]]
-    failed: dict[str | None, VaneError]
+    made: Mapping[str | None, Sequence[Part]]
+    failed: Mapping[str | None, VaneError]
 
 
 def recompute(run: RunContext, plan: RunPlan, compute: Compute) -> Sample:
     """Execute the plan of a sample."""
-    sample = Sample({}, dict(plan.failed))
     if not plan.partitions:
-        return sample
+        return Sample({}, plan.failed)
+    connection = Connection(compute, plan.pipeline, plan.selected)
+    try:
+        made, failed = _recomputed(run, plan, connection.backend())
+    finally:
+        connection.close()
+    errors = {each.partition: each.error for each in failed}
+    return Sample({each.partition: each.parts for each in made}, {**plan.failed, **errors})
 
-    def handle(event: Event) -> None:
+
+def _recomputed(
+    run: RunContext, plan: RunPlan, backend: Backend
+) -> tuple[list[Recomputed], list[Failed]]:
+    """Execute a plan that commits nothing; return its results and its failures."""
+    made: list[Recomputed] = []
+    failed: list[Failed] = []
+
+    def listen(event: Event) -> None:
         if isinstance(event, Recomputed):
-            sample.made[event.partition] = event.parts
+            made.append(event)
         elif isinstance(event, Failed):
-            sample.failed[event.partition] = event.error
+            failed.append(event)
         else:
             run.listen(event)
 
-    connection = Connection(compute, plan.pipeline, plan.selected)
-    try:
-        _execute(replace(run, listen=handle), plan, connection.backend())
-    finally:
-        connection.close()
-    return sample
+    _execute(replace(run, listen=listen), plan, backend)
+    return made, failed
 
 
 class Connection:

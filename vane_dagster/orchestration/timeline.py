@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -37,6 +36,13 @@ PHASES = {
     "end": "events in Dagster",
 }
 """The phases of a step in their order, by the mark that ends each."""
+_ENDED_BY: dict[type, str] = {
+    RunPlanned: "planned",
+    Connected: "connected",
+    Progress: "computed",
+    Committed: "committed",
+    Unchanged: "committed",
+}
 
 
 class Timeline:
@@ -50,28 +56,16 @@ class Timeline:
         self._clock = clock
         self._marks = {"step": clock()}
 
-    @classmethod
-    def requested(cls) -> Timeline | None:
-        """Return a timeline if the environment asks for one."""
-        return cls() if os.environ.get(PROFILE) else None
-
     def take(self, event: Event) -> None:
         """Mark the end of the phase that an event ends."""
         now = self._clock()
-        if isinstance(event, RunPlanned):
-            self._marks["planned"] = now
-        elif isinstance(event, Connected):
-            self._marks["connected"] = now
+        if isinstance(event, WorkerReady) and "loaded" not in self._marks:
+            self._marks["loaded"] = now
+            self._marks["ready"] = now - (0 if event.report.warm else event.report.seconds)
         elif isinstance(event, WaveStarted):
             self._marks.setdefault("leased", now)
-        elif isinstance(event, WorkerReady):
-            if "loaded" not in self._marks:
-                self._marks["loaded"] = now
-                self._marks["ready"] = now - (0 if event.report.warm else event.report.seconds)
-        elif isinstance(event, Progress):
-            self._marks["computed"] = now
-        elif isinstance(event, (Committed, Unchanged)):
-            self._marks["committed"] = now
+        elif phase := _ENDED_BY.get(type(event)):
+            self._marks[phase] = now
 
     def text(self, context: dg.AssetExecutionContext) -> str:
         """Return the timeline until now, as a table."""

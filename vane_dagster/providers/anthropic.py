@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vane_dagster.errors import names
 from vane_dagster.providers.base import Answer, Message, Request
 from vane_dagster.providers.http import HttpProvider, choice_schema, in_object
 from vane_dagster.providers.usage import finish_reason, token_count
@@ -76,11 +75,6 @@ def _split(messages: Sequence[Message]) -> tuple[str, list[Message]]:
     """Separate the system messages, which are no part of the API's conversation."""
     system = [message["content"] for message in messages if message["role"] == "system"]
     others = [message for message in messages if message["role"] != "system"]
-    if wrong := {message["role"] for message in others} - {"user", "assistant"}:
-        raise ValueError(
-            f"a message has the role {names(sorted(wrong))}; Anthropic's API takes 'system', "
-            "'user' and 'assistant'"
-        )
     return "\n\n".join(system), others
 
 
@@ -104,8 +98,6 @@ def _tool(schema: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]
 
 def _text(content: Any, wrapped: bool) -> str:
     """Return the input of the answer's tool as JSON; the text if no tool was called."""
-    if not isinstance(content, list):
-        raise TypeError("content is no list")
     for block in content:
         if block["type"] == "tool_use" and block.get("name") == _TOOL:
             value = block.get("input")

@@ -175,10 +175,8 @@ class HttpProvider:
             raise ConnectionError(f"{error.request.url}: {error.__cause__ or error}") from error
         except self._aiohttp.ClientError as error:  # a response that is not HTTP
             raise ConnectionError(str(error)) from error
-        except json.JSONDecodeError as error:
-            raise self._malformed(error.doc) from error
-        except UnicodeDecodeError as error:
-            raise self._malformed(error.object.decode(errors="replace")) from error
+        except ValueError as error:  # a response that is not JSON
+            raise self._malformed(getattr(error, "doc", error)) from error
         except self._api.APIStatusError as error:
             if error.status_code in _REFUSED:
                 raise StageError(self._refusal(error)) from error
@@ -222,8 +220,6 @@ class HttpProvider:
     def _refusal(self, error: Any) -> str:
         """Describe why an endpoint refuses all requests, and how to fix it."""
         detail = described(error)
-        if error.body and "message" not in error.body:  # a form that the client omits
-            detail += f" - {str(error.body)[:_MAX_SHOWN]}"
         if error.status_code == _NOT_FOUND:
             url = str(error.request.url)
             hint = "" if "/v1" in url else ". A base_url usually ends in /v1"

@@ -224,8 +224,7 @@ def with_problem(messages: Sequence[Message], text: str, problem: str) -> Sequen
 
     Endpoints refuse messages without text, and chat templates two questions in a row.
     """
-    said = text.encode("utf-8", "replace").decode()  # a request is UTF-8
-    answered = {"role": "assistant", "content": said if said.strip() else _NOTHING}
+    answered = {"role": "assistant", "content": text if text.strip() else _NOTHING}
     again = f"{problem}. Answer again, with nothing else."
     return [*messages, answered, {"role": "user", "content": again}]
 

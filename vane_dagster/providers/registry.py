@@ -49,14 +49,10 @@ def provider_class(where: str, provider: str | type, method: str = "submit") -> 
     """
     asked = provider
     provider = _found(where, provider, method)
-    if not inspect.isclass(provider):
+    if not (inspect.isclass(provider) and _has(provider, method)):
         raise DefinitionError(
-            f"{where}: provider is {asked!r}; expected a name ({names(_BUILT_IN, 20)}) or a class "
-            f"with `async def {method}`"
-        )
-    if not _has(provider, method):
-        raise DefinitionError(
-            f"{where}: provider {asked!r} has no `async def {method}`, which this stage calls"
+            f"{where}: provider is {asked!r}; expected a name ({names(_BUILT_IN, 20)}) or a class, "
+            f"with `async def {method}`, which this stage calls"
         )
     return provider
 

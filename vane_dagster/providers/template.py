@@ -87,15 +87,12 @@ class PrefixOrder:
 
 def _conversation(origin: str, value: Any) -> list[Message]:
     fits = isinstance(value, list) and value
-    if not fits or not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in value):
+    if not fits or not all(
+        isinstance(m, dict) and m.get("role") in _ROLES and m.get("content") for m in value
+    ):
         raise ValueError(
-            f"{origin} holds a {type(value).__name__}; expected text, or a list of "
-            "messages with role and content that is not empty"
-        )
-    if wrong := [m["role"] for m in value if m["role"] not in _ROLES or not m["content"]]:
-        raise ValueError(
-            f"{origin}: a message of role {wrong[0]!r} has no content, or the role is "
-            f"none of {names(_ROLES)}"
+            f"{origin} holds a {type(value).__name__}; expected text, or a list of messages, each "
+            f"with content and a role of {names(_ROLES)}"
         )
     return [{"role": m["role"], "content": m["content"]} for m in value]
 

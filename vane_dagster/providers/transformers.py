@@ -43,7 +43,8 @@ class TransformersProvider:
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         loaded = library.AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=dtype)
-        self._model = on_device(loaded, device)
+        default = "cuda" if self._torch.cuda.is_available() else "cpu"
+        self._model = loaded.to(device or default).eval()
         self._known = set(library.GenerationConfig().to_dict())
         self._longest = getattr(self._model.config, "max_position_embeddings", None)
         self._batch_size = batch_size
@@ -135,12 +136,6 @@ class TransformersProvider:
             if mark in text:
                 text, reason = text.partition(mark)[0], "stop"
         return Answer(text, prompt, len(kept), 0, reason)
-
-
-def on_device(model: Any, device: str | None) -> Any:
-    """Return a model for evaluation, on a GPU if no device is given and one is available."""
-    is_cuda = needs("torch", "transformers", "transformers").cuda.is_available()
-    return model.to(device or ("cuda" if is_cuda else "cpu")).eval()
 
 
 def _marks(sampling: Mapping[str, Any]) -> list[str]:

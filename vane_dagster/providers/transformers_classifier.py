@@ -9,7 +9,6 @@ from typing import Any
 from vane_dagster.errors import RowErrors, StageError, names
 from vane_dagster.providers.base import PromptTooLong
 from vane_dagster.providers.registry import needs
-from vane_dagster.providers.transformers import on_device
 
 _HEAD = "ForSequenceClassification"
 _UNLIMITED = 1_000_000
@@ -32,29 +31,33 @@ class TransformersClassifier:
         device: str | None = None,
     ) -> None:
         library = needs("transformers", "transformers", "transformers_classifier")
-        self._torch = needs("torch", "transformers", "transformers_classifier")
+        needs("torch", "transformers", "transformers_classifier")
         config = library.AutoConfig.from_pretrained(model, revision=revision)
         _check_head(model, config)
-        self._labels = {place: str(label) for place, label in config.id2label.items()}
-        self._tokenizer = library.AutoTokenizer.from_pretrained(model, revision=revision)
-        loaded = library.AutoModelForSequenceClassification.from_pretrained(
-            model, revision=revision, dtype=dtype
+        self._labels = [str(label) for label in config.id2label.values()]
+        self._pipeline = library.pipeline(
+            "text-classification",
+            model,
+            revision=revision,
+            dtype=dtype,
+            device=device,
+            batch_size=batch_size,
+            function_to_apply="softmax",
         )
-        self._model = on_device(loaded, device)
+        self._tokenizer = self._pipeline.tokenizer
         places = getattr(config, "max_position_embeddings", None)
         limits = (places, self._tokenizer.model_max_length)
         self._longest = min((n for n in limits if n and 0 < n < _UNLIMITED), default=_UNLIMITED)
-        self._batch_size = batch_size
         self._turn = asyncio.Lock()
 
     async def classify(
         self, texts: Sequence[str], labels: Sequence[str]
     ) -> Sequence[tuple[str, float]]:
         """See `Classifier.classify`."""
-        if set(labels) != set(self._labels.values()):
+        if set(labels) != set(self._labels):
             raise StageError(
                 f"labels are {names(labels, 20)}; the model has "
-                f"{names(self._labels.values(), 20)}, and a classifier's labels are all of them"
+                f"{names(self._labels, 20)}, and a classifier's labels are all of them"
             )
         async with self._turn:
             found, errors = await asyncio.to_thread(self._classified, texts)
@@ -73,17 +76,8 @@ class TransformersClassifier:
         }
         # Texts of similar length form a batch, to minimize padding.
         order = sorted(set(range(len(texts))) - set(errors), key=lambda place: lengths[place])
-        found: dict[int, tuple[str, float]] = {}
-        for first in range(0, len(order), self._batch_size):
-            places = order[first : first + self._batch_size]
-            padded = self._tokenizer(
-                [texts[place] for place in places], return_tensors="pt", padding=True
-            ).to(self._model.device)
-            with self._torch.inference_mode():
-                logits = self._model(**padded).logits.float()
-            scores, best = logits.softmax(-1).max(-1)
-            for place, label, score in zip(places, best.tolist(), scores.tolist()):
-                found[place] = (self._labels[label], score)
+        made = self._pipeline([texts[place] for place in order]) if order else []
+        found = {place: (str(one["label"]), one["score"]) for place, one in zip(order, made)}
         return found, errors
 
 

@@ -7,12 +7,10 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from vane_dagster._private_folder import new_temporary_folder
-from vane_dagster.errors import names
 from vane_dagster.providers import guard
 from vane_dagster.providers.registry import needs
 from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS
@@ -51,12 +49,6 @@ class VllmEngine:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a worker has threads
         self._vllm = needs("vllm", "vllm", "vllm")
         given = _engine_arguments(model, revision, tensor_parallel_size, engine_kwargs)
-        known = [field.name for field in fields(self._vllm.AsyncEngineArgs)]
-        if unknown := sorted(set(given) - set(known)):
-            raise ValueError(
-                f"engine_kwargs has {names(unknown)}, which vLLM {self._vllm.__version__} does not "
-                f"know; see vllm.AsyncEngineArgs for what it takes"
-            )
         device = needs("vllm.platforms", "vllm", "vllm").current_platform.device_type
         # NVML, by which vLLM chooses its device, also sees GPUs that are not this worker's.
         if device in ("", "cuda") and not needs("torch", "torch", "vllm").cuda.device_count():
@@ -76,8 +68,8 @@ class VllmEngine:
             # Outside any event loop: the engine's tasks start with the first request, in its loop.
             self._engine = engine.from_engine_args(self._vllm.AsyncEngineArgs(**given))
         except RuntimeError as error:
-            raise EngineLoadError(_load_error(error, _first_logged_error(folder))) from error
-        self._longest = int(self._engine.model_config.max_model_len)
+            cause = _first_logged_error(folder) or error
+            raise EngineLoadError(f"vLLM's engine did not start: {cause}") from error
         self._numbers = itertools.count()
 
     async def check_health(self) -> None:
@@ -85,10 +77,8 @@ class VllmEngine:
         await self._engine.check_health()
 
     async def _tokens(self, text: str) -> Any:
-        """Tokenize a text without a length limit, so that the provider raises its own error."""
-        renderer = self._engine.renderer
-        lengths = replace(renderer.default_cmpl_tok_params, max_total_tokens=None)
-        (prompt,) = await renderer.render_cmpl_async([{"prompt": text}], lengths)
+        """Tokenize a text."""
+        (prompt,) = await self._engine.renderer.render_cmpl_async([{"prompt": text}])
         return prompt
 
 
@@ -97,15 +87,6 @@ def engine_folder() -> Path:
     folder = new_temporary_folder("vane-vllm-")
     os.environ.setdefault("VLLM_RPC_BASE_PATH", str(folder))
     return folder
-
-
-def _load_error(error: RuntimeError, cause: str | None) -> str:
-    if cause is not None:
-        return f"vLLM's engine did not start: {cause}"
-    return (
-        f"{error} None of its processes has logged an error; one that is killed can't, as where "
-        "memory runs out"
-    )
 
 
 def _error_logging(folder: Path) -> Any:
@@ -134,21 +115,10 @@ def _first_logged_error(folder: Path) -> str | None:
     file = folder / _ERRORS
     text = file.read_text(errors="replace") if file.exists() else ""
     for record in text.split(_RECORD):
-        if (found := _raised(record)) is not None:
-            return found[:_MAX_SHOWN]
+        _, frame, error = record.rpartition("  File ")  # the last one of its traceback
+        if frame:
+            return f"{frame}{error}".strip()[:_MAX_SHOWN]
     return None
-
-
-def _raised(record: str) -> str | None:
-    """Return the exception of a record with a traceback: the text after the last line of code."""
-    lines = record.rstrip().splitlines()
-    frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
-    if not frames:
-        return None
-    after = lines[frames[-1] + 1 :]
-    while after and after[0].startswith("    "):
-        after = after[1:]
-    return "\n".join(after) or None
 
 
 def _engine_arguments(

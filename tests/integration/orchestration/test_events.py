@@ -22,7 +22,6 @@ from support.event_world import (  # noqa: F401  # fixtures
     world,
 )
 from support.results import evaluations, statuses
-from vane_dagster.orchestration import reporting, run
 
 
 def logged(instance: dg.DagsterInstance, run_id: str) -> str:
@@ -69,30 +68,6 @@ def test_what_lacks_its_event_is_reported_by_the_next_run(world, instance, tmp_p
         assert list(found) == KEYS[:2]
         assert {m.metadata["fragments_computed"].value for m in found.values()} == {0}
     assert evaluations(result, instance)
-
-
-def test_a_late_run_does_not_report_a_version_that_was_replaced(world, instance, monkeypatch):
-    flush = reporting.RunReport.flush
-    newer: list[bool] = []
-
-    def late(report: reporting.RunReport) -> None:
-        if report._count and not newer:
-            newer.append(True)
-            world.source("p00", ["one", "two", "three"])
-            newer.append(world.run(instance, "p00").success)
-        flush(report)
-
-    monkeypatch.setattr(reporting, "_GROUP", 4)
-    monkeypatch.setattr(reporting, "_SECONDS", 600.0)
-    monkeypatch.setattr(run, "_TICK_SECONDS", 600.0)
-    monkeypatch.setattr(reporting.RunReport, "flush", late)
-    assert world.run(instance, *KEYS[:2]).success
-    assert newer == [True, True]
-    latest = instance.fetch_materializations(
-        dg.AssetRecordsFilter(asset_key=dg.AssetKey(["docs", "vectors"]), asset_partitions=["p00"]),
-        limit=1,
-    ).records[0]
-    assert latest.asset_materialization.metadata["dagster/partition_row_count"].value == 3
 
 
 def asset_below(docs: vd.Pipeline) -> dg.AssetsDefinition:
@@ -164,4 +139,3 @@ def test_a_second_attempt_leaves_one_execution_of_each_check(world, instance, tm
         found = sorted((record.partition, record.status.value) for record in history)
         assert found == [("p00", "SUCCEEDED"), ("p01", "SUCCEEDED")]
         assert statuses(instance, key, KEYS) == {"SUCCEEDED": {"p00", "p01"}}
-    assert list(materializations(instance, "vectors")) == ["p00", "p01"], "none is repeated"

@@ -162,22 +162,6 @@ def test_missing_partitions(tmp_path, store, local):
     assert values(inputs[0]) == [11]
 
 
-def test_a_partitioned_check_reads_a_stage(pipeline, filled):
-    inputs: list[Any] = []
-
-    @dg.asset_check(asset=["docs", "more"], partitions_def=PARTS)
-    def is_odd(more: pl.LazyFrame) -> dg.AssetCheckResult:
-        rows = more.collect()
-        inputs.append(rows["m"].to_list())
-        return dg.AssetCheckResult(passed=bool((rows["m"] % 2 == 1).all()))
-
-    beside = reader_of(pa.Table, [], partitions_def=PARTS)
-    result = run([beside, is_odd], pipeline, filled, partition_key="b")
-    assert inputs == [[31, 41, 51]]
-    (evaluation,) = result.get_asset_check_evaluations()
-    assert evaluation.passed
-
-
 # What ordinary assets return
 
 
@@ -240,10 +224,11 @@ def test_partitions_are_kept_apart(store):
     given = {"partitions_def": PARTS, "backfill_policy": SINGLE_RUN}
     with pytest.raises(vd.errors.StoreError) as raised:
         put(ordinary(ROWS, **given), store, tags=WHOLE)
-    assert "for 3 partitions, 'a', 'b', 'c / ü'; expected a dict" in str(raised.value)
+    expected = "expected a dict of partition key to rows, of 'a', 'b', 'c / ü'"
+    assert f"returned a Table; {expected}" in str(raised.value)
     with pytest.raises(vd.errors.StoreError) as raised:
         put(ordinary({"a": ROWS, "x": ROWS}, **given), store, tags=WHOLE)
-    assert "rows of the partitions 'a', 'x'; the run is for 'a', 'b', 'c / ü'" in str(raised.value)
+    assert f"returned a dict of 'a', 'x'; {expected}" in str(raised.value)
     by_key = {key: ROWS.slice(number) for number, key in enumerate(KEYS)}
     result = put(ordinary(by_key, **given), store, tags=WHOLE)
     assert [kept(store, key) for key in KEYS] == [[1, 2, 3], [2, 3], [3]]
@@ -263,19 +248,6 @@ def test_nothing_and_what_is_no_rows(store, tmp_path):
         with pytest.raises(vd.errors.StoreError) as raised:
             put(ordinary(value), store)
         assert re.search(message, str(raised.value))
-
-
-def test_an_op_is_told_that_assets_alone_are_kept(store):
-    @dg.op(out=dg.Out(io_manager_key="store"))
-    def make():
-        return ROWS
-
-    @dg.job(resource_defs={"store": store})
-    def job():
-        make()
-
-    with pytest.raises(vd.errors.StoreError, match="FragmentStore keeps the rows of assets"):
-        job.execute_in_process()
 
 
 def test_an_ordinary_asset_is_read_by_another_and_its_former_rows_are_collected(store, tmp_path):

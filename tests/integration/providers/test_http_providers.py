@@ -72,8 +72,6 @@ YES = {"role": "assistant", "content": "yes"}
     [
         ("chat", response(choices=[None])),
         ("chat", response(choices=[])),
-        ("chat", response(choices={"0": "yes"})),
-        ("chat", response(choices=["yes"])),
         ("chat", response(None)),
         ("chat", response({"role": "assistant", "content": ["yes"]})),
         ("chat", b"\xff\xfe{"),
@@ -81,7 +79,6 @@ YES = {"role": "assistant", "content": "yes"}
         ("completions", response(choices=[{"index": 0, "text": 5}])),
         ("messages", blocks(content=None)),
         ("messages", blocks(content="hello")),
-        ("messages", blocks("yes")),
         ("messages", blocks({"type": "text", "text": None})),
         ("messages", blocks({"text": "yes"})),
     ],
@@ -105,7 +102,6 @@ TEXT_BLOCK = {"type": "text", "text": "yes"}
     ("api", "body", "answer"),
     [
         ("chat", response(YES, 3, usage={"prompt_tokens": 1.5}), BARE),
-        ("completions", response(YES, 3, usage=None), BARE),
         (
             "messages",
             blocks({"type": "x"}, TEXT_BLOCK, reason=3, usage=None),
@@ -125,9 +121,7 @@ def test_an_answer_may_be_empty_or_lack_usage_and_reason(api, body, answer, serv
     [
         ("chat", said(None, refusal="I cannot say."),
          "The model gave no answer (finish_reason 'stop'): I cannot say."),
-        ("chat", said("", refusal="I cannot say."), "I cannot say."),
         ("chat", said("", "content_filter"), "(finish_reason 'content_filter')."),
-        ("chat", said(None, "tool_calls", tool_calls=[]), "(finish_reason 'tool_calls')."),
         ("chat", said(None), "(finish_reason 'stop')."),
         ("chat", said("", "length"), "(finish_reason 'length'). It was cut: raise max_tokens."),
         ("messages", blocks(reason="refusal", stop_details={"explanation": "It is unsafe."}),
@@ -144,22 +138,6 @@ def test_no_answer_is_an_error_that_has_the_reason_and_is_paid_for(
     assert expected in str(raised.value)
     assert "The answer:" not in str(raised.value)
     assert raised.value.used["completion_tokens"] == 2
-
-
-@pytest.mark.parametrize(
-    ("sampling", "message"),
-    [
-        ({"extra_headers": {"X-Key": "planted"}}, "sampling_params has 'extra_headers'"),
-        ({"extra_body": "x"}, "extra_body of type str"),
-    ],
-)
-def test_a_rows_own_parameters_that_are_no_part_of_a_body_are_refused(
-    sampling, message, server, endpoint
-):
-    with pytest.raises(SamplingRefused, match=message) as raised:
-        submit(endpoint[1], "q", sampling=sampling)
-    assert "planted" not in str(raised.value)
-    assert not server.bodies
 
 
 def test_a_response_that_is_not_http_is_a_lost_connection(server):
@@ -181,6 +159,13 @@ def test_an_endpoint_that_is_not_there_is_named(server):
     refused = r"http://127\.0\.0\.1:9/v1/chat/completions: Cannot connect to host"
     with pytest.raises(ConnectionError, match=refused):
         submit("http://127.0.0.1:9/v1", "q")
+
+
+def test_a_rows_own_parameters_that_are_no_part_of_a_body_are_refused(server, endpoint):
+    with pytest.raises(SamplingRefused, match="sampling_params has 'extra_headers'") as raised:
+        submit(endpoint[1], "q", sampling={"extra_headers": {"X-Key": "planted"}})
+    assert "planted" not in str(raised.value)
+    assert not server.bodies
 
 
 def test_completions_take_one_text_and_fields_of_the_servers_own(server, endpoint):
@@ -206,7 +191,6 @@ VECTORS = [{"index": index, "embedding": [1.0]} for index in range(3)]
     [
         [None],
         [{"index": 0}],
-        [{"embedding": [1.0]}],
         VECTORS[:1],  # one is missing
         [VECTORS[0], VECTORS[0]],  # a repeated one in the place of another
         VECTORS,
@@ -256,8 +240,6 @@ def test_a_request_has_the_api_form(server, endpoint):
             "service_tier": "auto",
         }
     ]
-    with pytest.raises(ValueError, match="has the role 'tool'"):
-        ask(endpoint[1], {"role": "tool", "content": "x"})
 
 
 def test_prompt_tokens_include_those_of_the_cache(server, endpoint):

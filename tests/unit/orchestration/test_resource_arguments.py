@@ -15,8 +15,6 @@ import vane_dagster as vd
         (vd.RayCompute, {"adress": "auto"}, "'adress' of vd.RayCompute. Did you mean 'address'?"),
         (vd.RayCompute, {"num_cpus": 2}, "write num_cpus=... at its cluster, vd.LocalCluster"),
         (vd.RayCompute, {"ray_address": "auto"}, "write address=..."),
-        (vd.LocalCompute, {"num_cpu": 2}, "'num_cpu' of vd.LocalCompute. Did you mean 'num_cpus'"),
-        (vd.LocalCluster, {"nam": "x"}, "Did you mean 'name'"),
         (vd.LocalCluster, {"zzz": "x"}, "its options are 'num_cpus', 'num_gpus', "),
         (vd.FragmentStore, {"rot": "/x"}, "'rot' of vd.FragmentStore. Did you mean 'root'?"),
     ],
@@ -25,13 +23,6 @@ def test_an_unknown_argument_is_refused(resource, given, line):
     with pytest.raises(vd.DefinitionError) as refused:
         resource(**given)
     assert line in str(refused.value)
-
-
-def test_a_value_without_a_name_is_refused():
-    with pytest.raises(vd.DefinitionError, match=r"by name: 'root'.* vd\.FragmentStore\(root="):
-        vd.FragmentStore("/secret")
-    with pytest.raises(vd.DefinitionError, match=r"vd\.RayCompute takes its arguments by name"):
-        vd.RayCompute("auto")
 
 
 def test_a_subclass_has_arguments_of_its_own():

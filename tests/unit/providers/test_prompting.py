@@ -15,7 +15,7 @@ import vane_dagster as vd
 from support.prompts import Person, Reversed, docs
 from support.udf_calls import row_stage, run_stage
 from vane_dagster.errors import RowErrors
-from vane_dagster.planning.definition import pool_identity, stage_definition
+from vane_dagster.planning.definition import pool_identity
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer, parse_format
 from vane_dagster.providers.prompting import PromptTask
@@ -43,12 +43,6 @@ class Needy(Reversed):
 def test_messages_that_are_no_template(messages, message):
     with pytest.raises(vd.DefinitionError, match=re.escape(message)):
         parse_template("stage", messages, None)
-
-
-def test_a_field_that_the_stage_above_does_not_have(tmp_path):
-    short = docs(tmp_path).project("short", {"words": "length(text)"})
-    with pytest.raises(vd.DefinitionError, match="'short' has no column 'text'"):
-        short.prompt("asked", "{text}", provider=Reversed, model="m")
 
 
 def test_the_assets_say_what_is_asked(tmp_path):
@@ -79,15 +73,6 @@ def test_stages_share_a_worker_unless_their_answers_are_validated_by_other_class
     assert len(set(pools.values())) == 3
 
 
-def test_the_order_of_sampling_parameters_does_not_count(tmp_path):
-    definitions = set()
-    for sampling in ({"temperature": 0, "seed": 1}, {"seed": 1, "temperature": 0}):
-        given = {"provider": Reversed, "model": "m", "sampling_params": sampling}
-        stage = docs(tmp_path).prompt("asked", "{text}", **given)
-        definitions.add(stage_definition(stage.pipeline, stage.spec))
-    assert len(definitions) == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -96,29 +81,17 @@ def test_the_order_of_sampling_parameters_does_not_count(tmp_path):
             "unknown provider 'nobody'; there are 'anthropic', 'openai', "
             "'sentence_transformers', 'transformers', 'transformers_classifier', 'vllm'",
         ),
-        ({"provider": dict}, "has no `async def submit`"),
-        ({"provider": 7}, "provider is 7; expected a name"),
-        ({"model": ""}, "model is ''; expected a model's name"),
+        ({"provider": dict}, "or a class, with `async def submit`, which this stage calls"),
         ({"return_format": "yes or no"}, "return_format is 'yes or no'; expected a pydantic"),
         ({"return_format": ["yes", "Yes"]}, "has a choice twice"),
         ({"return_format": {"type": "object"}}, "has a part without a column type"),
         ({"sampling_params": [1]}, "sampling_params is a list"),
-        ({"gpus": -1}, "gpus is -1"),
         ({"output_column": "id"}, "two columns would be called 'id'"),
         ({"output_column": "text", "include_columns": ["text"]}, "would be called 'text'"),
         ({"output_column": "error", "on_error": "null"}, "adds a column 'error' to a row's own"),
-        (
-            {"model": vd.Model("m", options={"adress": "x"})},
-            "'', suffix: 'str' = '') -> 'None' cannot be called as (model, **options): got an "
-            "unexpected keyword argument 'adress'",
-        ),
         ({"provider": Needy}, "(model, **options): missing a required argument: 'region'"),
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
-        ({"postprocess": print}, "add a stage: .map("),
-        ({"column": "text", "provider": "transformers"}, "'transformers' has no `async def embed`"),
         ({"column": "text", "dimensions": 0}, "dimensions is 0"),
-        ({"column": ""}, "column is ''; expected a name"),
-        ({"column": "text", "output_column": "id"}, "two columns would be called 'id'"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message, tmp_path):
@@ -147,14 +120,9 @@ def test_values_of_a_model_that_do_not_fit(arguments, message):
         vd.Failures(explain_errors=-1)
 
 
-@pytest.mark.parametrize("provider", ["openai", "anthropic"])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"model": vd.Model("m", options={"extra_body": "x"})},
-            "an extra_body of type str; expected a dict of fields",
-        ),
         ({"sampling_params": {"extra_body": "x"}}, "sampling_params: an extra_body of type str"),
         (
             {"sampling_params": {"extra_body": {"a": {1, 2}}}},
@@ -162,36 +130,26 @@ def test_values_of_a_model_that_do_not_fit(arguments, message):
         ),
         (
             {"sampling_params": {"extra_headers": {"X-Key": "planted"}}},
-            "has 'extra_headers', but sampling parameters are fields of the request's body, which "
-            "the model's server reads: write base_url and timeout into the options of vd.Model",
+            "has 'extra_headers', but sampling parameters are fields of the request's body",
         ),
         ({"sampling_params": {"api_key": "planted"}}, "as its option 'api_key_env'"),
     ],
 )
-def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(
-    provider, arguments, message, tmp_path
-):
+def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(arguments, message, tmp_path):
     with pytest.raises(vd.DefinitionError, match=re.escape(message)) as raised:
-        docs(tmp_path).prompt(
-            "asked", "{text}", **{"provider": provider, "model": "m", **arguments}
-        )
+        docs(tmp_path).prompt("asked", "{text}", provider="openai", model="m", **arguments)
     assert "planted" not in str(raised.value)
 
 
-def test_a_providers_own_check_runs_at_declaration_unless_it_is_no_classmethod(tmp_path):
+def test_a_providers_own_check_runs_at_declaration(tmp_path):
     class Checked(Reversed):
         @classmethod
         def check_options(cls, options: Any, sampling: Any) -> None:
             raise ValueError(f"{options} {sampling}")
 
-    class Other(Reversed):
-        def check_options(self) -> None:
-            raise AssertionError("it means something else")
-
     given = {"model": "m", "sampling_params": {"a": "{text}", "b": 1}}
     with pytest.raises(vd.DefinitionError, match=r"asked': \{\} \{'a': None, 'b': 1\}"):
         docs(tmp_path).prompt("asked", "{text}", provider=Checked, **given)
-    docs(tmp_path).prompt("asked", "{text}", provider=Other, **given)
 
 
 # What is asked
@@ -224,9 +182,7 @@ def seen(row: dict[str, Any]) -> str:
         ("talk", {"system": "Be brief."}, ["Be brief.", "hello", "hi"]),
         (preprocess, {"columns": ["text"]}, ["haikus", "a fox"]),
         (seen, {}, ["id n talk text title"]),
-        (seen, {"include_columns": ["n"]}, ["id n talk text title"]),
         (seen, {"columns": ["title"], "include_columns": True}, ["title"]),
-        (seen, {"columns": ["title", "id"]}, ["id title"]),
         (seen, {"columns": ["title"], "reuse": "fragments"}, ["id title"]),
     ],
 )
@@ -296,12 +252,11 @@ def run_task(said: Said, **options: Any) -> RowErrors:
 
 
 def test_odd_usage_counts_for_nothing():
-    odd = {None: 0, "7": 0, True: 0, 1.5: 0, -1: 0, 2**70: 0, 5.0: 5, 3: 3}
+    odd = {None: 0, "7": 0, 1.5: 0, -1: 0, 2**70: 0, 5.0: 5, 3: 3}
     assert {value: token_count({"n": value}, "n") for value in odd} == odd
-    assert [token_count(value, "n") for value in (None, [3], {})] == [0, 0, 0]
-    found = checked_usage(Answer("yes", np.int32(2), "3", None, "\ud800"))
-    assert found == Answer("yes", 2, 0, 0, "?")
-    assert checked_usage(Answer("yes", finish_reason=3)).finish_reason == ""
+    assert token_count(None, "n") == 0
+    found = checked_usage(Answer("yes", np.int32(2), "3", None, 3))
+    assert found == Answer("yes", 2, 0, 0, "")
 
 
 def test_answers_before_a_follow_up_that_fails_are_paid_for():
@@ -348,9 +303,7 @@ def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(ton
     ("text", "schema"),
     [
         ('{"n": 99999999999999999999999}', {"n": {"type": "integer"}}),
-        ('{"n": "\\ud800"}', {"n": {"type": "string"}}),
         ("[" * 100_000, {"n": {"type": "string"}}),
-        ("half a pair: \ud800", None),
     ],
 )
 def test_an_answer_without_a_place_in_its_column_is_paid_for(text, schema):
