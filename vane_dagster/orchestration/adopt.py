@@ -67,7 +67,13 @@ def adopt(
         manifests = _former(location, opened, pipeline, stage, definition_digest(now), known)
         stored = next(iter(manifests.values()))
         changes = _changes(stored.components, now)
-        _require_adoptable(location, stored.components, now, changes)
+        kinds = {str(each): each.kind for each in (*stored.components, *now)}
+        # Other edits decide about rows which a sample may not have.
+        if others := [change for change in changes if kinds[change] not in _ADOPTABLE]:
+            raise PlanError(
+                f"{location}: {', '.join(others)} changed, and only edits of code and of "
+                "arguments are adopted. Materialize the stage"
+            )
         seed = secrets.randbits(32)
         weights = [sum(part.rows_in for part in each.parts) for each in manifests.values()]
         if not sum(weights):
@@ -119,18 +125,6 @@ def _changes(before: Sequence[Component], now: Sequence[Component]) -> list[str]
     """Return what was edited, added or removed."""
     then, today = ({str(each): each.digest for each in some} for some in (before, now))
     return [name for name in {**today, **then} if then.get(name) != today.get(name)]
-
-
-def _require_adoptable(
-    location: str, before: Sequence[Component], now: Sequence[Component], changes: Sequence[str]
-) -> None:
-    """Refuse changes that decide about rows which a sample may not have."""
-    kinds = {str(each): each.kind for each in (*before, *now)}
-    if others := [change for change in changes if kinds[change] not in _ADOPTABLE]:
-        raise PlanError(
-            f"{location}: {', '.join(others)} changed, and only edits of code and of arguments are "
-            "adopted. Materialize the stage"
-        )
 
 
 def _compare(

@@ -92,12 +92,9 @@ def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str |
     for value in values.values():
         if form_of_value(value) is None:
             kind = type(value)
-            hint = (
-                ". Annotate a function that returns nothing with -> None" if value is None else ""
-            )
             raise StoreError(
                 f"{label} returned a {kind.__module__}.{kind.__qualname__}; expected one of "
-                f"{known_forms()}{hint}"
+                f"{known_forms()}, or nothing by a function with -> None"
             )
     return values
 
@@ -106,8 +103,6 @@ def _metadata(
     context: dg.OutputContext, manifests: list[Manifest], urls: list[str]
 ) -> dict[str, Any]:
     """Return metadata for the materialization; Dagster adds it to every partition of the run."""
-    if not manifests:
-        return {}
     rows = sum(manifest.rows for manifest in manifests)
     found = {
         "dagster/column_schema": column_schema(manifests[-1].schema, ""),

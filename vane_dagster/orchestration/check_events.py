@@ -43,11 +43,6 @@ class CheckLog:
             if dg.AssetCheckKey(key, result.name) in self._selected:
                 self._pending.setdefault(stage, []).append((partition, result))
 
-    @property
-    def pending(self) -> list[str]:
-        """The stages with evaluations to write."""
-        return list(self._pending)
-
     def write(self, stage: str, written: Mapping[str | None, Target]) -> None:
         """Write a stage's evaluations inside a group."""
         key = stage_key(self._pipeline, stage)
@@ -73,7 +68,7 @@ class CheckLog:
     def flush(self) -> None:
         """Write all pending evaluations, for partitions materialized earlier."""
         with events_grouped(self._context.instance):
-            for stage in self.pending:
+            for stage in list(self._pending):
                 self.write(stage, {})
 
     def outputs(self) -> Iterator[dg.Output[None]]:

@@ -29,6 +29,7 @@ Target = AssetCheckEvaluationTargetMaterializationData
 
 DATA_VERSION = "dagster/data_version"
 _ASKED_BY_NAME = 1000
+_MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
 
 
 class EventLog:
@@ -56,12 +57,12 @@ class EventLog:
         return {p: t[DATA_VERSION] for p, t in tags.items() if p in wanted and DATA_VERSION in t}
 
     def pointers(
-        self, key: dg.AssetKey, kind: dg.DagsterEventType, partitions: Sequence[str | None]
+        self, key: dg.AssetKey, partitions: Sequence[str | None], kind: dg.DagsterEventType = _MADE
     ) -> dict[str | None, int]:
         """Return the storage ids of the partitions' latest events of a kind."""
         keys = {key for key in partitions if key is not None}
         if not keys:
-            is_made = kind is dg.DagsterEventType.ASSET_MATERIALIZATION
+            is_made = kind is _MADE
             log = self._storage
             fetch = log.fetch_materializations if is_made else log.fetch_observations
             records = fetch(key, limit=1).records
@@ -70,17 +71,11 @@ class EventLog:
         latest = self._storage.get_latest_storage_id_by_partition(key, kind, asked)
         return dict(latest.items())
 
-    def materialized(
-        self, key: dg.AssetKey, partitions: Sequence[str | None]
-    ) -> dict[str | None, int]:
-        """Return the storage ids of the partitions' latest materializations."""
-        return self.pointers(key, dg.DagsterEventType.ASSET_MATERIALIZATION, partitions)
-
     def targets(
         self, key: dg.AssetKey, partitions: Sequence[str | None]
     ) -> dict[str | None, Target]:
         """Return check evaluation targets for the partitions' latest materializations."""
-        ids = list(self.materialized(key, partitions).values())
+        ids = list(self.pointers(key, partitions).values())
         found = {}
         for start in range(0, len(ids), _ASKED_BY_NAME):
             wanted = ids[start : start + _ASKED_BY_NAME]
@@ -162,11 +157,11 @@ class Provenance:
         """Read the materializations that `tags` needs and that the step did not write itself."""
         for dep in self._inside.intersection(self._deps[key]):
             if missing := [p for p in partitions if (dep, p) not in self._written]:
-                self.written(dep, self._log.materialized(dep, missing))
+                self.written(dep, self._log.pointers(dep, missing))
 
     def observed(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
         """Record that the step logged observations of an input."""
-        found = self._log.pointers(key, dg.DagsterEventType.ASSET_OBSERVATION, partitions)
+        found = self._log.pointers(key, partitions, dg.DagsterEventType.ASSET_OBSERVATION)
         versions = self._log.versions(key, dg.DagsterEventType.ASSET_OBSERVATION, partitions)
         for partition in partitions:
             self._outside[key].pointers[partition] = found[partition]

@@ -117,12 +117,10 @@ class RunReport:
         if not self._count:
             return
         pending, self._pending, self._count = self._pending, {}, 0
-        evaluated = self._checks.pending
         with events_grouped(self._context.instance):
             for stage in self._pipeline.stages:
                 written = self._write(stage, pending[stage]) if pending.get(stage) else {}
-                if stage in evaluated:
-                    self._checks.write(stage, written)
+                self._checks.write(stage, written)
 
     def _write(self, stage: str, made: Sequence[_Materialized]) -> Mapping[str | None, Target]:
         """Write materializations of a stage; only the last one contains the column metadata.
@@ -155,12 +153,6 @@ class RunReport:
         self._provenance.written(key, {p: target.storage_id for p, target in written.items()})
         return written
 
-    def _waits(self) -> None:
-        """Count one more pending entry."""
-        if not self._count:
-            self._oldest = time.monotonic()
-        self._count += 1
-
     def _take(self, event: Event) -> None:
         self._summary.take(event)
         if self._timeline is not None:
@@ -179,7 +171,6 @@ class RunReport:
             figures = computation_figures(spec, event.manifest, event.stats)
             self._materialized(event, event.manifest, figures, event.stats.computed)
             self._checks.found(event.stage, event.partition, event.manifest.checks)
-            self._waits()
         elif isinstance(event, Unchanged):
             self._unchanged(event)
         elif isinstance(event, Failed):
@@ -199,9 +190,8 @@ class RunReport:
     def _worker_ready(self, event: WorkerReady) -> None:
         """Log each model load, and the first warm worker of a model: there may be hundreds."""
         report = event.report
-        if event.is_function:
-            return
-        if report.warm and self._summary.models[event.model].warm > 1:
+        is_known = report.warm and self._summary.models[event.model].warm > 1
+        if event.is_function or is_known:
             return
         done = "started" if event.server else "loaded"
         state = "is warm" if report.warm else f"{done} in {report.seconds:.1f} s"
@@ -252,7 +242,6 @@ class RunReport:
         }
         self._materialized(event, manifest, figures, computed=0)
         self._checks.found(event.stage, event.partition, self._check_runner.results(manifest))
-        self._waits()
 
     def _materialized(
         self,
@@ -273,6 +262,8 @@ class RunReport:
         )
         made = _Materialized(event.partition, event.name, manifest, metadata)
         self._pending.setdefault(event.stage, []).append(made)
+        self._oldest = self._oldest if self._count else time.monotonic()
+        self._count += 1
 
     def _key_of(self, node: str) -> dg.AssetKey:
         return stage_key(self._pipeline, node)

@@ -14,7 +14,7 @@ from vane_dagster.checks.base import Check
 from vane_dagster.checks.context import Recomputation, RecomputedRows
 from vane_dagster.engine.inference import pinned
 from vane_dagster.engine.recompute import delete_parts, read_sample
-from vane_dagster.errors import PlanError, names
+from vane_dagster.errors import names
 from vane_dagster.events import Event, PoolLoads, WorkerReady
 from vane_dagster.orchestration.check_events import CheckLog, run_partitions
 from vane_dagster.orchestration.progress import log_text
@@ -87,11 +87,6 @@ class ReproducibilityRunner:
     def _manifests(self, stage: Stage, seed: int) -> Mapping[str | None, Manifest]:
         """Return the manifests of the run's partitions, or of a random sample if it names none."""
         asked = self.config.reproduce_partitions
-        if asked and self.pipeline.partitions_def is None:
-            raise PlanError(
-                f"pipeline {self.pipeline.name!r}: reproduce_partitions is {asked!r}, but it has "
-                "no partitions; leave it out"
-            )
         named: list[str | None] | None = [*asked] or run_partitions(self.context)
         manifests = find_all(self.run.store, stage.key.path, named)
         if named or len(manifests) <= MAX_PARTITIONS:

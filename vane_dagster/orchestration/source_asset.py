@@ -30,24 +30,16 @@ class SourceLog:
         self._pipeline = pipeline
         self._partitions = partitions
         self.key = stage_key(pipeline, SOURCE)
-        self._before = self._read()
-
-    def _read(self) -> Mapping[str | None, str]:
-        kind = dg.DagsterEventType.ASSET_OBSERVATION
-        return EventLog(self._context.instance).versions(self.key, kind, self._partitions)
 
     def tell(self, found: Mapping[str | None, Sequence[FileRecord]]) -> list[str | None]:
-        """Log the files of each partition that differs from its latest observation.
-
-        An observation that others logged since this object was created may be newer than `found`,
-        so it is kept.
-        """
-        known = self._read()
+        """Log the files of each partition that differs from its latest observation."""
+        kind = dg.DagsterEventType.ASSET_OBSERVATION
+        known = EventLog(self._context.instance).versions(self.key, kind, self._partitions)
         changed = [
             partition
             for partition, files in found.items()
-            if known.get(partition) == self._before.get(partition)
-            and _is_new(source_version(files), known.get(partition), files)
+            # A partition without files that was never observed is not reported.
+            if source_version(files) != known.get(partition) and (files or partition in known)
         ]
         for start in range(0, len(changed), _GROUP):
             with events_grouped(self._context.instance):
@@ -68,11 +60,6 @@ class SourceLog:
                 "bytes": sum(file.size for file in files),
             },
         )
-
-
-def _is_new(version: str, known: str | None, files: Sequence[FileRecord]) -> bool:
-    """Whether the files differ from the observed version; not if both are missing."""
-    return version != known and (known is not None or bool(files))
 
 
 def observe(pipeline: Pipeline, partitions: Iterable[str | None], log: SourceLog) -> int:

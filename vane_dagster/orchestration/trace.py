@@ -54,9 +54,8 @@ def trace(
             f"vd.trace: stage is {stage!r}; expected pipeline and stage, as 'docs/embedding', or "
             "'docs/source' to trace forward from a row of the source"
         )
-    key = None if partition is None else str(partition)
     source = getattr(getattr(stage, "pipeline", None), "source", None)
-    manifest_index = ManifestIndex(open_store(store, "vd.trace"), path[0], key, source)
+    manifest_index = ManifestIndex(open_store(store, "vd.trace"), path[0], partition, source)
     return (
         trace_forward(manifest_index, path[1], id)
         if forward

@@ -20,8 +20,7 @@ from vane_dagster.servers.handle import ServerHandle
 from vane_dagster.servers.launch import Endpoint
 
 _MAX_SHOWN = 300
-_NOT_FOUND = 404
-_REFUSED = frozenset({401, 402, 403, _NOT_FOUND})
+_REFUSED = frozenset({401, 402, 403, 404})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
 _TOO_LONG = ("context length", "too long", "context limit")
 _OF_CLIENT = {
@@ -71,8 +70,7 @@ class HttpProvider:
         extra_body: Mapping[str, Any] | None = None,
         server: ServerHandle | None = None,
     ) -> None:
-        self._api = needs(self.LIBRARY, self.LIBRARY, self.LIBRARY)
-        self._aiohttp = needs("aiohttp", self.LIBRARY, self.LIBRARY)
+        self._api = needs(self.LIBRARY, self.LIBRARY)
         self._model, self._api_name = model, api or self.APIS[0]
         self._base_url, self._timeout = base_url, timeout
         self._key_env = self.key_variable({"api_key_env": api_key_env})
@@ -164,6 +162,8 @@ class HttpProvider:
         The client's methods for each API take twice the processor's time of `post`. Errors of the
         whole stage are separated from those of a row.
         """
+        import aiohttp
+
         try:
             with self._server.request() if self._server else nullcontext() as endpoint:
                 async with self._rooms[endpoint]:
@@ -173,7 +173,7 @@ class HttpProvider:
                     return await client.post(path, cast_to=object, body=body)
         except self._api.APIConnectionError as error:
             raise ConnectionError(f"{error.request.url}: {error.__cause__ or error}") from error
-        except self._aiohttp.ClientError as error:  # a response that is not HTTP
+        except aiohttp.ClientError as error:  # a response that is not HTTP
             raise ConnectionError(str(error)) from error
         except ValueError as error:  # a response that is not JSON
             raise self._malformed(getattr(error, "doc", error)) from error
@@ -219,14 +219,10 @@ class HttpProvider:
 
     def _refusal(self, error: Any) -> str:
         """Describe why an endpoint refuses all requests, and how to fix it."""
-        detail = described(error)
-        if error.status_code == _NOT_FOUND:
-            url = str(error.request.url)
-            hint = "" if "/v1" in url else ". A base_url usually ends in /v1"
-            return f"{detail}. The request was to {url}, for the model {self._model!r}{hint}"
-        if self._key_env is None:
-            return f"{detail}. No key was given: name its variable by api_key_env"
-        return f"{detail}. The key is that of the environment variable {self._key_env!r}"
+        key = f"the key of the variable {self._key_env!r}" if self._key_env else "no api_key_env"
+        url = error.request.url
+        asked = f"The request was to {url}, for the model {self._model!r}, with {key}"
+        return f"{described(error)}. {asked}"
 
 
 def _unsendable(where: str, fields: Mapping[str, Any]) -> str | None:

@@ -79,7 +79,7 @@ def _has(provider: Any, method: str) -> bool:
     return inspect.iscoroutinefunction(getattr(provider, method, None))
 
 
-def needs(library: str, extra: str, provider: str) -> Any:
+def needs(library: str, extra: str) -> Any:
     """Import a provider's library on first use."""
     try:
         return importlib.import_module(library)
@@ -87,6 +87,6 @@ def needs(library: str, extra: str, provider: str) -> Any:
         if error.name != library.partition(".")[0]:
             raise
         raise ImportError(
-            f"provider {provider!r} needs {library!r}, which is not installed where the workers "
-            f"run: pip install 'vane-dagster[{extra}]'"
+            f"{library!r} is not installed where the workers run: "
+            f"pip install 'vane-dagster[{extra}]'"
         ) from error

@@ -16,7 +16,7 @@ class SentenceTransformersProvider:
     OPERATIONAL = frozenset({"batch_size", "device"})
 
     def __init__(self, model: str, *, batch_size: int = 64, **options: Any) -> None:
-        library = needs("sentence_transformers", "torch", "sentence_transformers")
+        library = needs("sentence_transformers", "torch")
         self._model = library.SentenceTransformer(model, **options)
         self._batch_size = batch_size
         self._turn = asyncio.Lock()

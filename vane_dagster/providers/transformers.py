@@ -35,8 +35,8 @@ class TransformersProvider:
         device: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        library = needs("transformers", "transformers", "transformers")
-        self._torch = needs("torch", "transformers", "transformers")
+        library = needs("transformers", "transformers")
+        self._torch = needs("torch", "transformers")
         self._tokenizer = library.AutoTokenizer.from_pretrained(
             model, revision=revision, padding_side="left"
         )

@@ -30,8 +30,7 @@ class TransformersClassifier:
         dtype: str = "auto",
         device: str | None = None,
     ) -> None:
-        library = needs("transformers", "transformers", "transformers_classifier")
-        needs("torch", "transformers", "transformers_classifier")
+        library = needs("transformers", "transformers")
         config = library.AutoConfig.from_pretrained(model, revision=revision)
         _check_head(model, config)
         self._labels = [str(label) for label in config.id2label.values()]

@@ -42,7 +42,7 @@ def token_count(value: Any, *path: str) -> int:
 
 def finish_reason(value: Any) -> str:
     """Return a finish reason in an endpoint's response; empty for anything but text."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
+    return value if isinstance(value, str) else ""
 
 
 def checked_usage(answer: Answer) -> Answer:

@@ -7,7 +7,6 @@ from typing import Any
 
 from vane_dagster.errors import names
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
-from vane_dagster.providers.registry import needs
 from vane_dagster.providers.vllm_engine import VllmEngine, has_gpu
 
 _ADAPTER = "adapter"
@@ -43,16 +42,16 @@ class VllmProvider(VllmEngine):
             engine_kwargs = {"enable_lora": True, **engine_kwargs}
             engine_kwargs["max_loras"] = _slots(len(lora), engine_kwargs.get("max_loras"))
         super().__init__(model, revision, tensor_parallel_size, engine_kwargs)
-        self._sampling = needs("vllm.sampling_params", "vllm", "vllm")
-        self._params = needs("vllm.renderers.params", "vllm", "vllm")
-        requests = needs("vllm.lora.request", "vllm", "vllm")
+        from vllm.lora.request import LoRARequest
+        from vllm.renderers.params import ChatParams
+
         self._adapters = {
-            name: requests.LoRARequest(name, number, folder)
+            name: LoRARequest(name, number, folder)
             for number, (name, folder) in enumerate(sorted((lora or {}).items()), 1)
         }
         self._defaults = dict(self._engine.model_config.get_diff_sampling_param())
         chat = {"add_generation_prompt": True, **(chat_template_kwargs or {})}
-        self._chat = self._params.ChatParams(chat_template, chat_template_kwargs=chat)
+        self._chat = ChatParams(chat_template, chat_template_kwargs=chat)
         tokenizer = self._engine.get_tokenizer()
         self._templated = bool(chat_template or getattr(tokenizer, "chat_template", True))
 
@@ -94,6 +93,9 @@ class VllmProvider(VllmEngine):
 
     def _sampling_params(self, sampling: Mapping[str, Any], request: Request) -> Any:
         """Return vLLM's parameters for a request."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
         given = {_SAME.get(name, name): value for name, value in sampling.items()}
         if isinstance(bias := given.get("logit_bias"), Mapping):
             given["logit_bias"] = {int(token): value for token, value in bias.items()}
@@ -103,15 +105,13 @@ class VllmProvider(VllmEngine):
         elif request.schema is not None:
             held["json"] = dict(request.schema)
         try:
-            return self._vllm.SamplingParams(
+            return SamplingParams(
                 **{"max_tokens": None, **self._defaults, **given},
                 n=1,  # a row has one whole answer
                 detokenize=True,
-                output_kind=self._sampling.RequestOutputKind.FINAL_ONLY,
+                output_kind=RequestOutputKind.FINAL_ONLY,
                 skip_clone=True,  # nothing else references them
-                structured_outputs=(
-                    self._sampling.StructuredOutputsParams(**held) if held else None
-                ),
+                structured_outputs=(StructuredOutputsParams(**held) if held else None),
             )
         except Exception as error:  # vLLM's own error, or a type error
             raise SamplingRefused(f"sampling_params are refused by vLLM: {error}") from error

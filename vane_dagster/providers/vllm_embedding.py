@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vane_dagster.errors import RowErrors, StageError
-from vane_dagster.providers.registry import needs
 from vane_dagster.providers.vllm_engine import VllmEngine
 
 
@@ -30,7 +29,6 @@ class VllmEmbedder(VllmEngine):
     ) -> None:
         pools = {"runner": "pooling", "convert": "embed", **(engine_kwargs or {})}
         super().__init__(model, revision, tensor_parallel_size, pools)
-        self._pooling = needs("vllm.pooling_params", "vllm", "vllm").PoolingParams
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
         """Embed texts; see `Embedder.embed`."""
@@ -50,8 +48,10 @@ class VllmEmbedder(VllmEngine):
         return found.outputs.data.float().numpy()
 
     def _params(self, dimensions: int | None) -> Any:
+        from vllm.pooling_params import PoolingParams
+
         # The stage normalizes the vectors itself, if configured.
-        params = self._pooling(task="embed", dimensions=dimensions, use_activation=False)
+        params = PoolingParams(task="embed", dimensions=dimensions, use_activation=False)
         try:
             params.verify(self._engine.model_config)
         except Exception as error:  # vLLM's own error

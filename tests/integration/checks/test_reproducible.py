@@ -261,7 +261,7 @@ def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
     assert "could not be compared with what is stored" in found.description
     assert "is gone" in value(found, "error")
     result = checked.run(docs, config={"reproduce_partitions": ["a"]}, raise_on_error=False)
-    assert "has no partitions; leave it out" in failure(result)
+    assert "partition 'a' was never materialized" in failure(result)
 
     by_text = pipeline(tmp_path, "text")
     by_text.project("texts", {"n": "1"}, asset=AGAIN)

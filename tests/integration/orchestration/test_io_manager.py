@@ -241,7 +241,7 @@ def test_nothing_and_what_is_no_rows(store, tmp_path):
     assert put(ordinary(None, None), store).success
     assert not (tmp_path / "store").exists()
     for value, message in (
-        (None, "returned a builtins.NoneType; expected one of .*Annotate .* -> None"),
+        (None, "returned a builtins.NoneType; expected one of .* nothing by .* -> None"),
         ([1, 2], "'Raw/s3/raw' returned a builtins.list; expected one of pyarrow.Table"),
         ({"a": ROWS}, "returned a builtins.dict"),
     ):
