@@ -99,18 +99,3 @@ except Exception as error:
     print(json.dumps([frameworks.is_out_of_memory(error), frameworks.is_dead(error)]))
 """
     assert printed("onnxruntime", program) == [True, False]
-
-
-def test_xgboost_has_the_threads_of_its_worker():
-    program = """
-import numpy as np, psutil, xgboost
-
-rows = xgboost.DMatrix(np.random.rand(20_000, 20), np.random.rand(20_000))
-xgboost.train({}, rows, 5)
-print(json.dumps(psutil.Process().num_threads()))
-"""
-    one, many = (
-        printed("xgboost", program),
-        printed("xgboost", "frameworks.set_threads(9)\n" + program),
-    )
-    assert many - one >= 4

@@ -17,11 +17,10 @@ import pytest
 
 import vane_dagster as vd
 from support.pool_models import listed, ray_compute, until  # noqa: F401  # fixtures
-from support.results import failure
+from support.results import metadata
 from support.tiny_answers import greedy
 from support.vllm_stages import (
     TEXTS,
-    Below,
     adapter,
     answers,
     ask,
@@ -115,11 +114,9 @@ def test_stages_with_formats_adapters_and_none_share_an_engine(tiny, tmp_path, l
     for name, chosen in {"mixed": "{own}", "a": "a", "b": "b", "plain": None}.items():
         sampling = {"max_tokens": 16, **({"adapter": chosen} if chosen else {})}
         ask(said, tiny, name, sampling_params=sampling, **lora)
-    with Below() as below:
-        materialize(pipeline, local)
+    done = materialize(pipeline, local)
 
-    assert len(below.cores) == 1
-    below.end()
+    assert sum(metadata(done, name).get("model_loads", 0) for name in pipeline.stages) == 1
     rows = read(tmp_path, "said")
     assert rows["id"].to_pylist() == [*range(len(TEXTS))]
     assert answers(tmp_path, "said") == greedy(tiny, TEXTS, system=SYSTEM)
@@ -152,10 +149,6 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     right = greedy(tiny, TEXTS)
     assert answers(tmp_path) == right
     first = engine(worker())
-
-    message = failure(materialize(asked(sampling_params={"beams": 4}), ray_compute, raises=False))
-    assert "sampling_params are refused by vLLM: Unexpected keyword argument 'beams'" in message
-    assert engine(worker()) == first
 
     first[0].send_signal(signal.SIGKILL)  # idle: found out before the next run's first row
     assert gone(first)

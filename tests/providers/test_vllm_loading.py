@@ -11,7 +11,6 @@ from support.results import failure
 from support.tiny_answers import greedy
 from support.vllm_stages import (
     TEXTS,
-    Below,
     answers,
     ask,
     docs,
@@ -29,13 +28,11 @@ def test_a_model_that_the_engine_cannot_load_says_why(tiny, tmp_path, local, mat
     weights.write_bytes(weights.read_bytes()[:-1000])
     pipeline = docs(tmp_path)
     ask(pipeline, model)
-    with Below() as below:
-        message = failure(materialize(pipeline, local, raises=False))
+    message = failure(materialize(pipeline, local, raises=False))
     first = message.partition("\n\n")[0]
     assert first.startswith(f"stage 'asked': VllmProvider('{model}') could not be constructed")
     assert "EngineLoadError: vLLM's engine did not start: " in first
     assert "SafetensorError: Error while deserializing header" in first
-    below.end()
 
 
 @needs_vllm
@@ -51,8 +48,6 @@ def test_a_model_without_a_chat_template_on_two_ranks(
     (model / "chat_template.jinja").unlink()
     pipeline = docs(tmp_path)
     ask(pipeline, model, options={"tensor_parallel_size": 2}, system=system)
-    with Below() as below:
-        materialize(pipeline, local)
+    materialize(pipeline, local)
     assert answers(tmp_path) == greedy(model, TEXTS, system=system)
     assert answers(tmp_path) != greedy(tiny, TEXTS, system=system)
-    below.end()

@@ -417,10 +417,7 @@ class DagsterDev:
             """query($key: AssetKeyInput!, $check: String!, $partition: String!) {
                  assetCheckExecutions(
                    assetKey: $key, checkName: $check, partition: $partition, limit: 100
-                 ) { runId status evaluation {
-                       targetMaterialization { runId }
-                       metadataEntries { label
-                         ... on IntMetadataEntry { intValue } } } } }""",
+                 ) { runId status } }""",
             key=asset_keys([stage])[0],
             check=check,
             partition=partition,

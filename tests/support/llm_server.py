@@ -8,9 +8,25 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 KEY = "sk-a-key-of-the-tests"
+_ONCE = {"busy": ("slow down", 429), "broken": ("oops", 500), "overloaded": ("Overloaded", 529)}
+"""Errors of the first request whose prompt has a word."""
+_MALFORMED = {
+    "page": (b"<html>Log in</html>", "text/html"),
+    "login": (b"<html>Log in</html>", "application/json"),
+    "half": (b'{"id": "x", "cho', "application/json"),
+    "null": (b"null", "application/json"),
+    "error": (b'{"error": {"message": "upstream is down"}}', "application/json"),
+}
+"""Responses with the status of success, as of proxies, by the first word of the prompt."""
 
 
 class Server:
@@ -28,85 +44,29 @@ class Server:
 
     def clear(self) -> None:
         self.requests: Counter[str] = Counter()
-        self.bodies: list[dict] = []
+        self.bodies: list[dict[str, Any]] = []
         self.most = self.now = 0
         self.seconds = 0.0
         self.answers: dict[str, list[str]] = {}
         self.responses: dict[str, bytes] = {}
         self.vectors = b""
 
-    async def chat(self, request):
-        from starlette.responses import JSONResponse
+    def route(self, path: str, answer: Callable[..., Any]) -> Route:
+        """A path of an API, whose answer is made of the body and the prompt."""
 
-        if failed := _unauthorized(request):
-            return failed
-        body = json.loads(await request.body())
-        prompt = body["messages"][-1]["content"]
-        if failed := await self._failed(body, prompt):
-            return failed
-        text = self._answer(body["messages"], prompt)
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        return JSONResponse(_completion(body, "chat.completion", choice, prompt, text))
+        async def respond(request: Request) -> Response:
+            given = request.headers
+            # Versions of Anthropic's client differ in the header of the key.
+            if KEY not in (given.get("x-api-key"), given.get("authorization", "")[7:]):
+                return _error("Incorrect API key provided", 401)
+            body = json.loads(await request.body())
+            prompts = body.get("input") or [body.get("prompt") or body["messages"][-1]["content"]]
+            failed = await self._failed(body, prompts)
+            return failed or _json(answer(body, prompts[-1]))
 
-    async def completions(self, request):
-        from starlette.responses import JSONResponse
+        return Route(path, respond, methods=["POST"])
 
-        if failed := _unauthorized(request):
-            return failed
-        body = json.loads(await request.body())
-        prompt = body["prompt"]
-        if failed := await self._failed(body, prompt):
-            return failed
-        questions = prompt.split("\n\n")[::2]  # in between are answers
-        text = self._answer([{"role": "user", "content": each} for each in questions], prompt)
-        choice = {"index": 0, "finish_reason": "length", "text": text, "logprobs": None}
-        return JSONResponse(_completion(body, "text_completion", choice, prompt, text))
-
-    async def messages(self, request):
-        """Anthropic's Messages API; with a tool, the answer is its input if it is JSON."""
-        from starlette.responses import JSONResponse
-
-        if failed := _unauthorized(request):
-            return failed
-        if "anthropic-version" not in request.headers:
-            return _error("anthropic-version: header is required", 400)
-        body = json.loads(await request.body())
-        if wrong := {m["role"] for m in body["messages"]} - {"user", "assistant"}:
-            return _error(f"messages: unexpected role {wrong}", 400)
-        prompt = body["messages"][-1]["content"]
-        if failed := await self._failed(body, prompt):
-            return failed
-        text = self._answer(body["messages"], prompt)
-        content = [{"type": "text", "text": text}]
-        reason = "end_turn"
-        if body.get("tools"):
-            with contextlib.suppress(ValueError):
-                given, tool = json.loads(text), body["tools"][0]["name"]
-                used = {"type": "tool_use", "id": "t1", "name": tool, "input": given}
-                content, reason = [used], "tool_use"
-        words = len(text.split())
-        if words > body["max_tokens"]:
-            reason = "max_tokens"
-        return JSONResponse(
-            {
-                "id": "msg_1",
-                "type": "message",
-                "role": "assistant",
-                "model": body["model"],
-                "content": content,
-                "stop_reason": reason,
-                "stop_sequence": None,
-                "usage": {
-                    "input_tokens": len(prompt.split()),
-                    "cache_creation_input_tokens": 2,
-                    "cache_read_input_tokens": 1,
-                    "output_tokens": words,
-                },
-            }
-        )
-
-    async def _failed(self, body, *prompts):
+    async def _failed(self, body: dict[str, Any], prompts: list[str]) -> Response | None:
         """Count a request, and return the response that a word in it asks for."""
         self.bodies.append(body)
         self.requests.update(prompts)
@@ -120,42 +80,59 @@ class Server:
         failures = (self._failure(prompt, first[prompt]) for prompt in prompts)
         return next(filter(None, failures), None)
 
-    def _failure(self, prompt, first):
-        from starlette.responses import Response
-
-        if "busy" in prompt and first:
-            return _error("slow down", 429, {"Retry-After": "0"})
-        if "broken" in prompt and first:
-            return _error("oops", 500)
-        if "overloaded" in prompt and first:
-            return _error("Overloaded", 529, {"Retry-After": "0"})
+    def _failure(self, prompt: str, first: bool) -> Response | None:
+        for word, (message, status) in _ONCE.items():
+            if word in prompt and first:
+                return _error(message, status, {"Retry-After": "0"})
         if "cut" in prompt and first:
             return Response(b'{"id": "x", "cho', headers={"content-length": "500"})
         if (found := _MALFORMED.get(prompt.partition(" ")[0])) and first:
-            return Response(found[0], headers={"content-type": found[1]})
+            return Response(found[0], media_type=found[1])
         if prompt in self.responses:
-            return Response(self.responses[prompt], headers={"content-type": "application/json"})
+            return _json(self.responses[prompt])
         if "refused" in prompt:
             return _error("content policy", 400)
         if "long" in prompt:
             return _error("This model's maximum context length is 10 tokens", 400)
         return None
 
-    def _answer(self, messages, prompt):
-        users = [m["content"] for m in messages if m["role"] == "user"]
-        given = self.answers.get(users[0])
-        return given[min(len(users), len(given)) - 1] if given else f"echo: {prompt}"
+    def _answer(self, questions: list[str], prompt: str) -> str:
+        given = self.answers.get(questions[0])
+        return given[min(len(questions), len(given)) - 1] if given else f"echo: {prompt}"
 
-    async def embeddings(self, request):
-        from starlette.responses import JSONResponse, Response
+    def chat(self, body: dict[str, Any], prompt: str) -> Any:
+        text = self._answer(_questions(body), prompt)
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        return _completion(body, "chat.completion", choice, prompt, text)
 
-        if failed := _unauthorized(request):
-            return failed
-        body = json.loads(await request.body())
-        if failed := await self._failed(body, *body["input"]):
-            return failed
+    def completions(self, body: dict[str, Any], prompt: str) -> Any:
+        text = self._answer(prompt.split("\n\n")[::2], prompt)  # in between are answers
+        choice = {"index": 0, "finish_reason": "length", "text": text, "logprobs": None}
+        return _completion(body, "text_completion", choice, prompt, text)
+
+    def messages(self, body: dict[str, Any], prompt: str) -> Any:
+        """Anthropic's Messages API; with a tool, the answer is its input if it is JSON."""
+        text = self._answer(_questions(body), prompt)
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        if body.get("tools"):
+            with contextlib.suppress(ValueError):
+                given, tool = json.loads(text), body["tools"][0]["name"]
+                content = [{"type": "tool_use", "id": "t1", "name": tool, "input": given}]
+        words = len(text.split())
+        usage = {
+            "input_tokens": len(prompt.split()),
+            "cache_creation_input_tokens": 2,
+            "cache_read_input_tokens": 1,
+            "output_tokens": words,
+        }
+        reason = "max_tokens" if words > body["max_tokens"] else "end_turn"
+        made = {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"]}
+        return {**made, "content": content, "stop_reason": reason, "usage": usage}
+
+    def embeddings(self, body: dict[str, Any], prompt: str) -> Any:
         if self.vectors:
-            return Response(self.vectors, headers={"content-type": "application/json"})
+            return self.vectors
         size = body.get("dimensions", 4)
         data = [
             {"object": "embedding", "index": i, "embedding": [float(len(text))] * size}
@@ -163,68 +140,49 @@ class Server:
         ]
         usage = {"prompt_tokens": 3, "total_tokens": 3}
         # The API does not guarantee the order of embeddings.
-        return JSONResponse(
-            {"object": "list", "model": body["model"], "data": data[::-1], "usage": usage}
-        )
+        return {"object": "list", "model": body["model"], "data": data[::-1], "usage": usage}
 
 
-_MALFORMED = {
-    "page": (b"<html>Log in</html>", "text/html"),
-    "login": (b"<html>Log in</html>", "application/json"),
-    "half": (b'{"id": "x", "cho', "application/json"),
-    "null": (b"null", "application/json"),
-    "error": (b'{"error": {"message": "upstream is down"}}', "application/json"),
-}
-"""Responses with the status of success, as of proxies, by the first word of the prompt."""
+def _questions(body: dict[str, Any]) -> list[str]:
+    return [m["content"] for m in body["messages"] if m["role"] == "user"]
 
 
-def _unauthorized(request):
-    given = request.headers
-    # Versions of Anthropic's client differ in the header of the key.
-    if KEY in (given.get("x-api-key"), given.get("authorization", "").removeprefix("Bearer ")):
-        return None
-    return _error("Incorrect API key provided", 401)
+def _json(content: Any) -> Response:
+    if isinstance(content, bytes):
+        return Response(content, media_type="application/json")
+    return JSONResponse(content)
 
 
-def _error(message, status, headers=None):
+def _error(message: str, status: int, headers: dict[str, str] | None = None) -> Response:
     """An error in the form that both APIs have in common."""
-    from starlette.responses import JSONResponse
-
     error = {"type": "error", "error": {"type": "some_error", "message": message}}
     return JSONResponse(error, status, headers)
 
 
-def _completion(body, kind, choice, prompt, text):
+def _completion(body: dict[str, Any], kind: str, choice: Any, prompt: str, text: str) -> Any:
     tokens, words = len(prompt.split()), len(text.split())
-    return {
-        "id": "1",
-        "object": kind,
-        "created": 0,
-        "model": body["model"],
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": tokens,
-            "completion_tokens": words,
-            "total_tokens": tokens + words,
-            "prompt_tokens_details": {"cached_tokens": 1},
-        },
+    usage = {
+        "prompt_tokens": tokens,
+        "completion_tokens": words,
+        "total_tokens": tokens + words,
+        "prompt_tokens_details": {"cached_tokens": 1},
     }
+    made = {"id": "1", "object": kind, "created": 0, "model": body["model"]}
+    return {**made, "choices": [choice], "usage": usage}
 
 
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[Server, str]]:
     """Yield the server and its base URL for OpenAI's API; Anthropic's is without the ``/v1``."""
     import uvicorn
-    from starlette.applications import Starlette
-    from starlette.routing import Route
 
     server = Server()
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", server.chat, methods=["POST"]),
-            Route("/v1/completions", server.completions, methods=["POST"]),
-            Route("/v1/messages", server.messages, methods=["POST"]),
-            Route("/v1/embeddings", server.embeddings, methods=["POST"]),
+            server.route("/v1/chat/completions", server.chat),
+            server.route("/v1/completions", server.completions),
+            server.route("/v1/messages", server.messages),
+            server.route("/v1/embeddings", server.embeddings),
         ]
     )
     running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))

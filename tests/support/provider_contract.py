@@ -21,7 +21,6 @@ from support.llm_server import Server
 from support.prompts import docs
 from vane_dagster.events import Event
 from vane_dagster.planning.definition import pool_identity, stage_definition
-from vane_dagster.providers.registry import answers
 from vane_dagster.providers.usage import COUNTS, USAGE
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
@@ -29,7 +28,6 @@ from vane_dagster.storage.store import Store
 Arguments = Mapping[str, Any]
 
 TEXTS = ["a fox", "the dog and the fox", "12, 34", "yes or no", "a fox", "nothing at all", "a dog"]
-METHODS = {"prompt": "submit", "embed": "embed", "classify": "classify"}
 SECRET = "sk-planted-key"
 REQUESTS: Mapping[str, Sequence[Arguments]] = {
     "prompt": [
@@ -188,7 +186,6 @@ def test_an_error_of_no_row_fails_the_stage_whatever_on_error(offered, tmp_path)
 
 def test_arguments_are_refused_at_declaration(offered, tmp_path):
     pipeline = docs(tmp_path)
-    name = offered.arguments["provider"]
     provider = offered.declare(docs(tmp_path)).spec.provider
     wrong = [({"model": ""}, "model is ''; expected a model's name"), *offered.refused]
     if not _takes_any(provider):
@@ -198,13 +195,6 @@ def test_arguments_are_refused_at_declaration(offered, tmp_path):
             offered.declare(pipeline, **arguments)
         assert "stage 'docs/made'" in str(raised.value)
         assert SECRET not in str(raised.value)
-    for method in ("prompt", "embed"):
-        if answers("here", name, METHODS[method]):
-            continue
-        message = f"with `async def {METHODS[method]}`, which this stage calls"
-        own = {"provider": name, "model": "m"}
-        with pytest.raises(vd.DefinitionError, match=re.escape(message)):
-            getattr(pipeline, method)("made", "text", **own)
 
 
 def test_the_definition_has_what_may_change_results_and_nothing_else(offered, tmp_path):

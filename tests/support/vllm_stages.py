@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ import pytest
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import read_stage, write_source
-from support.pool_models import until
 
 TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all", "12, 34", "yes or no"]
 ENGINE = {
@@ -82,49 +79,6 @@ def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
 def answers(tmp_path: Path, stage: str = "asked") -> list[str]:
     """Read the answers; vLLM leaves out a last character that is incomplete in bytes."""
     return [text.rstrip("\ufffd") for text in read(tmp_path, stage)[stage].to_pylist()]
-
-
-class Below:
-    """Notes the processes below this one, and the memory they share, while a run goes on.
-
-    Attributes:
-        processes: All of them.
-        cores: The process ids of engine cores.
-    """
-
-    def __init__(self) -> None:
-        self.processes: set[psutil.Process] = set()
-        self.cores: set[int] = set()
-        self._shared: set[str] = set()
-        self._others = set(psutil.Process().children(recursive=True))
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def _look(self) -> None:
-        while not self._over.wait(0.1):
-            children = psutil.Process().children(recursive=True)
-            for process in [child for child in children if child not in self._others]:
-                self.processes.add(process)
-                self._shared |= shared_memory(process.pid)
-            with contextlib.suppress(psutil.Error):  # one has ended meanwhile
-                cores = [p for p in engine(os.getpid()) if "Core" in p.name()]
-                # A process that a core is about to start briefly has the core's name.
-                pids = {p.pid for p in cores}
-                self.cores |= {p.pid for p in cores if p.ppid() not in pids}
-
-    def __enter__(self) -> Below:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def end(self) -> None:
-        """Wait until nothing of it is left."""
-        assert self.processes
-        assert gone([*self.processes])
-        until(lambda: not any(os.path.exists(name) for name in self._shared), "memory is freed")
 
 
 def adapter(folder: Path, model: Path, seed: int) -> Path:

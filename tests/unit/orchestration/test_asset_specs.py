@@ -41,6 +41,8 @@ def test_a_stage_takes_what_an_asset_spec_takes(tmp_path):
 
     assert spec.key == dg.AssetKey(["docs", "clean"])
     assert spec.group_name == "texts"
+    (source,) = pipeline.build_source().specs
+    assert source.group_name == "texts"
     assert spec.description == "Clean."
     assert list(spec.owners) == ["team:data"]
     assert spec.tags["tier"] == "gold"
@@ -52,14 +54,3 @@ def test_a_stage_takes_what_an_asset_spec_takes(tmp_path):
     assert spec.code_version
     assert assets.op.pool == "one_at_a_time"
     assert assets.op.tags["team"] == "texts"
-
-
-def test_stages_and_the_source_are_in_the_group_of_their_pipeline(tmp_path):
-    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
-    pipeline.project("clean", ["id"])
-    pipeline.project("other", ["id"], asset=vd.Asset(group_name="texts"))
-
-    specs = [*pipeline.build_assets().specs, *pipeline.build_source().specs]
-
-    groups = {spec.key.path[-1]: spec.group_name for spec in specs}
-    assert groups == {"clean": "docs", "other": "texts", "source": "docs"}

@@ -220,8 +220,12 @@ def test_texts_are_given_labels_by_a_prompt():
         "Which of these labels fits the text best? Answer with the label alone.\n\n"
         f"- good: praise\n- bad {{x}}\n\nText: {text}" for text in ("a fox", "a")
     ]  # fmt: skip
-    with pytest.raises(vd.DefinitionError, match="labels is 'good'; expected a list of names"):
-        row_stage("classify", "text", labels="good", provider=Praise, model="m")
+    for wrong, message in (
+        ("good", "expected a list of names"),
+        (["a", "a"], "expected different"),
+    ):
+        with pytest.raises(vd.DefinitionError, match=message):
+            row_stage("classify", "text", labels=wrong, provider=Praise, model="m")
 
 
 # Batches of answers
