@@ -24,6 +24,11 @@ class NoStatus(Exception):
         raise SystemExit(3)
 
 
+class NotPickled(Exception):
+    def __reduce__(self):
+        raise TypeError("not pickled")
+
+
 def local_class() -> BaseException:
     class OnlyHere(Exception):
         pass
@@ -35,6 +40,9 @@ EXCEPTIONS = {
     "CancelledError": lambda: asyncio.CancelledError(),
     "KeyboardInterrupt": lambda: KeyboardInterrupt("stop"),
     "SystemExit": lambda: SystemExit(3),
+    "GeneratorExit": lambda: GeneratorExit(),
+    "StopIteration": lambda: StopIteration(3),
+    "NotPickled": lambda: NotPickled("pickle"),
     "BaseException": lambda: BaseException("base"),
     "NoText": lambda: NoText(),
     "NoRepr": lambda: NoRepr("text"),

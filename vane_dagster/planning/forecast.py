@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from typing import Any, Literal
 
 from vane_dagster._texts import count, duration
@@ -171,6 +172,9 @@ class Forecast:
         if self.seconds and sum(bool(stage.fragments) for stage in self.stages) > 1:
             lines.append(f"  in all: {_times(self.seconds)} on the clock")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def forecast(plan: RunPlan, store: Store) -> Forecast:
