@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import hashlib
 import inspect
@@ -27,7 +28,7 @@ _COMMON = ("name", "blocking", "severity")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(abc.ABC):
     """A rule for a stage's partition, shown in Dagster as an asset check.
 
     A subclass defines `evaluate`, and its thresholds as fields. See `vane_dagster.checks` for an
@@ -71,6 +72,7 @@ class Check:
         if self.blocking:
             object.__setattr__(self, "severity", "ERROR")
 
+    @abc.abstractmethod
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Evaluate the check for a partition.
 
@@ -80,7 +82,6 @@ class Check:
         Args:
             context: The stage's partition.
         """
-        raise NotImplementedError(f"{type(self).__qualname__} defines no evaluate(self, context)")
 
     @property
     def description(self) -> str:
@@ -109,7 +110,7 @@ class Check:
         """Whether the class is built in; its code is then not part of its definition."""
         return type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
 
-    def fit(self, schema: pa.Schema, location: str) -> None:
+    def fit(self, schema: pa.Schema, location: str) -> None:  # noqa: B027  # by default, none
         """Validate the check where a stage declares its schema. Default: no validation.
 
         Args:

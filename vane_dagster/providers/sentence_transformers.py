@@ -24,10 +24,14 @@ class SentenceTransformersProvider:
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
         """See `Embedder.embed`."""
         async with self._turn:
-            return await asyncio.to_thread(
-                self._model.encode,
-                list(texts),
-                batch_size=self._batch_size,
-                truncate_dim=dimensions,
-                show_progress_bar=False,
-            )
+            return await asyncio.to_thread(self._encode, list(texts), dimensions)
+
+    def _encode(self, texts: list[str], dimensions: int | None) -> Any:
+        vectors = self._model.encode(
+            texts,
+            batch_size=self._batch_size,
+            truncate_dim=dimensions,
+            show_progress_bar=False,
+            convert_to_tensor=True,  # as arrays, each batch would wait for its copy from the GPU
+        )
+        return vectors.float().cpu().numpy()

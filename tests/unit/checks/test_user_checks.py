@@ -225,3 +225,8 @@ def test_a_subclass_of_a_built_in_check_has_a_definition_of_its_own(module: Any)
     assert lenient(0.1).definition != lenient(0.2).definition
     assert not lenient().is_built_in
     assert vd.checks.NullRate().is_built_in
+
+
+def test_a_check_without_a_rule_is_refused_where_it_is_made():
+    with pytest.raises(TypeError, match="abstract method '?evaluate"):
+        type("Empty", (vd.checks.Check,), {})()

@@ -92,5 +92,5 @@ def test_a_function_that_reads_no_column_of_files_gets_a_hint(tmp_path):
     raw = vd.Pipeline("raw", source=vd.files(tmp_path))
     stage = raw.map("sizes", size)
     given = {SOURCE: vd.files(tmp_path).columns}
-    with pytest.raises(SchemaError, match=r"'content'.* a parameter `file: vd\.File`; else"):
+    with pytest.raises(SchemaError, match=r"'content'.*annotate it as vd\.File"):
         stage.spec.output_schema(raw, given)

@@ -141,8 +141,8 @@ def test_names_on_disk_are_frozen():
     footer = json.loads(records.part_footer(replace(manifest.parts[0], sample=({"id": "1"},))))
     assert footer == {"part": record["parts"][0], "sample": [{"id": "1"}]}
     assert sorted(local_head._HEAD_CODEC.defaults) == [
-        "address", "name", "pid", "prefix", "python_version", "ray_version",
-        "raylet_pid", "session_dir", "settings", "started_at", "token_path",
+        "address", "name", "pid", "prefix", "raylet_pid", "session_dir", "settings", "started_at",
+        "token_path",
     ]  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def torch(monkeypatch):
 
 
 def test_an_imported_framework_is_used(torch, monkeypatch):
-    for name in frameworks.THREADS:
+    for name in frameworks._THREADS:
         monkeypatch.setenv(name, "9")
     before = pa.cpu_count()
     try:
@@ -85,7 +85,7 @@ def test_an_imported_framework_is_used(torch, monkeypatch):
         frameworks.free_memory()
     finally:
         pa.set_cpu_count(before)
-    assert {os.environ[name] for name in frameworks.THREADS} == {"1"}
+    assert {os.environ[name] for name in frameworks._THREADS} == {"1"}
     assert torch.calls == [1, "empty_cache"]
     assert frameworks.device() == "A100"
     assert without_tensor(Tensor()).tolist() == [0, 1]

@@ -108,21 +108,16 @@ def test_a_worker_takes_its_own_share_first_and_then_the_end_of_the_largest():
     task_state = StageTaskState(None, set(), 0)
     task_state.give(Held("table", 100), (10, 70, 100))
 
-    def few(most: int) -> int:
-        return min(most, 25)
-
-    assert task_state.take(0, few) == (0, 10)
-    assert task_state.take(0, few) == (45, 70), "the second share has the most left"
-    assert task_state.take(1, few) == (10, 35)
-    assert task_state.take(4, few) == (35, 45), "counted round"
-    assert task_state.take(1, few) == (75, 100)
-    assert task_state.take(2, few) == (70, 75)
+    assert task_state.take(0, 25) == (0, 10)
+    assert task_state.take(0, 25) == (45, 70), "the second share has the most left"
+    assert task_state.take(1, 25) == (10, 35)
+    assert task_state.take(4, 25) == (35, 45), "counted round"
+    assert task_state.take(1, 25) == (75, 100)
+    assert task_state.take(2, 25) == (70, 75)
     assert (task_state.rows_left, task_state.left) == (0, [(10, 10), (45, 45), (75, 75)])
 
 
 def test_rows_that_are_not_arranged_are_taken_from_the_first_on():
     task_state = StageTaskState(None, set(), 0)
     task_state.give(Held("table", 5))
-    assert [task_state.take(place, lambda most: min(most, 2)) for place in (3, 0, 1)] == [
-        (0, 2), (2, 4), (4, 5),
-    ]  # fmt: skip
+    assert [task_state.take(place, 2) for place in (3, 0, 1)] == [(0, 2), (2, 4), (4, 5)]
