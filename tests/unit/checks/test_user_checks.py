@@ -228,5 +228,5 @@ def test_a_subclass_of_a_built_in_check_has_a_definition_of_its_own(module: Any)
 
 
 def test_a_check_without_a_rule_is_refused_where_it_is_made():
-    with pytest.raises(TypeError, match="abstract method '?evaluate"):
+    with pytest.raises(TypeError, match=r"abstract method '?evaluate"):
         type("Empty", (vd.checks.Check,), {})()
