@@ -104,6 +104,15 @@ def find_any(
     return None
 
 
+def row_at(file: RowFile, keys: Sequence[str], row: int) -> Found:
+    """Return the row with a number."""
+    with _opened(file) as parquet:
+        found = _plain(parquet.read(columns=list(keys))).slice(row, 1).select(list(keys))
+    if not found.num_rows:
+        raise StoreError(f"{file.url!r} has no row {row}; was it rewritten?")
+    return Found(file, row, tuple(column[0].as_py() for column in found.columns))
+
+
 def _values(wanted: Collection[Any], kind: pa.DataType) -> pa.Array:
     """Return the values that a column can hold: ids may be of a wider type than one file's."""
     if not pa.types.is_integer(kind):
@@ -133,7 +142,12 @@ def _opened(file: RowFile) -> Iterator[pq.ParquetFile]:
 
 
 def _read(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
-    table = parquet.read_row_group(group, columns=list(dict.fromkeys(columns)), use_threads=False)
+    return _plain(
+        parquet.read_row_group(group, columns=list(dict.fromkeys(columns)), use_threads=False)
+    )
+
+
+def _plain(table: pa.Table) -> pa.Table:
     for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             plain = table.column(index).cast(field.type.value_type)

@@ -1,7 +1,8 @@
 """Traces: from a row back to its source, and forward to every row made from it.
 
 A backward trace follows the manifests that each stage was made from. A forward trace follows the
-manifests in force. Both end at the pipeline's source, also if that is the rows of another pipeline.
+manifests in force. If a pipeline's source is the rows of another pipeline, the backward trace
+continues there.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Any, TypeVar
 
 from vane_dagster.errors import StoreError, TraceError
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.storage.manifest import FragmentRecord, Manifest
-from vane_dagster.storage.row_search import Found
+from vane_dagster.storage.filesystem import Location, protocol_of
+from vane_dagster.storage.manifest import FragmentRecord, Manifest, ManifestName
+from vane_dagster.storage.row_search import Found, RowFile, row_at
+from vane_dagster.storage.store import Store
 from vane_dagster.tracing.manifest_index import (
     ManifestIndex,
     Wanted,
@@ -62,7 +65,7 @@ def _ordered(first: _T, next_of: Callable[[_T], Iterable[_T]]) -> list[_T]:
 
 
 def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
-    """Trace a row back to the source of its pipeline."""
+    """Trace a row back, across pipelines that read the rows of other pipelines."""
     if stage == SOURCE:
         raise TraceError(
             f"{manifest_index.label(stage)!r} is where every trace ends; ask for a stage's row, or "
@@ -107,7 +110,35 @@ class _BackwardWalk:
                 self._ask(manifest, index, [row.keys])
             elif current in self._asked:
                 self._look(current, manifest, self._asked[current])
-        self._add([source_step(self._manifest_index, *asked) for asked in self._source.values()])
+        sources = [source_step(self._manifest_index, *asked) for asked in self._source.values()]
+        self._add(sources)
+        for step in sources:
+            self._go_on(step)
+
+    def _go_on(self, step: Step) -> None:
+        """Continue in another pipeline if the row of the source is one of its rows."""
+        store = self._manifest_index.store
+        place = _stage_of(store, step.url)
+        if place is None or step.row is None:
+            return
+        pipeline, stage, folder, file = place
+        manifests = store.root.child(pipeline, stage, "manifests", folder)
+        named = sorted((n for n in manifests.names() if ManifestName.parse(n)), reverse=True)
+        for name in named[:_MAX_MANIFESTS]:
+            manifest = store.opened(manifests, name)
+            index = next((i for i, part in enumerate(manifest.parts) if part.name == file), None)
+            if index is None:
+                continue
+            part = RowFile(store.parts(pipeline, stage, manifest.partition), file)
+            try:
+                row = row_at(part, manifest.keys, step.row)
+            except (FileNotFoundError, StoreError):
+                return
+            walk = _BackwardWalk(ManifestIndex(store, pipeline, manifest.partition))
+            walk.visit((stage, name), index, row)
+            self.steps += walk.steps
+            self.omitted |= walk.omitted
+            return
 
     def _upstream(self, node: _Node) -> Iterable[_Node]:
         manifest = self._manifest_index.open(*node)
@@ -238,6 +269,21 @@ def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, i
         size=recorded.size if recorded else None,
         notes=tuple(notes),
     )
+
+
+_MAX_MANIFESTS = 50
+
+
+def _stage_of(store: Store, url: str) -> tuple[str, str, str, str] | None:
+    """Return the pipeline, stage, partition folder and file name of a part in the store."""
+    root = store.root
+    if protocol_of(url) != protocol_of(root.url):
+        return None
+    path, above = Location(url, root.storage_options).path, f"{root.path}/"
+    names = path[len(above) :].split("/") if path.startswith(above) else []
+    if len(names) != 5 or names[2] != "parts" or names[0].startswith("~"):
+        return None
+    return names[0], names[1], names[3], names[4]
 
 
 @dataclass(frozen=True)

@@ -405,6 +405,27 @@ def test_what_is_not_there(traced, stage, id, partition, forward, message):
         trace(traced, stage, id, partition, forward=forward)
 
 
+def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(tmp_path, local, materialize):
+    write_docs(tmp_path / "src")
+    first = docs(tmp_path / "src")
+    materialize(first, local)
+    second = vd.Pipeline("words", source=first["words"], id="word_id")
+    second.project("long", ["word_id", "word"])
+    materialize(second, local)
+
+    found = vd.trace("words/long", "42-1", store=str(tmp_path / "store"))
+
+    assert [step.stage for step in found.steps] == [
+        "docs/source", "docs/clean", "docs/words", "words/source", "words/long",
+    ]  # fmt: skip
+    assert row_at(found.steps[0])["id"] == 42
+    assert row_at(found.steps[1])["id"] == 42
+    for step in found.steps[2:]:
+        assert row_at(step)["word_id"] == "42-1"
+    assert found.steps[2].url == found.steps[3].url.removeprefix("file://")
+    assert found.steps[2].keys == {"word_id": "42-1", "id": 42}
+
+
 def test_a_stage_object_and_an_id_as_text(unpartitioned):
     found = vd.trace(docs(unpartitioned / "src")["clean"], 42, store=unpartitioned / "store")
     assert found == trace(unpartitioned, "docs/clean", "42", None)
