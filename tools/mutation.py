@@ -48,7 +48,7 @@ GROUPS = {
     "committer": (
         "engine/committer.py",
         "engine/test_run_state.py checks/test_checks.py storage/test_store.py "
-        "storage/test_registered_publisher.py storage/test_damage.py test_simulation.py",
+        "storage/test_damage.py test_simulation.py",
     ),
     "pool state": (
         "compute/pool_state.py",
