@@ -50,7 +50,7 @@ PRINTED = {
     r"\(6 words\).*quarantined, id 2: the question is empty",
     "read_outputs": r"turnover: \d+\.0.* ann +0\.2.* dan +0\.7.*risky: \d+.*at most risk: 51\b.*"
     r"returns/source +id 51.*returns/risks +id 51; map_batches of priced.*returns/joined",
-    "reproducible": r"priced computed: \d.*reproducible passed: 20 rows were computed again.*"
+    "reproducible": r"priced computed: \d.*reproducible passed: 20 rows computed again.*"
     r"reproducible failed: \d+ of 20 rows .* ids \d+.*id \d+: euros is stored as \d+\.\d+, now",
     "row_reuse": r"first run \['blue', 'green', 'red'\]\s+one row changed \['pink'\]\s+reordered, "
     r"a new id, a new row \['gold'\]\s+the same after trim \[\]\s+a row twice \[\]\s+"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,10 +66,11 @@ def execute(
             pools = {stage: _pool(plan, stage, code, checked, store) for stage, code in packed}
             refuse(edited(plan, needed))
             refuse(_ship_files(plan, needed, store, emit))
-        for stage in needed:
-            if stage in plan.definitions and stage not in plan.declared:
-                texts = plan.pipeline[stage].spec.texts(plan.pipeline)
-                keep_texts(store, plan.pipeline.name, stage, plan.definitions[stage], texts)
+        for stage in () if plan.is_sample else needed:
+            if stage not in plan.declared:
+                place = (plan.pipeline.name, stage, plan.definitions[stage])
+                spec = plan.pipeline[stage].spec
+                keep_texts(store, *place, functools.partial(spec.texts, plan.pipeline))
         state = RunState(plan, store, run_id, emit, info, check_runner, claims, pools)
         try:
             state.begin()

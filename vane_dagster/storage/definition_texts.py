@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vane_dagster.storage.codec import read_file
@@ -24,12 +24,12 @@ def file_of(definition: str) -> str:
 
 
 def keep_texts(
-    store: Store, pipeline: str, stage: str, definition: str, texts: Mapping[str, str]
+    store: Store, pipeline: str, stage: str, definition: str, texts: Callable[[], Mapping[str, str]]
 ) -> None:
     """Store the texts of a definition, unless they are there."""
-    if texts and store.keeps_code:
-        folder = store.root.child(pipeline, stage, DEFINITIONS)
-        folder.create(file_of(definition), json.dumps(dict(texts)).encode())
+    folder, name = store.root.child(pipeline, stage, DEFINITIONS), file_of(definition)
+    if store.keeps_code and name not in folder.names() and (found := texts()):
+        folder.create(name, json.dumps(dict(found)).encode())
 
 
 def read_texts(store: Store, pipeline: str, stage: str, definition: str) -> dict[str, str] | None:

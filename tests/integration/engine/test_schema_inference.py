@@ -219,7 +219,7 @@ def test_a_preview_computes_the_first_rows_and_keeps_nothing(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "has partitions; name one"),
+        ({}, "name one if the pipeline has partitions"),
         ({"rows": 0, "partition": "a"}, "rows is 0"),
         ({"compute": vd.RayCompute(), "partition": "a"}, "give store= too"),
     ],

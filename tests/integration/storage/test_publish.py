@@ -338,7 +338,7 @@ def test_what_a_table_cannot_hold_is_refused_before_anything_runs(
     text = failure(materialize(changed, local, raises=False))
     assert "'docs/delta': column 'n' is string here, but long in the Delta table" in text
     assert "Make the rows fit with a project, change the table" in text
-    assert len(list((tmp_path / "store/docs/clean").rglob("*.json"))) == 1
+    assert len(list((tmp_path / "store/docs/clean/manifests").rglob("*.json"))) == 1
     text = failure(materialize(docs(tmp_path, out=f"{tmp_path}/delta"), local, raises=False))
     assert "is a Delta table; publish into it with format='delta'" in text
     assert lake.ids("delta") == list(range(20))

@@ -137,7 +137,7 @@ def test_workers_that_cannot_see_a_file_get_its_content(
     )
     (found,) = checked.get_asset_check_evaluations()
     assert found.passed, found.description
-    assert "3 rows were computed again" in (found.description or "")
+    assert "3 rows computed again" in (found.description or "")
 
 
 HOLD = """
