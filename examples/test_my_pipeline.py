@@ -85,7 +85,7 @@ def test_a_worker_that_dies_costs_no_row(tmp_path: Path) -> None:
 
 def test_a_full_disk_fails_the_run_and_the_next_one_goes_on(tmp_path: Path) -> None:
     compute = vd.LocalCompute(num_cpus=1)
-    with testing.faults(testing.StorageFault("*/out/*", "no_space")):
+    with testing.faults(testing.StorageFault("*/out/*.parquet", "no_space")):
         assert not run(tmp_path, compute, raise_on_error=False).success
     result = run(tmp_path, compute)
     assert published(tmp_path) == MOODS
