@@ -43,6 +43,7 @@ def plan(
         None if partitions is None else [key.strip() for key in partitions.split(",")],
         select=select,
         store=store if store is not None else definitions.resource("store"),
+        compute=definitions.resource("compute"),
         force=force,
         retry_quarantined=retry_quarantined,
     )

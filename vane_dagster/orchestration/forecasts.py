@@ -31,6 +31,7 @@ def make_forecast(
     store: Any,
     force: bool = False,
     retry_quarantined: bool = False,
+    compute: Any = None,
 ) -> Forecast:
     """Implement `Pipeline.plan`."""
     location = f"pipeline {pipeline.name!r}: plan"
@@ -52,7 +53,8 @@ def make_forecast(
         if not selected:
             return Forecast(pipeline.name, [], unknown)
         asked = (resolved, selected, keys, opened, force, _RUN, retry_quarantined)
-        found = forecast(plan_run(*asked, keep=False), opened)
+        price = None if compute is None else compute.gpu_hour_price
+        found = forecast(plan_run(*asked, keep=False), opened, price)
         return replace(found, unplanned={**found.unplanned, **unknown})
 
 

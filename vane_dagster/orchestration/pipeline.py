@@ -82,6 +82,7 @@ class Pipeline(declared.Pipeline):
         *,
         select: str | Sequence[str] | None = None,
         store: Any = None,
+        compute: Any = None,
         force: bool = False,
         retry_quarantined: bool = False,
     ) -> Forecast:
@@ -98,6 +99,7 @@ class Pipeline(declared.Pipeline):
                 too, "+embedding" those upstream. Default: all.
             store: A `FragmentStore` or the URL of a store's root. Default:
                 ``$VANE_DAGSTER_STORE``, else a folder of this user.
+            compute: A compute resource with the price of a GPU hour; only that is used of it.
             force: Whether the run would compute everything again.
             retry_quarantined: Whether it would compute rows again that failed.
 
@@ -109,7 +111,7 @@ class Pipeline(declared.Pipeline):
         """
         from vane_dagster.orchestration.forecasts import make_forecast
 
-        return make_forecast(self, partitions, select, store, force, retry_quarantined)
+        return make_forecast(self, partitions, select, store, force, retry_quarantined, compute)
 
     @known_keywords("Pipeline.run")
     def run(

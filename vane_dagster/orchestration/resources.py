@@ -78,6 +78,25 @@ class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[
 class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-arg]  # it has no value type
     """Base class of the compute resources, `RayCompute` and `LocalCompute`."""
 
+    prices: dict[str, float] = Field(
+        default_factory=dict,
+        description="What a reserved GPU costs, as {'gpu_hour': 2.5}, for plans and max_cost.",
+    )
+
+    @property
+    def gpu_hour_price(self) -> float | None:
+        """The price of a GPU hour, if it is declared.
+
+        Raises:
+            ComputeError: If `prices` has something else.
+        """
+        if not set(self.prices) <= {"gpu_hour"} or any(each < 0 for each in self.prices.values()):
+            raise ComputeError(
+                f"{type(self).__name__}: prices is {self.prices}; expected the price of a GPU for "
+                "an hour, as {'gpu_hour': 2.5}"
+            )
+        return self.prices.get("gpu_hour")
+
     def backend(self) -> "Backend":
         """Connect to the backend that runs the pools."""
         raise NotImplementedError

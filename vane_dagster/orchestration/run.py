@@ -93,7 +93,7 @@ def run_pipeline(
         run.listen(RunPlanned(plan))
         for event in about_plan(plan):
             run.listen(event)
-        for text in check_limits(plan, run.store, limits):
+        for text in check_limits(plan, run.store, limits, compute.gpu_hour_price):
             run.listen(Noticed(text))
         backend = connection.backend() if plan.needed() else None
         run.listen(Connected())

@@ -33,8 +33,8 @@ _MAX_UNPLANNED = 10
 _TAIL = 0.1
 _MARGIN, _FEW_PARTS_MARGIN = 0.1, 0.25
 _MAX_LINES = 40
-_LIMITED = {"max_gpu_hours": ("gpu_hours", "GPU hours"), "max_cost": ("cost", "of its prices")}
-"""The limits of a run's config: the amount of a stage's forecast that each bounds, and its unit."""
+_LIMITED = {"max_gpu_hours": ("gpu_hours", "take {} GPU hours"), "max_cost": ("cost", "cost {}")}
+"""The limits of a run's config: the amount of a stage's forecast that each bounds, as text."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class StageForecast:
             stage without one, or if it is not known.
         gpu_hours: GPU hours reserved while workers compute; None for a stage without GPUs.
         tokens: Tokens of prompts and answers; None for a stage without any.
-        cost: Price of these tokens; None without prices.
+        cost: Price of these tokens and GPU hours; None without prices.
         adopted: The adoption by which stored results stay in force, in a line; empty without one.
         edits: What was edited since the stored results were made, as lines of a unified diff; empty
             if that is not known.
@@ -177,9 +177,9 @@ class Forecast:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def forecast(plan: RunPlan, store: Store) -> Forecast:
+def forecast(plan: RunPlan, store: Store, gpu_hour_price: float | None = None) -> Forecast:
     """Return what a run by a plan would compute, and its cost by the store's manifests."""
-    forecaster = _Forecaster(plan, store)
+    forecaster = _Forecaster(plan, store, gpu_hour_price)
     stages = [forecaster.stage(stage) for stage in plan.selected]
     unplanned = {
         "the pipeline" if key is None else f"partition {key!r}": str(error)
@@ -188,13 +188,19 @@ def forecast(plan: RunPlan, store: Store) -> Forecast:
     return Forecast(plan.pipeline.name, stages, unplanned)
 
 
-def check_limits(plan: RunPlan, store: Store, limits: Mapping[str, float | None]) -> Iterator[str]:
+def check_limits(
+    plan: RunPlan,
+    store: Store,
+    limits: Mapping[str, float | None],
+    gpu_hour_price: float | None = None,
+) -> Iterator[str]:
     """Yield which stages have no cost to compare with a limit of the run.
 
     Args:
         plan: The plan.
         store: The store.
         limits: The most that the run may take, by `_LIMITED`; None for no limit.
+        gpu_hour_price: The price of a GPU hour, if the compute resource has one.
 
     Raises:
         BudgetError: If the run may exceed a limit.
@@ -202,19 +208,20 @@ def check_limits(plan: RunPlan, store: Store, limits: Mapping[str, float | None]
     given = {name: most for name, most in limits.items() if most is not None}
     if not given:
         return
-    found = forecast(plan, store)
+    found = forecast(plan, store, gpu_hour_price)
     for name, most in given.items():
-        field, unit = _LIMITED[name]
+        field, text = _LIMITED[name]
         stages = [
             stage
             for stage in found.stages
-            if stage.fragments and _is_priced(plan.pipeline[stage.stage].spec, field)
+            if stage.fragments
+            and _is_priced(plan.pipeline[stage.stage].spec, field, gpu_hour_price)
         ]
         known = [interval for stage in stages if (interval := getattr(stage, field))]
         total = sum(low for low, _ in known), sum(high for _, high in known)
         if total[1] > most:
             raise BudgetError(
-                f"pipeline {plan.pipeline.name!r}: the run would take {_between(total)} {unit}, "
+                f"pipeline {plan.pipeline.name!r}: the run would {text.format(_between(total))}, "
                 f"and its {name} is {most:g}; nothing was computed. Raise {name}, or run fewer "
                 "partitions; `vane-dagster plan` says what is due, and why"
             )
@@ -226,10 +233,11 @@ def check_limits(plan: RunPlan, store: Store, limits: Mapping[str, float | None]
         )
 
 
-def _is_priced(spec: StageSpec, field: str) -> bool:
-    if field == "cost":
-        return spec.usage is not None and bool(spec.usage.prices)
-    return spec.runs_udf and bool(spec.gpus)
+def _is_priced(spec: StageSpec, field: str, gpu_hour_price: float | None) -> bool:
+    has_gpus = spec.runs_udf and bool(spec.gpus)
+    if field == "gpu_hours":
+        return has_gpus
+    return bool(spec.usage and spec.usage.prices) or (has_gpus and gpu_hour_price is not None)
 
 
 @dataclass(frozen=True)
@@ -248,7 +256,8 @@ class _Count:
 class _Forecaster:
     """Forecasts the stages of a plan."""
 
-    def __init__(self, plan: RunPlan, store: Store) -> None:
+    def __init__(self, plan: RunPlan, store: Store, gpu_hour_price: float | None) -> None:
+        self._gpu_hour_price = gpu_hour_price
         self._plan, self._pipeline, self._store = plan, plan.pipeline, store
         # Of stages with something to compute alone: a store that is up to date is listed once.
         self._history = functools.cache(lambda stage: _History(store, plan.pipeline.name, stage))
@@ -283,7 +292,13 @@ class _Forecaster:
         if not counts:
             return found
         new = [count.expected for count, plan in counts if not history.may_copy(plan)]
-        return history.priced(found, self._pipeline[stage].spec, sum(new), rows.expected)
+        spec = self._pipeline[stage].spec
+        found = history.priced(found, spec, sum(new), rows.expected)
+        if found.gpu_hours and self._gpu_hour_price is not None:
+            of_gpus = [hours * self._gpu_hour_price for hours in found.gpu_hours]
+            low, high = found.cost or (0.0, 0.0)
+            found = replace(found, cost=(low + of_gpus[0], high + of_gpus[1]))
+        return found
 
     def _edits(self, stage: str, history: _History) -> Sequence[str]:
         """Return how the definition differs from that of the latest stored results."""

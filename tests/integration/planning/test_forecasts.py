@@ -121,6 +121,22 @@ def test_a_run_beyond_a_limit_computes_nothing(tmp_path, materialize):
     on_gpu.run("b", store=store, max_gpu_hours=0)  # nothing is due
 
 
+def test_a_gpu_hour_has_the_price_of_the_compute_resource(tmp_path, local, materialize):
+    store = str(tmp_path / "store")
+    materialize(numbers(tmp_path), local, "a")
+    on_gpu = numbers(tmp_path, gpus=1)
+    priced = vd.LocalCompute(prices={"gpu_hour": 3})
+    stages = on_gpu.plan("b", store=store, compute=priced).stages
+    (found,) = (each for each in stages if each.gpu_hours)
+    assert found.cost == pytest.approx([3 * hours for hours in found.gpu_hours])
+    assert not any(each.cost for each in on_gpu.plan("b", store=store).stages)
+    with pytest.raises(vd.errors.BudgetError, match=r"would cost .*, and its max_cost is 1e-09"):
+        on_gpu.run("b", store=store, compute=priced, max_cost=1e-9)
+    wrong = vd.LocalCompute(prices={"gpu": 3})
+    with pytest.raises(vd.errors.ComputeError, match="expected the price of a GPU for an hour"):
+        on_gpu.plan("b", store=store, compute=wrong)
+
+
 def test_rows_that_may_be_copied_have_no_lowest_cost(tmp_path, local, materialize):
     store = str(tmp_path / "store")
     pipeline = numbers(tmp_path, columns=["x"])
