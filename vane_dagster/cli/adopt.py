@@ -25,6 +25,5 @@ def adopt(
     """
     definitions = Definitions(file, module)
     store, compute = definitions.resource("store"), definitions.resource("compute")
-    click.echo(
-        definitions.stage(stage).adopt(rows, tolerance=tolerance, store=store, compute=compute)
-    )
+    given = {"tolerance": tolerance, "undo": undo, "store": store, "compute": compute}
+    click.echo(definitions.stage(stage).adopt(rows, **given))

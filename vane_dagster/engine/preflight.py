@@ -186,11 +186,24 @@ def _written(plan: RunPlan, stages: Sequence[str], store: Store) -> list[tuple[s
 
 
 def _not_writable(location: str, write_target: Location) -> list[str]:
-    """Write and delete an empty file, with a name that all our listings ignore."""
+    """Write and delete an empty file, with a name that all our listings ignore.
+
+    On the local disk in the first folder above that exists, because a refused run creates none.
+    """
     name = f"{TEMPORARY}{secrets.token_hex(6)}"
     try:
-        write_target.write(name, b"")
-        write_target.delete([name])
+        if write_target.is_local:
+            folder = write_target.path
+            while not os.path.lexists(folder) and os.path.dirname(folder) != folder:
+                folder = os.path.dirname(folder)
+            os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.unlink(os.path.join(folder, name))
+        else:
+            write_target.write(name, b"")
+            write_target.delete([name])
+    except OSError as error:
+        fix = "Check the path, its permissions, and that there is room"
+        return [f"{location}: {write_target.url!r} cannot be written: {error}. {fix}"]
     except StoreError as error:
         return [f"{location}: {error}"]
     return []

@@ -117,7 +117,11 @@ def choose(
 ) -> dict[int, tuple[int, ...]]:
     """Choose rows at random, from at most so many fragments."""
     random = np.random.default_rng(seed)
-    few = random.permutation([index for index, count in counts.items() if count])[:fragments]
+    filled = [index for index, count in counts.items() if count]
+    if not filled:
+        return {}
+    shares = np.array([counts[index] for index in filled], float)
+    few = random.choice(filled, min(len(filled), fragments), replace=False, p=shares / shares.sum())
     indexes = sorted(map(int, few))
     edges = np.cumsum([0, *(counts[index] for index in indexes)])
     total = int(edges[-1])

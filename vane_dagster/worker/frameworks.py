@@ -7,20 +7,37 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import sys
+from collections.abc import Mapping
 
 import pyarrow as pa
 import threadpoolctl
 
 from vane_dagster.retries import class_names
 
-_OUT_OF_MEMORY = re.compile(r"out.?of.?memory|RESOURCE_EXHAUSTED|Failed to allocate|OOM when", re.I)
-_DEAD = re.compile(
-    "EngineDead|AcceleratorError|DeviceLost|BrokenProcessPool|CUDA error:|HIP error:|NCCL error"
-    "|device-side assert|illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS"
-)
-"""Names and texts of errors of torch, JAX, TensorFlow, ONNX Runtime, XGBoost and CuPy."""
+# Classes of errors. One counts if its message has one of the texts; always if there are none.
+_Table = Mapping[str, tuple[str, ...]]
+_OUT_OF_MEMORY: _Table = {
+    "OutOfMemoryError": (),  # torch, CuPy
+    "CUDAOutOfMemoryError": (),
+    "RuntimeError": ("CUDA error: out of memory",),
+    "XlaRuntimeError": ("RESOURCE_EXHAUSTED",),  # JAX
+    "JaxRuntimeError": ("RESOURCE_EXHAUSTED",),
+    "ResourceExhaustedError": ("OOM", "out of memory", "Out of memory"),  # TensorFlow
+    "XGBoostError": ("out of memory", "Failed to allocate"),
+    "Fail": ("Failed to allocate memory",),  # ONNX Runtime
+    "RuntimeException": ("Failed to allocate memory", "CUDA failure 2:"),
+}
+_DEAD: _Table = {
+    **dict.fromkeys(
+        ("EngineDeadError", "AcceleratorError", "DeviceLostError", "BrokenProcessPool"), ()
+    ),
+    "RuntimeError": ("CUDA error:", "HIP error:", "device-side assert", "NCCL error"),
+    **dict.fromkeys(  # of TensorFlow, ONNX Runtime and XGBoost
+        ("InternalError", "Fail", "RuntimeException", "XGBoostError"),
+        ("illegal memory access", "CUDA_ERROR_ILLEGAL_ADDRESS", "device-side assert"),
+    ),
+}
 _OTHER_GPU_USERS = frozenset(
     {"vllm", "sglang", "tensorflow", "jax", "onnxruntime", "ctranslate2", "llama_cpp", "cupy",
      "tensorrt", "tensorrt_llm", "numba.cuda", "cudf", "xgboost", "faiss"}
@@ -83,11 +100,12 @@ def unused_gpu() -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that a device is out of memory."""
-    return _OUT_OF_MEMORY.search(_described(error)) is not None
+    return _is_among(error, _OUT_OF_MEMORY)
 
 
-def _described(error: BaseException) -> str:
-    return f"{class_names(error)}: {error}"
+def _is_among(error: BaseException, table: _Table) -> bool:
+    message, texts = str(error), (table[name] for name in class_names(error) & table.keys())
+    return any(not each or any(text in message for text in each) for each in texts)
 
 
 def free_memory() -> None:
@@ -105,4 +123,4 @@ def is_dead(error: BaseException) -> bool:
     fails with the same error:
     https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, cudaError.
     """
-    return not is_out_of_memory(error) and _DEAD.search(_described(error)) is not None
+    return not is_out_of_memory(error) and _is_among(error, _DEAD)

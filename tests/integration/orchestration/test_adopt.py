@@ -8,10 +8,13 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.results import metadata
+from vane_dagster.cli.definitions import Definitions
+from vane_dagster.cli.main import main
 from vane_dagster.errors import DefinitionError, PlanError
 
 KEYS = ["a", "b", "c"]
@@ -141,14 +144,19 @@ def test_what_is_adopted_only_so(tmp_path, stored, cluster, materialize):
         edited["power"].adopt(0, store=stored)
 
 
-def test_what_is_undone_is_computed_again_by_either_definition(tmp_path, stored, materialize):
+def test_what_is_undone_is_computed_again_by_either_definition(
+    tmp_path, stored, materialize, monkeypatch
+):
     former, edited, store = numbers(tmp_path), numbers(tmp_path, OfSmall), tmp_path / "store"
     edited["power"].adopt(store=stored)  # it differs for numbers that are not there yet
     write_source(tmp_path / "src" / "a", {"id": [100], "x": [100]}, "more.parquet")
     materialize(edited, vd.LocalCompute(), "a")
     assert read_stage(store, "numbers", "power", "a")["y"].to_pylist()[-1] == -1
 
-    edited["power"].adopt(undo=True, store=stored)
+    monkeypatch.setattr(Definitions, "stage", lambda self, path: edited[path])
+    monkeypatch.setattr(Definitions, "resource", lambda self, key: {"store": stored}.get(key))
+    shown = CliRunner().invoke(main, ["adopt", "power", "--undo", "-m", "support.data"])
+    assert (shown.exit_code, "power: adopted" in shown.output) == (0, True), shown.output
     for pipeline, value in ((former, 10_000), (edited, -1), (former, 10_000)):
         found = pipeline.plan("a", store=stored)
         assert not found.is_up_to_date

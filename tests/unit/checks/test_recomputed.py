@@ -57,6 +57,11 @@ def test_rows_are_sampled_from_few_fragments(counts, rows, seed):
     assert choose(dict(enumerate(counts)), rows, seed) == chosen
 
 
+def test_a_fragment_is_sampled_by_its_rows():
+    counts = dict(enumerate([10_000] + 99 * [1]))
+    assert all(0 in choose(counts, 20, seed) for seed in range(50))
+
+
 # The comparison
 
 

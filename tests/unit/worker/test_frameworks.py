@@ -37,6 +37,8 @@ DEAD = [
     error("RuntimeException", "[ONNXRuntimeError] : CUDA failure 700: an illegal memory access"),
 ]
 OTHERS = [
+    ValueError("cannot parse 'he ran out of memory'"),
+    ValueError("cannot parse 'CUDA error: an illegal memory access'"),
     MemoryError(),
     error("XlaRuntimeError", "INVALID_ARGUMENT"),
     RuntimeError("shapes do not match"),
