@@ -114,16 +114,18 @@ class VersionComparison:
         self.sampled += int(np.count_nonzero(sampled))
         differs = np.zeros(len(common), bool)
         for name in columns:
-            values = read(name)
+            values = [_decoded(each) for each in read(name)]
             pair = values[0].take(rows), values[1].filter(pa.array(in_both))
             kind = self._columns.setdefault(name, _Column(self._tolerance))
-            differs |= kind.add(common, *pair, sampled)
+            with np.errstate(all="ignore"):  # of infinite numbers
+                differs |= kind.add(common, *pair, sampled)
         self.different += int(np.count_nonzero(differs))
         self.equal += int(np.count_nonzero(~differs))
 
     def columns(self) -> list[ColumnDiff]:
         """Return how each column differs."""
-        return [column.result(name) for name, column in self._columns.items()]
+        with np.errstate(all="ignore"):
+            return [column.result(name) for name, column in self._columns.items()]
 
     def _sample(self, ids: pa.Array) -> _Mask:
         """Choose rows by the hash of their id: the same ones in each run."""
@@ -213,9 +215,13 @@ class _Column:
         is_measured = self.kind in _MEASURES and not self.labels
         measures = dict(_MEASURES[self.kind](self.pairs)) if is_measured else {}
         pairs = Counter({pair: n for pair, n in (self.labels or {}).items() if pair[0] != pair[1]})
-        labels = {(str(a), str(b)): n for (a, b), n in pairs.most_common(_MAX_LABELS)}
+        labels = {(_label(a), _label(b)): n for (a, b), n in pairs.most_common(_MAX_LABELS)}
         examples = [example for _, _, example in self.worst] if self.different else []
         return ColumnDiff(name, self.different, measures, labels, examples)
+
+
+def _label(value: Any) -> str:
+    return "null" if value is None else str(value)
 
 
 def _kind(kind: pa.DataType) -> str:
@@ -231,18 +237,38 @@ def _kind(kind: pa.DataType) -> str:
     return "other"
 
 
+def _decoded(values: pa.Array) -> pa.Array:
+    """Return values without dictionaries and extension types, except for tensors."""
+    kind = plain_type(values.type)
+    return values if isinstance(kind, pa.BaseExtensionType) else values.cast(kind)
+
+
 def _differing(before: pa.Array, now: pa.Array) -> _Mask:
-    """Return which values have other bits."""
-    if before.type != now.type:
-        plain = [plain_type(each.type) for each in (before, now)]
-        common = pa.float64() if all(map(is_number, plain)) else plain[0]
-        if common not in (pa.float64(), plain[1]):
-            return np.ones(len(before), bool)
-        before, now = before.cast(common), now.cast(common)
+    """Return which values differ: numbers as numbers, others by their bits."""
+    both_null = np.asarray(pc.and_(before.is_null(), now.is_null()))
+    try:
+        kind = _common(before.type, now.type)
+        before, now = before.cast(kind, safe=False), now.cast(kind, safe=False)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        return ~both_null
     if not len(before):
-        return np.zeros(0, bool)
-    equal = pc.equal(row_keys([before]), row_keys([now]))
-    return ~np.asarray(equal)
+        return both_null
+    differs = ~np.asarray(pc.equal(row_keys([before]), row_keys([now])))
+    if pa.types.is_floating(kind):  # 0.0 equals -0.0
+        differs &= _numbers(before) != _numbers(now)
+    return differs
+
+
+def _common(before: pa.DataType, now: pa.DataType) -> pa.DataType:
+    """Return the type by which values of two types are compared; raises if there is none."""
+    if before == now:
+        return now
+    if pa.types.is_integer(before) and pa.types.is_integer(now):
+        return pa.decimal128(20)
+    if is_number(before) and is_number(now):
+        return pa.float64()
+    schemas = [pa.schema([("", kind)]) for kind in (before, now)]
+    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
 
 
 def _numbers(values: pa.Array) -> _Floats:

@@ -56,7 +56,7 @@ def diff(
         sample=sample,
     )
     if html:
-        Path(html).write_text(found._repr_html_())
+        Path(html).write_text(f'<meta charset="utf-8">{found._repr_html_()}', "utf-8")
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=1, default=str))
         return

@@ -6,10 +6,15 @@ from collections.abc import Iterable, Sequence
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows as aligned columns."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)
+    """Format rows as aligned columns; line breaks and control characters are escaped."""
+    cells = [[_printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in cells)
     return "\n".join(lines)
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def joined(values: Iterable[object]) -> str:

@@ -20,12 +20,13 @@ from vane_dagster.checks.versions import ColumnDiff, VersionComparison
 from vane_dagster.errors import StoreError, names
 from vane_dagster.orchestration.read import asset_path, open_store
 from vane_dagster.storage.dataframes import loaded
+from vane_dagster.storage.filesystem import Location, absolute_url, in_threads
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.reader import StoredRows, find_all, rows_of
 from vane_dagster.storage.store import Store
 from vane_dagster.types.schema import ERROR_COLUMN
 
-_RUN = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{1,28})*")
+_RUN = re.compile(r"[0-9a-f-]+")
 LATEST = "latest"
 """The name of the version in force."""
 
@@ -160,7 +161,8 @@ def diff(
     Args:
         stage: As "docs/embedding", or a stage or its asset key.
         before: The first version.
-        now: The second version.
+        now: The second version. A name of hexadecimal digits and dashes is that of a run; give a
+            store with such a name as "./name".
         partitions: Keys of the partitions to compare. Default: those that both versions have.
         store: The store of the runs and of `"latest"`: a `FragmentStore`, or the URL of a root.
             Default: ``$VANE_DAGSTER_STORE``, else a folder of this user.
@@ -185,7 +187,10 @@ def diff(
     sides = []
     for name in (before, now):
         is_store = name != LATEST and not _RUN.fullmatch(name)
-        opened = open_store(name if is_store else store, location)
+        opened = open_store(store, location)
+        if is_store:
+            url = absolute_url(name)
+            opened = Store(Location(url, opened.root.options_for(url)))
         if name == LATEST or is_store:
             manifests = find_all(opened, path, wanted)
         else:
@@ -235,11 +240,10 @@ def _of_run(store: Store, path: Sequence[str], run: str) -> dict[str | None, Man
     folder = store.root.child(*path, "manifests")
     found: dict[str | None, Manifest] = {}
     runs: Counter[str] = Counter()
-    for file in sorted(folder.walk()):
-        below, _, name = file.rpartition("/")
-        if ManifestName.parse(name) is None:
-            continue
-        manifest = store.opened_if_there(folder.child(below), name)
+    files = [file.rpartition("/") for file in sorted(folder.walk())]
+    files = [file for file in files if ManifestName.parse(file[2]) is not None]
+    opened = in_threads(lambda file: store.opened_if_there(folder.child(file[0]), file[2]), files)
+    for manifest in opened:
         if manifest is not None:
             runs[manifest.run_id] += 1
             if manifest.run_id.startswith(run):

@@ -64,6 +64,7 @@ def test_runs_and_stores_are_compared(tmp_path: Path, materialize: Any) -> None:
     assert shown.exit_code == 0, shown.output
     assert "y: 1 row differs" in shown.output
     assert "<td>4.0</td>" in html.read_text()
+    assert vd.diff("numbers/y", old[0][:4], "file://" + other, store=store).now.rows == 9
     as_json = CliRunner().invoke(main, ["diff", *arguments, "--json"])
     assert json.loads(as_json.output)["different"] == 1
 
@@ -74,6 +75,7 @@ def test_runs_and_stores_are_compared(tmp_path: Path, materialize: Any) -> None:
         ("0123abcd", "latest", None, "no run '0123abcd' has committed rows of 'numbers/y'"),
         ("latest", "latest", ["c"], "partition 'c' was never materialized"),
         ("{a}", "{b}", None, "have no partition of 'numbers/y' in common: 'a' and 'b'"),
+        ("f" * 100 + "/", "latest", None, "'numbers/y' was never materialized into"),
         ("s3x", "latest", None, "'numbers/y' was never materialized into"),
     ],
 )

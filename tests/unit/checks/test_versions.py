@@ -78,7 +78,7 @@ def test_labels_have_the_counts_of_their_changes() -> None:
 
     found = column(before, now)
 
-    assert found.labels == {("cat", "dog"): 3, ("dog", "None"): 1}
+    assert found.labels == {("cat", "dog"): 3, ("dog", "null"): 1}
 
 
 def test_texts_are_compared_by_their_words() -> None:
@@ -112,6 +112,17 @@ def test_vectors_are_compared_by_angle_and_by_neighbours() -> None:
         (pa.array([1, 2]), pa.array(["1", "2"]), 2),
         (pa.array([{"a": [1]}, {"a": []}]), pa.array([{"a": [1]}, {"a": None}]), 1),
         (pa.array([b"a", None]), pa.array([b"a", b""]), 1),
+        (pa.array(["a", "b"]).dictionary_encode(), pa.array(["a", "c"]), 1),
+        (pa.array([2**62 + 1, 2]), pa.array([2**62, 2], pa.uint64()), 1),
+        (pa.array([2**62 + 1, 2]), pa.array([1.0, 2.0]), 1),
+        (pa.array([None, 1], pa.timestamp("us")), pa.array([None, 1000], pa.timestamp("ns")), 0),
+        (pa.nulls(2), pa.array([None, "a"]), 1),
+        (pa.array([0.0, 1.0], pa.float32()), pa.array([-0.0, 1.0], pa.float32()), 0),
+        (
+            pa.array([[1.0], None], pa.list_(pa.field("element", pa.float32()))),
+            pa.array([[1.0], None], pa.list_(pa.float64(), 1)),
+            0,
+        ),
     ],
 )
 def test_columns_of_any_two_types_are_compared(before: Any, now: Any, different: int) -> None:
