@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,15 +47,22 @@ def quarantine(
     is first, with some ids and the partitions to run again.
 
     With --retry, a run computes these rows again, and in the stages downstream what follows from
-    them, with the store and the compute resource of the definitions.
+    them, with the store and the compute resource of the definitions. Those that fail again are
+    listed.
 
     Example: vane-dagster quarantine docs/embedding --retry -f definitions.py
     """
+    found: Any = stage
+    place: Any = None
     if retry:
-        _retry(stage, partitions, Definitions(file, module), store)
-        return
-    place = opened(store, storage_options)
-    rows = failed_rows(stage, [*partitions] or None, store=place).to_pylist()
+        if store is not None or storage_options:
+            raise click.UsageError("leave out the store: --retry takes that of the definitions")
+        definitions = Definitions(file, module)
+        found, place = definitions.stage(stage), definitions.resource("store")
+        _retry(found, [*partitions] or None, place, definitions.resource("compute"))
+    else:
+        place = opened(store, storage_options)
+    rows = failed_rows(found, [*partitions] or None, store=place).to_pylist()
     groups = grouped(rows)
     if as_json:
         click.echo(json.dumps(groups, indent=1, default=str))
@@ -68,24 +77,20 @@ def quarantine(
         click.echo(f"Retry them: vane-dagster quarantine {stage} --retry -f definitions.py")
 
 
-def _retry(
-    path: str, partitions: Sequence[str], definitions: Definitions, root: str | None
-) -> None:
+def _retry(stage: Any, partitions: Sequence[str] | None, store: Any, compute: Any) -> None:
     """Run the partitions of a stage that have failed rows."""
-    stage = definitions.stage(path)
-    store = root if root is not None else definitions.resource("store")
-    rows = failed_rows(stage, [*partitions] or None, store=store)
+    rows = failed_rows(stage, partitions, store=store)
     keys = pc.unique(rows["partition"]).to_pylist()
     if not keys:
-        click.echo("No row is quarantined.")
         return
-    stage.pipeline.run(
-        None if keys == [None] else keys,
-        select=f"{stage.name}+",
-        store=store,
-        compute=definitions.resource("compute"),
-        retry_quarantined=True,
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # the result is what is still quarantined
+        stage.pipeline.run(
+            None if keys == [None] else keys,
+            select=f"{stage.name}+",
+            store=store,
+            compute=compute,
+            retry_quarantined=True,
+        )
 
 
 def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

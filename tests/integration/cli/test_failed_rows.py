@@ -64,25 +64,29 @@ def test_a_retry_computes_the_failed_rows_and_what_follows(tmp_path, monkeypatch
     Path("repairs.py").write_text(REPAIRS)
 
     def run(*words: str) -> str:
+        monkeypatch.delitem(sys.modules, "repairs", raising=False)  # the command loads it again
         done = CliRunner().invoke(main, ["quarantine", "repairs/checked", *words])
         assert done.exit_code == 0, done.output
-        return done.output
+        return done.stdout
 
     Path("broken").touch()
     from repairs import repairs  # type: ignore[import-not-found]
 
     repairs.run(store="store")
-    monkeypatch.delitem(sys.modules, "repairs")  # the command loads it again
     assert "1 row: ValueError: broken" in run("--store", "store")
+    (again,) = json.loads(run("--retry", "-f", "repairs.py", "--json"))
+    assert again["ids"] == [3]
     Path("broken").unlink()
     Path("calls").unlink()
 
-    run("--retry", "-f", "repairs.py")
+    assert run("--retry", "-f", "repairs.py") == "No row is quarantined.\n"
 
     assert Path("calls").read_text().split() == ["3"]
     assert vd.load("repairs/last", store="store")["y"].to_pylist() == [0, 1, 2, 3, 4, 5]
     assert run("--store", "store", "--json") == "[]\n"
     assert run("--retry", "-f", "repairs.py") == "No row is quarantined.\n"
+    elsewhere = ["quarantine", "repairs/checked", "--retry", "-f", "repairs.py", "--store", "store"]
+    assert CliRunner().invoke(main, elsewhere).exit_code == 2
 
 
 REPAIRS = """
