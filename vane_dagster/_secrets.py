@@ -145,6 +145,11 @@ def is_wrapped(value: Any) -> bool:
     return "pydantic" in kinds and callable(getattr(value, "get_secret_value", None))
 
 
+def marks_secret(name: str, named: re.Pattern[str] = _NAMED) -> bool:
+    """Return whether the value of that name is a secret, not the variable that has it."""
+    return _marks(name, named) and not _NAME_OF_VARIABLE.search(_SEPARATOR.sub("_", name))
+
+
 def _marks(name: str, named: re.Pattern[str]) -> bool:
     """Return whether a name marks secrets, with ``_``, ``-``, ``.`` or case between its words."""
     return named.search(_SEPARATOR.sub("_", name)) is not None
@@ -163,8 +168,7 @@ def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
     elif isinstance(value, Mapping):
         for name, item in value.items():
             is_secret = secret and not _PLAIN.search(str(name))
-            variable = _NAME_OF_VARIABLE.search(_SEPARATOR.sub("_", str(name)))
-            of_itself = _marks(str(name), named) and not variable
+            of_itself = marks_secret(str(name), named)
             yield from _secrets(item, named, is_secret or of_itself)
     elif isinstance(value, Sequence):
         for item in value:

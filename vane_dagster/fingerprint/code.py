@@ -34,14 +34,15 @@ class CodeIdentity:
         packages: The top-level names of installed packages that the code reaches. A package that is
             imported lazily and not installed here is assumed to exist on the workers.
         find_modules: Returns `modules`.
-        text: Returns the code that counts, file by file, for people.
+        find_texts: Returns the code that counts, for people, by the name of the file's module;
+            that of its own file has none.
     """
 
     digest: str
     parts: tuple[tuple[str, str, str], ...]
     packages: tuple[str, ...]
     find_modules: Callable[[], tuple[str, ...]] = field(repr=False, compare=False)
-    text: Callable[[], str] = field(repr=False, compare=False)
+    find_texts: Callable[[], dict[str, str]] = field(repr=False, compare=False)
 
     @functools.cached_property
     def modules(self) -> tuple[str, ...]:
@@ -50,6 +51,11 @@ class CodeIdentity:
         They are found on first use: the search follows imports much further than the digest does.
         """
         return self.find_modules()
+
+    def texts(self) -> dict[str, str]:
+        """Return the code that counts, for people, with what each text is."""
+        found = self.find_texts().items()
+        return {f"code of {name}" if name else "code": text for name, text in found}
 
 
 _reading: ContextVar[Finder | None] = ContextVar("_reading", default=None)
@@ -105,7 +111,7 @@ def code_identity(
         seeds.add(module.name)
     packages = tuple(sorted(dependency_walk.packages))
     return CodeIdentity(
-        digest, tuple(parts), packages, lambda: closure(finder, seeds), dependency_walk.text
+        digest, tuple(parts), packages, lambda: closure(finder, seeds), dependency_walk.texts
     )
 
 

@@ -9,6 +9,7 @@ import linecache
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from vane_dagster._secrets import MASK, marks_secret
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
@@ -70,22 +71,27 @@ class DependencyWalk:
         """The code reached so far."""
         return [unit for _, unit in self._walked.values()]
 
-    def text(self) -> str:
-        """Return the lines of the code reached so far, file by file, for people."""
-        lines: dict[tuple[str, str], set[int]] = {}
+    def texts(self) -> dict[str, str]:
+        """Return the lines of the code reached so far for people, by the name of the file's module.
+
+        The UDF's own file has no name. Literals under names that mark secrets are masked.
+        """
+        found: dict[tuple[str, str], list[ast.stmt]] = {}
         for module, unit in self._walked.values():
-            found = lines.setdefault((module.label, unit.path), set())
-            for node in unit.nodes:
+            label = self.label(module).lstrip(_OWN_LABEL)
+            found.setdefault((label, unit.path), []).extend(unit.nodes)
+        texts: dict[str, str] = {}
+        for (label, path), nodes in sorted(found.items(), key=lambda item: item[0]):
+            linecache.checkcache(path)
+            lines = _without_secrets(linecache.getlines(path), nodes)
+            numbers: set[int] = set()
+            for node in nodes:
                 decorators = [each.lineno for each in getattr(node, "decorator_list", ())]
                 first = min([node.lineno, *decorators])
-                found.update(range(first, (node.end_lineno or first) + 1))
-        texts = []
-        for (label, path), numbers in sorted(lines.items()):
-            linecache.checkcache(path)
-            whole = linecache.getlines(path)
-            held = [whole[number - 1] for number in sorted(numbers) if number <= len(whole)]
-            texts.append("".join([f"# {label}\n", *held]))
-        return "\n".join(texts)
+                numbers.update(range(first, (node.end_lineno or first) + 1))
+            held = [lines[number - 1] for number in sorted(numbers) if number <= len(lines)]
+            texts[label] = texts.get(label, "") + "".join(held)
+        return texts
 
     def label(self, module: Module) -> str:
         """Return a module's name in a digest. The UDF's own file has none, so it can be renamed."""
@@ -335,3 +341,45 @@ def literals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value, node.lineno
         waiting += ast_digest.evaluated(node)
+
+
+def _without_secrets(lines: Sequence[str], nodes: Iterable[ast.AST]) -> list[str]:
+    """Return lines of code with ``***`` in place of the literals that have names of secrets."""
+    found = list(lines)
+    places = {
+        (value.lineno, value.col_offset, value.end_lineno or 0, value.end_col_offset or 0)
+        for node in nodes
+        for name, value in _named_values(node)
+        if isinstance(value, (ast.Constant, ast.JoinedStr)) and marks_secret(name)
+    }
+    for first, start, last, end in sorted(places, reverse=True):
+        if last <= len(found):
+            before, after = found[first - 1].encode()[:start], found[last - 1].encode()[end:]
+            masked = before + repr(MASK).encode() + after
+            found[first - 1 : last] = [masked.decode(errors="ignore"), *[""] * (last - first)]
+    return found
+
+
+def _named_values(tree: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
+    """Yield the values that code gives to variables, attributes, keys and parameters."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            yield from ((_last_name(target), node.value) for target in node.targets)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
+            yield _last_name(node.target), node.value
+        elif isinstance(node, ast.keyword):
+            yield node.arg or "", node.value
+        elif isinstance(node, ast.Dict):
+            yield from ((_last_name(key), value) for key, value in zip(node.keys, node.values))
+        elif isinstance(node, ast.arguments):
+            placed = [*node.posonlyargs, *node.args]
+            yield from ((a.arg, v) for a, v in zip(placed[::-1], node.defaults[::-1]))
+            yield from ((a.arg, v) for a, v in zip(node.kwonlyargs, node.kw_defaults))
+
+
+def _last_name(node: ast.AST | None) -> str:
+    if isinstance(node, ast.Subscript):
+        return _last_name(node.slice)
+    return str(
+        getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "value", "")
+    )

@@ -154,7 +154,7 @@ def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
         asked = (partitions, config.select, store, config.force, config.retry_quarantined)
         found = make_forecast(pipeline, *asked)
         context.log.info(str(found))
-        text = dg.MetadataValue.md(f"```\n{found}\n```")
+        text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
         context.add_output_metadata({"plan": text, "up_to_date": found.is_up_to_date})
 
     @dg.job(name=name)

@@ -6,14 +6,10 @@ Each function takes a stage that runs user code. `MapBatchesSpec.definition` com
 from __future__ import annotations
 
 import os
-import pprint
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster._secrets import masked
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.code import CodeIdentity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.objects import value_digest
@@ -24,26 +20,9 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
 
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_MAX_TEXT = 100_000
-
-
 def component(kind: str, name: str, *values: object) -> Component:
     """Return a component of a definition."""
     return Component(kind, name, digest(kind, name, *values))
-
-
-def texts_of(code: CodeIdentity, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return code and values as texts for people, without secrets."""
-    found = {
-        name: value if isinstance(value, str) else _lines(value) for name, value in values.items()
-    }
-    return {name: masked(text) for name, text in {"code": code.text(), **found}.items()}
-
-
-def _lines(value: Any) -> str:
-    """Return a value on as many lines as are needed; no address in memory, which always differs."""
-    return _ADDRESS.sub("", pprint.pformat(value, width=96))[:_MAX_TEXT]
 
 
 def value_identity(pipeline: Pipeline, spec: MapBatchesSpec, name: str, value: Any) -> str:

@@ -20,7 +20,6 @@ from vane_dagster.pipeline.identity import (
     constructor_arguments,
     environment,
     local_files,
-    texts_of,
 )
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.options import Cardinality, IncludeColumns, OnError
@@ -34,6 +33,7 @@ from vane_dagster.pipeline.stage_kind import (
     check_id,
     named_in,
 )
+from vane_dagster.pipeline.texts import texts_of
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.storage.manifest import Component
@@ -418,7 +418,11 @@ class MapBatchesSpec(StageKind):
         """The code and the arguments."""
         udf = self.udf
         placed = {"fn_constructor_args": udf.constructor_args} if udf.constructor_args else {}
-        return texts_of(self.code(pipeline), {**placed, **udf.constructor_kwargs, **udf.kwargs})
+        return texts_of(
+            {**self.code(pipeline).texts(), **placed},
+            fn_constructor_kwargs=udf.constructor_kwargs,
+            fn_kwargs=udf.kwargs,
+        )
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of its function or class."""

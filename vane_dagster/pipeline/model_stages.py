@@ -22,12 +22,12 @@ from vane_dagster.pipeline.identity import (
     component,
     environment,
     local_files,
-    texts_of,
     value_identity,
 )
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer
+from vane_dagster.pipeline.texts import texts_of
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.providers.model_client import ModelClient
 from vane_dagster.providers.registry import built_in_name, provider_class
@@ -85,7 +85,7 @@ class ModelStageSpec(MapBatchesSpec):
 
     def texts(self, pipeline: Pipeline) -> Mapping[str, str]:
         """The code, the messages and the other options."""
-        return texts_of(self.code(pipeline), self._values)
+        return texts_of({**self.code(pipeline).texts(), **self._values})
 
     def inferred_schema(
         self, pipeline: Pipeline, found: pa.Schema, given: pa.Schema, rows: int
@@ -152,7 +152,7 @@ class ModelStageSpec(MapBatchesSpec):
             find_modules=lambda: tuple(
                 dict.fromkeys(module for one in found for module in one.modules)
             ),
-            text=lambda: "\n".join(one.text() for one in found),
+            find_texts=lambda: _joined(one.find_texts() for one in found),
         )
 
     @property
@@ -325,3 +325,9 @@ def _keyed(
         for name, value in options.items()
         if f"{above}{name}" not in operational
     }
+
+
+def _joined(found: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the texts of several codes, some of which are in one file."""
+    pairs = [pair for texts in found for pair in texts.items()]
+    return {name: "".join(text for label, text in pairs if label == name) for name, _ in pairs}

@@ -29,6 +29,7 @@ from vane_dagster.pipeline.stage_kind import (
     named_in,
     with_upstream,
 )
+from vane_dagster.pipeline.texts import texts_of
 from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.publish.registry import open_publisher
 from vane_dagster.storage.publish.target import Target
@@ -116,7 +117,7 @@ class ProjectSpec(StageKind):
 
     def texts(self, pipeline: Pipeline) -> Mapping[str, str]:
         """The expressions."""
-        return {**dict(self.columns), "where": self.where or ""}
+        return texts_of({"where": self.where or ""}, column=dict(self.columns))
 
     def _pairs(self, columns: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """Return all columns with their expressions."""

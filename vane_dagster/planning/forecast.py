@@ -20,7 +20,8 @@ from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import describe
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.storage.definition_texts import differences, read_texts
-from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.storage.filesystem import in_threads
+from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
 from vane_dagster.storage.store import Store
 
 Interval = tuple[float, float]
@@ -288,7 +289,7 @@ class _Forecaster:
         if not todo:
             return found
         history = self._history(stage)
-        found = replace(found, edits=self._edits(stage, history))
+        found = replace(found, edits=self._edits(stage))
         if not counts:
             return found
         new = [count.expected for count, plan in counts if not history.may_copy(plan)]
@@ -300,15 +301,28 @@ class _Forecaster:
             found = replace(found, cost=(low + of_gpus[0], high + of_gpus[1]))
         return found
 
-    def _edits(self, stage: str, history: _History) -> Sequence[str]:
-        """Return how the definition differs from that of the latest stored results."""
-        name = self._pipeline.name
-        stored = history.definition
-        if stored in ("", self._plan.definitions[stage]) or stage in self._plan.adopted:
+    def _edits(self, stage: str) -> Sequence[str]:
+        """Return how the definition differs from that of the latest results to replace."""
+        name, now = self._pipeline.name, self._plan.definitions[stage]
+        plans = [(each.key, each.stages[stage]) for each in self._plan.partitions]
+        formers = [(key, each.former) for key, each in plans if not each.done and each.former]
+        step = max(1, -(-len(formers) // _MAX_MANIFESTS))
+
+        def opened(place: tuple[str | None, ManifestName]) -> Manifest | None:
+            with contextlib.suppress(StoreError):  # it is damaged, or was collected
+                return self._store.read(name, stage, *place)
+            return None
+
+        found = in_threads(opened, formers[::-step])
+        others = [each for each in found if each is not None and each.definition != now]
+        latest = max(others, key=lambda each: each.committed_at, default=None)
+        if latest is None or stage in self._plan.adopted:
             return ()
-        before = read_texts(self._store, name, stage, stored)
-        now = self._pipeline[stage].spec.texts(self._pipeline)
-        return [] if before is None else [*differences(before, now)]
+        with contextlib.suppress(StoreError):  # the texts are damaged
+            before = read_texts(self._store, name, stage, latest.definition)
+            if before is not None:
+                return [*differences(before, self._pipeline[stage].spec.texts(self._pipeline))]
+        return ()
 
     def _base(self, stage: str) -> str:
         """Return the node whose rows are the input rows of a stage."""
@@ -351,12 +365,6 @@ class _History:
             with contextlib.suppress(StoreError):  # it is damaged, or was collected
                 self._manifests.append(store.opened(folder.child(key), str(name)))
         self._parts = [part for manifest in self._manifests for part in manifest.parts]
-
-    @property
-    def definition(self) -> str:
-        """The definition of the latest of them; empty without any."""
-        latest = max(self._manifests, key=lambda each: each.committed_at, default=None)
-        return latest.definition if latest else ""
 
     @functools.cached_property
     def rows_ratio(self) -> float:

@@ -1,7 +1,7 @@
 """Texts of definitions: the code and the options that stored results were made by, for people.
 
-``<root>/<pipeline>/<stage>/definitions/<definition>.json``, written once, and collected with the
-last manifest of the definition.
+``<root>/<pipeline>/<stage>/definitions/<definition>.json``, written by each run that computes
+something by the definition, and collected with its last manifest.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,10 @@ def test_code_expressions_and_arguments_are_shown_as_differences(tmp_path: Path)
 
     shown = edits(edited, store)
 
-    assert shown["clean"] == "x:\n-x\n+x * 2"
+    assert shown["clean"] == "column['x']:\n-x\n+x * 2"
     assert '-    return {"y": [x * factor for' in shown["y"]
     assert '+    return {"y": [x + factor for' in shown["y"]
-    assert "factor:\n-1\n+2" in shown["y"]
+    assert "fn_kwargs['factor']:\n-1\n+2" in shown["y"]
     assert "+    return" in str(edited.plan(store=store))
     texts = b"".join(path.read_bytes() for path in (tmp_path / "store").rglob("definitions/*"))
     assert b"x * factor" in texts
@@ -62,7 +63,7 @@ def test_code_expressions_and_arguments_are_shown_as_differences(tmp_path: Path)
 
     run(edited, store)
     assert edits(edited, store) == {"clean": "", "y": ""}
-    assert "-factor" not in edits(numbers(tmp_path, first, 2, "x * 2"), store)["y"]
+    assert "fn_kwargs" not in edits(numbers(tmp_path, first, 2, "x * 2"), store)["y"]
 
     # The texts of a definition are collected with its last manifest.
     opened = open_store(store, "test")
@@ -71,6 +72,49 @@ def test_code_expressions_and_arguments_are_shown_as_differences(tmp_path: Path)
     list(collect(opened, GcPolicy(time.time() + 30 * DAY, 7 * DAY, DAY)))
     (left,) = texts_of_y.iterdir()
     assert "x + factor" in left.read_text()
+
+
+def test_edits_are_those_since_the_results_that_would_be_replaced(tmp_path: Path) -> None:
+    def daily(fn: Any) -> vd.Pipeline:
+        made = vd.Pipeline(
+            "daily",
+            source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
+            id="id",
+            partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
+        )
+        made.map_batches("y", fn, schema={"y": "BIGINT"})
+        return made
+
+    for key in "ab":
+        write_source(tmp_path / "src" / key, {"id": range(5), "x": range(5)})
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    daily(first).run(store=store, compute=vd.LocalCompute())
+    edited = daily(second)
+    edited.run("a", store=store, compute=vd.LocalCompute())  # it has the latest results
+
+    assert '+    return {"y": [x + factor for' in edits(edited, store)["y"]
+
+    # A run writes them again, so that no collection takes them for old before it has committed.
+    texts = [*(tmp_path / "store").rglob("definitions/*")]
+    for path in texts:
+        os.utime(path, (0, 0))
+    daily(first).run("b", store=store, compute=vd.LocalCompute(), force=True)
+    assert sum(path.stat().st_mtime > 0 for path in texts) == 1
+
+    # Texts that are damaged are not shown.
+    for path in (tmp_path / "store").rglob("definitions/*"):
+        path.write_text("{")
+    assert edits(edited, store)["y"] == ""
+
+
+def test_a_preview_keeps_no_texts(tmp_path: Path) -> None:
+    write_source(tmp_path / "src", {"id": range(5), "x": range(5)})
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+    previewed = vd.Pipeline("numbers", source=vd.parquet(str(tmp_path / "src")), id="id")
+    previewed.map_batches("y", first, schema={"y": "BIGINT"})
+
+    assert len(previewed["y"].preview(3, store=store, compute=vd.LocalCompute())) == 3
+    assert not list((tmp_path / "store").rglob("definitions"))
 
 
 def test_a_store_without_sources_keeps_no_code(tmp_path: Path) -> None:
