@@ -1,6 +1,6 @@
 """Texts of definitions: the code and the options that stored results were made by, for people.
 
-``<root>/<pipeline>/<stage>/definitions/<definition>.json``, written by each run that computes
+``<root>/<pipeline>/<stage>/definitions/<definition>.json``, written by the first run that computes
 something by the definition, and collected with its last manifest.
 """
 
