@@ -156,7 +156,7 @@ def _outcomes(pipeline: vd.Pipeline, root: Path, keys: list[str]) -> list[Outcom
                 resources={"compute": vd.LocalCompute(), "store": store},
             )
             (event,) = done.asset_materializations_for_node(f"{pipeline.name}_pipeline")
-            actual = float(event.metadata["worker_seconds"].value)  # type: ignore[arg-type]
+            actual = float(event.metadata["worker_seconds"].value)  # type: ignore[arg-type]  # a number
             if planned and planned[0].worker_seconds:  # not before the first run
                 found.append(Outcome(*planned[0].worker_seconds, actual))
     return found

@@ -70,7 +70,7 @@ def test_a_retry_computes_the_failed_rows_and_what_follows(tmp_path, monkeypatch
         return done.stdout
 
     Path("broken").touch()
-    from repairs import repairs  # type: ignore[import-not-found]
+    from repairs import repairs  # type: ignore[import-not-found]  # written above
 
     repairs.run(store="store")
     assert "1 row: ValueError: broken" in run("--store", "store")
