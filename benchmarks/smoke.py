@@ -201,7 +201,7 @@ def plain_asset(home: Path) -> Any:
 
     @dg.asset(partitions_def=dg.StaticPartitionsDefinition(keys))
     # Dagster resolves annotations by the module's names, which do not include its own here.
-    def plain(context) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001  # Dagster refuses a type
+    def plain(context) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         rows = pq.read_table(home.parent / "source" / context.partition_key)
         pq.write_table(rows.append_column("sum", add(rows)["sum"]), home / "plain.parquet")
 
