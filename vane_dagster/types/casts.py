@@ -111,6 +111,9 @@ def _check_kept(before: Any, after: Any) -> None:
         error = np.abs(given - _numbers(after.cast(found)))
         if (error > _ROUNDING * np.finfo(given.dtype).eps * np.abs(given)).any():
             raise pa.ArrowInvalid(f"a value has more than {wanted.scale} digits after the point")
+    elif pa.types.is_integer(found) and pa.types.is_float16(wanted):
+        if not np.array_equal(_numbers(before), _numbers(after).astype(np.float64)):
+            raise pa.ArrowInvalid(f"an integer is not exact as a {wanted}")
     elif pa.types.is_floating(wanted):
         narrower = not pa.types.is_floating(found) or wanted.bit_width < found.bit_width
         if narrower and (infinite := _infinite(after)) and infinite > _infinite(before):

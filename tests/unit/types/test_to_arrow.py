@@ -123,6 +123,7 @@ REFUSED: dict[str, tuple[Any, pa.DataType, str]] = {
     "too many digits": ([10**10], PRICE, "precision"),
     "too large": ([1e300], pa.float32(), "too large for float"),
     "too large in Arrow": (pa.array([[7e4]]), pa.list_(pa.float16()), "too large for halffloat"),
+    "arrays of integers as half": (np.array([[2049]]), pa.list_(pa.float16()), "not exact"),
     "fractions in maps": ([{"a": 1.5}], COUNTS, "truncated"),
     "misspelt field": ([{"x": 1, "z": "a"}], STRUCT, "lacks 'y' and has 'z'"),
     "text for a struct": (["{}"], STRUCT, "a value is of type str, not a dict"),
