@@ -26,12 +26,8 @@ from vane_dagster.types.schema import (
 
 _NOT_ROW_LOCAL = {"WINDOW": "a window function", "SUBQUERY": "a subquery", "STAR": "a star"}
 
-_UNDECLARED = frozenset({
-    "ago", "current_catalog", "current_localtime", "current_localtimestamp", "generate_subscripts",
-    "geomean", "geometric_mean", "json_group_array", "json_group_object", "json_group_structure",
-    "regexp_split_to_table", "user", "variant_group_array", "version", "wavg", "weighted_avg",
-})  # fmt: skip
-"""Functions and macros that DuckDB declares CONSISTENT, and that are no functions of the row."""
+# DuckDB declares these CONSISTENT, although they depend on the clock or on DuckDB's version.
+_UNDECLARED = frozenset({"current_localtime", "current_localtimestamp", "version"})
 _NOT_ROW_DEPENDENT = "not a function of the row: a retry would give another value"
 
 
@@ -202,7 +198,7 @@ def _unstable(node: Mapping[str, Any]) -> str | None:
         return f"{function}()"
     if kinds and kinds <= {"table", "table_macro", "pragma"}:
         return f"the table function {function}()"
-    return None
+    return f"{function}()" if "macro" in kinds and _is_unstable_macro(function) else None
 
 
 @functools.lru_cache(maxsize=1)
@@ -221,6 +217,24 @@ def _functions() -> dict[str, frozenset[str]]:
         unstable = {"unstable"} if is_unstable and name != "error" else set()  # it has no value
         found[name] = found.get(name, frozenset()) | unstable | {*kinds}
     return found
+
+
+@functools.lru_cache(maxsize=256)
+def _is_unstable_macro(name: str) -> bool:
+    """Return whether a built-in DuckDB macro calls a non-deterministic function."""
+    query = (
+        "SELECT macro_definition, parameters FROM duckdb_functions() "
+        "WHERE lower(function_name) = ? AND function_type = 'macro'"
+    )
+    for definition, parameters in _asked(query, [name]):
+        for node in _expressions(_parsed(definition, name)):
+            calls_itself = str(node.get("function_name", "")).lower() == name
+            if not calls_itself and (_beyond_its_row(node) or _unstable(node)):
+                return True
+            path = list(node.get("column_names", ())) if node.get("class") == "COLUMN_REF" else []
+            if len(path) == 1 and path[0] not in parameters and is_value_function(path[0]):
+                return True
+    return False
 
 
 @functools.lru_cache(maxsize=1024)

@@ -125,6 +125,7 @@ REFUSED = {
         lambda: projected({"x": "coalesce(t, now())"}),
         ["column 'x'", "now(), which is not a function of the row", "as a constant"],
     ),
+    "a macro": (lambda: projected({"x": "pg_postmaster_start_time()"}), ["a retry would give"]),
     "a file": (lambda: projected({"x": "read_text('a')"}), ["the table function read_text()"]),
     "subquery": (lambda: projected({"x": "(SELECT max(y) FROM t)"}), ["holds a subquery"]),
     "star": (lambda: projected({"x": "*"}), ["write include_columns=True"]),
