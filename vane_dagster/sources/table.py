@@ -18,6 +18,7 @@ from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.dataframes import (
     NEEDS_RAY,
     batches,
+    check_dtype,
     form_of_value,
     known_forms,
 )
@@ -132,6 +133,7 @@ def _as_arrow(data: Any) -> pa.Table:
 
 
 def _as_array(values: Any, name: str) -> Any:
+    check_dtype(getattr(values, "dtype", None), name, _LABEL)
     if isinstance(values, np.ndarray) and values.ndim > 1:
         return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(values))
     try:

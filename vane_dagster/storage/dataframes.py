@@ -81,6 +81,8 @@ def batches(value: Any, label: str) -> pa.RecordBatchReader:
         )
     if form == "pandas.DataFrame":
         value = _with_named_index(value)
+        for column, dtype in value.dtypes.items():
+            check_dtype(dtype, column, label)
     schema, found = _READERS[form](value)
     plain = pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
     repeated = {name for name in plain.names if plain.names.count(name) > 1}
@@ -220,6 +222,21 @@ _LOADERS: Mapping[str, Any] = {
 }
 
 _Batches = tuple[pa.Schema, Iterable[Any]]
+_NO_ARROW_TYPE = {
+    "period[": "by .dt.to_timestamp() or .astype(str)",
+    "Sparse[": "by .sparse.to_dense()",
+    "complex": "into two columns, of .real and .imag",
+}
+
+
+def check_dtype(dtype: Any, column: Any, label: str) -> None:
+    """Refuse a column of pandas or NumPy for which Arrow has no type."""
+    for prefix, fix in _NO_ARROW_TYPE.items():
+        if str(dtype).startswith(prefix):
+            raise StoreError(
+                f"{label}: column {column!r} is {dtype}, for which Arrow has no type. Convert it "
+                f"{fix}"
+            )
 
 
 def _of_reader(reader: pa.RecordBatchReader) -> _Batches:

@@ -170,6 +170,21 @@ def test_rows_that_arrow_cannot_hold_are_refused_when_they_are_read(data, messag
         listed(vd.table(data))
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (pd.period_range("2024-01", periods=2, freq="M"), r"is period\[M\].*by .dt.to_timestamp"),
+        (pd.arrays.SparseArray([0, 1]), r"is Sparse\[int64, 0\].*by .sparse.to_dense"),
+        (np.array([1j, 2]), r"is complex128.*of .real and .imag"),
+    ],
+)
+def test_columns_of_pandas_that_arrow_has_no_type_for_are_refused(values, message):
+    frame = pd.DataFrame({"n": [1, 2], "a": values})
+    for data in (frame, frame.set_index("a"), {"a": values}, {"a": pd.Series(values)}):
+        with pytest.raises(vd.errors.SourceError, match=f"column 'a' {message}"):
+            listed(vd.table(data))
+
+
 def test_partitions_of_source_and_pipeline_have_to_fit():
     parts = dg.StaticPartitionsDefinition(["a"])
     days = vd.table({"id": [1], "day": ["a"]}, partition_column="day")
