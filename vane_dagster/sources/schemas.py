@@ -1,7 +1,17 @@
 """The common columns of files with different columns: one rule for all sources of files.
 
-A column has the type to which Arrow promotes its types in the files (``pa.unify_schemas``), and is
-null in files that lack it. A value that this type does not hold is an error when it is read.
+| types in the files | common type |
+|---|---|
+| int32 and int64, uint8 and uint16, float32 and float64, and so on | the wider |
+| decimals of one scale | the one with more digits |
+| encodings of one type: dictionaries, large strings | the plain type |
+| types that SQL reads as the same: times and timestamps of ms and us | as SQL reads them |
+| null (a file with nulls alone) and another | the other |
+| no such column in some files | the type in the others, with nulls |
+
+Elements of lists, values of maps and fields of structs follow the same rules; a struct has the
+fields of all files. Anything else is refused: integers with other signedness, integers and floats,
+numbers and text, dates and timestamps, lists of different fixed sizes.
 
 The columns are those of the first file, then the others in the order of the files.
 """
@@ -14,9 +24,10 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from vane_dagster.errors import SourceError
-from vane_dagster.types.schema import check_distinct, plain_type
+from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
 
 _MAX_PROBLEMS = 10
+_NUMBERS = (pa.types.is_signed_integer, pa.types.is_unsigned_integer, pa.types.is_floating)
 
 
 def common_columns(
@@ -61,27 +72,42 @@ def conform(
         elif index < 0 or pa.types.is_null(table.schema.field(index).type):
             columns.append(pa.chunked_array([pa.nulls(count, column.type)]))
         else:
-            columns.append(_cast(table.column(index), column))
+            columns.append(table.column(index).cast(column.type))
     if not columns:
         return table.select([])
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _cast(values: pa.ChunkedArray, column: pa.Field) -> pa.ChunkedArray:
-    try:
-        return values.cast(column.type)
-    except pa.ArrowInvalid:  # its text has the value
-        text = f"column {column.name!r} has a value that {column.type} does not hold"
-        raise pa.ArrowInvalid(text) from None
-
-
 def wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type to which Arrow promotes two types of a column; None if there is none."""
+    """Return the type that two types of a column have in common; None if they have none."""
     schemas = [pa.schema([("x", kind)]) for kind in (one, other)]
     try:
-        return plain_type(pa.unify_schemas(schemas, promote_options="permissive").field("x").type)
+        wide = pa.unify_schemas(schemas, promote_options="permissive").field("x").type
+        if _holds(wide, one) and _holds(wide, other):
+            return plain_type(wide)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return None
+        pass
+    seen = seen_by_sql(one)
+    return seen if seen is not None and seen_by_sql(other) == seen else None
+
+
+def _holds(wide: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether a type holds the values of another one as values of the same kind."""
+    if wide == kind or pa.types.is_null(kind):
+        return True
+    if pa.types.is_struct(wide) and pa.types.is_struct(kind):
+        is_distinct = len({each.name.lower() for each in wide}) == wide.num_fields
+        return is_distinct and all(_holds(wide.field(f.name).type, f.type) for f in kind)
+    if pa.types.is_map(wide):
+        inner = (wide.key_type, kind.key_type), (wide.item_type, kind.item_type)
+        return all(_holds(*each) for each in inner)
+    if pa.types.is_list(wide) or pa.types.is_fixed_size_list(wide):
+        return wide.id == kind.id and _holds(wide.value_type, kind.value_type)
+    if pa.types.is_decimal(wide):
+        return bool(pa.types.is_decimal(kind) and kind.scale == wide.scale)
+    return any(is_number(wide) and is_number(kind) for is_number in _NUMBERS) or (
+        (seen := seen_by_sql(wide)) is not None and seen_by_sql(kind) == seen
+    )
 
 
 def _merged(files: Sequence[tuple[pa.Schema, str]], location: str) -> pa.Schema:
@@ -103,8 +129,8 @@ def _merged(files: Sequence[tuple[pa.Schema, str]], location: str) -> pa.Schema:
         listed = "; column ".join([*problems.values()][:_MAX_PROBLEMS])
         raise SourceError(
             f"{location}: column {listed}; {len(problems)} such columns in all. The files of a "
-            "partition need columns of types that have a common one, as numbers have, and names "
-            "that differ in more than case; a column may be missing in some. "
+            "partition need columns of the same or wider types (int32 and int64, float32 and "
+            "float64), whose names differ in more than case; a column may be missing in some. "
             "Write the files again with one type, or take them out of the source"
         )
     return pa.schema(columns)
