@@ -236,6 +236,11 @@ def csv(
             f"{where}: header and schema both name the columns; leave the names out, as "
             "header=False"
         )
+    for name, value in (("quote", quote), ("escape", escape), ("delimiter", delimiter)):
+        if value is not None and (not isinstance(value, str) or len(value.encode()) != 1):
+            raise DefinitionError(f"{where}: {name} is {value!r}; expected one ASCII character")
+    if type(skip_rows) is not int or skip_rows < 0:
+        raise DefinitionError(f"{where}: skip_rows is {skip_rows!r}; expected a number from 0 up")
     formats = [date_format] if isinstance(date_format, str) else date_format
     return CsvSource.declared(
         *(url, schema, types, include_paths, asset, allow_empty, storage_options, encoding),

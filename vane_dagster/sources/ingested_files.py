@@ -9,7 +9,6 @@ detail has the pieces of its rows, so that a worker reads these alone.
 
 from __future__ import annotations
 
-import codecs
 import functools
 import hashlib
 import itertools
@@ -27,7 +26,7 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import PLACEHOLDER
-from vane_dagster.errors import DefinitionError, SourceError, names
+from vane_dagster.errors import DefinitionError, SchemaError, SourceError, names
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
     ROW_ERROR,
@@ -53,8 +52,8 @@ from vane_dagster.sources.in_store import InStore
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.planned_read import check_unchanged
 from vane_dagster.sources.table_reader import TableReader
-from vane_dagster.sources.text_stream import UTF_8, TextStream
-from vane_dagster.sources.text_types import TextTypes, cast_each
+from vane_dagster.sources.text_stream import UTF_8, TextStream, parse_encoding
+from vane_dagster.sources.text_types import TextTypes, cast_each, is_readable
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.stored_tables import (
@@ -179,9 +178,15 @@ class IngestedSource(FileSource, InStore):
             )
         given = schema if types is None else types
         pinned = None if given is None else parse_schema(given, where)
+        for column in pinned or ():
+            if cls.is_text and not is_readable(column.type):
+                raise SchemaError(
+                    f"{where}: column {column.name!r} is {type_name(column.type)}, which is not "
+                    "read from such files; declare VARCHAR, and convert it in the pipeline"
+                )
         return cls(
             *file_arguments(where, url, asset, storage_options, allow_empty),
-            encoding=codecs.lookup(encoding).name,
+            encoding=parse_encoding(where, encoding),
             columns=pinned if types is None else None,
             types=pinned if types is not None else None,
             include_paths=include_paths,

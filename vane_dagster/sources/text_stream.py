@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.errors import SourceError
+from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.sources.base import unreadable
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location
@@ -30,6 +30,17 @@ _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 def with_compressed(*suffixes: str) -> tuple[str, ...]:
     """Return suffixes of file names, each plain and with those of compressed files."""
     return tuple(each + more for each in suffixes for more in ("", *_COMPRESSIONS))
+
+
+def parse_encoding(where: str, encoding: Any) -> str:
+    """Return the normalized name of an encoding."""
+    try:
+        return codecs.lookup(encoding).name
+    except (LookupError, TypeError):
+        raise DefinitionError(
+            f"{where}: encoding is {encoding!r}; expected the name of a text encoding of Python, "
+            "such as 'utf-8', 'latin-1' or 'utf-16'"
+        ) from None
 
 
 @dataclass(frozen=True)

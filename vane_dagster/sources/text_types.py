@@ -137,6 +137,15 @@ def cast_each(
     return found, misfits
 
 
+def is_readable(kind: pa.DataType) -> bool:
+    """Return whether texts can be cast to a type."""
+    try:
+        pa.array([], pa.string()).cast(kind)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        return False
+    return not isinstance(kind, pa.BaseExtensionType)
+
+
 def _trimmed(values: pa.Array) -> pa.Array:
     """Return texts without white space around them; null for those that then are empty."""
     values = pc.utf8_trim_whitespace(values)

@@ -326,6 +326,10 @@ def test_options_that_change_rows_change_fragments(tmp_path):
     [
         ({"schema": {"a": "INT"}, "types": {"a": "INT"}}, "schema and types are both given"),
         ({"header": ["a"], "schema": {"a": "INT"}}, "header and schema both name the columns"),
+        ({"quote": "ab"}, "quote is 'ab'; expected one ASCII character"),
+        ({"delimiter": ""}, "delimiter is ''; expected one ASCII character"),
+        ({"skip_rows": -1}, "skip_rows is -1"),
+        ({"encoding": "klingon"}, "encoding is 'klingon'"),
         ({"decimal_separator": ";"}, "decimal_separator is ';'"),
     ],
 )
@@ -333,3 +337,11 @@ def test_wrong_arguments_are_refused(given, expected):
     with pytest.raises(vd.DefinitionError, match=r"^vd\.csv: ") as caught:
         vd.csv("/data", **given)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [vd.tensor("float32", (2, 2)), "STRUCT(a INT)", "INT[]"])
+def test_types_that_no_text_has_are_refused(kind):
+    with pytest.raises(
+        vd.errors.SchemaError, match="declare VARCHAR, and convert it in the pipeline"
+    ):
+        vd.csv("/data", types={"x": kind})
