@@ -154,6 +154,8 @@ class ValueEncoder:
                 return [self._code(module, path), reduced]
             raise _unstable(value, path, f"that is pickled by the name {reduced!r}")
         make, arguments, state, items, pairs, setter = (*reduced, None, None, None, None)[:6]
+        if getattr(kind, "__reduce__", None) in (set.__reduce__, frozenset.__reduce__):
+            arguments = frozenset(value)  # a list of them has an order of the process
         written = (*arguments, state, *(state if isinstance(state, tuple) else ()))
         if not _is_plain(kind) and any(isinstance(part, _BYTES) for part in written):
             reason = "that is pickled as bytes, which may refer to code of yours"
@@ -181,11 +183,25 @@ class ValueEncoder:
         return steps[root](library, value, path) if root in steps and library is not None else None
 
     def _numpy(self, np: Any, value: Any, path: str) -> str | None:
-        """Hash texts and objects one by one, since texts may name files."""
-        if not isinstance(value, (np.generic, np.ndarray)) or value.dtype.kind not in "OTU":
-            return None
-        head = (type(value).__name__, self.digest(value.dtype, path), repr(value.shape))
-        return combine("array", *head, *self._each(value.ravel().tolist(), path))
+        kind = type(value)
+        if isinstance(value, np.generic):
+            content = self._buffer(np, np.asarray(value), path)
+            return combine("scalar", self.digest(value.dtype, path), content)
+        if kind in (np.ndarray, np.memmap):
+            head = (self.digest(value.dtype, path), repr(value.shape))
+            return combine("array", *head, self._buffer(np, value, path))
+        return None
+
+    def _buffer(self, np: Any, value: Any, path: str) -> str:
+        """Hash an array's elements, ignoring the memory between them."""
+        dtype = value.dtype
+        if dtype.names is not None:
+            return combine("fields", *(self._buffer(np, value[n], path) for n in dtype.names))
+        if dtype.hasobject or dtype.kind in "TU":  # texts may name files
+            return combine("objects", *self._each(value.ravel().tolist(), path))
+        if dtype.char in "gG":  # some bytes of a long double are padding
+            raise CodeIdentityError(f"{path} is an array of {dtype}. Pass it as float64.")
+        return combine("bytes", np.ascontiguousarray(value).tobytes())
 
     def _pyarrow(self, pa: Any, value: Any, path: str) -> str | None:
         if not isinstance(value, (pa.Array, pa.ChunkedArray)):

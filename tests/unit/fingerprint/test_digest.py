@@ -105,6 +105,42 @@ class Bytes:
         return pickle.loads, (pickle.dumps(Scaled(1)),)
 
 
+class Names(set[str]):
+    pass
+
+
+class Frozen(frozenset[str]):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Names, Frozen])
+def test_a_set_of_a_class_of_ones_own_has_no_order(kind: Any) -> None:
+    texts = [str(number) for number in range(50)]
+    one, other = kind(texts), kind(reversed(texts))
+    assert list(one) != list(other)  # they lie in another order in memory
+    assert value_digest(one) == value_digest(other)
+    assert value_digest(one) != value_digest(kind(texts[1:]))
+
+
+def test_the_memory_between_the_fields_of_an_array_does_not_count() -> None:
+    dtype = np.dtype([("x", "i1"), ("y", "f8")], align=True)
+    arrays = [np.frombuffer(bytes([fill]) * dtype.itemsize * 3, dtype).copy() for fill in (1, 2)]
+    for array in arrays:
+        array["x"], array["y"] = 1, [1.5, 2.5, 3.5]
+    one, other = arrays
+    assert one.tobytes() != other.tobytes()
+    assert value_digest(one) == value_digest(other)
+    assert value_digest(one[0]) == value_digest(other[0])
+    other["y"][1] = 0
+    assert value_digest(one) != value_digest(other)
+
+
+@pytest.mark.parametrize("value", [np.longdouble(1), np.ones(2, np.clongdouble)])
+def test_long_doubles_are_refused(value: Any) -> None:
+    with pytest.raises(CodeIdentityError, match="kwargs is an array of .* Pass it as float64"):
+        value_digest(value, "kwargs")
+
+
 REFUSED = {"raising": Raising(), "ufunc": np.frompyfunc(abs, 1, 1), "bytes": Bytes()}
 
 
