@@ -91,9 +91,9 @@ class LocalFiles:
         return [text] if text.startswith(("~", "file:")) else list(dict.fromkeys((text, joined)))
 
     def _folder(self, folder: str, text: str | os.PathLike[str], where: str) -> str:
-        found = dict(islice(walk_files(folder), MAX_FILES + 1))
-        digests = iter(file_digests([*filter(None, found.values())], text, where))
-        parts = ((name, next(digests) if path else "") for name, path in found.items())
+        found = list(islice(walk_files(folder), MAX_FILES + 1))
+        digests = file_digests([path for _, path in found], text, where)
+        parts = zip((name for name, _ in found), digests)
         return combine("folder", *chain.from_iterable(parts))
 
     def _is_apart(self, folder: str) -> bool:
@@ -114,9 +114,11 @@ class LocalFiles:
         return is_above or any(_contains(os.path.realpath(path), folder) for path in around)
 
 
-def file_digests(paths: Sequence[str], text: str | os.PathLike[str], where: str) -> Sequence[str]:
-    """Return the sha256 of each file's content."""
-    size = sum(os.stat(path).st_size for path in paths)
+def file_digests(
+    paths: Sequence[str | None], text: str | os.PathLike[str], where: str
+) -> Sequence[str]:
+    """Return the sha256 of each file's content; an empty text for what is no file."""
+    size = sum(os.stat(path).st_size for path in paths if path)
     if size > MAX_BYTES or len(paths) > MAX_FILES:
         raise CodeIdentityError(
             f"{where}: {os.fspath(text)!r} names {size:,} bytes in {len(paths):,} files or more. "
@@ -125,7 +127,7 @@ def file_digests(paths: Sequence[str], text: str | os.PathLike[str], where: str)
             f"`vd.Reuse(version=...)` and raise it when they change."
         )
     with ThreadPoolExecutor(max_workers=_READERS) as threads:
-        return list(threads.map(_digests.get, paths))
+        return list(threads.map(lambda path: _digests.get(path) if path else "", paths))
 
 
 def _named(text: str | os.PathLike[str]) -> str | None:
@@ -151,21 +153,43 @@ def _named(text: str | os.PathLike[str]) -> str | None:
 def walk_files(root: str) -> Iterator[tuple[str, str | None]]:
     """Yield the files of a folder by relative name and path; anything else without a path.
 
-    Hidden files and folders, compiled code and tagged caches are skipped. Links are followed.
+    Hidden files and folders, compiled code and tagged caches are skipped. A folder that several
+    links point to is entered once.
     """
-
-    def stop(error: OSError) -> None:
-        raise error
-
-    for folder, folders, files in os.walk(root, onerror=stop, followlinks=True):
-        if "CACHEDIR.TAG" in files:
-            folders.clear()
+    entered = {_inode(os.stat(root)): "."}
+    waiting = [("", root)]
+    while waiting:
+        above, folder = waiting.pop()
+        with os.scandir(folder) as entries:
+            listed = sorted(entries, key=lambda entry: entry.name)
+        if any(entry.name == "CACHEDIR.TAG" for entry in listed):
             continue
-        folders[:] = sorted(name for name in folders if not name.startswith(_SKIPPED))
-        for name in sorted(files):
-            if not name.startswith("."):
-                path = os.path.join(folder, name)
-                yield os.path.relpath(path, root), path if os.path.isfile(path) else None
+        folders = []
+        for entry in listed:
+            if entry.name.startswith(_SKIPPED):
+                continue
+            name = f"{above}{entry.name}"
+            try:
+                state = entry.stat()
+            except OSError as error:
+                if not entry.is_symlink():
+                    raise
+                yield f"{name} -> {type(error).__name__}", None  # a broken link
+                continue
+            if stat.S_ISREG(state.st_mode):
+                yield name, entry.path
+            elif stat.S_ISDIR(state.st_mode):
+                inode = _inode(os.stat(entry.path))
+                if inode in entered:
+                    yield f"{name} -> {entered[inode]}", None
+                else:
+                    entered[inode] = name
+                    folders.append((f"{name}/", entry.path))
+        waiting += reversed(folders)
+
+
+def _inode(state: os.stat_result) -> tuple[int, int]:
+    return state.st_dev, state.st_ino
 
 
 def _own_state() -> list[str]:

@@ -137,7 +137,7 @@ def test_the_memory_between_the_fields_of_an_array_does_not_count() -> None:
 
 @pytest.mark.parametrize("value", [np.longdouble(1), np.ones(2, np.clongdouble)])
 def test_long_doubles_are_refused(value: Any) -> None:
-    with pytest.raises(CodeIdentityError, match="kwargs is an array of .* Pass it as float64"):
+    with pytest.raises(CodeIdentityError, match=r"kwargs is an array of .* Pass it as float64"):
         value_digest(value, "kwargs")
 
 

@@ -104,6 +104,17 @@ def test_links_are_followed_once(tmp_path):
     assert counts(str(root / "model"), root / "absent")
 
 
+def test_links_upwards_are_not_walked_in_circles(tmp_path):
+    root = write(tmp_path / "model", a="1", sub__b="1", sub__more__c="1")
+    for name, target in (("up", ".."), ("here", "."), ("again", "../sub")):
+        (root / "sub" / name).symlink_to(target)
+        (root / "sub/more" / name).symlink_to(target)
+    (root / "loop").symlink_to(".")
+    found = list(files.walk_files(str(root)))
+    assert sorted(name for name, path in found if path) == ["a", "sub/b", "sub/more/c"]
+    assert len(found) < 12
+
+
 def test_special_files_count_by_their_names(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.chdir(tmp_path)  # a socket's path is short
@@ -139,6 +150,14 @@ def test_too_many_files_or_bytes_are_refused(limit, most, named, tmp_path, monke
     message = str(found.value)
     assert message.startswith(f"fn_kwargs['m']: {str(folder)!r} names {named} or more.")
     assert "version=" in message
+
+
+def test_links_that_are_broken_count_among_the_files_of_a_folder(tmp_path, monkeypatch):
+    folder = write(tmp_path / "model", b="1", c="1", d="1")
+    (folder / "a").symlink_to("absent")
+    monkeypatch.setattr(files, "MAX_FILES", 3)
+    with pytest.raises(CodeIdentityError, match="in 4 files or more"):
+        value_digest(str(folder), "kwargs")
 
 
 _SIZE = 1 << 20
