@@ -100,14 +100,15 @@ class Drift(Check):
             )
         rows = context.counts.rows, before.counts.rows
         metadata = {"previous": before.partition, "rows": rows[0], "rows_previous": rows[1]}
-        if min(rows) < self.min_rows:
+        compared = kinds[0](self, context, before) if min(rows) >= self.min_rows else None
+        if compared is None:
             return CheckOutcome(
                 True,
                 f"Not compared: there are {rows[0]:,} rows here and {rows[1]:,} in partition "
-                f"{before.partition!r}; at least {self.min_rows:,} are needed in each",
+                f"{before.partition!r}; at least {self.min_rows:,} with a value are needed in each",
                 metadata,
             )
-        measure, found, limit = kinds[0](self, context, before)
+        measure, found, limit = compared
         return CheckOutcome(
             found <= limit,
             f"The {_MEASURES[measure]} of {self.column} against partition {before.partition!r} is "
@@ -122,7 +123,7 @@ _MEASURES = {
 }
 _Compared = tuple[str, float, float]
 """A measure, its value, and the largest value allowed."""
-_Compare = Callable[[Drift, CheckContext, CheckContext], _Compared]
+_Compare = Callable[[Drift, CheckContext, CheckContext], _Compared | None]
 
 
 def population_stability_index(counts: Array, before: Array) -> float:
@@ -203,8 +204,10 @@ def _categories(context: CheckContext, check: Drift) -> dict[Any, int]:
     return {each["values"]: each["counts"] for each in pc.value_counts(values).to_pylist()}
 
 
-def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> _Compared:
-    centroid, other = (_centroid(each, check) for each in (now, before))
+def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> _Compared | None:
+    (centroid, count), (other, others) = (_centroid(each, check) for each in (now, before))
+    if min(count, others) < check.min_rows:
+        return None
     if len(centroid) != len(other):
         raise SchemaError(
             f"the vectors in {check.column!r} have dimension {len(centroid)}; in partition "
@@ -213,8 +216,8 @@ def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> _Compa
     return "distance", cosine_distance(centroid, other), check.max_distance
 
 
-def _centroid(context: CheckContext, check: Drift) -> Array:
-    """Return the mean of the finite sampled vectors."""
+def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
+    """Return the mean of the finite sampled vectors, and their number."""
     total, count = np.empty(0), 0
     for batch in _values(context, check):
         if not len(vectors := batch.drop_null()):
@@ -232,7 +235,7 @@ def _centroid(context: CheckContext, check: Drift) -> Array:
         if len(matrix):
             total = matrix.sum(axis=0) + (total if count else 0)
             count += len(matrix)
-    return total / max(count, 1)
+    return total / max(count, 1), count
 
 
 def cosine_distance(a: Array, b: Array) -> float:

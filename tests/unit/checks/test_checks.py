@@ -555,7 +555,9 @@ def test_cosine_distance(a: Any, b: Any, distance: float):
     ("now", "before", "passed", "described"),
     [
         ({"x": [1.0] * 600}, {"x": [2.0] * 499}, True, "Not compared: there are 600 rows here and "
-         "499 in partition '2024-01-01'; at least 500 are needed in each"),
+         "499 in partition '2024-01-01'; at least 500 with a value are needed in each"),
+        ({"x": [[1.0, 2.0]] * 600}, {"x": pa.nulls(600, pa.list_(pa.float64()))}, True,
+         "Not compared: there are 600 rows"),
         ({"x": [1.0] * 600}, {"x": [2.0] * 500}, False, "stability index"),
         ({"x": [1.0]}, {"x": ["a"]}, False, "was string"),
         ({"x": [1.0]}, {"y": ["a"]}, False, "no column 'x'"),
