@@ -52,10 +52,10 @@ def contained(error: Any) -> BaseException:
     has the same class names, the traceback, a text of limited length with those of a group's inner
     exceptions, and the costs of a `CostlyError`.
     """
-    if isinstance(error, RowErrors):
-        each = {place: contained(inner) for place, inner in error.errors.items()}
-        return RowErrors(each, error.rows, used=error.used).with_traceback(error.__traceback__)
     with contextlib.suppress(BaseException):  # raised by the exception's own code
+        if isinstance(error, RowErrors):
+            each = {place: contained(inner) for place, inner in error.errors.items()}
+            return RowErrors(each, error.rows, used=error.used).with_traceback(error.__traceback__)
         if _behaves(error):
             return error  # type: ignore[no-any-return]  # `_behaves` ensures the type
     return _stand_in(error)
@@ -118,7 +118,7 @@ def is_shutdown(error: BaseException) -> bool:
 
 
 def _behaves(error: Any) -> bool:
-    if not isinstance(error, Exception) or _inner(error):
+    if error.__class__ is not type(error) or not isinstance(error, Exception) or _inner(error):
         return False
     is_transient(error), CALLS.after(error, 1)  # both read the exception's own attributes
     texts = [str(error), repr(error), *getattr(error, "__notes__", ())]
@@ -133,7 +133,7 @@ def _is_of_environment(error: BaseException) -> bool:
 
 def _stand_in(error: Any) -> BaseException:
     """Return an exception of new classes with the names of the original's classes."""
-    kind: type[BaseException] = RaisedCostly if isinstance(error, CostlyError) else Raised
+    kind: type[BaseException] = RaisedCostly if issubclass(type(error), CostlyError) else Raised
     ends = (Exception, BaseException, object)
     for base in reversed([each for each in type(error).__mro__ if each not in ends]):
         kind = type(base.__name__, (kind,), {"__module__": Raised.__module__})

@@ -29,6 +29,18 @@ class NotPickled(Exception):
         raise TypeError("not pickled")
 
 
+class Lying(Exception):
+    @property
+    def __class__(self):
+        raise RuntimeError("no class")
+
+
+def odd_syntax() -> BaseException:
+    error = SyntaxError("odd")
+    error.lineno, error.offset, error.text = 3, "a", 5  # type: ignore[assignment]  # odd
+    return error
+
+
 def local_class() -> BaseException:
     class OnlyHere(Exception):
         pass
@@ -48,6 +60,8 @@ EXCEPTIONS = {
     "NoRepr": lambda: NoRepr("text"),
     "NoStatus": lambda: NoStatus("status"),
     "OnlyHere": local_class,
+    "Lying": lambda: Lying("text"),
+    "SyntaxError": odd_syntax,
     "Surrogates": lambda: ValueError("a\udc00b\0c"),
     "Huge": lambda: ValueError("x" * 100_000_000),
 }

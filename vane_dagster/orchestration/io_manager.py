@@ -56,10 +56,10 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
         "plan can show what was edited.",
     )
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *values: Any, **arguments: Any) -> None:
         if "root" in arguments:
             arguments["root"] = path_text(arguments["root"])
-        super().__init__(**arguments)
+        super().__init__(*values, **arguments)
 
     def open(self) -> "Store":
         """Open the store at the root."""

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from vane_dagster._keywords import unknown_arguments
-from vane_dagster.errors import DefinitionError
+from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.foreign_arguments import advice
 
 
@@ -13,10 +13,16 @@ class DeclaredArguments:
     arguments_elsewhere: ClassVar[dict[str, str]] = {}
     """Arguments of related resources, and these resources."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *values: Any, **arguments: Any) -> None:
         fields = getattr(type(self), "model_fields", {})
         method = f"vd.{type(self).__name__}"
-        if unknown := [name for name in arguments if name not in fields]:
+        if values:
+            raise DefinitionError(
+                f"{method} takes its arguments by name: {names(fields, 20)}. Write "
+                f"{method}({next(iter(fields), 'name')}=...)"
+            )
+        aliases = {each.alias for each in fields.values()}
+        if unknown := [name for name in arguments if name not in fields and name not in aliases]:
             written = advice({name: f"{name}=..." for name in fields}) | {
                 name: f"write {name}=... at {resource}"
                 for name, resource in self.arguments_elsewhere.items()

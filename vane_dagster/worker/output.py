@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from typing import Any, TextIO
@@ -33,7 +34,14 @@ class OutputTap:
         """Pass text on, and keep it."""
         with self._lock:
             self._kept = (self._kept + text)[-_MAX_CHARACTERS:]
-        return self._through.write(text)
+        with contextlib.suppress(ValueError):  # user code may have closed it
+            self._through.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the underlying stream."""
+        with contextlib.suppress(ValueError):
+            self._through.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._through, name)

@@ -94,7 +94,11 @@ def describe_faults(faults: Sequence[RowFault], id: str) -> tuple[str, ...]:
 
 def user_traceback(error: BaseException) -> str:
     """Format the traceback without the frames of this package."""
-    return user_frames(error) + masked(clean("".join(traceback.format_exception_only(error))))
+    try:
+        last = traceback.format_exception_only(error)
+    except BaseException:  # formatting reads the exception's own attributes
+        last = [f"{described(error)}\n"]
+    return user_frames(error) + masked(clean("".join(last)))
 
 
 def user_frames(error: BaseException) -> str:

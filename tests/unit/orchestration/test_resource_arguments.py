@@ -33,3 +33,9 @@ def test_a_subclass_has_arguments_of_its_own():
     assert Dated(root=Path("/x"), day="monday") == Dated(root="/x", day="monday")
     with pytest.raises(vd.DefinitionError, match=r"'dai' of vd\.Dated\. Did you mean 'day'"):
         Dated(root="/x", dai="monday")
+
+
+def test_values_without_names_are_refused():
+    for kind in (vd.FragmentStore, vd.LocalCompute, vd.RayCompute):
+        with pytest.raises(vd.DefinitionError, match=f"{kind.__name__} takes its arguments by na"):
+            kind("x")
