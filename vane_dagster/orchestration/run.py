@@ -74,9 +74,9 @@ def run_pipeline(
     selected: Collection[str],
     partitions: Sequence[str | None],
     compute: Compute,
-    force: bool,
-    retry_quarantined: bool,
-    limits: Mapping[str, float | None],
+    force: bool = False,
+    retry_quarantined: bool = False,
+    limits: Mapping[str, float | None] = {},
 ) -> RunPlan:
     """Bring stages of some partitions up to date."""
     connection = Connection(compute, pipeline, selected)
