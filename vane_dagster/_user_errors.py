@@ -49,8 +49,8 @@ def contained(error: Any) -> BaseException:
 
     This is the exception itself if it is well-behaved. It is replaced if its text cannot be made,
     is huge or is not valid UTF-8, if it is a group, or if it is not an `Exception`. The replacement
-    has the same class names, the traceback, a text of limited length with those of a group's inner
-    exceptions, and the costs of a `CostlyError`.
+    has the same class names, the traceback and the costs of a `CostlyError`. Its text is of limited
+    length and includes the texts of a group's inner exceptions.
     """
     with contextlib.suppress(BaseException):  # raised by the exception's own code
         if isinstance(error, RowErrors):

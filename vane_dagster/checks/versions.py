@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from vane_dagster._lazy import pc
 from vane_dagster.checks.comparison import apart
+from vane_dagster.checks.drift import cosine_distance
 from vane_dagster.storage.row_keys import row_keys
 from vane_dagster.types.kinds import is_floats, is_number, is_text
 from vane_dagster.types.schema import plain_type
@@ -67,7 +68,7 @@ class ColumnDiff:
 class VersionComparison:
     """Compares two versions of a stage, one partition after another.
 
-    Each column is read by itself, so the memory needed is that of one column of a partition, twice.
+    Columns are read one at a time: memory holds one column of a partition in both versions.
 
     Attributes:
         only_before: Number of rows of the first version alone.
@@ -294,11 +295,10 @@ def _overlap(before: str | None, now: str | None) -> float:
 
 
 def _cosine(before: _Floats, now: _Floats) -> float:
-    """Return the cosine of the angle between two vectors; NaN without one."""
+    """Return the cosine of the angle between two vectors; NaN if their lengths differ."""
     if before.shape != now.shape or not before.size:
         return float("nan")
-    norms = float(np.linalg.norm(before) * np.linalg.norm(now))
-    return float(before @ now) / norms if norms else float("nan")
+    return 1 - cosine_distance(before, now)
 
 
 def _measures_of_numbers(

@@ -56,7 +56,9 @@ def quarantine(
     place: Any = None
     if retry:
         if store is not None or storage_options:
-            raise click.UsageError("leave out the store: --retry takes that of the definitions")
+            raise click.UsageError(
+                "leave out --store and --storage-options: --retry uses the store of the definitions"
+            )
         definitions = Definitions(file, module)
         found, place = definitions.stage(stage), definitions.resource("store")
         _retry(found, [*partitions] or None, place, definitions.resource("compute"))

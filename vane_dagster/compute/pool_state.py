@@ -236,8 +236,8 @@ class PoolState:
     def _evictable(self, claims: Sequence[PoolRequest]) -> list[list[str]]:
         """Workers that may be ended for a request, in groups, the smallest loss first.
 
-        First other idle pools, the least recently used first. Then workers of its own pools that
-        nobody else leases, the newest first; those below the minimum are started elsewhere.
+        Idle pools of others come first, the least recently used first; then workers of its own
+        pools that nobody else leases, the newest first. Those below the minimum start elsewhere.
         """
         own = {claim.identity for claim in claims}
         idle = self.idle()
