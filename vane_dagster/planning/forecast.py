@@ -123,7 +123,7 @@ class StageForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run would compute. It prints, and becomes a dict.
+    """What a run would compute. It prints, draws itself in notebooks, and becomes a dict.
 
     Attributes:
         pipeline: The pipeline's name.
