@@ -12,7 +12,6 @@ from vane_dagster._lazy import public_names
 if TYPE_CHECKING:
     from vane_dagster import checks as checks
     from vane_dagster import errors as errors
-    from vane_dagster.errors import DefinitionError as DefinitionError
     from vane_dagster.errors import RowErrors as RowErrors
     from vane_dagster.errors import StageError as StageError
     from vane_dagster.errors import VaneError as VaneError

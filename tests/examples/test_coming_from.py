@@ -354,7 +354,7 @@ def test_an_argument_of_theirs_is_refused_with_ours(
     # Ray Data's strategies are objects of a class that starts nothing.
     given = eval(value, {"ray": importlib.import_module("ray.data") and sys.modules["ray"]})
     reviews = vd.Pipeline("reviews", source=vd.parquet("reviews.parquet"), id="id")
-    with pytest.raises(vd.DefinitionError) as raised:
+    with pytest.raises(vd.errors.DefinitionError) as raised:
         reviews.map_batches("m", len, schema={"n": "BIGINT"}, **{name: given})
     assert name in str(raised.value)
     assert ours in str(raised.value)

@@ -30,6 +30,7 @@ def test_every_way_to_a_cluster_shares_its_pools(source, own_head, monkeypatch):
         assert outs(source, key)["out"].to_pylist() == DOUBLED
     assert len((source / "loads").read_text().split()) == 1
     listed = CliRunner().invoke(main, ["pools", "--address", own_head.address])
+    assert listed.exit_code == 0, (listed.output, listed.exception)
     header, *lines = listed.stdout.splitlines()
     assert header.startswith("POOL ")
     assert any(line.startswith("Model ") and " ready " in line for line in lines)

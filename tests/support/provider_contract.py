@@ -191,7 +191,7 @@ def test_arguments_are_refused_at_declaration(offered, tmp_path):
     if not _takes_any(provider):
         wrong.append(({"options": {"adress": "x"}}, "got an unexpected keyword argument 'adress'"))
     for arguments, message in wrong:
-        with pytest.raises(vd.DefinitionError, match=re.escape(message)) as raised:
+        with pytest.raises(vd.errors.DefinitionError, match=re.escape(message)) as raised:
             offered.declare(pipeline, **arguments)
         assert "stage 'docs/made'" in str(raised.value)
         assert SECRET not in str(raised.value)

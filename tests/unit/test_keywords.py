@@ -21,10 +21,10 @@ def test_every_public_function_names_what_it_takes(name):
     for argument in taken:
         wrong = {f"{argument}x": 1}
         expected = rf"unknown argument '{argument}x' of vd\.{name}\. Did you mean .*'{argument}'"
-        with pytest.raises(vd.DefinitionError, match=expected):
+        with pytest.raises(vd.errors.DefinitionError, match=expected):
             function(**wrong)
     with pytest.raises(
-        vd.DefinitionError, match=rf"^vd\.{name}: too many positional arguments\. It takes "
+        vd.errors.DefinitionError, match=rf"^vd\.{name}: too many positional arguments\. It takes "
     ):
         function(*range(len(taken) + 1))
 
@@ -35,7 +35,7 @@ def test_a_checked_function_stays_what_it_is():
         """Takes nothing."""
 
     assert (g.__doc__, g.__name__) == ("Takes nothing.", "g")
-    with pytest.raises(vd.DefinitionError, match=r"^g: too many .* takes none"):
+    with pytest.raises(vd.errors.DefinitionError, match=r"^g: too many .* takes none"):
         g(1)
 
 
@@ -44,7 +44,7 @@ def test_arguments_without_a_name():
     schema = {"y": "BIGINT"}
     for add in (docs.map, docs.map_batches):
         expected = "stage 'docs/m': map.*: too many pos.* takes 'name', 'fn', 'schema'"
-        with pytest.raises(vd.DefinitionError, match=expected):
+        with pytest.raises(vd.errors.DefinitionError, match=expected):
             add("m", len, schema)
     stage = docs.project("p", ["x"])
     for call, expected in (
@@ -54,7 +54,7 @@ def test_arguments_without_a_name():
         (lambda: vd.Pipeline("docs", vd.parquet("x")), "vd.Pipeline: too many .* takes 'name'"),
         (lambda: vd.row_id(nam="b"), "of vd.row_id. Did you mean 'name'"),
     ):
-        with pytest.raises(vd.DefinitionError, match=expected):
+        with pytest.raises(vd.errors.DefinitionError, match=expected):
             call()
 
 
@@ -89,7 +89,7 @@ def test_an_unknown_column_is_reported_with_those_that_exist(wanted, columns, te
 )
 def test_an_extra_that_is_not_installed(extra, declare, monkeypatch):
     monkeypatch.setattr("vane_dagster._arguments.find_spec", lambda name: None)
-    with pytest.raises(vd.DefinitionError, match=rf"Install vane-dagster\[{extra}\]"):
+    with pytest.raises(vd.errors.DefinitionError, match=rf"Install vane-dagster\[{extra}\]"):
         declare()
 
 

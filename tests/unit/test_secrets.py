@@ -98,7 +98,7 @@ def test_arguments_are_not_shown():
         {"fn_kwargs": {1: secret}},
         {"fn_constructor_args": secret},
     ):
-        with pytest.raises(vd.DefinitionError) as refused:
+        with pytest.raises(vd.errors.DefinitionError) as refused:
             pipeline.map_batches("n", Client, schema={"y": pa.int64()}, **wrong)
         assert secret not in str(refused.value)
 

@@ -150,7 +150,7 @@ def test_columns_of_a_join_that_clash_or_are_not_there(tmp_path):
     docs = make(tmp_path)
     docs.join("both", docs["clean"], docs["scaled"], columns={"scaled": ["z"]})
     refuse(tmp_path, docs, "'scaled' has no column 'z'; it has")
-    with pytest.raises(vd.DefinitionError, match="columns names 'none'"):
+    with pytest.raises(vd.errors.DefinitionError, match="columns names 'none'"):
         docs.join("again", docs["clean"], docs["scaled"], columns={"none": ["z"]})
 
 

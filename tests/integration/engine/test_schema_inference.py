@@ -225,7 +225,7 @@ def test_a_preview_computes_the_first_rows_and_keeps_nothing(tmp_path, capsys):
     ],
 )
 def test_a_wrong_argument_of_a_preview_is_refused(tmp_path, options, words):
-    with pytest.raises(vd.DefinitionError, match=words):
+    with pytest.raises(vd.errors.DefinitionError, match=words):
         partitioned(tmp_path, label)["labels"].preview(**options)
 
 

@@ -108,7 +108,9 @@ def test_the_asset_is_upstream_in_dagster():
         docs = over(source)
         (clean, _) = sorted(docs.build_assets().specs, key=lambda spec: str(spec.key))
         assert [dep.asset_key for dep in clean.deps] == [dg.AssetKey(["raw", "raw_docs"])]
-        with pytest.raises(vd.DefinitionError, match="the asset 'raw/raw_docs' writes the source"):
+        with pytest.raises(
+            vd.errors.DefinitionError, match="the asset 'raw/raw_docs' writes the source"
+        ):
             docs.build_source()
 
 
@@ -210,5 +212,5 @@ def test_a_source_that_is_none():
         ("raw_docs", "source is a str; expected vd.parquet"),
         (7, "source is a int; expected vd.parquet"),
     ):
-        with pytest.raises(vd.DefinitionError, match=message):
+        with pytest.raises(vd.errors.DefinitionError, match=message):
             over(source)

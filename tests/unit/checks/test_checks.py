@@ -123,7 +123,7 @@ def test_a_default_check_names_what_failed_and_the_fix(tmp_path: Path):
     ],
 )
 def test_wrong_lists_of_checks_are_refused(given_checks: Any, message: str):
-    with pytest.raises(vd.DefinitionError) as error:
+    with pytest.raises(vd.errors.DefinitionError) as error:
         merge(defaults_for(SCHEMA, "map_batches"), given_checks, "stage 'p/s'")
     assert message in str(error.value)
     assert str(error.value).startswith("stage 'p/s'")
@@ -148,7 +148,7 @@ def test_wrong_lists_of_checks_are_refused(given_checks: Any, message: str):
     ],
 )
 def test_wrong_thresholds_are_refused_where_they_are_written(make: Any):
-    with pytest.raises(vd.DefinitionError, match=r"vd\.checks\."):
+    with pytest.raises(vd.errors.DefinitionError, match=r"vd\.checks\."):
         make(vd.checks)
 
 
@@ -163,15 +163,15 @@ def test_wrong_thresholds_are_refused_where_they_are_written(make: Any):
     ],
 )
 def test_checks_of_columns_that_a_stage_lacks_are_refused(check: Any, message: str):
-    with pytest.raises(vd.DefinitionError, match="stage 'p/s'") as error:
+    with pytest.raises(vd.errors.DefinitionError, match="stage 'p/s'") as error:
         check.fit(SCHEMA, "stage 'p/s'")
     assert message in str(error.value)
-    with pytest.raises(vd.DefinitionError, match="none"):
+    with pytest.raises(vd.errors.DefinitionError, match="none"):
         vd.checks.Vectors().fit(pa.schema({"a": pa.int64()}), "stage")
     for fitting in (vd.checks.Vectors(), vd.checks.Text(), vd.checks.Drift("vector")):
         fitting.fit(SCHEMA, "stage")
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    with pytest.raises(vd.DefinitionError, match="'docs/v'"):
+    with pytest.raises(vd.errors.DefinitionError, match="'docs/v'"):
         docs.map_batches("v", len, schema={"n": "BIGINT"}, asset=vd.Asset(checks=[C.Text()]))
 
 

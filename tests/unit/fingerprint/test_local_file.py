@@ -79,7 +79,9 @@ def declare(path: Path, **asset: Any) -> vd.Stage:
 
 
 def test_a_missing_file_fails_where_it_is_declared(tmp_path):
-    with pytest.raises(vd.DefinitionError, match=r"docs/mapped.*gone\.pt.*cannot be read.*deps"):
+    with pytest.raises(
+        vd.errors.DefinitionError, match=r"docs/mapped.*gone\.pt.*cannot be read.*deps"
+    ):
         declare(tmp_path / "gone.pt")
 
 
@@ -177,6 +179,8 @@ def test_code_that_takes_it_for_a_path_is_told_where_it_is_one(weights):
 
 @pytest.mark.parametrize("path", ["", "s3://key:secret@lake/model.pt", "file:///m.pt", ["a"]])
 def test_what_is_no_path_is_refused(path):
-    with pytest.raises(vd.DefinitionError, match=r"given no path.* Pass a URL .* open") as found:
+    with pytest.raises(
+        vd.errors.DefinitionError, match=r"given no path.* Pass a URL .* open"
+    ) as found:
         vd.local_file(path)
     assert "secret" not in str(found.value)

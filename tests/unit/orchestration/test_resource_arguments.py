@@ -20,7 +20,7 @@ import vane_dagster as vd
     ],
 )
 def test_an_unknown_argument_is_refused(resource, given, line):
-    with pytest.raises(vd.DefinitionError) as refused:
+    with pytest.raises(vd.errors.DefinitionError) as refused:
         resource(**given)
     assert line in str(refused.value)
 
@@ -31,11 +31,13 @@ def test_a_subclass_has_arguments_of_its_own():
 
     assert Dated(root="/x", day="monday").day == "monday"
     assert Dated(root=Path("/x"), day="monday") == Dated(root="/x", day="monday")
-    with pytest.raises(vd.DefinitionError, match=r"'dai' of vd\.Dated\. Did you mean 'day'"):
+    with pytest.raises(vd.errors.DefinitionError, match=r"'dai' of vd\.Dated\. Did you mean 'day'"):
         Dated(root="/x", dai="monday")
 
 
 def test_values_without_names_are_refused():
     for kind in (vd.FragmentStore, vd.LocalCompute, vd.RayCompute):
-        with pytest.raises(vd.DefinitionError, match=f"{kind.__name__} takes its arguments by na"):
+        with pytest.raises(
+            vd.errors.DefinitionError, match=f"{kind.__name__} takes its arguments by na"
+        ):
             kind("x")

@@ -70,7 +70,7 @@ NO_STAGES = (declared, vd.cls, vd.method, vd.method.batch, vd.func, vd.func.batc
 
 
 def refusal(declare: Callable[..., Any], **given: Any) -> str:
-    with pytest.raises(vd.DefinitionError) as caught:
+    with pytest.raises(vd.errors.DefinitionError) as caught:
         declare(**given)
     message = str(caught.value)
     assert message.startswith("stage 'docs/s': ") != (declare in NO_STAGES)
@@ -141,7 +141,7 @@ def test_an_argument_like_no_other_is_refused_with_the_names_that_there_are():
     message = refusal(projected, zzz=1)
     assert message.startswith("unknown argument 'zzz' of project: its options are 'name', 'col")
     assert message.endswith("'include_columns', 'asset'")
-    with pytest.raises(vd.DefinitionError, match=r"'zzz' of build_source: it"):
+    with pytest.raises(vd.errors.DefinitionError, match=r"'zzz' of build_source: it"):
         docs().build_source(zzz=1)
     assert refusal(by_row, batch_size=3).startswith("map takes no batch_size: it calls")
 

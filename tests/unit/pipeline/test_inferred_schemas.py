@@ -111,7 +111,7 @@ def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
     declared = docs.embed("declared", "text", model="m", dimensions=3)
     assert (udf(vectors).is_inferred, udf(declared).is_inferred) == (True, False)
     assert "id ?, vectors ?\n" in f"{docs}\n", "its name is known"
-    with pytest.raises(vd.DefinitionError, match="'vectors' has no column"):
+    with pytest.raises(vd.errors.DefinitionError, match="'vectors' has no column"):
         vectors.embed("wrong", "text", model="m")
     with pytest.raises(
         vd.errors.SchemaError, match=r"columns are not known .* Declare dimensions="
@@ -172,5 +172,5 @@ def test_what_a_declared_schema_must_fit_an_inferred_one_must_fit_too():
         ({"asset": vd.Asset(checks=[NullRate(columns=["x"])])}, "'x'"),
     ):
         made = stage(**options)
-        with pytest.raises(vd.DefinitionError, match=words):
+        with pytest.raises(vd.errors.DefinitionError, match=words):
             made.pipeline._with_schema("out", columns)

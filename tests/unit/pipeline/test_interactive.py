@@ -58,7 +58,7 @@ def test_the_stages_that_read_it_are_removed_until_their_cells_are_executed_agai
     with pytest.warns(UserWarning, match="replaced; 'b', which read it, were removed"):
         execute("1", A)
     assert stages(pipeline) == ["c", "a"]
-    with pytest.raises(vd.DefinitionError, match="reads 'b', which was removed"):
+    with pytest.raises(vd.errors.DefinitionError, match="reads 'b', which was removed"):
         execute("4", 'b.project("d", ["x"])')
     execute("2", B)
     assert stages(pipeline) == ["c", "a", "b"]
@@ -69,7 +69,7 @@ def test_a_stage_that_reads_what_it_replaces_is_refused(pipeline, execute):
     execute("2", B)
     for code in ('a = b.project("a", ["x"])', 'a = a.project("a", ["x"])'):
         with pytest.raises(
-            vd.DefinitionError, match=r"reads '[ab]', which was removed because it, or"
+            vd.errors.DefinitionError, match=r"reads '[ab]', which was removed because it, or"
         ):
             execute("1", code)
     assert stages(pipeline) == ["a", "b"]
@@ -78,7 +78,7 @@ def test_a_stage_that_reads_what_it_replaces_is_refused(pipeline, execute):
 def test_a_stage_that_is_refused_changes_nothing(pipeline, execute):
     execute("1", A)
     tokens = 'p.flat_map("a", copied, columns={"text": "x"}, id="tok", schema={"t": "VARCHAR"}'
-    with pytest.raises(vd.DefinitionError, match="checks"):
+    with pytest.raises(vd.errors.DefinitionError, match="checks"):
         execute("1", f"{tokens}, asset=vd.Asset(checks=[5]))")
     assert (pipeline["a"].spec.kind, pipeline["a"].id) == ("project", "id")
 
@@ -94,6 +94,8 @@ def test_assets_are_of_the_stages_when_they_were_built(pipeline, execute):
 def test_two_declarations_of_a_name_are_refused(pipeline, execute):
     execute("1", A)
     for cell, code in (("2", A), ("3", f"{B}; {B}")):
-        with pytest.raises(vd.DefinitionError, match="there is a stage of that name already"):
+        with pytest.raises(
+            vd.errors.DefinitionError, match="there is a stage of that name already"
+        ):
             execute(cell, code)
     assert stages(pipeline) == ["a", "b"]

@@ -174,7 +174,7 @@ MAPPED: list[tuple[Any, dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(("fn", "given", "words"), MAPPED)
 def test_functions_and_options_that_a_map_refuses(fn, given, words):
-    with pytest.raises(vd.DefinitionError) as raised:
+    with pytest.raises(vd.errors.DefinitionError) as raised:
         mapped(fn, **given)
     assert [word for word in words if word not in str(raised.value)] == []
 
@@ -182,7 +182,7 @@ def test_functions_and_options_that_a_map_refuses(fn, given, words):
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_where_it_was_written(case):
     declare, words = REFUSED[case]
-    with pytest.raises((vd.DefinitionError, vd.errors.SchemaError)) as raised:
+    with pytest.raises((vd.errors.DefinitionError, vd.errors.SchemaError)) as raised:
         declare()
     for word in words:
         assert word in str(raised.value)
@@ -256,7 +256,7 @@ def test_no_function_that_duckdb_declares_as_unstable_is_accepted():
     ).keys()
     for name, parameters in found:
         text = f"1 + {name}({', '.join(['n'] * parameters)})"
-        with pytest.raises(vd.DefinitionError, match="not a function of the row"):
+        with pytest.raises(vd.errors.DefinitionError, match="not a function of the row"):
             referenced_columns(text, "here")
 
 
@@ -268,9 +268,9 @@ def test_functions_of_times_that_depend_on_the_zone_are_accepted():
 
 def test_a_column_is_not_named_by_its_position():
     for text in ("#1", "#2 + 1", "list_transform([n], x -> x + #1)"):
-        with pytest.raises(vd.DefinitionError, match=r"by its position, #.*Name the column"):
+        with pytest.raises(vd.errors.DefinitionError, match=r"by its position, #.*Name the column"):
             referenced_columns(text, "here")
-    with pytest.raises(vd.DefinitionError, match=r"'docs/q'.*by its position, #1"):
+    with pytest.raises(vd.errors.DefinitionError, match=r"'docs/q'.*by its position, #1"):
         pipeline().project("q", {"x": "#1"})
     assert referenced_columns("'#1' || \"#2\"", "here") == {"#2"}
 
@@ -284,7 +284,7 @@ def test_names_that_sql_takes_for_the_time_are_columns_only_where_there_is_one()
         ((("x", "[user]"),), None),
         ((("id", "id"),), "id > epoch(current_timestamp)"),
     ):
-        with pytest.raises(vd.DefinitionError, match="which is not a function of the row"):
+        with pytest.raises(vd.errors.DefinitionError, match="which is not a function of the row"):
             bind(columns, where, given, "here")
     own = (("x", "current_date"), ("y", "current_date + 1"), ("z", "list_sum([id, 1])"))
     assert bind(own, None, given, "here").field("x").type == pa.int32()

@@ -26,7 +26,7 @@ REFUSED: list[tuple[type, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("record", "given", "message"), REFUSED)
 def test_a_wrong_value_is_refused_where_it_is_written(record, given, message):
     expected = re.escape(f"vd.{record.__name__}: {message}")
-    with pytest.raises(vd.DefinitionError, match=expected) as raised:
+    with pytest.raises(vd.errors.DefinitionError, match=expected) as raised:
         record(**given)
     assert "sk-1" not in str(raised.value)
 
@@ -44,13 +44,13 @@ def test_a_record_does_not_follow_what_it_was_made_of():
 @pytest.mark.parametrize("columns", ["text", {"text", "id"}, {"text": "id"}, iter(["text"])])
 def test_columns_have_an_order_and_can_be_read_again(columns):
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    with pytest.raises(vd.DefinitionError, match=r"columns is .*; expected a list of names"):
+    with pytest.raises(vd.errors.DefinitionError, match=r"columns is .*; expected a list of names"):
         docs.map_batches("out", len, schema={"x": "BIGINT"}, columns=columns)
 
 
 def test_an_option_of_another_record_names_that_record():
     message = "unknown argument 'max_retries' of vd.Workers: write it in vd.Failures"
-    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
+    with pytest.raises(vd.errors.DefinitionError, match=re.escape(message)):
         vd.Workers(max_retries=3)  # type: ignore[call-arg]  # the mistake
 
 

@@ -114,7 +114,7 @@ def declare(name: str, pipeline: vd.Pipeline | None = None, **more: Any) -> vd.S
 
 
 def refusal(name: str, pipeline: vd.Pipeline | None = None, **more: Any) -> str:
-    with pytest.raises(vd.DefinitionError) as raised:
+    with pytest.raises(vd.errors.DefinitionError) as raised:
         declare(name, pipeline, **more)
     assert "stage 'docs/out'" in str(raised.value)
     return str(raised.value)

@@ -99,7 +99,7 @@ def triton(*args: Any, **given: Any) -> tuple[Any, ...]:
 )
 def test_wrong_declarations_are_refused_where_they_are_written(declared, words):
     server, args, given = declared
-    with pytest.raises(vd.DefinitionError) as raised:
+    with pytest.raises(vd.errors.DefinitionError) as raised:
         server(*args, **given)
     assert words in str(raised.value)
 
@@ -274,7 +274,9 @@ def closed_over(server: vd.VLLMServer) -> Any:
 )
 def test_a_server_that_workers_would_get_without_its_address_is_refused(fn, options):
     docs = empty()
-    with pytest.raises(vd.DefinitionError, match=r"refers to vd\.VLLMServer\(name='m'\) by a clos"):
+    with pytest.raises(
+        vd.errors.DefinitionError, match=r"refers to vd\.VLLMServer\(name='m'\) by a clos"
+    ):
         docs.map("asked", fn, schema="VARCHAR", **options)
 
 
@@ -290,7 +292,7 @@ def test_a_server_that_workers_would_get_without_its_address_is_refused(fn, opti
 def test_what_contradicts_the_server_of_a_prompt_is_refused(given, words):
     docs = empty()
     model = vd.Model(vd.VLLMServer("m"), options=given.get("options", {}))
-    with pytest.raises(vd.DefinitionError, match=words):
+    with pytest.raises(vd.errors.DefinitionError, match=words):
         docs.prompt("a", "{text}", model=model, provider=given.get("provider"))
 
 
@@ -300,7 +302,9 @@ def test_a_server_may_run_a_model_of_another_name():
     stage = docs.prompt("a", "{text}", model=vd.Model("adapter", options={"server": server}))
     assert stage.spec.model.name == "adapter"
     assert list(stage.spec.udf.servers.values()) == [server]
-    with pytest.raises(vd.DefinitionError, match="SentenceTransformersProvider calls no server"):
+    with pytest.raises(
+        vd.errors.DefinitionError, match="SentenceTransformersProvider calls no server"
+    ):
         docs.embed("b", "text", provider="sentence_transformers", model=vd.VLLMServer("m"))
 
 
@@ -311,7 +315,7 @@ def test_two_servers_of_a_stage_are_told_apart():
     one, other = vd.TritonServer(serve), vd.TritonServer(functools.partial(serve, n=2))
     docs = empty()
     with pytest.raises(
-        vd.DefinitionError, match="two servers are named 'serve' and differ only in code"
+        vd.errors.DefinitionError, match="two servers are named 'serve' and differ only in code"
     ):
         docs.map("asked", ask_both, fn_kwargs={"llm": one, "other": other})
     named = vd.TritonServer(functools.partial(serve, n=2), name="two")

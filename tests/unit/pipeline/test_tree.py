@@ -60,5 +60,7 @@ def test_a_source_that_is_missing_or_does_not_fit_is_named(tmp_path):
     with pytest.raises(vd.errors.SchemaError, match=r"'docs/clean'.*text"):
         _ = stage.schema
     stage = vd.Pipeline("p", source=vd.stored("other/stage"), id="id").project("a", ["text"])
-    with pytest.raises(vd.DefinitionError, match="types of 'asset other/stage' are known in a run"):
+    with pytest.raises(
+        vd.errors.DefinitionError, match="types of 'asset other/stage' are known in a run"
+    ):
         _ = stage.schema

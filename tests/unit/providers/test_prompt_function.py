@@ -80,7 +80,7 @@ def declared(tmp_path: Any, messages: Any = None, **kwargs: Any) -> vd.Stage:
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
+    with pytest.raises(vd.errors.DefinitionError, match=re.escape(message)):
         declared(tmp_path, **arguments)
 
 

@@ -41,7 +41,7 @@ class Needy(Reversed):
     ],
 )
 def test_messages_that_are_no_template(messages, message):
-    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
+    with pytest.raises(vd.errors.DefinitionError, match=re.escape(message)):
         parse_template("stage", messages, None)
 
 
@@ -100,7 +100,7 @@ def test_arguments_that_do_not_fit(arguments, message, tmp_path):
     pipeline: Any = docs(tmp_path)
     is_prompt = "column" not in arguments
     given |= {} if not is_prompt or "messages" in arguments else {"messages": "{text}"}
-    with pytest.raises(vd.DefinitionError, match=re.escape(message)):
+    with pytest.raises(vd.errors.DefinitionError, match=re.escape(message)):
         (pipeline.prompt if is_prompt else pipeline.embed)("asked", **given)
 
 
@@ -114,9 +114,9 @@ def test_arguments_that_do_not_fit(arguments, message, tmp_path):
     ],
 )
 def test_values_of_a_model_that_do_not_fit(arguments, message):
-    with pytest.raises(vd.DefinitionError, match=f"^vd.Model: {re.escape(message)}"):
+    with pytest.raises(vd.errors.DefinitionError, match=f"^vd.Model: {re.escape(message)}"):
         vd.Model("m", **arguments)
-    with pytest.raises(vd.DefinitionError, match=r"^vd\.Failures: explain_errors is -1"):
+    with pytest.raises(vd.errors.DefinitionError, match=r"^vd\.Failures: explain_errors is -1"):
         vd.Failures(explain_errors=-1)
 
 
@@ -136,7 +136,7 @@ def test_values_of_a_model_that_do_not_fit(arguments, message):
     ],
 )
 def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(arguments, message, tmp_path):
-    with pytest.raises(vd.DefinitionError, match=re.escape(message)) as raised:
+    with pytest.raises(vd.errors.DefinitionError, match=re.escape(message)) as raised:
         docs(tmp_path).prompt("asked", "{text}", provider="openai", model="m", **arguments)
     assert "planted" not in str(raised.value)
 
@@ -148,7 +148,7 @@ def test_a_providers_own_check_runs_at_declaration(tmp_path):
             raise ValueError(f"{options} {sampling}")
 
     given = {"model": "m", "sampling_params": {"a": "{text}", "b": 1}}
-    with pytest.raises(vd.DefinitionError, match=r"asked': \{\} \{'a': None, 'b': 1\}"):
+    with pytest.raises(vd.errors.DefinitionError, match=r"asked': \{\} \{'a': None, 'b': 1\}"):
         docs(tmp_path).prompt("asked", "{text}", provider=Checked, **given)
 
 
@@ -224,7 +224,7 @@ def test_texts_are_given_labels_by_a_prompt():
         ("good", "expected a list of names"),
         (["a", "a"], "expected different"),
     ):
-        with pytest.raises(vd.DefinitionError, match=message):
+        with pytest.raises(vd.errors.DefinitionError, match=message):
             row_stage("classify", "text", labels=wrong, provider=Praise, model="m")
 
 

@@ -334,7 +334,7 @@ def test_options_that_change_rows_change_fragments(tmp_path):
     ],
 )
 def test_wrong_arguments_are_refused(given, expected):
-    with pytest.raises(vd.DefinitionError, match=r"^vd\.csv: ") as caught:
+    with pytest.raises(vd.errors.DefinitionError, match=r"^vd\.csv: ") as caught:
         vd.csv("/data", **given)
     assert expected in str(caught.value)
 

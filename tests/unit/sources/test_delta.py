@@ -33,7 +33,7 @@ from vane_dagster.types.sql import conjuncts
     ],
 )
 def test_a_declaration_that_does_not_fit(given, words):
-    with pytest.raises(vd.DefinitionError, match=r"vd\.delta") as caught:
+    with pytest.raises(vd.errors.DefinitionError, match=r"vd\.delta") as caught:
         vd.delta(**given)
     assert words in str(caught.value)
 
@@ -52,7 +52,7 @@ def test_a_source_fits_the_partitions():
         (vd.delta("t", filter="d = '{partition_key}'"), None, "has no partitions_def"),
         (vd.delta("t", filter="d = '{partition_key.hour}'"), two, "the dimension 'hour'"),
     ):
-        with pytest.raises(vd.DefinitionError, match=words):
+        with pytest.raises(vd.errors.DefinitionError, match=words):
             source.validate("here", partitions)
 
 
@@ -138,7 +138,7 @@ def test_a_data_file_that_is_vacuumed_before_it_is_read(filter, tmp_path):
 
 
 def test_the_columns_of_a_table_for_each_partition_are_known_in_a_run_alone(tmp_path):
-    with pytest.raises(vd.DefinitionError, match="are known in a run alone"):
+    with pytest.raises(vd.errors.DefinitionError, match="are known in a run alone"):
         vd.delta(f"{tmp_path}/{{partition_key}}/t").schema("here")
 
 

@@ -122,6 +122,8 @@ def test_files_of_a_web_server_are_listed(path, website):
 @pytest.mark.parametrize("name", ["sig", "X-Amz-Signature", "token"])
 @pytest.mark.parametrize("make", [vd.files, vd.images, vd.csv, vd.json, vd.text, vd.parquet])
 def test_signed_urls_are_refused(make, name):
-    with pytest.raises(vd.DefinitionError, match="holds a password or a signature") as caught:
+    with pytest.raises(
+        vd.errors.DefinitionError, match="holds a password or a signature"
+    ) as caught:
         make(f"https://host/a?x=1&{name}=ABCDEFGH")
     assert "ABCDEFGH" not in str(caught.value)

@@ -174,5 +174,5 @@ def test_sounds_arrays_and_labels_are_read_as_stored(store):
 )
 def test_wrong_declarations(given, options, message):
     path = given() if callable(given) else given
-    with pytest.raises(vd.DefinitionError, match=message):
+    with pytest.raises(vd.errors.DefinitionError, match=message):
         vd.huggingface(path, **options)

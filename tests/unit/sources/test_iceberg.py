@@ -61,7 +61,7 @@ def read(catalog: dict[str, str], size: int = 10, **given: Any) -> list[dict[str
     ],
 )
 def test_what_is_refused_where_it_is_declared(catalog, given, words):
-    with pytest.raises(vd.DefinitionError, match=r"vd\.iceberg: ") as raised:
+    with pytest.raises(vd.errors.DefinitionError, match=r"vd\.iceberg: ") as raised:
         vd.iceberg(catalog, **{"table": "db.events", **given})
     assert words in str(raised.value)
 

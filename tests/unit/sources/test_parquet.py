@@ -77,6 +77,6 @@ def test_a_group_is_read_in_the_order_of_its_spans(folder):
 
 
 def test_an_unknown_way_with_small_files_is_refused():
-    with pytest.raises(vd.DefinitionError, match=r"vd.parquet: small_files is 'merge'"):
+    with pytest.raises(vd.errors.DefinitionError, match=r"vd.parquet: small_files is 'merge'"):
         # A wrong value is what is refused.
         vd.parquet("/data", small_files="merge")  # type: ignore[arg-type]  # the mistake

@@ -171,7 +171,7 @@ def test_ids_that_do_not_fit_the_source(tmp_path, rule, message):
     ],
 )
 def test_ids_that_are_refused_where_they_are_declared(given, message):
-    with pytest.raises(vd.DefinitionError, match=rf"^pipeline 'docs': .*{message}"):
+    with pytest.raises(vd.errors.DefinitionError, match=rf"^pipeline 'docs': .*{message}"):
         vd.Pipeline("docs", source=vd.parquet("x"), id=given)
 
 
@@ -215,7 +215,9 @@ def test_file_and_row_of_an_id(id, place):
 def test_row_ids_hold_no_secrets(monkeypatch):
     monkeypatch.setenv("HOST_API_KEY", "ABCDEFGH")
     signed = vd.parquet("https://host/ABCDEFGH/x.parquet")
-    with pytest.raises(vd.DefinitionError, match="would put the secret in the URL") as caught:
+    with pytest.raises(
+        vd.errors.DefinitionError, match="would put the secret in the URL"
+    ) as caught:
         vd.Pipeline("docs", source=signed, id=vd.row_id())
     assert "ABCDEFGH" not in str(caught.value)
     assert vd.Pipeline("docs", source=signed, id=["doc", "page"]).id == "id"

@@ -188,9 +188,9 @@ def test_columns_of_pandas_that_arrow_has_no_type_for_are_refused(values, messag
 def test_partitions_of_source_and_pipeline_have_to_fit():
     parts = dg.StaticPartitionsDefinition(["a"])
     days = vd.table({"id": [1], "day": ["a"]}, partition_column="day")
-    with pytest.raises(vd.DefinitionError, match="has partitions, unlike the pipeline"):
+    with pytest.raises(vd.errors.DefinitionError, match="has partitions, unlike the pipeline"):
         vd.Pipeline("docs", source=days, id="id")
-    with pytest.raises(vd.DefinitionError, match="partition_column='day'"):
+    with pytest.raises(vd.errors.DefinitionError, match="partition_column='day'"):
         vd.Pipeline("docs", source=vd.table(ROWS), id="id", partitions_def=parts)
     vd.Pipeline("docs", source=days, id="id", partitions_def=parts)
 

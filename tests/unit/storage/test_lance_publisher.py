@@ -76,7 +76,7 @@ def test_what_is_refused_where_it_is_declared(given, words):
         partitions_def=dg.StaticPartitionsDefinition(["a"]),
     )
     clean = pipeline.project("clean", ["n"])
-    with pytest.raises(vd.DefinitionError, match="'docs/out'") as raised:
+    with pytest.raises(vd.errors.DefinitionError, match="'docs/out'") as raised:
         clean.write("out", **grouped({"url": "/t", "format": "lance", **given}))
     assert words in str(raised.value)
 

@@ -62,7 +62,7 @@ def test_what_is_refused_where_it_is_declared(given, words):
     )
     clean = pipeline.project("clean", ["n"])
     placeholder = "" if given.get("format") == "delta" else "/{partition_key}"
-    with pytest.raises(vd.DefinitionError, match="'docs/out'") as raised:
+    with pytest.raises(vd.errors.DefinitionError, match="'docs/out'") as raised:
         clean.write("out", **grouped({"url": f"/t{placeholder}", **given}))
     assert words in str(raised.value)
 

@@ -109,7 +109,7 @@ def test_structs_are_columns_or_one_column(result, output):
 )
 def test_mistakes_are_refused_where_they_are_written(factory, options, words):
     given = {"columns": ["a"], "return_type": "float", **options}
-    with pytest.raises((vd.DefinitionError, vd.errors.SchemaError), match=words):
+    with pytest.raises((vd.errors.DefinitionError, vd.errors.SchemaError), match=words):
         row_stage("predict_batch", factory, **given)
 
 

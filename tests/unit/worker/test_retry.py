@@ -36,7 +36,7 @@ def test_wrong_arguments_are_refused_where_they_are_written():
         ({"on_error": "null", "schema": {"error": "VARCHAR"}}, "adds a column 'error'"),
     ]
     for given_, message in wrong:
-        with pytest.raises(vd.DefinitionError, match=message):
+        with pytest.raises(vd.errors.DefinitionError, match=message):
             docs.map_batches("double", double, **grouped({"schema": {"y": "BIGINT"}, **given_}))
 
 
