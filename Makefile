@@ -9,9 +9,11 @@ PARTITIONS ?= datetime,json,pathlib,shutil
 PYTEST_ARGS ?= -n 2 --dist loadfile
 
 BIN := $(VENV)/bin
+# The tests start many processes: each would compile the package, and pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
 export VANE_DEMO_DATA := $(abspath $(DATA))
 
-.PHONY: help demo ui install check unit test test-all test-gpu bench-smoke compiled lint type clean
+.PHONY: help demo ui install check unit test test-all test-gpu bench-smoke lint type clean
 .DEFAULT_GOAL := help
 
 help:
@@ -44,12 +46,12 @@ check:
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint type unit
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit
+	$(BIN)/python -m pytest -n 2 --dist worksteal -p no:logging tests/unit
 
-test: $(VENV)/.test compiled
+test: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_ARGS) $(addprefix tests/,unit integration dagster examples)
 
-test-all: $(VENV)/.test compiled
+test-all: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.test
@@ -58,10 +60,6 @@ test-gpu: $(VENV)/.test
 
 bench-smoke: $(VENV)/.test
 	$(BIN)/python -m benchmarks.smoke $(if $(BASE),--base $(BASE))
-
-# The tests start many processes; under PYTHONDONTWRITEBYTECODE each would compile the package.
-compiled: $(VENV)/.test
-	@$(BIN)/python -m compileall -q vane_dagster benchmarks definitions examples
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -46,6 +47,11 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         tier = item.path.relative_to(TESTS).parts[0]
         assert tier in TIERS, f"{item.path} is in the folder of no tier: {', '.join(TIERS)}"
         item.add_marker(tier)
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage pass over all that was imported until now."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

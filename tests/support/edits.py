@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
@@ -17,9 +19,10 @@ from vane_dagster.fingerprint.module_attributes import module_attribute, module_
 class Project:
     """A folder of a user's modules, imported anew after each edit."""
 
+    _installed: ClassVar[set[str]] = set()  # modules that are in no folder of a test
+
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._others: set[str] = set()  # modules that are known to be none of this folder's
 
     def write(self, **files: str) -> None:
         for name, text in files.items():
@@ -35,13 +38,13 @@ class Project:
 
     def forget(self) -> None:
         """Forget every module of this folder, so that the next import reads it anew."""
-        for known in sys.modules.keys() - self._others:
+        for known in sys.modules.keys() - self._installed:
             loaded = sys.modules[known]
             file, folders = module_attribute(loaded, "__file__"), module_folders(loaded) or ()
             if any(str(place).startswith(str(self.root)) for place in (file, *folders)):
                 del sys.modules[known]
-            elif isinstance(file, str) or not folders:  # a namespace package may extend to it
-                self._others.add(known)
+            elif not str(file or tempfile.gettempdir()).startswith(tempfile.gettempdir()):
+                self._installed.add(known)
         shutil.rmtree(self.root / "__pycache__", ignore_errors=True)
         # Of the folder alone: `importlib.invalidate_caches` goes through hundreds of others.
         for folder, finder in list(sys.path_importer_cache.items()):

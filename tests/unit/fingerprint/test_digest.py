@@ -124,7 +124,7 @@ def test_a_set_of_a_class_of_ones_own_has_no_order(kind: Any) -> None:
 
 def test_the_memory_between_the_fields_of_an_array_does_not_count() -> None:
     dtype = np.dtype([("x", "i1"), ("y", "f8")], align=True)
-    arrays = [np.frombuffer(bytes([fill]) * dtype.itemsize * 3, dtype).copy() for fill in (1, 2)]
+    arrays = [np.frombuffer(bytearray([fill]) * dtype.itemsize * 3, dtype) for fill in (1, 2)]
     for array in arrays:
         array["x"], array["y"] = 1, [1.5, 2.5, 3.5]
     one, other = arrays
