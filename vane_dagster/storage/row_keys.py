@@ -22,10 +22,11 @@ import xxhash
 
 from vane_dagster._lazy import pc
 
-ENCODING = 1
+ENCODING = 2
 """Increment if rows are encoded differently: no row is found under keys of another encoding."""
 WIDTH = 16
 """Bytes of a key."""
+_C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
 _Ends = npt.NDArray[np.int64]
 _Encoding: TypeAlias = "pa.LargeBinaryArray | npt.NDArray[np.void]"
 """A piece of the encoding of each row; an array of bytes if all rows have as many."""
@@ -33,7 +34,10 @@ _Encoding: TypeAlias = "pa.LargeBinaryArray | npt.NDArray[np.void]"
 
 def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.FixedSizeBinaryArray:
     """Compute the keys of rows."""
-    encoded = encoded_rows(columns)
+    plain = [_plain(column) for column in columns]
+    if widths := _number_widths(plain):
+        return _keys_of(_murmur3(_words(plain, widths)), len(plain[0]))
+    encoded = encoded_rows(plain)
     offsets = _offsets(encoded)
     data = memoryview(encoded.buffers()[2] or b"")
     digest = xxhash.xxh3_128_digest
@@ -41,21 +45,87 @@ def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.FixedSizeBinar
         rows: list[Any] = np.frombuffer(data, f"V{width}", len(encoded), offsets[0]).tolist()
     else:
         rows = [data[start:end] for start, end in pairwise(offsets.tolist())]
-    keys = b"".join(map(digest, rows))
-    return pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(WIDTH), len(encoded), [None, pa.py_buffer(keys)]
-    )
+    return _keys_of(b"".join(map(digest, rows)), len(encoded))
 
 
 def encoded_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.LargeBinaryArray:
     """Return the encodings of rows; see `row_keys`."""
     plain = [_plain(column) for column in columns]
-    types = "\n".join(str(array.type) for array in plain)
-    header = hashlib.blake2b(f"{ENCODING}\n{types}".encode(), digest_size=WIDTH).digest()
+    header = _header(plain)
     rows = len(plain[0])
     ends = np.arange(rows + 1)
     values = [encoding for array in plain for encoding in _encoded(array, ends)]
     return _joined([_cut(np.full(rows, np.void(header)), ends), *values])
+
+
+def _keys_of(data: Any, rows: int) -> pa.FixedSizeBinaryArray:
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(WIDTH), rows, [None, pa.py_buffer(data)])
+
+
+def _header(columns: Sequence[pa.Array]) -> bytes:
+    types = "\n".join(str(array.type) for array in columns)
+    return hashlib.blake2b(f"{ENCODING}\n{types}".encode(), digest_size=WIDTH).digest()
+
+
+def _number_widths(columns: Sequence[pa.Array]) -> list[int]:
+    """Return the bytes of a value of each column; none unless all are plain numbers."""
+    kinds = [pa.uint8() if pa.types.is_boolean(each.type) else each.type for each in columns]
+    plain = (pa.types.is_primitive, pa.types.is_decimal)
+    widths = [kind.bit_width // 8 if any(is_(kind) for is_ in plain) else 0 for kind in kinds]
+    return widths if {*widths} <= {1, 2, 4, 8, 16, 32} else []
+
+
+def _words(columns: Sequence[pa.Array], widths: Sequence[int]) -> npt.NDArray[np.uint64]:
+    """Return the words of each row: the header, the bits of its values, and which are null.
+
+    Returns:
+        An array of shape (words, rows). The widest values come first, so that each is aligned.
+    """
+    rows, header = len(columns[0]), np.frombuffer(_header(columns), np.uint64)
+    bits, ends = sum(widths), np.cumsum(sorted(widths, reverse=True))
+    words = np.zeros((2 + 2 * -(-(bits + len(columns)) // 16), rows), np.uint64)
+    words[:2] = header[:, None]
+    order = sorted(range(len(columns)), key=lambda number: -widths[number])
+    for number, end in zip(order, ends.tolist()):
+        array, unit = columns[number], min(widths[number], 8)
+        found = _bits(array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array)
+        pieces = np.ascontiguousarray(found).view(f"u{unit}")
+        for piece in range(pieces.shape[1]):
+            _placed(words, 16 + end - widths[number] + 8 * piece, unit)[:] = pieces[:, piece]
+        if array.null_count:
+            _placed(words, 16 + bits + number, 1)[:] = np.asarray(array.is_null())
+    return words
+
+
+def _placed(words: npt.NDArray[np.uint64], byte: int, width: int) -> npt.NDArray[Any]:
+    """Return some bytes of each row, as numbers."""
+    word = words[byte // 8].view(f"u{width}").reshape(-1, 8 // width)
+    return word[:, byte % 8 // width]
+
+
+def _murmur3(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return MurmurHash3_x64_128 (Austin Appleby, public domain) of each row, with the seed 0."""
+    low, high = np.zeros((2, words.shape[1]), np.uint64)
+    for place in range(0, len(words), 2):
+        low ^= _rotated(words[place] * _C1, 31) * _C2
+        low = (_rotated(low, 27) + high) * np.uint64(5) + np.uint64(0x52DCE729)
+        high ^= _rotated(words[place + 1] * _C2, 33) * _C1
+        high = (_rotated(high, 31) + low) * np.uint64(5) + np.uint64(0x38495AB5)
+    low, high = low ^ np.uint64(8 * len(words)), high ^ np.uint64(8 * len(words))
+    low += high
+    low, high = _mixed(low), _mixed(high + low)
+    low += high
+    return np.stack([low, high + low], axis=1)
+
+
+def _rotated(words: npt.NDArray[np.uint64], bits: int) -> npt.NDArray[np.uint64]:
+    return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
+
+
+def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        words = (words ^ (words >> np.uint64(33))) * np.uint64(factor)
+    return words ^ (words >> np.uint64(33))
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:

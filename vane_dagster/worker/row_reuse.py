@@ -57,7 +57,7 @@ from vane_dagster.worker.protocol import (
     SourceFiles,
     Work,
 )
-from vane_dagster.worker.recorded_rows import equals_former, find_rows, open_index, stored_rows
+from vane_dagster.worker.recorded_rows import find_rows, open_index, stored_rows
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
 
 COMPUTED, DUPLICATE = -1, -2
@@ -160,7 +160,9 @@ class _KnownPlaces:
         wanted = np.arange(rows.num_rows)
         if ROW_ERROR in rows.column_names:  # rows that the source could not read
             wanted = np.flatnonzero(_numpy(pc.is_null(rows.column(ROW_ERROR))))
-        wanted = self._sorted_without_duplicates(wanted, high, low)
+        wanted = self._without_duplicates(wanted, high, low)
+        if any(group.parts for group in lookup.groups):
+            wanted = wanted[np.argsort(high[wanted])]
         first = 0
         for group in lookup.groups:
             if group.parts and len(wanted):
@@ -175,20 +177,19 @@ class _KnownPlaces:
                 wanted = wanted[~is_found]
             first += len(group.parts)
 
-    def _sorted_without_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
-        """Return the first row with each key, sorted by key; the others are duplicates of it."""
-        order = wanted[np.argsort(high[wanted])]
-        is_same = equals_former(high[order])
-        if not is_same.any():
-            return order
-        # Of keys that share their high half, some may be missed, and are computed again.
-        is_same &= equals_former(low[order])
-        firsts: Places = np.minimum.reduceat(order, np.flatnonzero(~is_same))
-        equals = firsts[np.cumsum(~is_same) - 1]
-        is_duplicate = order != equals
-        self.part[order[is_duplicate]] = DUPLICATE
-        self.record[order[is_duplicate]] = equals[is_duplicate]
-        return firsts
+    def _without_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
+        """Return the first row with each key; the others are duplicates of it."""
+        codes = _numpy(pa.array(high[wanted]).dictionary_encode().indices)
+        # Codes count up as they appear.
+        is_first = np.diff(np.maximum.accumulate(codes), prepend=-1) > 0
+        place = np.flatnonzero(~is_first)
+        equal = np.flatnonzero(is_first)[codes[place]]
+        # Of keys that share their high half, all but those of one are computed again.
+        is_same = low[wanted[place]] == low[wanted[equal]]
+        place, equal = place[is_same], equal[is_same]
+        self.part[wanted[place]] = DUPLICATE
+        self.record[wanted[place]] = wanted[equal]
+        return np.delete(wanted, place)
 
 
 def restore(
@@ -215,9 +216,13 @@ class _Pieces:
     ) -> tuple[pa.Table, Places]:
         """Give each arranged row the pieces of the row that it equals."""
         owner = np.concatenate(self.owners)
-        if np.array_equal(owner, equals[order]) and (owner[1:] > owner[:-1]).all():
-            return concat(self.tables), order  # one piece for each row, in order
-        by_owner, wanted = np.argsort(owner, kind="stable"), equals[order]
+        wanted = equals[order]
+        if (owner[1:] > owner[:-1]).all():  # at most one piece for each row
+            place = np.full(len(order), -1)
+            place[owner] = np.arange(len(owner))
+            rows = place[wanted]
+            return taken(concat(self.tables), rows[rows >= 0]), order[rows >= 0]
+        by_owner = np.argsort(owner, kind="stable")
         pieces = np.bincount(owner, minlength=len(order))
         starts, counts = (np.cumsum(pieces) - pieces)[wanted], pieces[wanted]
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -381,11 +386,14 @@ class _Restored:
     def _row_records(self) -> pa.Table | None:
         if self._work.keying is None:
             return None
-        origins = pa.concat_tables(self._origins).take(pa.array(self._origin))
+        schema = self._records
+        kinds = pa.schema([schema.field(name) for name in ORIGIN])
+        # Dictionaries are made before the rows are multiplied.
+        origins = pa.concat_tables(self._origins).combine_chunks().cast(kinds)
+        origins = origins.take(pa.array(self._origin))
         columns: dict[str, Any] = {ID: self._ids, OUTCOME: pa.array(self._outcomes)}
         columns |= {name: pa.array(self._info[name]) for name in (KEY_HIGH, KEY_LOW)}
         columns |= dict(zip(ORIGIN, origins.columns))
-        schema = self._records
         records = pa.table({name: columns[name] for name in schema.names}).cast(schema)
         return taken(records, self._order)
 

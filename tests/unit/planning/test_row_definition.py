@@ -269,7 +269,7 @@ def test_row_definitions_are_frozen(project):
 
 
 FROZEN = {
-    "batches": "d841f638d50890a9e2d35c247d59d210004827f4",
-    "prompt": "e3af9ddd85f550cd2cfe164fcfab202af7241ae7",
-    "vectors": "f6d0ae7742a2b43b9127a7868829dcbcb3aa139b",
+    "batches": "6eb5b77997c23a2ac97bc17177d1d416aa129f65",
+    "prompt": "942426ad1cf04c09aab744711e43c08aace3ba8f",
+    "vectors": "191f9829db135ab667d6b053bbeee6d829a2da9e",
 }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 
+import mmh3
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vane_dagster.storage.row_keys import row_keys
+from vane_dagster.storage.row_keys import ENCODING, row_keys
 
 
 def keys(*columns: pa.Array) -> list[str]:
@@ -107,4 +109,23 @@ def test_keys_are_those_of_earlier_versions():
     assert keys(*table.columns) == GOLDEN
 
 
-GOLDEN = ["cbc93a62e2f76a3b3c97cb9b792be38d", "cd51abc030d57753ac6970c9af15e071"]
+def test_rows_of_numbers_have_the_keys_that_the_reference_computes():
+    columns = [
+        pa.array([1, None, -1], pa.int16()),
+        pa.array([0.5, None, 2.0]),
+        pa.array([True, None, False]),
+        pa.array([7, 8, None], pa.decimal128(20)),
+        pa.array([None, 3, 4], pa.date32()),
+    ]
+    types = "\n".join(str(column.type) for column in columns)
+    header = hashlib.blake2b(f"{ENCODING}\n{types}".encode(), digest_size=16).digest()
+    values = [(7, 0.5, 0, 1, True), (8, 0.0, 3, 0, False), (0, 2.0, 4, -1, False)]
+    nulls = [b"\0\0\0\0\1", b"\1\1\1\0\0", b"\0\0\0\1\0"]
+    encoded = [
+        (header + struct.pack("<qxxxxxxxxdih?", *row) + null).ljust(64, b"\0")
+        for row, null in zip(values, nulls)
+    ]
+    assert keys(*columns) == [mmh3.hash_bytes(row).hex() for row in encoded]
+
+
+GOLDEN = ["493dbfc705dd6012c32c1686b393c179", "c8bcabf71510393e72ae9757f9973e9f"]
