@@ -99,7 +99,7 @@ def _words(columns: Sequence[pa.Array], widths: Sequence[int]) -> npt.NDArray[np
 
 def _placed(words: npt.NDArray[np.uint64], byte: int, width: int) -> npt.NDArray[Any]:
     """Return some bytes of each row, as numbers."""
-    word = words[byte // 8].view(f"u{width}").reshape(-1, 8 // width)
+    word: npt.NDArray[Any] = words[byte // 8].view(f"u{width}").reshape(-1, 8 // width)
     return word[:, byte % 8 // width]
 
 
