@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vane_dagster._secrets import holds_secret
 from vane_dagster.errors import DefinitionError, names
@@ -49,9 +49,14 @@ def parse_concurrency(
     if isinstance(value, bool) or not whole or len(pair) != 2 or pair[0] > pair[1]:
         raise DefinitionError(
             f"{where}: {name} is {value!r}; expected a number of {what} from 1 up, or "
-            "(min, max) with min <= max"
+            "(min, max) with min <= max" + (', or "auto"' if what == "workers" else "")
         )
     return (pair[0], pair[1])
+
+
+def parse_workers(where: str, name: str, value: Any) -> tuple[int, int] | Literal["auto"] | None:
+    """Parse a number of workers, a (min, max) pair, or "auto"."""
+    return "auto" if value == "auto" else parse_concurrency(where, name, value)
 
 
 def positive(where: str, name: str, value: Any, default: Any = None, least: int = 1) -> Any:

@@ -69,6 +69,13 @@ class Capacity:
         """CPUs of all nodes, at least one."""
         return max(1, int(self.total("CPU")))
 
+    def held(self, bundle: Mapping[str, float]) -> int:
+        """Return how many workers use all of the GPUs, or without GPUs of the CPUs; at least 1."""
+        most = [self.total(name) / amount for name, amount in bundle.items() if amount]
+        if not bundle.get("GPU"):
+            most.append(self.cpus)
+        return max(1, int(min(most) + 1e-6))
+
 
 class Worker(NamedTuple):
     """A worker of a leased pool. The driver hashes workers often, which a tuple does fastest."""

@@ -177,8 +177,8 @@ def _pool(
     spec = plan.pipeline[stage].spec
     assert spec.runs_udf
     on_driver = spec.on_driver and checked.capacity.is_cluster
-    udf, cpus = spec.udf, checked.capacity.of(on_driver).cpus
-    useful = min(cpus, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
+    udf, held = spec.udf, checked.capacity.of(on_driver).held(spec.bundle)
+    useful = min(held, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
     workers = spec.concurrency or (1, max(1, useful))
     return PoolSpec(
         identity=plan.pool(spec),

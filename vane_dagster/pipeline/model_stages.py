@@ -218,6 +218,11 @@ class ModelStageRows:
         _check_values(location, found, given["options"], model_task.declared_sampling)
         label = f"{found.__name__}({record.name!r})"
         workers = options.workers._of(location, options.gpus or 0, True)
+        if workers.count == "auto" and hasattr(found, "shared_by"):
+            raise DefinitionError(
+                f'{location}: concurrency="auto" cannot divide the limits of {record.name!r} among '
+                "its workers. Leave it out: one worker has many requests in flight"
+            )
         workers = replace(workers, max_concurrency=workers.max_concurrency or in_flight)
         most = workers.count[1] if isinstance(workers.count, tuple) else 1
         udf = Udf(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from vane_dagster._arguments import (
     flag,
@@ -13,7 +13,7 @@ from vane_dagster._arguments import (
     mapping,
     number,
     one_of,
-    parse_concurrency,
+    parse_workers,
     positional,
     positive,
     seconds,
@@ -90,8 +90,9 @@ class Workers:
     ``concurrency=4`` is short for ``concurrency=vd.Workers(4)``.
 
     Attributes:
-        count: The number of workers, or (min, max) depending on the cluster's free resources.
-            Default: 1 for a class, up to the cluster's CPUs for a function.
+        count: The number of workers, or (min, max) depending on the cluster's free resources, or
+            "auto": one for each batch of the run, as many as the cluster's GPUs hold, or without
+            GPUs its CPUs. Default: 1 for a class, "auto" for a function.
         num_cpus: CPUs that a worker reserves. Default: what the decorator of its code says, or 0.
         memory: Bytes of memory that a worker reserves.
         accelerator_type: The GPU type, as Ray names it, such as "A100".
@@ -120,7 +121,7 @@ class Workers:
         DefinitionError: If a value is invalid.
     """
 
-    count: int | tuple[int, int] | None = None
+    count: int | tuple[int, int] | Literal["auto"] | None = None
     num_cpus: float | None = None
     memory: int = 0
     accelerator_type: str | None = None
@@ -136,7 +137,7 @@ class Workers:
     def __post_init__(self) -> None:
         _validate(
             self,
-            count=parse_concurrency,
+            count=parse_workers,
             accelerator_type=_optional(functools.partial(text, expected="a name")),
             resources=mapping,
             max_concurrency=positive,
@@ -421,7 +422,7 @@ class StageArguments(TypedDict, total=False):
     """The arguments that all stages with workers take; see `MapRows.map_batches`."""
 
     include_columns: bool | Sequence[str]
-    concurrency: int | tuple[int, int] | Workers | None
+    concurrency: int | tuple[int, int] | Literal["auto"] | Workers | None
     gpus: float | None
     on_error: OnError | Failures | None
     reuse: ReuseMode | Reuse | None
@@ -440,7 +441,7 @@ def parse_options(location: str, given: StageArguments) -> StageOptions:
     """Validate the arguments that all stages with workers take."""
     workers, failures = given.get("concurrency"), given.get("on_error")
     if not isinstance(workers, Workers):
-        workers = Workers(parse_concurrency(location, "concurrency", workers))
+        workers = Workers(parse_workers(location, "concurrency", workers))
     if not isinstance(failures, Failures):
         failures = Failures(_choice(OnError)(location, "on_error", failures))
     reuse = given.get("reuse")

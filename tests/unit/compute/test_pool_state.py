@@ -254,6 +254,16 @@ def test_small_bundles_leave_the_large_node_free_and_empty_ones_spread_by_cpus()
     assert sorted(str(room.place({})) for _ in range(6)) == [*"aabbbb"]
 
 
+@pytest.mark.parametrize(
+    ("bundle", "expected"),
+    [({}, 6), ({"CPU": 2}, 3), ({"GPU": 1}, 3), ({"GPU": 1 / 3}, 9), ({"GPU": 1, "CPU": 4}, 1),
+     ({"license": 1}, 1), ({"GPU": 4}, 1)],
+)  # fmt: skip
+def test_as_many_workers_as_use_all_gpus_or_cpus(bundle, expected):
+    nodes = ({"CPU": 4, "GPU": 2, "license": 1}, {"CPU": 2, "GPU": 1})
+    assert Capacity(nodes, 0).held(bundle) == expected
+
+
 ONE_GPU = Capacity(({"CPU": 4, "GPU": 1},), 0)
 MACHINE = Capacity(({"CPU": 2, "GPU": 1},), 0, is_cluster=False)
 

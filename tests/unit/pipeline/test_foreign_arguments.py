@@ -178,3 +178,9 @@ def test_a_missing_argument_is_named_with_a_misspelt_one(method, values, given, 
     message = refusal(adding(method, *values), **given)
     for line in lines:
         assert line in message
+
+
+def test_workers_of_a_provider_with_limits_are_counted():
+    given = {"provider": "openai", "model": "m", "concurrency": "auto"}
+    message = refusal(adding("prompt", "{text}"), **given)
+    assert 'concurrency="auto" cannot divide the limits of' in message

@@ -14,7 +14,7 @@ METHODS = (
     "project", "write", "join",
 )  # fmt: skip
 TYPES = {
-    "concurrency": "int | tuple[int, int] | Workers | None",
+    "concurrency": "int | tuple[int, int] | Literal['auto'] | Workers | None",
     "gpus": "float | None",
     "on_error": "OnError | Failures | None",
     "include_columns": "bool | Sequence[str]",

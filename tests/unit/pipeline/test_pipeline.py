@@ -310,6 +310,7 @@ def test_accepted_shapes():
     assert mapped(Model, concurrency=3).spec.concurrency == (3, 3)
     assert mapped(Model, concurrency=[1, 4]).spec.concurrency == (1, 4)
     assert mapped(Model).spec.concurrency == (1, 1)
+    assert mapped(Model, concurrency="auto").spec.concurrency is None, "up to the cluster"
     assert mapped(plain).spec.concurrency is None
     assert mapped(Model, gpus=0.25).spec.bundle == {"GPU": 0.25}
     partial = mapped(functools.partial(functools.partial(plain, scale=2), scale=3)).spec.udf
