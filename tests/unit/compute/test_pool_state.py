@@ -66,6 +66,8 @@ def test_a_request_that_is_not_repeated_loses_its_place(pool_state):
 def test_a_request_asked_twice_has_one_lease(pool_state):
     first, again = (granted(pool_state, "1", claim("a", (2, 2), CPU=1)) for _ in range(2))
     assert again.workers == first.workers
+    assert [lease.id for lease in pool_state.holders("a")] == ["1"]
+    assert pool_state.holders("b") == []
     assert not again.start
     assert sizes(pool_state) == {"a": 2}
 
@@ -202,6 +204,9 @@ def test_a_restarted_pool_manager_learns_leases_again_and_evicts_nothing_meanwhi
     assert pool_state.blocking_runs("2") == ["run-1"]
     pool_state.release("1", 32.0)
     assert granted(pool_state, "2", claim("b", GPU=1), now=32.0).kill == ("a-1",)
+    assert unclaimed.idle_competitors(claim("b", GPU=1), LEASE_SECONDS - 1) == []
+    assert unclaimed.idle_competitors(claim("b", GPU=1), LEASE_SECONDS) == ["a"]
+    assert unclaimed.expired_pools(LEASE_SECONDS) == ["a"]
     granted(unclaimed, "2", claim("b", GPU=1), now=LEASE_SECONDS)
 
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import dagster as dg
 import numpy as np
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +29,7 @@ from vane_dagster.planning.planner import plan_run
 from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.grouping import _ranges
+from vane_dagster.sources.parquet import ParquetSource
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -493,7 +496,30 @@ def test_a_manifest_that_is_broken_is_named(tmp_path, store):
     assert "Delete it" in str(error)
 
 
-def test_a_printed_plan_counts_the_partitions_that_are_not_up_to_date(tmp_path, store):
+def test_an_error_of_one_partition_names_it_and_leaves_the_others(tmp_path, store, monkeypatch):
+    required = ParquetSource.required
+
+    def gone(self: Any, files: Any, partition: str | None, location: str) -> Any:
+        if partition == "a":
+            raise OSError("no such host")
+        return required(self, files, partition, location)
+
+    monkeypatch.setattr(ParquetSource, "required", gone)
+    planned = plan_run(in_partitions(tmp_path), ["clean"], ["a", "b"], store)
+    assert [each.key for each in planned.partitions] == ["b"]
+    assert "partition 'a': OSError: no such host" in refusal(planned)
+
+
+def test_a_table_that_does_not_fit_is_refused_before_anything_is_computed(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    write_deltalake(tmp_path / "out", pa.table({"id": [1]}))
+    pipeline = docs(tmp_path)
+    pipeline["clean"].write("published", f"{tmp_path}/out", format="delta")
+    (error,) = plan(pipeline, store, "clean", "published").failed.values()
+    assert isinstance(error, vd.errors.SchemaError)
+
+
+def in_partitions(tmp_path: Path) -> vd.Pipeline:
     for key in "ab":
         write_source(tmp_path / "src" / key, {"id": [1]})
     some = vd.Pipeline(
@@ -503,6 +529,11 @@ def test_a_printed_plan_counts_the_partitions_that_are_not_up_to_date(tmp_path, 
         partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
     )
     some.project("clean", ["id"])
+    return some
+
+
+def test_a_printed_plan_counts_the_partitions_that_are_not_up_to_date(tmp_path, store):
+    some = in_partitions(tmp_path)
 
     def shown(*keys: str) -> str:
         planned = plan_run(some, ["clean"], keys, store)
