@@ -101,9 +101,10 @@ class MapRows:
                 ``llm.url``, ``llm.model``, ``llm.headers``.
             fn_constructor_args: Passed to the class.
             fn_constructor_kwargs: Passed to the class.
-            concurrency: Workers, or (min, max) depending on the cluster's free resources; or
-                `vd.Workers`, which says what each reserves and how it runs. Default: 1 for a class,
-                up to the cluster's CPUs for a function.
+            concurrency: Workers, or (min, max) depending on the cluster's free resources, or "auto"
+                for as many as use all of its GPUs, or without GPUs its CPUs; or `vd.Workers`, which
+                says what each reserves and how it runs. Default: 1 for a class, "auto" for a
+                function.
             gpus: GPUs that a worker reserves; fractions share one. For a class only. Default: none,
                 or what `vd.cls` says; so for all arguments that decorators take.
             on_error: "raise" (default), "quarantine" or "null"; or `vd.Failures`, with the rate of
