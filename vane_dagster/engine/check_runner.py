@@ -113,7 +113,7 @@ class CheckRunner:
         return self._context(self._store.read(manifest.pipeline, manifest.stage, key, found[key]))
 
     def _first_faults(self, manifest: Manifest, limit: int) -> Sequence[str]:
-        folder = self._store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        folder = self._store.parts_of(manifest)
         return first_faults(folder, manifest, limit)
 
     def _dataset(self, manifest: Manifest) -> ds.Dataset:

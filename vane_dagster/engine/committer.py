@@ -17,11 +17,12 @@ from typing import Any
 from vane_dagster._private_folder import temporary_folder
 from vane_dagster.checks.builtin import has_lost_rows
 from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, described, names
+from vane_dagster.planning.plan import Part
 from vane_dagster.storage.damage import damage_of
-from vane_dagster.storage.filesystem import Location, duckdb_path
+from vane_dagster.storage.filesystem import Location, duckdb_path, in_threads
 from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName
 from vane_dagster.storage.publish.base import Publisher, publish
-from vane_dagster.storage.store import Store
+from vane_dagster.storage.store import Store, copy_files
 from vane_dagster.types.duckdb_connection import connect
 from vane_dagster.types.sql import quote
 
@@ -42,6 +43,7 @@ class Commit:
         above: Manifests of upstream stages that this run does not commit; None to open them.
         evaluate_checks: Evaluates the checks of a manifest's stage.
         figures: Returns what the partition took, for its manifest. Called once, before the commit.
+        borrowed: Parts of the manifest in the fallback of a branch, to copy into `folder`.
         done: Called with the manifest and the outcome.
         former: The manifest that was in force when the run was planned.
     """
@@ -57,6 +59,7 @@ class Commit:
     figures: Callable[[Manifest], Mapping[str, Any]]
     done: Callable[[Manifest, ManifestName | VaneError], None]
     former: ManifestName | None = None
+    borrowed: Sequence[Part] = ()
 
 
 class WithheldError(StoreError):
@@ -159,7 +162,33 @@ class Committer:
             for file, hashed in zip(commit.manifest.files, hashes)
         ]
         now = time.time()
-        return replace(commit.manifest, files=files, upstream=upstream, committed_at=now)
+        base = self._branched_from(commit)
+        return replace(
+            commit.manifest,
+            files=files,
+            upstream=upstream,
+            committed_at=now,
+            branched_from=base,
+        )
+
+    def _branched_from(self, commit: Commit) -> str:
+        """Return the manifest of the fallback that a branch's partition started from."""
+        place = (commit.manifest.pipeline, commit.manifest.stage, commit.manifest.partition)
+        if self._store.fallback is None:
+            return ""
+        if own := self._store.latest_own(*place):
+            return self._store.read(*place, own).branched_from
+        return "" if commit.former is None else str(commit.former)
+
+    def _borrow(self, commit: Commit) -> None:
+        """Copy parts of the fallback, so that the branch has all parts of its manifest."""
+        try:
+            in_threads(lambda p: copy_files(p.folder, commit.folder, p.info.files), commit.borrowed)
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"a part of the fallback was collected while the run used it: {error}. Run again, "
+                "and it is computed"
+            ) from error
 
     def _require_unblocked(self, commit: Commit, manifest: Manifest) -> None:
         """Raise BlockedError if a blocking check of an upstream stage has failed."""
@@ -190,6 +219,7 @@ class Committer:
     def _put_in_force(self, commit: Commit, manifest: Manifest) -> tuple[Manifest, ManifestName]:
         """Commit, unless another run has committed the same parts since this one was planned."""
         self._require_unblocked(commit, manifest)
+        self._borrow(commit)
         if not commit.publish:
             manifest = self._verified(commit, manifest)
             return self._store.commit_once(manifest, commit.former)

@@ -21,11 +21,14 @@ def remove_damaged(state: RunState, partition: int, fault: Fault) -> int | None:
     for (index, owner), parts in state.parts.items():
         for fragment, part in parts.items() if index == partition else ():
             if fault.part in part.info.files and fault.part != part.info.row_records:
-                part.folder.delete([fault.part])
-                text = (
-                    f"{fault.message}. It was removed from the stage "
-                    f"'{state.pipeline.name}/{owner}'{where}. Materialize {owner!r} again"
-                )
+                place = f"the stage '{state.pipeline.name}/{owner}'{where}"
+                if part.folder.is_read_only:
+                    text = f"{fault.message}. It is one of the fallback's, of {place}. Materialize "
+                    text += f"{owner!r} again there, or here with force"
+                else:
+                    part.folder.delete([fault.part])
+                    text = f"{fault.message}. It was removed from {place}. Materialize {owner!r} "
+                    text += "again"
                 del parts[fragment]
                 state.damaged[partition, fragment] = StoreError(text)
                 state.emit(Noticed(text))

@@ -31,7 +31,7 @@ def read_sample(
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
     given = pipeline._keys_of(stage)[1 if spec.makes_rows else 0].column
-    folder = store.parts(pipeline.name, stage, partition.key)
+    folder = store.parts_of(sampled.stored)
     found = []
     for index, (before, now) in enumerate(zip(sampled.stored.parts, made)):
         ids = _sampled_ids(plan, partition, index, store)
@@ -82,7 +82,7 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
         rows = read_planned(plan.source, fragment, schema, files, location, plan.id_rule(partition))
     else:
         made_from = partition.inputs[base]
-        folder = store.parts(pipeline.name, made_from.stage, partition.key)
+        folder = store.parts_of(made_from)
         rows = read_part(folder, made_from.parts[index].name, (id,))
     sampled = rows.take(pa.array(partition.sample[index], pa.int64()))
     return sampled.column(id).combine_chunks()

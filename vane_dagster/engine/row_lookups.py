@@ -160,7 +160,7 @@ class RowLookups:
             return
         if manifest is None or manifest.row_definition != self._definition(partition, stage):
             return
-        folder = self._state.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        folder = self._state.store.parts_of(manifest)
         parts = [Part(folder, part) for part in manifest.parts if part.name not in without]
         id = manifest.keys[manifest.input_key]
         is_own = manifest.partition == self._plan.partitions[partition].key

@@ -85,7 +85,7 @@ class RunState:
                     self._take(index, stage, i, part)
                 self.stats[index, stage] = StageStats()
             for stage, manifest in partition.inputs.items():
-                folder = store.parts(self.pipeline.name, stage, partition.key)
+                folder = store.parts_of(manifest)
                 self.parts[index, stage] = {
                     i: Part(folder, part) for i, part in enumerate(manifest.parts)
                 }
@@ -115,7 +115,7 @@ class RunState:
             if is_forced or any(partition.stages[stage].row_definition for partition in partitions):
                 self.floors[stage] = self._floor(stage)
             if spec.publishes:
-                target = spec.target
+                target = spec.branch_target or spec.target
                 self.store.keep_target(self.pipeline.name, stage, target.url, target.format)
         for index, partition in enumerate(self.plan.partitions):
             if partition.fragments:
@@ -282,6 +282,7 @@ class RunState:
             figures=lambda made: self._figures(index, stage, made),
             done=lambda made, outcome: self._on_committed(index, stage, made, outcome),
             former=stage_plan.former,
+            borrowed=[part for _, part in sorted(parts.items()) if part.folder.is_read_only],
         )
 
     def claim_scope(self, partition: str | None) -> str:

@@ -21,7 +21,7 @@ from vane_dagster.errors import StoreError, names
 from vane_dagster.orchestration.read import asset_path, open_store
 from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.filesystem import Location, absolute_url, in_threads
-from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.reader import StoredRows, find_all, rows_of
 from vane_dagster.storage.store import Store
 from vane_dagster.types.schema import ERROR_COLUMN
@@ -237,12 +237,11 @@ def diff(
 
 def _of_run(store: Store, path: Sequence[str], run: str) -> dict[str | None, Manifest]:
     """Return the last manifest of each partition that a run has committed."""
-    folder = store.root.child(*path, "manifests")
     found: dict[str | None, Manifest] = {}
     runs: Counter[str] = Counter()
-    files = [file.rpartition("/") for file in sorted(folder.walk())]
-    files = [file for file in files if ManifestName.parse(file[2]) is not None]
-    opened = in_threads(lambda file: store.opened_if_there(folder.child(file[0]), file[2]), files)
+    place = ("/".join(path[:-1]), path[-1])
+    named = store.history(*place)
+    opened = in_threads(lambda each: store.opened_if_there(*place, each[0], str(each[1])), named)
     for manifest in opened:
         if manifest is not None:
             runs[manifest.run_id] += 1

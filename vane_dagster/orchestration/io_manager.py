@@ -34,6 +34,9 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
     of their definition. The metadata of the input selects ``columns`` and can set
     ``allow_missing_partitions``.
 
+    With a `fallback` it is a branch: a partition of a stage that the branch has committed is its
+    own, and every other one is read from the fallback.
+
     An ordinary asset with this IO manager can return any of these types. The same store keeps its
     rows, and a pipeline can use them as its source.
     """
@@ -56,18 +59,35 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
         "plan can show what was edited.",
     )
 
+    fallback: str | None = Field(
+        default=None,
+        description="Makes the store a branch: the root of the store that it reads what it lacks "
+        "from, as 's3://lake/.vane'. Nothing is written there.",
+    )
+
+    targets: dict[str, str] = Field(
+        default_factory=dict,
+        description="Of a branch: where it publishes write stages, as {'docs/published': "
+        "'s3://lake/dev/published/{partition_key}'}. Others are published below its root.",
+    )
+
     def __init__(self, *values: Any, **arguments: Any) -> None:
-        if "root" in arguments:
-            arguments["root"] = path_text(arguments["root"])
+        for name in {"root", "fallback"} & arguments.keys():
+            arguments[name] = path_text(arguments[name])
         super().__init__(*values, **arguments)
 
     def open(self) -> "Store":
         """Open the store at the root."""
-        from vane_dagster.storage.store import Store
+        from vane_dagster.storage.store import Store, open_branch
 
-        root = self.root or default_root()
-        place = Location(absolute_url(root), _resolved(self.storage_options))
-        return Store(place, self.keep_sources)
+        root, options = self.root or default_root(), _resolved(self.storage_options)
+        if self.fallback is None:
+            if self.targets:
+                raise StoreError(
+                    "FragmentStore: targets is for a branch; give its fallback too, or leave it out"
+                )
+            return Store(Location(absolute_url(root), options), self.keep_sources)
+        return open_branch(root, self.fallback, options, self.keep_sources, self.targets)
 
     def dataset(self, stage: str, partition: str | None = None) -> Any:
         """Return the committed rows of a stage; each partition is complete or absent.

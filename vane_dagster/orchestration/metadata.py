@@ -114,9 +114,10 @@ def stage_metadata(
 
     `docs/metadata.md` defines each entry, and states which ones add up over partitions.
     """
-    manifests = store.manifests(manifest.pipeline, manifest.stage, partition)
+    home = Store(manifest.root or store.root)
+    folder = home.manifests(manifest.pipeline, manifest.stage, partition)
     rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"
-    place = {"dagster/uri": manifests.file_url(str(name))}
+    place = {"dagster/uri": folder.file_url(str(name))}
     if manifest.published:
         place = publisher_class(manifest.published.format).metadata(manifest.published)
     found: dict[str, Any] = {

@@ -89,7 +89,7 @@ def quarantine(
     partitions = [partition] if isinstance(partition, str) else partition
     found = []
     for key, manifest in find_all(opened, path, partitions).items():
-        folder = opened.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        folder = opened.parts_of(manifest)
         rows = read_faults(folder, manifest)
         found.append(rows.append_column("partition", pa.array([key] * len(rows), pa.string())))
     return concat_faults(found)

@@ -285,9 +285,16 @@ class JoinSpec(StageKind):
 
 @dataclass(frozen=True)
 class WriteSpec(StageKind):
-    """A stage that publishes its rows where any tool can read them."""
+    """A stage that publishes its rows where any tool can read them.
+
+    Attributes:
+        target: The declared target.
+        branch_target: The target in a branch store. No part of the definition, so that a branch
+            publishes only what it changes.
+    """
 
     target: Target
+    branch_target: Target | None = None
 
     kind = "write"
     runs_udf: ClassVar[Literal[False]] = False
@@ -313,7 +320,7 @@ class WriteSpec(StageKind):
 
     def publisher(self, partition: str | None) -> Publisher:
         """Return the publisher of a partition."""
-        return open_publisher(self.target, partition)
+        return open_publisher(self.branch_target or self.target, partition)
 
 
 StageSpec = Union[ProjectSpec, MapBatchesSpec, JoinSpec, WriteSpec]

@@ -359,11 +359,10 @@ class _History:
     def __init__(self, store: Store, pipeline: str, stage: str) -> None:
         latest = sorted(store.latest_of_all(pipeline, stage).items())
         step = max(1, -(-len(latest) // _MAX_MANIFESTS))
-        folder = store.root.child(pipeline, stage, "manifests")
         self._manifests = []
         for key, name in latest[::step]:
             with contextlib.suppress(StoreError):  # it is damaged, or was collected
-                self._manifests.append(store.opened(folder.child(key), str(name)))
+                self._manifests.append(store.opened(pipeline, stage, key, str(name)))
         self._parts = [part for manifest in self._manifests for part in manifest.parts]
 
     @functools.cached_property

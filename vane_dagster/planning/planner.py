@@ -15,6 +15,7 @@ from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
+from vane_dagster.planning.branch_targets import with_branch_targets
 from vane_dagster.planning.causes import causes
 from vane_dagster.planning.definition import components, definition_digest, row_definition
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
@@ -46,6 +47,7 @@ def plan_run(
 ) -> RunPlan:
     """Plan a run: find completed work by listings alone, and determine the remaining work."""
     listed_at = time.monotonic()
+    pipeline = with_branch_targets(pipeline, store)
     order = tuple(stage.name for stage in pipeline if stage.name in selected)
     planner = _Planner(
         pipeline, order, store, force, run_id, retry_quarantined, expand, keep, connect

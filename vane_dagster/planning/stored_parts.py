@@ -35,7 +35,11 @@ def stored_parts(
     label = partition_folder(partition)
     if publisher:
         folder, label = publisher.staging, STAGING
-    existing = store.existing_parts(folder)
+    folders = [folder]
+    if not publisher:  # parts of this root come last, which counts
+        layers = reversed(store.layers)
+        folders = [each.parts(pipeline.name, stage, partition) for each in layers]
+    existing = store.existing_parts(*folders)
     named = {part.name: part for part in manifest.parts} if manifest else {}
     published = publisher.parts(manifest, keys, store) if publisher else None
     found: dict[int, Part] = {}

@@ -18,17 +18,20 @@ class InStore(Source):
 
     Attributes:
         root: The store's root, once the source is bound to it.
+        fallback: The root of a branch's fallback.
         pipeline: The pipeline that reads it, once it is known.
     """
 
     root: Location | None = field(default=None, repr=False, compare=False)
+    fallback: Location | None = field(default=None, repr=False, compare=False)
     pipeline: str = field(default="", repr=False, compare=False)
 
     def of_pipeline(self, name: str) -> Source:
         return replace(self, pipeline=name)
 
     def bind(self, store: Store) -> Source:
-        return replace(self, root=store.root)
+        fallback = None if store.fallback is None else store.fallback.root
+        return replace(self, root=store.root, fallback=fallback)
 
     @property
     def store_root(self) -> Location:

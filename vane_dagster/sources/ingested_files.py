@@ -62,11 +62,11 @@ from vane_dagster.storage.stored_tables import (
     ParquetRows,
     Piece,
     StoredTable,
+    borrow,
     clipped,
     create_record,
     dumped_places,
     has_all_rows,
-    read_record,
     write_record,
 )
 from vane_dagster.storage.stored_tables import joined as joined_places
@@ -258,7 +258,7 @@ class IngestedSource(FileSource, InStore):
         """Return what the store has of files, after those that it lacks are converted."""
         place = hashlib.sha256(self.url_for(partition).encode()).hexdigest()
         record, folder = (self._digest("shown"), place), f"{INGESTED}/{place}"
-        kept = read_record(self.store_root, *record)
+        kept = borrow(self.store_root, self.fallback, *record)
         known = _known(kept) if kept and has_all_rows(self.store_root, kept) else {}
         listed = {file.url: file for file in self._listed.get(partition, files)}
         keys = [file_identity(file) for file in files]
@@ -334,7 +334,7 @@ class IngestedSource(FileSource, InStore):
             return self.columns
         identity = self._digest("types")
         with _one_at_a_time:
-            kept = read_record(self.store_root, identity, KEPT_TYPES)
+            kept = borrow(self.store_root, self.fallback, identity, KEPT_TYPES)
             if kept is None:
                 found = [*files]
                 for key, others in self._listed.items():

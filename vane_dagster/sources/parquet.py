@@ -49,12 +49,15 @@ class StoredParquet(ParquetReader):
 
     Attributes:
         root: The store's root.
+        fallback: The root of a branch's fallback.
     """
 
     root: Location
+    fallback: Location | None = None
 
     def options_for(self, url: str) -> Mapping[str, Any]:
-        return self.root.options_for(url)
+        found = self.root.options_for(url)
+        return self.fallback.options_for(url) if self.fallback and not found else found
 
 
 class ParquetFiles(ParquetReader, Source):

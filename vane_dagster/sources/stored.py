@@ -11,7 +11,7 @@ from typing import Any
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError, described
-from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceReader, SourceTable
+from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceTable
 from vane_dagster.sources.file_source import asset_path
 from vane_dagster.sources.in_store import InStore
 from vane_dagster.sources.parquet import ParquetFiles, StoredParquet
@@ -40,13 +40,14 @@ class StoredSource(ParquetFiles, InStore):
 
     @property
     def _store(self) -> Store:
-        return Store(self.store_root)
+        fallback = None if self.fallback is None else Store(self.fallback)
+        return Store(self.store_root, fallback=fallback)
 
     def options_for(self, url: str) -> Mapping[str, Any]:
-        return self._store.root.options_for(url)
+        return self.for_workers().options_for(url)
 
-    def for_workers(self) -> SourceReader:
-        return StoredParquet(self._store.root)
+    def for_workers(self) -> StoredParquet:
+        return StoredParquet(self.store_root, self.fallback)
 
     def list_files(
         self, partitions: Sequence[str | None], location: str
@@ -127,7 +128,7 @@ def as_source(location: str, source: Any) -> Source:
 
 def _files(store: Store, manifest: Manifest) -> Sequence[FileRecord]:
     manifest = with_rows(store, manifest)
-    folder = store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+    folder = store.parts_of(manifest)
     return [
         FileRecord(
             folder.fs.unstrip_protocol(folder.file(part.name)), part.bytes, part.digest, part.digest

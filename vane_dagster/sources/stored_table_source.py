@@ -32,12 +32,12 @@ from vane_dagster.storage.stored_tables import (
     COMPLETE,
     ParquetRows,
     StoredTable,
+    borrow,
     clipped,
     create_record,
     dumped_places,
     has_all_rows,
     joined,
-    read_record,
     table_url,
     write_record,
 )
@@ -113,7 +113,7 @@ class StoredTableSource(InStore):
     def _stored(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Return the table of a partition, which is kept from garbage collection from now on."""
         root = self.store_root
-        found = read_record(root, identity)
+        found = borrow(root, self.fallback, identity)
         if found is None:
             return create_record(root, identity, self._made(partition, identity, location))
         write_record(root, identity, COMPLETE, found)

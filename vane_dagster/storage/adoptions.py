@@ -11,8 +11,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from vane_dagster.storage.codec import Codec, read_file
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.codec import Codec
 from vane_dagster.storage.manifest import Component, component_records, read_components
 from vane_dagster.storage.store import Store
 
@@ -73,14 +72,17 @@ _CODEC = Codec(
 class Adoptions:
     """The adoptions of a pipeline, and those that were undone, from one listing."""
 
-    _folder: Location
+    _store: Store
+    _pipeline: str
     _names: Collection[str]
 
     def of(self, stage: str, definition: str) -> Adoption | None:
         """Return how a definition was adopted; None if it was not, or no longer is."""
         name = _name("adopted", stage, definition)
         fix = "Delete it, and the next run computes the stage again"
-        return read_file(self._folder, name, _CODEC.load, fix) if name in self._names else None
+        if name not in self._names:
+            return None
+        return self._store.read_record([self._pipeline], name, _CODEC.load, fix)
 
     def split(
         self, stage: str, definition: str, components: Sequence[Component]
@@ -95,9 +97,14 @@ class Adoptions:
 
 
 def adoptions(store: Store, pipeline: str) -> Adoptions:
-    """List the adoptions of a pipeline."""
-    folder = store.root.child(pipeline)
-    return Adoptions(folder, frozenset(folder.names()))
+    """List the adoptions of a pipeline; what a branch undoes is undone there alone."""
+    found: set[str] = set()
+    for each in reversed(store.layers):
+        own = set(each.root.child(pipeline).names())
+        undone = {name.rpartition("-")[0] for name in own - found if name.startswith("undone-")}
+        found -= {f"adopted{name.removeprefix('undone')}.json" for name in undone}
+        found |= own
+    return Adoptions(store, pipeline, frozenset(found))
 
 
 def keep_adoption(store: Store, pipeline: str, adoption: Adoption) -> None:

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from vane_dagster.storage.codec import read_file
 from vane_dagster.storage.store import Store
 
 DEFINITIONS = "definitions"
@@ -38,7 +37,7 @@ def read_texts(store: Store, pipeline: str, stage: str, definition: str) -> dict
     def parse(record: Any) -> dict[str, str]:
         return {str(name): str(text) for name, text in record.items()}
 
-    return read_file(store.root.child(pipeline, stage, DEFINITIONS), file_of(definition), parse)
+    return store.read_record((pipeline, stage, DEFINITIONS), file_of(definition), parse)
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
@@ -67,10 +67,12 @@ class Location:
     Attributes:
         url: A local path or fsspec URL.
         storage_options: Options of the fsspec file system.
+        is_read_only: Whether to refuse any change, because others own the folder.
     """
 
     url: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    is_read_only: bool = False
 
     def __post_init__(self) -> None:
         if holds_secret(self.url):
@@ -125,7 +127,7 @@ class Location:
 
     def child(self, *parts: str) -> Location:
         """Return a folder below this one."""
-        return Location(_joined(self.url, *parts), self.storage_options)
+        return replace(self, url=_joined(self.url, *parts))
 
     def file(self, name: str) -> str:
         """Return the path of a file in the folder, on its file system."""
@@ -212,6 +214,11 @@ class Location:
 
     def with_storage_errors(self, verb: str, action: Callable[[], _T], name: str = "") -> _T:
         """Run an operation on the folder, and retry it a few times after transient errors."""
+        if self.is_read_only and verb not in ("read", "listed"):
+            raise StoreError(
+                f"{self.file_url(name)!r} cannot be {verb}: a branch only reads its fallback. "
+                "Change it with the store that owns it"
+            )
         try:
             return with_retries(_failpoints.failing(verb, self.file_url(name), action))
         except StoreError:

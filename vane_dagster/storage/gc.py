@@ -29,7 +29,7 @@ from vane_dagster.storage.publish.base import STAGING, staged_parts
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
 from vane_dagster.storage.row_records import SUFFIX as RECORDS
 from vane_dagster.storage.shipped_files import FILES, RECORD, contents_of, shipped_files
-from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, Store
+from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, PUBLISHED, Store
 from vane_dagster.storage.stored_tables import (
     TABLES,
     files_of,
@@ -90,7 +90,8 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
     All pipelines are surveyed first. If a newer release has written into one of them, nothing is
     deleted in any, because its manifests may need parts of the others.
     """
-    others = (FILES, TABLES)
+    store = Store(store.root)  # a branch's fallback is not its own
+    others = (FILES, TABLES, PUBLISHED)
     surveyed = [_survey(store, name, policy) for name in store.root.folders() if name not in others]
     stages = list(itertools.chain(*surveyed))
     named = {identity for stage, _ in stages for identity in stage.tables}
@@ -197,6 +198,7 @@ class _StageFolders:
         self.name = name
         self.tables: set[str] = set()
         self.definitions: set[str] = set()
+        self._place = (pipeline, name)
         self._folder = store.root.child(pipeline, name)
         self._store = store
         self._label = f"{pipeline}/{name}"
@@ -217,7 +219,7 @@ class _StageFolders:
         run or a collection has removed it.
         """
         folder, _, name = path.rpartition("/")
-        manifest = self._store.opened_if_there(self._folder.child("manifests", folder), name)
+        manifest = self._store.opened_if_there(*self._place, folder, name)
         if manifest is None:
             return array("q"), set(), {}
         files = array("q", (hash(file) for part in manifest.parts for file in part.files))

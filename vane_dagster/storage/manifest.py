@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.storage.codec import FORMAT, STORE_FORMAT, Codec, require_format
+from vane_dagster.storage.filesystem import Location
 from vane_dagster.types.schema import read_schema, schema_record
 
 _NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
@@ -324,6 +325,9 @@ class Manifest:
         components: What the definition consists of.
         figures: What the run that committed it took to compute it, as metadata in Dagster; empty
             in manifests of earlier releases.
+        branched_from: Of a branch, the name of the fallback's manifest that was in force when the
+            branch first computed the partition; empty if there was none, or in no branch.
+        root: The root of the store that it was read from; not recorded.
     """
 
     pipeline: str
@@ -353,6 +357,8 @@ class Manifest:
     row_definition: str = ""
     components: Sequence[Component] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
+    branched_from: str = ""
+    root: Location | None = field(default=None, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -448,6 +454,7 @@ _MANIFEST_CODEC = Codec(
         "published": _optional(_PUBLISHED_CODEC.record),
         "components": component_records,
     },
+    omitted=("root",),
 )
 
 

@@ -114,8 +114,8 @@ def with_rows(store: Store, manifest: Manifest) -> Manifest:
     """
     while manifest.kind == "write":
         (stage,) = manifest.reads
-        folder = store.manifests(manifest.pipeline, stage, manifest.partition)
-        upstream = store.opened_if_there(folder, manifest.upstream[stage])
+        place = (manifest.pipeline, stage, partition_folder(manifest.partition))
+        upstream = store.opened_if_there(*place, manifest.upstream[stage])
         if upstream is None:
             raise StoreError(
                 f"'{manifest.pipeline}/{manifest.stage}': the manifest of {stage!r} that it was "
@@ -127,8 +127,7 @@ def with_rows(store: Store, manifest: Manifest) -> Manifest:
 
 def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:
     """Return the folder and names of the parts of a manifest of `with_rows` that have rows."""
-    folder = store.parts(manifest.pipeline, manifest.stage, manifest.partition)
-    return folder, [part.name for part in manifest.parts if part.rows]
+    return store.parts_of(manifest), [part.name for part in manifest.parts if part.rows]
 
 
 def _newest(manifests: Mapping[str | None, Manifest]) -> float:
@@ -148,10 +147,9 @@ def _opened(
 
 
 def _all(store: Store, pipeline: str, stage: str) -> dict[str | None, Manifest]:
-    folder = store.root.child(pipeline, stage, "manifests")
 
     def opened(item: tuple[str, ManifestName]) -> Manifest:
-        return store.opened(folder.child(item[0]), str(item[1]))
+        return store.opened(pipeline, stage, item[0], str(item[1]))
 
     listed = store.latest_of_all(pipeline, stage)
     found = dict(zip(listed, in_threads(opened, listed.items())))

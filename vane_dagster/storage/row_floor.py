@@ -45,4 +45,6 @@ _CODEC = Codec(_Floor)
 
 def _read(store: Store, pipeline: str, stage: str) -> _Floor:
     fix = "Restore it, or delete it and then materialize the stage with force"
-    return read_file(store.root.child(pipeline, stage), _FILE, _CODEC.load, fix) or _Floor()
+    places = (each.root.child(pipeline, stage) for each in store.layers)
+    found = (read_file(place, _FILE, _CODEC.load, fix) for place in places)
+    return max((each for each in found if each), key=lambda each: each.floor, default=_Floor())

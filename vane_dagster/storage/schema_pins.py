@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from vane_dagster.storage.codec import Codec, read_file
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.codec import Codec
 from vane_dagster.storage.store import Store
 from vane_dagster.types.schema import read_schema, schema_record
+
+SCHEMAS = "schemas"
+"""The folder with the pins, below a stage's."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,11 @@ _CODEC = Codec(SchemaPin, read={"schema": read_schema}, write={"schema": schema_
 def read_pin(store: Store, pipeline: str, stage: str, definition: str) -> SchemaPin | None:
     """Return the pinned schema of a stage; None if there is none."""
     fix = "Delete it, and the next run infers the schema again"
-    return read_file(_folder(store, pipeline, stage), f"{definition}.json", _CODEC.load, fix)
+    return store.read_record((pipeline, stage, SCHEMAS), f"{definition}.json", _CODEC.load, fix)
 
 
 def keep_pin(store: Store, pipeline: str, stage: str, definition: str, pin: SchemaPin) -> SchemaPin:
     """Pin a schema, unless another run has pinned one meanwhile."""
-    folder, name = _folder(store, pipeline, stage), f"{definition}.json"
+    folder, name = store.root.child(pipeline, stage, SCHEMAS), f"{definition}.json"
     folder.create(name, json.dumps(_CODEC.record(pin)).encode())
     return read_pin(store, pipeline, stage, definition) or pin
-
-
-def _folder(store: Store, pipeline: str, stage: str) -> Location:
-    return store.root.child(pipeline, stage, "schemas")

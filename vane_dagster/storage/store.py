@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import FORMAT, read_file
 from vane_dagster.storage.damage import read_whole
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import Location, absolute_url
 from vane_dagster.storage.manifest import (
     Manifest,
     ManifestName,
@@ -21,9 +21,13 @@ from vane_dagster.storage.manifest import (
 )
 from vane_dagster.storage.paths import partition_folder
 
+_K = TypeVar("_K")
+_T = TypeVar("_T")
 _LISTED_ONE_BY_ONE = 8
 ANNOUNCED = "publishing-"
 """The name prefix of manifests with an unfinished publication."""
+PUBLISHED = "~published"
+"""The folder below a branch's root that its `write` stages publish into."""
 TARGET = "target.json"
 """The file with the target of a `write` stage."""
 CONDEMNED = "condemned.json"
@@ -35,19 +39,52 @@ class Store:
 
     ``<root>/<pipeline>/<stage>/parts/<partition>/<fragment key>-<digest>.parquet`` and
     ``<root>/<pipeline>/<stage>/manifests/<partition>/<sequence>-g<generation>-<plan>-<content>.json``.
+
+    A store with a fallback is a branch: a partition of a stage that it has committed is its own,
+    and every other one is read from the fallback. A manifest and its parts are below one root, so a
+    commit copies parts of the fallback that its manifest names. Nothing is written to the fallback.
+
+    Attributes:
+        root: The folder or bucket.
+        keeps_code: Whether texts of definitions are stored.
+        fallback: The store that a branch reads what it lacks from.
+        targets: Where a branch publishes `write` stages, by "pipeline/stage"; others are published
+            below its root.
     """
 
-    def __init__(self, root: Location, keeps_code: bool = True) -> None:
+    def __init__(
+        self,
+        root: Location,
+        keeps_code: bool = True,
+        fallback: Store | None = None,
+        targets: Mapping[str, str] | None = None,
+    ) -> None:
         self.root = root
         self.keeps_code = keeps_code
+        self.fallback = fallback
+        self.targets = targets or {}
+
+    @property
+    def layers(self) -> tuple[Store, ...]:
+        """The store, and the one that it reads what it lacks from."""
+        return (self,) if self.fallback is None else (self, *self.fallback.layers)
 
     def parts(self, pipeline: str, stage: str, partition: str | None) -> Location:
-        """Return the folder of a stage's parts in a partition."""
+        """Return the folder that a stage's parts in a partition are written to."""
         return self.root.child(pipeline, stage, "parts", partition_folder(partition))
 
+    def parts_of(self, manifest: Manifest) -> Location:
+        """Return the folder with the parts of a manifest, which is not one of a `write` stage."""
+        place = manifest.pipeline, manifest.stage, "parts", partition_folder(manifest.partition)
+        return (manifest.root or self.root).child(*place)
+
     def manifests(self, pipeline: str, stage: str, partition: str | None) -> Location:
-        """Return the folder of a stage's manifests in a partition."""
+        """Return the folder that a stage's manifests in a partition are written to."""
         return self.root.child(pipeline, stage, "manifests", partition_folder(partition))
+
+    def stages(self, pipeline: str) -> list[str]:
+        """Return the folders of a pipeline's stages, sorted."""
+        return sorted({s for each in self.layers for s in each.root.child(pipeline).folders()})
 
     def latest(
         self, pipeline: str, stage: str, partitions: Iterable[str | None]
@@ -59,10 +96,17 @@ class Store:
             return {wanted[folder]: name for folder, name in listed.items() if folder in wanted}
         found: dict[str | None, ManifestName] = {}
         for key in wanted.values():
-            name = latest_name(self.manifests(pipeline, stage, key).names())
+            name = self.latest_own(pipeline, stage, key)
             if name is not None:
                 found[key] = name
+        if self.fallback is not None:
+            lacking = [key for key in wanted.values() if key not in found]
+            found |= _finished(self.fallback.latest(pipeline, stage, lacking))
         return found
+
+    def latest_own(self, pipeline: str, stage: str, partition: str | None) -> ManifestName | None:
+        """Return the name of the manifest in force below this root alone."""
+        return latest_name(self.manifests(pipeline, stage, partition).names())
 
     def latest_of_all(self, pipeline: str, stage: str) -> dict[str, ManifestName]:
         """Return the manifests in force of a stage, by partition folder, from one listing."""
@@ -71,28 +115,48 @@ class Store:
             folder, _, name = path.rpartition("/")
             listed.setdefault(folder, []).append(name)
         found = {folder: latest_name(names) for folder, names in listed.items()}
-        return {folder: name for folder, name in found.items() if name is not None}
+        own = {folder: name for folder, name in found.items() if name is not None}
+        if self.fallback is None:
+            return own
+        return _finished(self.fallback.latest_of_all(pipeline, stage)) | own
+
+    def history(self, pipeline: str, stage: str) -> list[tuple[str, ManifestName]]:
+        """Return the folder and name of every manifest of a stage, in the order of commits.
+
+        Those of the fallback precede the store's own.
+        """
+        found = {
+            (path.rpartition("/")[0], name): None
+            for each in reversed(self.layers)
+            for path in sorted(each.root.child(pipeline, stage, "manifests").walk())
+            if (name := ManifestName.parse(path.rpartition("/")[2])) is not None
+        }
+        return list(found)
 
     def read(
         self, pipeline: str, stage: str, partition: str | None, name: ManifestName
     ) -> Manifest:
         """Open a manifest."""
-        return self.opened(self.manifests(pipeline, stage, partition), str(name))
+        return self.opened(pipeline, stage, partition_folder(partition), str(name))
 
-    def opened(self, location: Location, name: str) -> Manifest:
-        """Open a manifest by its folder and file name."""
+    def opened(self, pipeline: str, stage: str, folder: str, name: str) -> Manifest:
+        """Open a manifest by the folder of its partition and its file name."""
+        location = self.root.child(pipeline, stage, "manifests", folder)
         try:
-            return Manifest.loads(location.read(name), location.file_url(name))
+            manifest = Manifest.loads(location.read(name), location.file_url(name))
+            return replace(manifest, root=self.root)
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            if isinstance(error, FileNotFoundError) and self.fallback is not None:
+                return self.fallback.opened(pipeline, stage, folder, name)
             raise StoreError(
                 f"manifest {location.file_url(name)!r} cannot be read: {type(error).__name__}: "
                 f"{error}. Delete it and materialize the stage again"
             ) from error
 
-    def opened_if_there(self, location: Location, name: str) -> Manifest | None:
+    def opened_if_there(self, pipeline: str, stage: str, folder: str, name: str) -> Manifest | None:
         """Open a manifest; None if it is gone, because another run has removed it."""
         try:
-            return self.opened(location, name)
+            return self.opened(pipeline, stage, folder, name)
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return None
@@ -154,9 +218,9 @@ class Store:
         self, pipeline: str, stage: str, partition: str | None
     ) -> Iterator[Sequence[str]]:
         """Yield the published files of each earlier or announced manifest, the newest first."""
-        location = self.manifests(pipeline, stage, partition)
-        for name in sorted(location.names(), reverse=True):
-            if (manifest := self.opened_if_there(location, name)) is not None:
+        folder = partition_folder(partition)
+        for name in sorted(self.manifests(pipeline, stage, partition).names(), reverse=True):
+            if (manifest := self.opened_if_there(pipeline, stage, folder, name)) is not None:
                 yield manifest.published_files
 
     def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
@@ -167,7 +231,8 @@ class Store:
     def existing_parts(self, *folders: Location) -> dict[str, dict[str, Location]]:
         """Return the part files in the folders, by fragment key: name and folder of each.
 
-        Two runs that computed the same fragment at once leave two parts.
+        Of files with the same name, the last folder's counts. Two runs that computed the same
+        fragment at once leave two parts.
         """
         found: dict[str, dict[str, Location]] = {}
         for folder in folders:
@@ -177,12 +242,22 @@ class Store:
         return found
 
     def condemned(self, pipeline: str, stage: str) -> dict[str, float]:
-        """Return the parts of a stage that are marked for deletion."""
+        """Return the parts of a stage that are marked for deletion, here or in the fallback."""
 
         def parse(record: Any) -> dict[str, float]:
             return {str(path): float(since) for path, since in record.items() if path != FORMAT}
 
-        return read_file(self.root.child(pipeline, stage), CONDEMNED, parse) or {}
+        own = read_file(self.root.child(pipeline, stage), CONDEMNED, parse) or {}
+        return own if self.fallback is None else self.fallback.condemned(pipeline, stage) | own
+
+    def read_record(
+        self, folder: Sequence[str], name: str, parse: Callable[[Any], _T], fix: str = "Delete it"
+    ) -> _T | None:
+        """Read and parse a file of JSON by its folder below the root; None if there is none."""
+        for each in self.layers:
+            if (found := read_file(each.root.child(*folder), name, parse, fix)) is not None:
+                return found
+        return None
 
     def target(self, pipeline: str, stage: str) -> tuple[str, str] | None:
         """The URL pattern and format of a `write` stage's target, as the last run kept it."""
@@ -203,7 +278,8 @@ class Store:
     ) -> dict[str, Any]:
         """Return a pipeline's stored setting; on first use, store `default` and return it."""
         folder, file = self.root.child(pipeline), f"{name}.json"
-        record = read_file(folder, file, dict, "Fix it, or delete it to restore the default")
+        fix = "Fix it, or delete it to restore the default"
+        record: dict[str, Any] | None = self.read_record([pipeline], file, dict, fix)
         if record is not None:
             return record
         if keep and not folder.create(file, json.dumps(dict(default)).encode()):
@@ -218,6 +294,42 @@ def latest_name(names: Collection[str]) -> ManifestName | None:
         return None
     in_force = max(parsed, key=lambda n: (n.sequence, n.plan, n.content))
     return replace(in_force, unfinished=any(name.startswith(ANNOUNCED) for name in names))
+
+
+def open_branch(
+    root: str,
+    fallback: str,
+    options: Mapping[str, Any],
+    keeps_code: bool = True,
+    targets: Mapping[str, str] | None = None,
+) -> Store:
+    """Open a store with a fallback. The options reach those of the two that are not local disk.
+
+    Raises:
+        StoreError: If one of the roots is, or is in, the other.
+    """
+    own, other = absolute_url(root).rstrip("/"), absolute_url(fallback).rstrip("/")
+    if f"{own}/".startswith(f"{other}/") or f"{other}/".startswith(f"{own}/"):
+        raise StoreError(
+            f"FragmentStore: root is {own!r} and fallback {other!r}; expected two folders of which "
+            "none is in the other. Give the branch a root of its own"
+        )
+    place = Location(own, options)
+    far = options if place.is_local else place.options_for(other)
+    given = {} if place.is_local else options
+    read = Store(Location(other, far, is_read_only=True))
+    return Store(Location(own, given), keeps_code, read, targets)
+
+
+def _finished(listed: Mapping[_K, ManifestName]) -> dict[_K, ManifestName]:
+    """Return names of manifests as a branch sees them: publications of its fallback are others'."""
+    return {key: replace(name, unfinished=False) for key, name in listed.items()}
+
+
+def copy_files(source: Location, target: Location, names: Iterable[str]) -> None:
+    """Copy files of a folder into another, in order."""
+    for name in names:
+        target.write(name, source.read(name))
 
 
 def read_part_info(folder: Location, name: str) -> PartInfo:

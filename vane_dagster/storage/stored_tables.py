@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.storage.codec import parse_file, read_file
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileSpan
 from vane_dagster.types.schema import read_schema, schema_record
 
@@ -152,6 +152,24 @@ def create_record(
 def read_record(root: Location, identity: str, name: str = COMPLETE) -> StoredTable | None:
     """Return a table by one of its records; None if there is no such record."""
     return read_file(_records(root, identity), name + _SUFFIX, _table)
+
+
+def borrow(
+    root: Location, fallback: Location | None, identity: str, name: str = COMPLETE
+) -> StoredTable | None:
+    """Return a table by one of its records; a branch copies it from its fallback if it lacks it.
+
+    So a collection there takes nothing from the branch.
+    """
+    found = read_record(root, identity, name)
+    if found is not None or fallback is None:
+        return found
+    found = read_record(fallback, identity, name)
+    if found is None or not has_all_rows(fallback, found):
+        return None
+    places = sorted(found.files)
+    in_threads(lambda each: tables(root).write(each, tables(fallback).read(each)), places)
+    return create_record(root, identity, found, name)
 
 
 def has_all_rows(root: Location, table: StoredTable) -> bool:

@@ -31,6 +31,7 @@ from vane_dagster.storage.manifest import (
     PartInfo,
 )
 from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.reader import with_rows
 from vane_dagster.storage.row_records import (
     AT,
@@ -74,7 +75,7 @@ class ManifestIndex:
     @cached_property
     def stages(self) -> Sequence[str]:
         """The stages that were materialized in any partition."""
-        return self.store.root.child(self.pipeline).folders()
+        return self.store.stages(self.pipeline)
 
     def origin(self, manifest: Manifest, index: int, id: Any) -> RowOrigin | None:
         """Where the outcome of a row was computed, if the part copied it; None if unknown."""
@@ -94,7 +95,7 @@ class ManifestIndex:
         return RowOrigin(found[RUN_ID], found[MODEL], found[CODE], found[AT].timestamp())
 
     def _row_records(self, manifest: Manifest, part: PartInfo) -> pa.Table:
-        folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        folder = self.store.parts_of(manifest)
         place = folder.file_url(part.row_records)
         if place not in self._records:
             self._records = {place: read_part(folder, part.row_records, (ID, *ORIGIN))}
@@ -129,8 +130,8 @@ class ManifestIndex:
     def open(self, stage: str, name: str) -> Manifest | None:
         """Return a manifest by name; None if it was garbage-collected."""
         if (stage, name) not in self._opened:
-            folder = self.store.manifests(self.pipeline, stage, self.partition)
-            self._opened[stage, name] = self.store.opened_if_there(folder, name)
+            place = (self.pipeline, stage, partition_folder(self.partition), name)
+            self._opened[stage, name] = self.store.opened_if_there(*place)
         return self._opened[stage, name]
 
     def above(self, manifest: Manifest, stage: str) -> Manifest | None:
@@ -143,8 +144,7 @@ class ManifestIndex:
         if found := self.in_force(stage):
             return found[1]
         for folder, name in self.store.latest_of_all(self.pipeline, stage).items():
-            place = self.store.root.child(self.pipeline, stage, "manifests", folder)
-            return self.store.opened(place, str(name))
+            return self.store.opened(self.pipeline, stage, folder, str(name))
         return None
 
     def published(self, manifest: Manifest, index: int) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ class ManifestIndex:
     def _files(self, manifest: Manifest, indexes: Sequence[int]) -> list[RowFile]:
         """Return the files with the rows of parts."""
         stored = with_rows(self.store, manifest)
-        folder = self.store.parts(stored.pipeline, stored.stage, stored.partition)
+        folder = self.store.parts_of(stored)
         return [RowFile(folder, stored.parts[index].name) for index in indexes]
 
     def position_in_source(
@@ -194,7 +194,7 @@ class ManifestIndex:
             if part.row_records:
                 ids = self._row_records(manifest, part).column(ID)
             elif manifest.kind == ProjectSpec.kind and part.rows == rows:
-                folder = self.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+                folder = self.store.parts_of(manifest)
                 ids = read_part(folder, part.name, (manifest.keys[-1],)).column(0)
             else:
                 return None
@@ -342,4 +342,5 @@ def fragment_index(manifest: Manifest, fragment: FragmentRecord, guess: int) -> 
 
 
 def _pipelines(store: Store) -> list[str]:
-    return [name for name in store.root.folders() if not name.startswith("~")]
+    found = {name for each in store.layers for name in each.root.folders()}
+    return sorted(name for name in found if not name.startswith("~"))

@@ -75,7 +75,7 @@ def leaving(
     verbs = [v for v, n in (("filtered", part.filtered), ("quarantined", part.quarantined)) if n]
     if not part.faults:
         return f"{' or '.join(verbs) or 'left out'} by {label!r}"
-    folder = manifest_index.store.parts(manifest.pipeline, manifest.stage, manifest.partition)
+    folder = manifest_index.store.parts_of(manifest)
     try:
         faults = pq.read_table(pa.BufferReader(folder.read(part.faults))).to_pylist()
     except (OSError, StoreError, pa.ArrowException):

@@ -122,14 +122,18 @@ class _BackwardWalk:
         if place is None or step.row is None:
             return
         pipeline, stage, folder, file = place
-        manifests = store.root.child(pipeline, stage, "manifests", folder)
-        named = sorted((n for n in manifests.names() if ManifestName.parse(n)), reverse=True)
+        names = (
+            name
+            for each in store.layers
+            for name in each.root.child(pipeline, stage, "manifests", folder).names()
+        )
+        named = sorted({name for name in names if ManifestName.parse(name)}, reverse=True)
         for name in named[:_MAX_MANIFESTS]:
-            manifest = store.opened(manifests, name)
+            manifest = store.opened(pipeline, stage, folder, name)
             index = next((i for i, part in enumerate(manifest.parts) if part.name == file), None)
             if index is None:
                 continue
-            part = RowFile(store.parts(pipeline, stage, manifest.partition), file)
+            part = RowFile(store.parts_of(manifest), file)
             try:
                 row = row_at(part, manifest.keys, step.row)
             except (FileNotFoundError, StoreError):
@@ -276,14 +280,14 @@ _MAX_MANIFESTS = 50
 
 def _stage_of(store: Store, url: str) -> tuple[str, str, str, str] | None:
     """Return the pipeline, stage, partition folder and file name of a part in the store."""
-    root = store.root
-    if protocol_of(url) != protocol_of(root.url):
-        return None
-    path, above = Location(url, root.storage_options).path, f"{root.path}/"
-    names = path[len(above) :].split("/") if path.startswith(above) else []
-    if len(names) != 5 or names[2] != "parts" or names[0].startswith("~"):
-        return None
-    return names[0], names[1], names[3], names[4]
+    for root in (each.root for each in store.layers):
+        if protocol_of(url) != protocol_of(root.url):
+            continue
+        path, above = Location(url, root.storage_options).path, f"{root.path}/"
+        names = path[len(above) :].split("/") if path.startswith(above) else []
+        if len(names) == 5 and names[2] == "parts" and not names[0].startswith("~"):
+            return names[0], names[1], names[3], names[4]
+    return None
 
 
 @dataclass(frozen=True)
