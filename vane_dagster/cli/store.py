@@ -9,6 +9,10 @@ from typing import Any
 
 import click
 
+from vane_dagster._texts import count
+from vane_dagster.cli.definitions import FILE, MODULE, Definitions
+from vane_dagster.orchestration.io_manager import FragmentStore
+from vane_dagster.orchestration.promote import promote as run_promotion
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
@@ -117,6 +121,63 @@ def gc(
         )
     if stages == nothing:
         click.echo(f"Nothing to remove in {stages} stage{'s' * (stages != 1)}.")
+
+
+@store.command()
+@click.argument("branch", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.argument("pipeline")
+@FILE
+@MODULE
+@click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+def promote(
+    branch: str,
+    target: str,
+    pipeline: str,
+    file: str | None,
+    module: str | None,
+    storage_options: dict[str, Any],
+) -> None:
+    """Puts what a branch has committed of PIPELINE in force in the store that it started from.
+
+    FROM is the root of the branch, and TO the root of its fallback. Manifests and the parts that
+    they name are copied; nothing is computed. Refused if other versions are in force in TO than
+    those that the branch was made from. If it is killed, run it again.
+
+    With the definitions, as -f definitions.py, it then publishes the write stages and reports
+    materializations to the instance of $DAGSTER_HOME. Without them the next run with TO does.
+
+    Example: vane-dagster store promote s3://lake/dev/feature-x s3://lake/.vane docs -f defs.py
+    """
+    given: Any = {"storage_options": storage_options}
+    found = compute = None
+    if file is not None or module is not None:
+        definitions = Definitions(file, module)
+        found, compute = definitions.pipeline(pipeline), definitions.resource("compute")
+        if (declared := definitions.resource("store")) is not None:
+            given = {
+                "storage_options": storage_options or declared.storage_options,
+                "keep_sources": declared.keep_sources,
+            }
+    promoted = run_promotion(
+        FragmentStore(root=branch, fallback=target, **given),
+        FragmentStore(root=target, **given),
+        pipeline,
+        found,
+        compute,
+    )
+    for stage in dict.fromkeys(each.stage for each in promoted):
+        of_stage = [each for each in promoted if each.stage == stage]
+        parts = {part.name: part.bytes for each in of_stage for part in each.parts}
+        click.echo(
+            f"{pipeline}/{stage}: {count(len(of_stage), 'partition')} promoted, copied "
+            f"{_count(parts, 'part')}"
+        )
+    if found is None:
+        click.echo(
+            f"Nothing is published and reported yet: run the partitions with the store {target!r}, "
+            "which computes nothing else"
+        )
 
 
 def _changes(stage: GcReport) -> list[tuple[str, dict[str, int], str]]:

@@ -121,5 +121,15 @@ def undo_adoption(store: Store, pipeline: str, adoption: Adoption) -> None:
     folder.delete([_name("adopted", adoption.stage, adoption.definition)])
 
 
+def copy_adoptions(source: Store, target: Store, pipeline: str) -> None:
+    """Take over the adoptions of another store, and those that were undone there."""
+    folder, other = target.root.child(pipeline), source.root.child(pipeline)
+    for name in sorted(other.names().keys() - folder.names().keys(), reverse=True):
+        if name.startswith("undone-"):  # before those that were adopted again
+            folder.delete([f"adopted{name.rpartition('-')[0].removeprefix('undone')}.json"])
+        if name.startswith(("adopted-", "undone-")):
+            folder.create(name, other.read(name))
+
+
 def _name(kind: str, stage: str, definition: str, suffix: str = ".json") -> str:
     return f"{kind}-{stage}-{definition}{suffix}"

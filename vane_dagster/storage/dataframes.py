@@ -117,7 +117,7 @@ def _table(rows: StoredRows) -> pa.Table:
 
 def _of_damage(rows: StoredRows, error: Exception) -> StoreError:
     """Return the error for files that cannot be read, which names the first of them."""
-    fs, where = rows.base.fs, ""
+    fs, where = rows.fs, ""
     for path, partition in zip(rows.paths, rows.partitions):
         try:
             with fs.open(path, "rb") as file:
@@ -139,7 +139,7 @@ def _dataset(rows: StoredRows) -> Any:
         return ds.dataset(empty_table(rows.schema))
     # Without this, folders named after keys such as "day=1" would become columns.
     return ds.dataset(
-        list(rows.paths), schema=rows.schema, filesystem=rows.base.fs, format=verified(),
+        list(rows.paths), schema=rows.schema, filesystem=rows.fs, format=verified(),
         partitioning=None,
     )  # fmt: skip
 
@@ -157,7 +157,7 @@ def _polars_lazy(rows: StoredRows) -> Any:
     pl: Any = importlib.import_module("polars")
     if not rows.paths or any(holds_tensors(field.type) for field in rows.schema):
         return _polars(rows).lazy()
-    if not rows.base.is_local:
+    if not rows.is_local:
         return pl.scan_pyarrow_dataset(_dataset(rows))
     frame = pl.scan_parquet(
         list(rows.paths), glob=False, hive_partitioning=False, extra_columns="ignore"
@@ -178,8 +178,8 @@ def _relation(rows: StoredRows) -> Any:
     spill_below(connection, user_folder("spill"))
     if not rows.paths:
         return connection.from_arrow(empty_table(rows.schema))
-    fs = rows.base.fs
-    if not rows.base.is_local:
+    fs = rows.fs
+    if not rows.is_local:
         connection.register_filesystem(fs)
     files = ", ".join(literal(duckdb_path(fs, path)) for path in rows.paths)
     listed = ", ".join(_selected(field) for field in rows.schema)
@@ -205,7 +205,7 @@ def _ray_dataset(rows: StoredRows) -> Any:
         )
     if not rows.paths:
         return data.from_arrow(empty_table(rows.schema))
-    fs = None if rows.base.is_local else PyFileSystem(FSSpecHandler(rows.base.fs))
+    fs = None if rows.is_local else PyFileSystem(FSSpecHandler(rows.fs))
     read = data.read_parquet(list(rows.paths), filesystem=fs, partitioning=None)
     return read.select_columns(rows.schema.names)
 

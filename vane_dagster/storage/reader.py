@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
 from vane_dagster._arguments import NAME
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import StoreError, names
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import Location, in_threads, protocols
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
 from vane_dagster.storage.store import Store
@@ -29,17 +30,22 @@ class StoredRows:
 
     Attributes:
         label: The asset, as "docs/embedding".
-        base: A folder on the file system of all files.
+        fs: The file system of all files.
         paths: The paths of the files on that file system.
         schema: The rows' schema.
         partitions: The partition of each file.
     """
 
     label: str
-    base: Location
+    fs: Any
     paths: tuple[str, ...]
     schema: pa.Schema
     partitions: tuple[str | None, ...]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all files are on a local disk."""
+        return "file" in protocols(self.fs)
 
     def select(self, columns: Sequence[str] | None) -> StoredRows:
         """Select columns."""
@@ -96,12 +102,16 @@ def read(
 
 def rows_of(store: Store, label: str, manifests: Mapping[str | None, Manifest]) -> StoredRows:
     """Return the rows of some manifests of an asset, whether in force or not."""
+    from vane_dagster.storage.mixed_files import file_system  # imports fsspec
+
     stored = in_threads(lambda manifest: with_rows(store, manifest), manifests.values())
     placed = [(key, *places(store, each)) for key, each in zip(manifests, stored)]
+    folders, found_names = [folder for _, folder, _ in placed], [each for *_, each in placed]
+    fs, paths = file_system(folders or [store.root], found_names)
     return StoredRows(
         label,
-        store.root,
-        tuple(folder.file(name) for _, folder, found in placed for name in found),
+        fs,
+        tuple(paths),
         _common_schema(label, stored) if stored else pa.schema([]),
         tuple(key for key, _, found in placed for _ in found),
     )

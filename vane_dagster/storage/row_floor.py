@@ -32,6 +32,13 @@ def raise_floor(store: Store, pipeline: str, stage: str, run_id: str) -> int:
     return raised
 
 
+def copy_floor(source: Store, target: Store, pipeline: str, stage: str) -> None:
+    """Raise the floor of a stage to that of another store."""
+    found = _read(source, pipeline, stage)
+    if found.floor > _read(target, pipeline, stage).floor:
+        target.root.child(pipeline, stage).write(_FILE, json.dumps(_CODEC.record(found)).encode())
+
+
 @dataclass(frozen=True)
 class _Floor:
     """A floor, and the run that has raised it."""

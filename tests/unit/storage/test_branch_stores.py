@@ -1,0 +1,339 @@
+"""Branch stores: which of the two roots each thing is read from, and that only one is written."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.manifests import manifest, part
+from support.store_contract import interrupted_after
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.adoptions import Adoption, adoptions, keep_adoption, undo_adoption
+from vane_dagster.storage.dataframes import loaded
+from vane_dagster.storage.definition_texts import keep_texts, read_texts
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import GcPolicy, collect
+from vane_dagster.storage.manifest import Component, Manifest, ManifestName
+from vane_dagster.storage.promotion import Promotion
+from vane_dagster.storage.reader import read
+from vane_dagster.storage.row_floor import raise_floor, read_floor
+from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
+from vane_dagster.storage.store import Store, open_branch
+from vane_dagster.storage.stored_tables import (
+    ParquetRows,
+    Piece,
+    StoredTable,
+    borrow,
+    create_record,
+    tables,
+)
+
+
+@pytest.fixture(params=["local", "memory", "local over memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """The store that a branch starts from."""
+    is_local = request.param == "local"
+    return Store(Location(str(tmp_path / "store") if is_local else f"memory://{uuid.uuid4().hex}"))
+
+
+@pytest.fixture
+def branch(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> Store:
+    is_remote = request.node.callspec.params["store"] == "memory"
+    root = f"memory://{uuid.uuid4().hex}" if is_remote else str(tmp_path / "branch")
+    return open_branch(root, store.root.url, {})
+
+
+def content(store: Store) -> Mapping[str, bytes]:
+    return {path: store.root.read(path) for path in store.root.walk()}
+
+
+def commit(store: Store, ids: list[int], **given: str | None) -> ManifestName:
+    """Commit rows as a run does, after a plan by what is in force."""
+    made = manifest(**given)  # type: ignore[arg-type]
+    info = part(store.parts(made.pipeline, made.stage, made.partition), ids, key=f"{ids[0]:040x}")
+    return store.commit(replace(manifest([info], **given), upstream={}))  # type: ignore[arg-type]
+
+
+def rows(store: Store, stage: str = "s") -> list[int]:
+    found = read(store, ["docs", stage], None)
+    return sorted(loaded(found, "pyarrow.Table").column("id").to_pylist())
+
+
+def test_a_partition_that_the_branch_has_committed_is_its_own_and_others_are_the_fallbacks(
+    store, branch
+):
+    commit(store, [1], partition="p")
+    commit(store, [2], partition="q")
+    before = content(store)
+    assert rows(branch) == [1, 2]
+    commit(branch, [3], partition="p")
+    assert rows(branch) == [2, 3]
+    assert content(store) == before
+    now = commit(store, [4], partition="p")
+    commit(store, [5], partition="q")
+    assert rows(branch) == [3, 5], "a partition is never one of both"
+    assert branch.latest("docs", "s", ["p", "q"])["p"] != now
+    many = ["p", "q", *map(str, range(9))]
+    assert branch.latest("docs", "s", many) == branch.latest("docs", "s", ["p", "q"])
+
+
+@pytest.mark.parametrize(
+    "form", ["pyarrow.dataset.Dataset", "polars.LazyFrame", "duckdb.DuckDBPyRelation"]
+)
+def test_rows_of_both_are_one_table(store, branch, form):
+    commit(store, [2], partition="q")
+    commit(branch, [3], partition="p")
+    found = loaded(read(branch, ["docs", "s"], ["q", "p"]), form)
+    found = found.to_table() if "Dataset" in form else found
+    found = found.collect() if "polars" in form else found
+    column = found.fetchall() if "duckdb" in form else [(n,) for n in list(found["id"])]
+    assert [int(str(each[0])) for each in column] == [2, 3]
+
+
+def test_publications_of_the_fallback_are_not_the_branchs(store, branch):
+    commit(store, [1])
+    store.announce(manifest(plan="1"))
+    assert store.latest("docs", "s", ["p"])["p"].unfinished
+    assert not branch.latest("docs", "s", ["p"])["p"].unfinished
+    branch.announce(manifest(plan="1"))
+    branch.forget_announced("docs", "s", "p")
+    assert list(branch.published_before("docs", "s", "p")) == []
+    assert store.latest("docs", "s", ["p"])["p"].unfinished
+
+
+def test_nothing_in_the_fallback_can_be_changed(store, branch):
+    commit(store, [1])
+    folder = branch.parts_of(branch.in_force("docs", "s", "p"))
+    (name,) = folder.names()
+    for change in (
+        lambda: folder.write(name, b""),
+        lambda: folder.create("new", b""),
+        lambda: folder.delete([name]),
+        lambda: folder.move(name, folder, "new"),
+        lambda: folder.put("new", __file__),
+    ):
+        with pytest.raises(StoreError, match="a branch only reads its fallback"):
+            change()
+    assert [*folder.names()] == [name]
+
+
+def test_parts_of_the_branch_come_first_and_marked_ones_do_not_count(store, branch):
+    place = ("docs", "s", "p")
+    info = part(store.parts(*place), [1])
+    folders = [each.parts(*place) for each in reversed(branch.layers)]
+    assert branch.existing_parts(*folders)[info.key][info.name].is_read_only
+    part(branch.parts(*place), [1])
+    assert not branch.existing_parts(*folders)[info.key][info.name].is_read_only
+    store.root.child("docs", "s").write("condemned.json", b'{"p/a": 1}')
+    branch.root.child("docs", "s").write("condemned.json", b'{"p/b": 1}')
+    assert branch.condemned("docs", "s") == {"p/a": 1.0, "p/b": 1.0}
+
+
+def adoption(definition: str, stored: str) -> Adoption:
+    made = (Component("code", "f", stored),)
+    return Adoption("s", definition, stored, made, ["code"], 9, 1, 0.0, 1, "me", 1.0)
+
+
+def test_records_start_from_the_fallbacks(store, branch):
+    schema = pa.schema([("id", pa.int64())])
+    pin = SchemaPin(schema, 1, "run", 1.0)
+    keep_pin(store, "docs", "s", "d", pin)
+    keep_texts(store, "docs", "s", "d", lambda: {"f": "text"})
+    keep_adoption(store, "docs", adoption("new", "old"))
+    assert store.setting("docs", "fragments", {"rows": 7}) == {"rows": 7}
+    raise_floor(store, "docs", "s", "run")
+    before = content(store)
+
+    assert read_pin(branch, "docs", "s", "d") == pin
+    assert read_texts(branch, "docs", "s", "d") == {"f": "text"}
+    assert branch.setting("docs", "fragments", {"rows": 8}) == {"rows": 7}
+    known = adoptions(branch, "docs").of("s", "new")
+    assert known == adoption("new", "old")
+    undo_adoption(branch, "docs", known)
+    assert adoptions(branch, "docs").of("s", "new") is None
+    assert len(adoptions(branch, "docs").split("s", "new", ())) == 1
+    assert adoptions(store, "docs").of("s", "new") == known
+    keep_adoption(branch, "docs", adoption("new", "other"))
+    assert adoptions(branch, "docs").of("s", "new") == adoption("new", "other")
+
+    floor = read_floor(store, "docs", "s")
+    assert read_floor(branch, "docs", "s") == floor
+    assert raise_floor(branch, "docs", "s", "other") > floor
+    assert content(store) == before
+
+
+def test_a_table_of_the_fallback_is_copied_once(store, branch):
+    name = "made/x/1.parquet"
+    tables(store.root).write(name, b"rows")
+    piece = Piece("1", 4, 4, (ParquetRows(name, 0, 4),))
+    table = create_record(store.root, "x", StoredTable(pa.schema([]), (piece,)))
+    fallback = branch.fallback.root
+    assert borrow(branch.root, fallback, "x") == table
+    assert borrow(branch.root, fallback, "unknown") is None
+    tables(store.root).delete([name])
+    assert borrow(branch.root, fallback, "x") == table
+    assert tables(branch.root).read(name) == b"rows"
+    assert borrow(Location(f"{branch.root.url}2"), fallback, "x") is None, "it was collected"
+
+
+def test_a_collection_of_a_branch_removes_nothing_else(store, branch):
+    commit(store, [1])
+    commit(store, [2], partition="q")
+    commit(branch, [3])
+    commit(branch, [4])
+    folder = branch.root.child("~published", "docs", "parts", "p")
+    folder.write(f"{'a' * 40}-{'b' * 16}.parquet", b"published")
+    before = content(store)
+    for late in (1e6, 2e6):
+        list(collect(branch, GcPolicy(time.time() + late, 1.0, 1.0)))
+    assert content(store) == before
+    assert rows(branch) == [2, 4]
+    assert len(branch.parts("docs", "s", "p").names()) == 1
+    assert len(folder.names()) == 1
+
+
+@pytest.mark.parametrize("root", ["s3://b/x", "s3://b/x/", "s3://b/x/y", "s3://b"])
+def test_roots_in_each_other_are_refused(root):
+    with pytest.raises(StoreError, match="none is in the other"):
+        vd.FragmentStore(root=root, fallback="s3://b/x").open()
+    assert open_branch("s3://b/xy", "s3://b/x", {}).fallback is not None
+
+
+def test_options_reach_what_is_not_on_the_local_disk(tmp_path):
+    opened = open_branch("s3://b/x", "s3://b/y", {"key": "k"})
+    assert opened.root.storage_options == opened.fallback.root.storage_options == {"key": "k"}
+    opened = open_branch(str(tmp_path), "s3://b/y", {"key": "k"})
+    assert opened.root.storage_options == {}
+    assert opened.fallback.root.storage_options == {"key": "k"}
+    opened = open_branch("s3://b/x", str(tmp_path), {"key": "k"})
+    assert opened.fallback.root.storage_options == {}
+    with pytest.raises(StoreError, match="targets is for a branch"):
+        vd.FragmentStore(root=str(tmp_path), targets={"docs/s": "x"}).open()
+
+
+# Promotion
+
+
+def work(store: Store, branch: Store) -> None:
+    """A store with two stages, and a branch that has computed both again for two partitions."""
+    for key in ("p", "q/ä", None):
+        above = commit(store, [1, 2], partition=key)
+        base = store.commit(replace(manifest(partition=key, stage="t"), upstream={"s": str(above)}))
+        for stage, started in (("s", above), ("t", base)):
+            place = "docs", stage, key
+            made = replace(
+                manifest([part(branch.parts(*place), [5, 6])], key, stage, "1"),
+                upstream={"s": str(branch.latest_own("docs", "s", key))} if stage == "t" else {},
+                branched_from=str(started),
+            )
+            if key is not None:
+                branch.commit(made)
+    keep_pin(branch, "docs", "s", "d", SchemaPin(pa.schema([]), 1, "run", 1.0))
+    keep_adoption(store, "docs", adoption("new", "old"))
+    undo_adoption(branch, "docs", adoption("new", "old"))
+    keep_adoption(branch, "docs", adoption("newer", "old"))
+    raise_floor(branch, "docs", "s", "run")
+
+
+def promoted(store: Store) -> bool:
+    found: list[Manifest] = []
+    for key in ("p", "q/ä"):
+        above, now = (store.in_force("docs", stage, key) for stage in "st")
+        assert above is not None
+        assert now is not None
+        assert now.upstream["s"] == str(store.latest("docs", "s", [key])[key]) or (
+            above.plan != now.plan
+        ), "a manifest is never put in force before the ones that it was made from"
+        found += [above, now]
+    for each in found:
+        names = store.parts_of(each).names()
+        assert {part.name for part in each.parts} <= names.keys(), "parts come first"
+    return {each.plan for each in found} == {"1" * 32}
+
+
+def test_a_promotion_puts_manifests_and_their_parts_in_force(store, branch):
+    work(store, branch)
+    own = content(branch)
+    made = [*Promotion(branch, store, "docs").carry_out()]
+    assert {(each.stage, each.partition, len(each.parts)) for each in made} == {
+        (stage, key, 1) for stage in "st" for key in ("p", "q/ä")
+    }
+    assert promoted(store)
+    assert store.in_force("docs", "s", None).plan == "0" * 32
+    assert read_pin(store, "docs", "s", "d") is not None
+    assert adoptions(store, "docs").of("s", "new") is None
+    assert adoptions(store, "docs").of("s", "newer") == adoption("newer", "old")
+    assert read_floor(store, "docs", "s") == read_floor(branch, "docs", "s") > 0
+    assert content(branch) == own
+    before = content(store)
+    assert [each.parts for each in Promotion(branch, store, "docs").carry_out()] == [()] * 4
+    assert content(store) == before
+
+
+def test_a_promotion_that_is_killed_between_any_two_writes_is_run_again(store, branch, monkeypatch):
+    work(store, branch)
+    calls = kills = 0
+    while True:
+        with monkeypatch.context() as patched:
+            for name in ("write", "create", "delete"):
+                original = getattr(Location, name)
+                patched.setattr(Location, name, interrupted_after(calls, original))
+            try:
+                list(Promotion(branch, store, "docs").carry_out())
+                break
+            except OSError:
+                kills += 1
+        promoted(store)
+        calls += 1 if kills % 3 else 0  # some are killed at the same place again
+        assert kills < 60
+    assert kills > 3
+    assert promoted(store)
+    assert adoptions(store, "docs").of("s", "new") is None
+
+
+@pytest.mark.parametrize("stage", ["s", "t"])
+def test_a_promotion_is_refused_before_anything_is_written(store, branch, stage):
+    work(store, branch)
+    store.commit(manifest(partition="q/ä", stage=stage, plan="2"))
+    before = content(store)
+    with pytest.raises(StoreError, match=f"docs/{stage}, partition 'q/ä': the branch was made "):
+        Promotion(branch, store, "docs")
+    assert content(store) == before
+
+
+def test_a_promotion_is_refused_for_what_was_made_of_another_version(store, branch):
+    above = commit(store, [1])
+    base = store.commit(replace(manifest(stage="t"), upstream={"s": str(above)}))
+    made = replace(manifest(stage="t", plan="1"), upstream={"s": str(above)})
+    branch.commit(replace(made, branched_from=str(base)))
+    Promotion(branch, store, "docs")
+    commit(store, [2], plan="2")
+    with pytest.raises(StoreError, match=f"docs/s, partition 'p': .* made from {above}, and in "):
+        Promotion(branch, store, "docs")
+    with pytest.raises(StoreError, match="has committed nothing of pipeline 'other'"):
+        Promotion(branch, store, "other")
+
+
+def test_a_commit_during_a_promotion_is_not_superseded(store, branch):
+    work(store, branch)
+    made = Promotion(branch, store, "docs")
+    now = store.commit(manifest(partition="p", stage="t", plan="2"))
+    with pytest.raises(StoreError, match="another run has committed it during the promotion"):
+        list(made.carry_out())
+    assert store.latest("docs", "t", ["p"])["p"] == now
+
+
+def test_parts_that_are_about_to_be_deleted_are_written_again(store, branch):
+    work(store, branch)
+    info = part(store.parts("docs", "s", "p"), [5, 6])
+    path = f'{{"p/{info.name}": 1}}'
+    store.root.child("docs", "s").write("condemned.json", path.encode())
+    made = [*Promotion(branch, store, "docs").carry_out()]
+    assert [len(each.parts) for each in made] == [1, 1, 1, 1]

@@ -1,0 +1,100 @@
+"""`vane-dagster store promote`: what a branch has committed becomes what is in force."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from vane_dagster.errors import PlanError, StoreError, names
+from vane_dagster.orchestration.assets import build_assets
+from vane_dagster.orchestration.forecasts import make_forecast
+from vane_dagster.orchestration.io_manager import FragmentStore
+from vane_dagster.orchestration.resources import LocalCompute
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.storage.promotion import Place, Promoted, Promotion
+
+_QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+
+
+def promote(
+    branch: FragmentStore,
+    target: FragmentStore,
+    name: str,
+    pipeline: Pipeline | None = None,
+    compute: Any = None,
+) -> list[Promoted]:
+    """Promote a pipeline's manifests; with its definitions, publish and report them too.
+
+    Args:
+        branch: The branch, with the other store as its fallback.
+        target: The other store.
+        name: The pipeline's name.
+        pipeline: The pipeline as it was materialized in the branch. A run with the other store
+            publishes its `write` stages and reports materializations to Dagster.
+        compute: The compute resource of that run, which only reads and writes.
+
+    Raises:
+        StoreError: If another version is in force than the branch has started from.
+        PlanError: If the definitions are others than those of the branch.
+    """
+    promotion = Promotion(branch.open(), target.open(), name)
+    if pipeline is not None:
+        _require_up_to_date(branch, pipeline, promotion.places)
+    promoted = list(promotion.carry_out())
+    if pipeline is not None:
+        _report(target, pipeline, promotion.places, compute)
+    return promoted
+
+
+def _by_partition(places: Sequence[Place]) -> Mapping[str | None, list[str]]:
+    found: dict[str | None, list[str]] = {}
+    for stage, key in places:
+        found.setdefault(key, []).append(stage)
+    return found
+
+
+def _require_up_to_date(branch: FragmentStore, pipeline: Pipeline, places: Sequence[Place]) -> None:
+    """Refuse definitions that would compute what is promoted again."""
+    for key, stages in _by_partition(places).items():
+        if unknown := [stage for stage in stages if stage not in pipeline.stages]:
+            raise PlanError(
+                f"pipeline {pipeline.name!r} has no stage {names(unknown)}, which the branch "
+                f"{branch.root!r} has committed. Give the definitions of the branch"
+            )
+        plan = make_forecast(pipeline, None if key is None else [key], stages, branch)
+        if not plan.is_up_to_date:
+            raise PlanError(
+                f"the branch {branch.root!r} is not up to date with the definitions, and nothing "
+                f"was promoted. Materialize there first:\n{plan}"
+            )
+
+
+def _report(
+    target: FragmentStore, pipeline: Pipeline, places: Sequence[Place], compute: Any
+) -> None:
+    """Publish and report what was promoted, by a run of each partition."""
+    assets = build_assets(pipeline)
+    instance = dg.DagsterInstance.get() if os.environ.get("DAGSTER_HOME") else None
+    resources = {"store": target, "compute": LocalCompute() if compute is None else compute}
+    for key, stages in _by_partition(places).items():
+        publishing = [
+            s.name for s in pipeline if s.spec.publishes and {*s.spec.upstream} & {*stages}
+        ]
+        done = dg.materialize(
+            [assets],
+            selection=[pipeline[stage].key for stage in (*stages, *publishing)],
+            partition_key=key,
+            resources=resources,
+            instance=instance,
+            run_config=_QUIET,
+            raise_on_error=False,
+        )
+        if not done.success:
+            where = "" if key is None else f" of partition {key!r}"
+            raise StoreError(
+                f"pipeline {pipeline.name!r}: what was promoted{where} is in force, and run "
+                f"{done.run_id} has failed to publish or report it. Run the promotion again"
+            )

@@ -1,0 +1,213 @@
+"""Promotion: the manifests of a branch, and the parts that they name, become those of its fallback.
+
+A partition of a stage is promoted only if the manifest that the branch started from is still in
+force. Everything is checked before anything is written, and each manifest is written after its
+parts and after the manifests of its upstream stages. So a promotion that was killed can be run
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.adoptions import copy_adoptions
+from vane_dagster.storage.definition_texts import DEFINITIONS, file_of
+from vane_dagster.storage.filesystem import in_threads
+from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
+from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.row_floor import copy_floor
+from vane_dagster.storage.schema_pins import SCHEMAS
+from vane_dagster.storage.store import Store, copy_files
+
+Place = tuple[str, str | None]
+"""A stage and the key of a partition."""
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """A partition of a stage that was promoted.
+
+    Attributes:
+        stage: The stage.
+        partition: The partition's key.
+        parts: The parts that were copied; none if the other store has them.
+    """
+
+    stage: str
+    partition: str | None
+    parts: Sequence[PartInfo]
+
+
+class Promotion:
+    """The promotion of a pipeline, which is checked when it is made.
+
+    Stages that publish are not promoted: a run with the other store publishes them there.
+
+    Raises:
+        StoreError: If the branch has nothing to promote, or what it was made from is not in force.
+    """
+
+    def __init__(self, branch: Store, target: Store, pipeline: str) -> None:
+        # What a branch reads from its fallback is there already.
+        self._branch, self._target = Store(branch.root), Store(target.root)
+        self._pipeline = pipeline
+        self._found = self._in_force()
+        self._before = self._present()
+        if problems := [*self._superseded(), *self._stale()]:
+            more = f"; and {len(problems) - 3} more" * (len(problems) > 3)
+            raise StoreError(
+                f"{branch.root.url!r} was not promoted into {target.root.url!r}, where other "
+                f"versions are in force by now: {'; '.join(problems[:3])}{more}. Materialize in a "
+                "new branch, which starts from them"
+            )
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """What is promoted, upstream stages first."""
+        return tuple(self._found)
+
+    def carry_out(self) -> Iterator[Promoted]:
+        """Copy parts and commit manifests."""
+        self._copy_records()
+        committed: dict[Place, str] = {}
+        for place, (name, manifest) in self._found.items():
+            before = self._before.get(place)
+            if before is not None and _content(before) == _content(name):
+                committed[place] = str(before)
+                yield Promoted(*place, ())
+                continue
+            copied = self._copy_parts(manifest)
+            if self._latest(place) != before:
+                raise StoreError(
+                    f"{self._label(place)}: another run has committed it during the promotion. "
+                    "What was promoted before is complete; run the promotion again"
+                )
+            upstream = {
+                stage: committed.get((stage, place[1]), known)
+                for stage, known in manifest.upstream.items()
+            }
+            made = replace(manifest, upstream=upstream, branched_from="")
+            committed[place] = str(self._target.commit(made))
+            self._copy_parts(manifest)  # what a collection has deleted before the commit
+            yield Promoted(*place, copied)
+
+    def _in_force(self) -> Mapping[Place, tuple[ManifestName, Manifest]]:
+        """Read the manifests of the branch that do not publish, upstream stages first."""
+        found: dict[Place, tuple[ManifestName, Manifest]] = {}
+        for stage in self._branch.stages(self._pipeline):
+            latest = self._branch.latest_of_all(self._pipeline, stage)
+            given = [(self._pipeline, stage, folder, str(name)) for folder, name in latest.items()]
+            read = in_threads(lambda place: self._branch.opened(*place), given)
+            for name, manifest in zip(latest.values(), read):
+                if manifest.kind != "write":
+                    found[stage, manifest.partition] = name, manifest
+        if not found:
+            raise StoreError(
+                f"{self._branch.root.url!r} has committed nothing of pipeline {self._pipeline!r} "
+                "to promote. Give the root of a branch, and materialize there first"
+            )
+        ordered: dict[Place, tuple[ManifestName, Manifest]] = {}
+
+        def add(place: Place) -> None:
+            if place in found and place not in ordered:
+                for stage in found[place][1].upstream:
+                    add((stage, place[1]))
+                ordered[place] = found[place]
+
+        for place in found:
+            add(place)
+        return ordered
+
+    def _present(self) -> Mapping[Place, ManifestName]:
+        """Return the manifests in force of the other store, of what is promoted and read by it."""
+        read = {
+            (u, key): None for (_, key), (_, each) in self._found.items() for u in each.upstream
+        }
+        places = {**dict.fromkeys(self._found), **read}
+        found: dict[Place, ManifestName] = {}
+        for stage in {stage for stage, _ in places}:
+            keys = [key for name, key in places if name == stage]
+            latest = self._target.latest(self._pipeline, stage, keys)
+            found |= {(stage, key): name for key, name in latest.items()}
+        return found
+
+    def _superseded(self) -> Iterator[str]:
+        """Yield what has another version in force than the one that the branch started from."""
+        own: dict[str, set[tuple[int, str, str]]] = {}
+        for stage, _ in self._found:
+            if stage not in own:
+                history = self._branch.history(self._pipeline, stage)
+                own[stage] = {_content(name) for _, name in history}
+        for place, (_, manifest) in self._found.items():
+            now = self._before.get(place)
+            if manifest.branched_from == ("" if now is None else str(now)):
+                continue
+            if now is None or _content(now) not in own[place[0]]:  # by an earlier promotion
+                yield self._differs(place, manifest.branched_from)
+
+    def _stale(self) -> Iterator[str]:
+        """Yield what was made from another version of an upstream stage than will be in force."""
+        for (_, key), (_, manifest) in self._found.items():
+            for stage, name in manifest.upstream.items():
+                own, now = self._found.get((stage, key)), self._before.get((stage, key))
+                if name != str(own[0] if own else now):
+                    yield self._differs((stage, key), name)
+
+    def _differs(self, place: Place, known: str) -> str:
+        own, now = self._found.get(place), self._before.get(place)
+        return (
+            f"{self._label(place)}: the branch was made from {known or 'none'}, and in force is "
+            f"{(own[0] if own and known != own[1].branched_from else now) or 'none'}"
+        )
+
+    def _label(self, place: Place) -> str:
+        stage, key = place
+        return f"{self._pipeline}/{stage}" + ("" if key is None else f", partition {key!r}")
+
+    def _latest(self, place: Place) -> ManifestName | None:
+        return self._target.latest_own(self._pipeline, *place)
+
+    def _copy_parts(self, manifest: Manifest) -> Sequence[PartInfo]:
+        """Copy the parts that the other store lacks or is about to delete."""
+        source = self._branch.parts_of(manifest)
+        target = self._target.parts(self._pipeline, manifest.stage, manifest.partition)
+        present, folder = target.names(), partition_folder(manifest.partition)
+        leaving = self._target.condemned(self._pipeline, manifest.stage)
+        lacking = {
+            part.name: part
+            for part in manifest.parts
+            if any(name not in present or f"{folder}/{name}" in leaving for name in part.files)
+        }
+        try:
+            in_threads(lambda part: copy_files(source, target, part.files), lacking.values())
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{self._label((manifest.stage, manifest.partition))}: a part is gone from the "
+                f"branch: {error}. Materialize it there again with force"
+            ) from error
+        return tuple(lacking.values())
+
+    def _copy_records(self) -> None:
+        """Copy what plans need besides manifests: pinned schemas, adoptions, floors and texts."""
+        if rule := self._branch.read_record([self._pipeline], "fragments.json", dict):
+            self._target.setting(self._pipeline, "fragments", rule)
+        copy_adoptions(self._branch, self._target, self._pipeline)
+        for stage in {stage for stage, _ in self._found}:
+            copy_floor(self._branch, self._target, self._pipeline, stage)
+            made = {m.definition for (s, _), (_, m) in self._found.items() if s == stage}
+            texts = {file_of(definition) for definition in made}
+            for kind, wanted in ((SCHEMAS, None), (DEFINITIONS, texts)):
+                source, target = (
+                    each.root.child(self._pipeline, stage, kind)
+                    for each in (self._branch, self._target)
+                )
+                present = target.names()
+                for name in source.names():
+                    if name not in present and (wanted is None or name in wanted):
+                        target.create(name, source.read(name))
+
+
+def _content(name: ManifestName) -> tuple[int, str, str]:
+    return name.generation, name.plan, name.content
