@@ -1,4 +1,4 @@
-"""``vane-dagster quarantine``: the failed rows of a stage, grouped by their error, and a retry."""
+"""``vane-dagster quarantine``: the failed rows of a stage by error; retries, waivers, patches."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
+import pyarrow as pa
 
-from vane_dagster._lazy import pc
+from vane_dagster._lazy import pc, pq
 from vane_dagster._texts import count
 from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 from vane_dagster.cli.store import JsonObject, opened
+from vane_dagster.errors import described
+from vane_dagster.orchestration.decide import patch, waive
 from vane_dagster.orchestration.read import quarantine as failed_rows
 
 _SHOWN = 3
@@ -28,6 +31,9 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 @click.option("--store", help="The store's root. Default: $VANE_DAGSTER_STORE, else this user's.")
 @click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
 @click.option("--retry", is_flag=True, help="Compute them again, and what is made of them.")
+@click.option("--waive", "reason", help="Accept their failure, for this reason.")
+@click.option("--ids", multiple=True, help="An id to waive; repeat it for each.")
+@click.option("--patch", "fixes", help="A Parquet file with outputs by id, one for each row.")
 @FILE
 @MODULE
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with all ids.")
@@ -37,6 +43,9 @@ def quarantine(
     store: str | None,
     storage_options: dict[str, Any],
     retry: bool,
+    reason: str | None,
+    ids: tuple[str, ...],
+    fixes: str | None,
     file: str | None,
     module: str | None,
     as_json: bool,
@@ -50,21 +59,44 @@ def quarantine(
     them, with the store and the compute resource of the definitions. Those that fail again are
     listed.
 
+    With --waive, the checks count the rows with --ids as accepted, as long as they fail with the
+    values that they have. With --patch, rows have the outputs of a file until a value changes that
+    the stage reads. Both take effect in the next run; with -f or -m, it begins at once.
+
     Example: vane-dagster quarantine docs/embedding --retry -f definitions.py
     """
+    if [retry, reason is not None, fixes is not None].count(True) > 1:
+        raise click.UsageError("give one of --retry, --waive and --patch")
+    if bool(ids) != (reason is not None):
+        raise click.UsageError("--waive and --ids go together, as --waive 'empty pages' --ids 17")
     found: Any = stage
-    place: Any = None
-    if retry:
+    definitions, keys = None, [*partitions] or None
+    if retry or fixes is not None or file or module:
         if store is not None or storage_options:
             raise click.UsageError(
-                "leave out --store and --storage-options: --retry uses the store of the definitions"
+                "leave out --store and --storage-options: the store is that of the definitions"
             )
         definitions = Definitions(file, module)
         found, place = definitions.stage(stage), definitions.resource("store")
-        _retry(found, [*partitions] or None, place, definitions.resource("compute"))
     else:
         place = opened(store, storage_options)
-    rows = failed_rows(found, [*partitions] or None, store=place).to_pylist()
+    if reason is not None:
+        made = waive(found, keys, ids, reason, place)
+        _say(f"waived {count(sum(len(each.ids) for each in made), 'row')} of {stage}")
+        keys = _keys(each.partition for each in made)
+    elif fixes is not None:
+        if len(partitions) > 1:
+            raise click.UsageError("--patch supplies rows of one partition; name one --partition")
+        partition = partitions[0] if partitions else None
+        patched = patch(found, partition, _read(fixes), place)
+        _say(f"patched {count(len(patched.ids), 'row')} of {stage}")
+        keys = _keys([patched.partition])
+    if definitions is not None and (retry or reason is not None or fixes is not None):
+        _run(found, keys, place, definitions.resource("compute"), retry)
+    elif reason is not None:
+        _say("The next run of the stage counts them as accepted")
+    keys = [*partitions] or None
+    rows = failed_rows(found, keys, store=place).to_pylist()
     groups = grouped(rows)
     if as_json:
         click.echo(json.dumps(groups, indent=1, default=str))
@@ -73,25 +105,47 @@ def quarantine(
     for group in () if as_json else groups:
         click.echo(f"{count(group['rows'], 'row')}: {group['error']}: {group['message']}")
         click.echo(f"  ids: {_some(group['ids'])}")
+        if group["waived"]:
+            click.echo(f"  waived: {_some(group['waived'])}")
         if group["partitions"] != [None]:
             click.echo(f"  partitions: {_some(group['partitions'])}")
     if groups and not as_json:
         click.echo(f"Retry them: vane-dagster quarantine {stage} --retry -f definitions.py")
 
 
-def _retry(stage: Any, partitions: Sequence[str] | None, store: Any, compute: Any) -> None:
-    """Run the partitions of a stage that have failed rows."""
-    rows = failed_rows(stage, partitions, store=store)
-    keys = pc.unique(rows["partition"]).to_pylist()
-    if not keys:
-        return
+def _say(text: str) -> None:
+    """Say what was recorded; the result is what is still quarantined."""
+    click.echo(text, err=True)
+
+
+def _keys(partitions: Iterable[str | None]) -> list[str] | None:
+    """Return the keys of partitions; None for an unpartitioned stage."""
+    found = [key for key in partitions if key is not None]
+    return found or None
+
+
+def _read(file: str) -> pa.Table:
+    """Read the file of a patch."""
+    try:
+        return pq.read_table(file, partitioning=None)
+    except Exception as error:  # from pyarrow
+        raise click.UsageError(f"--patch {file!r} cannot be read: {described(error)}") from error
+
+
+def _run(stage: Any, keys: list[str] | None, store: Any, compute: Any, retry: bool) -> None:
+    """Run partitions of a stage, and what follows from them; for a retry, those with failures."""
+    if retry:
+        failed = pc.unique(failed_rows(stage, keys, store=store)["partition"]).to_pylist()
+        if not failed:
+            return
+        keys = _keys(failed)
     with contextlib.redirect_stdout(sys.stderr):  # the result is what is still quarantined
         stage.pipeline.run(
-            None if keys == [None] else keys,
+            keys,
             select=f"{stage.name}+",
             store=store,
             compute=compute,
-            retry_quarantined=True,
+            retry_quarantined=retry,
         )
 
 
@@ -109,11 +163,14 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "message": row["message"],
             "rows": 0,
             "ids": [],
+            "waived": [],
             "partitions": [],
         }
         group = groups.setdefault(kind, new)
         group["rows"] += 1
         group["ids"].append(row["id"])
+        if row.get("waived"):
+            group["waived"].append(row["id"])
         if row["partition"] not in group["partitions"]:
             group["partitions"].append(row["partition"])
     return sorted(groups.values(), key=lambda group: -group["rows"])

@@ -19,6 +19,7 @@ from vane_dagster.checks.builtin import has_lost_rows
 from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, described, names
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.damage import damage_of
+from vane_dagster.storage.decisions import Decision, count_waived
 from vane_dagster.storage.filesystem import Location, duckdb_path, in_threads
 from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName
 from vane_dagster.storage.publish.base import Publisher, publish
@@ -46,6 +47,7 @@ class Commit:
         borrowed: Parts of the manifest in the fallback of a branch, to copy into `folder`.
         done: Called with the manifest and the outcome.
         former: The manifest that was in force when the run was planned.
+        decisions: The waivers and patches of its rows.
     """
 
     manifest: Manifest
@@ -60,6 +62,7 @@ class Commit:
     done: Callable[[Manifest, ManifestName | VaneError], None]
     former: ManifestName | None = None
     borrowed: Sequence[Part] = ()
+    decisions: Sequence[Decision] = ()
 
 
 class WithheldError(StoreError):
@@ -161,14 +164,12 @@ class Committer:
             replace(file, content=hashed.result()) if hashed else file
             for file, hashed in zip(commit.manifest.files, hashes)
         ]
-        now = time.time()
-        base = self._branched_from(commit)
         return replace(
             commit.manifest,
             files=files,
             upstream=upstream,
-            committed_at=now,
-            branched_from=base,
+            committed_at=time.time(),
+            branched_from=self._branched_from(commit),
         )
 
     def _branched_from(self, commit: Commit) -> str:
@@ -220,6 +221,7 @@ class Committer:
         """Commit, unless another run has committed the same parts since this one was planned."""
         self._require_unblocked(commit, manifest)
         self._borrow(commit)
+        manifest = count_waived(commit.folder, manifest, commit.decisions)
         if not commit.publish:
             manifest = self._verified(commit, manifest)
             return self._store.commit_once(manifest, commit.former)

@@ -16,6 +16,7 @@ from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.row_records import ID, OUTCOME, Outcome
 from vane_dagster.storage.sample import python_values
 from vane_dagster.storage.store import Store
 
@@ -27,7 +28,7 @@ def read_sample(
     made: Sequence[Part],
     store: Store,
 ) -> list[RecomputedRows]:
-    """Read a sample's rows as stored and as recomputed now."""
+    """Read a sample's rows as stored and as recomputed now, without those that were patched."""
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
     given = pipeline._keys_of(stage)[1 if spec.makes_rows else 0].column
@@ -35,10 +36,20 @@ def read_sample(
     found = []
     for index, (before, now) in enumerate(zip(sampled.stored.parts, made)):
         ids = _sampled_ids(plan, partition, index, store)
+        ids = without_patched(ids, folder, before)
         stored = read_row_outcomes(folder, before, given, ids)
         computed = read_row_outcomes(now.folder, now.info, given, ids)
         found.append(RecomputedRows(ids.to_pylist(), stored, computed))
     return found
+
+
+def without_patched(ids: pa.Array, folder: Location, part: PartInfo) -> pa.Array:
+    """Return the ids of input rows whose output was computed, not supplied by a person."""
+    if not part.patched:
+        return ids
+    records = read_part(folder, part.row_records, (ID, OUTCOME))
+    patched = records.filter(pc.equal(records.column(OUTCOME), Outcome.PATCHED)).column(ID)
+    return ids.filter(pc.invert(pc.is_in(ids, value_set=patched.combine_chunks().cast(ids.type))))
 
 
 def read_row_outcomes(folder: Location, part: PartInfo, given: str, ids: pa.Array) -> RowOutcomes:

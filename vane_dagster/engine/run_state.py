@@ -195,8 +195,9 @@ class RunState:
             return sys.maxsize
         checks = findings_of(self.pipeline._checks_of(stage))
         limits = [check for check in checks if isinstance(check, ErrorRate)]
-        rows = partition.source_rows
-        return limits[0].allowed(rows) if limits else rows
+        rows, made = partition.source_rows, partition.stages[stage].decisions
+        waived = sum(len(each.ids) for each in made if not each.is_patch)
+        return limits[0].allowed(rows) + waived if limits else rows
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Rows that may still fail: `max_faults` minus those that have failed."""
@@ -283,6 +284,7 @@ class RunState:
             done=lambda made, outcome: self._on_committed(index, stage, made, outcome),
             former=stage_plan.former,
             borrowed=[part for _, part in sorted(parts.items()) if part.folder.is_read_only],
+            decisions=stage_plan.decisions,
         )
 
     def claim_scope(self, partition: str | None) -> str:

@@ -31,6 +31,7 @@ from vane_dagster.planning.source_code import pack_source
 from vane_dagster.retries import TIMED_OUT, Policy, RetriedRows
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.part_file import PartTarget
+from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
@@ -198,8 +199,21 @@ class WorkBuilder:
                 for g in known.groups
             ]
             known = replace(known, groups=tuple(groups))
+        if known is not None:
+            known = replace(known, patches=self._patches(task), id=self._ids(task)[0])
         task.state.known = known
         return known
+
+    def _patches(self, task: Task) -> tuple[RecordedPart, ...]:
+        """The patches that may have rows of a fragment, the latest first."""
+        store, identity = self._state.store, task.run.fragment.identity
+        made = self._partition(task).stages[task.stage].decisions
+        patches = [each for each in made if each.is_patch and identity not in each.elsewhere]
+        return tuple(each.part() for each in reversed(patches))
+
+    def _ids(self, task: Task) -> tuple[str, ...]:
+        """The key columns of a map's input, its id first."""
+        return tuple(key.column for key in self._pipeline._keys_of(task.spec.upstream[0]))
 
     def _slice(self, task: Task, start: int, rows: int) -> _Built:
         """Build work that calls the user's code on some rows of a map's input."""

@@ -134,6 +134,10 @@ def stage_metadata(
         found["rows_nulled"] = nulled
     if unread := sum(part.unread for part in manifest.parts):
         found["rows_unread"] = unread
+    if waived := sum(part.waived for part in manifest.parts):
+        found["rows_waived"] = waived
+    if patched := sum(part.patched for part in manifest.parts):
+        found["rows_patched"] = patched
     if (usage := spec.usage) is not None:
         used = usage.used(merge_measures(part.measures for part in manifest.parts))
         found |= usage.metadata(used)

@@ -12,6 +12,7 @@ from vane_dagster._home import default_root
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of, known_forms, loaded
+from vane_dagster.storage.decisions import decisions
 from vane_dagster.storage.filesystem import Location, absolute_url
 from vane_dagster.storage.quarantine import concat_faults, read_faults
 from vane_dagster.storage.reader import StoredRows, find_all, read
@@ -80,7 +81,7 @@ def quarantine(
         One row per quarantined row: its id in the stage's input, ``parents`` (the ids of the rows
         that it was made from, if any), ``partition``, ``stage``, ``fragment``, ``error`` (the
         exception's class), ``message``, ``traceback``, ``attempts``, ``run_id``, ``model``,
-        ``worker`` and ``at``.
+        ``worker``, ``at``, and ``waived``: why a person accepted the failure, and who; else null.
 
     Raises:
         StoreError: If the stage was never materialized.
@@ -88,10 +89,19 @@ def quarantine(
     opened, path = open_store(store, "vd.quarantine"), asset_path(stage, "vd.quarantine")
     partitions = [partition] if isinstance(partition, str) else partition
     found = []
-    for key, manifest in find_all(opened, path, partitions).items():
+    manifests = find_all(opened, path, partitions)
+    decided = decisions(opened, path[0], path[1:])
+    for key, manifest in manifests.items():
         folder = opened.parts_of(manifest)
         rows = read_faults(folder, manifest)
-        found.append(rows.append_column("partition", pa.array([key] * len(rows), pa.string())))
+        rows = rows.append_column("partition", pa.array([key] * len(rows), pa.string()))
+        waived = {
+            id: f"{each.reason} ({each.user})"
+            for each in decided.get((manifest.stage, manifest.partition), ())
+            for id in (() if each.is_patch else each.covering(manifest).ids)
+        }
+        texts = [waived.get(id) for id in rows["id"].to_pylist()]
+        found.append(rows.append_column("waived", pa.array(texts, pa.string())))
     return concat_faults(found)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from vane_dagster._texts import count as counted
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.files import file_version
+from vane_dagster.storage.decisions import Decision
 from vane_dagster.storage.manifest import Component, FileRecord, Manifest, ManifestName
 
 Causes = Counter[str]
@@ -24,6 +25,7 @@ def causes(
     generation: int,
     files: Sequence[FileRecord],
     upstream: Mapping[str, str],
+    decided: Iterable[Decision] = (),
 ) -> Causes:
     """Return why a stage's partition differs from its manifest in force."""
     if former is None:
@@ -37,6 +39,9 @@ def causes(
         then = ManifestName.parse(former.upstream.get(stage, ""))
         if then is None or then.plan != plan:
             found[f"upstream stage {stage!r} changed"] = 1
+    for each in decided:
+        if each.name not in former.decisions:
+            found[f"rows {each.kind} by {each.user}"] = 1
     is_same = former.plan == plan
     return found or Counter({"stored parts are missing" if is_same else "other fragments": 1})
 

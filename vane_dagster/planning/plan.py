@@ -20,6 +20,7 @@ from vane_dagster.planning.definition import pool_identity
 from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.adoptions import Adoption
+from vane_dagster.storage.decisions import Decision
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import (
     Component,
@@ -53,6 +54,7 @@ class StagePlan:
         former: The manifest that was in force when the plan was made.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
         causes: Why the partition is not up to date.
+        decisions: The waivers and patches of its rows, the earliest first.
     """
 
     digest: str
@@ -64,6 +66,7 @@ class StagePlan:
     former: ManifestName | None = None
     row_definition: str = ""
     causes: Causes = field(default_factory=Counter)
+    decisions: tuple[Decision, ...] = ()
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from dataclasses import InitVar, dataclass, replace
 
 import pyarrow as pa
 
-from vane_dagster.errors import PlanError, SourceError, VaneError, described
+from vane_dagster.errors import PlanError, SourceError, VaneError, described, names
 from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -28,6 +28,7 @@ from vane_dagster.sources.base import Connect, default_rule
 from vane_dagster.sources.files import file_identity, reconcile
 from vane_dagster.sources.row_ids import with_ids
 from vane_dagster.storage.adoptions import Adoption, adoptions
+from vane_dagster.storage.decisions import Decision, decisions
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Component, FileRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
@@ -101,6 +102,7 @@ class _Planner:
             self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
         self.adopted: dict[str, Adoption] = {}
         self.declared: dict[str, Sequence[Component]] = {}
+        self.decisions: dict[tuple[str, str | None], tuple[Decision, ...]] = {}
         self._name()
         self.rule = fragment_rule(pipeline, store, keep)
         self.source = pipeline.source.bind(store).with_cluster(connect)
@@ -124,9 +126,13 @@ class _Planner:
         # A renamed stage is another one, as are those below it: its rows may differ this time.
         self.named = {s: digest(each, s) for s, each in self.definitions.items()}
 
-    def _adopt(self) -> None:
-        """Plan stages that adopted the results of another definition by that definition."""
+    def _decide(self) -> None:
+        """Look up what people have decided about definitions and rows.
+
+        Stages that adopted the results of another definition are planned by that definition.
+        """
         known = adoptions(self.store, self.pipeline.name)
+        self.decisions = decisions(self.store, self.pipeline.name, self.selected, known.names)
         for stage in self.selected:
             own = self.components[stage]
             if adoption := known.of(stage, self.definitions[stage]):
@@ -146,7 +152,7 @@ class _Planner:
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
         if any(self.pipeline[s].spec.runs_udf for s in self.selected):
-            self._adopt()
+            self._decide()
 
     def attempt(self, key: str | None) -> PartitionPlan | VaneError:
         """Return a partition's plan, or the error that prevents it."""
@@ -195,7 +201,8 @@ class _Planner:
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
             generation = in_force.generation if in_force else 0
             generation += self._is_raised(key, stage)
-            known[stage] = digest(self.named[stage], generation, *upstream)[:32]
+            decided = [each.name for each in self.decisions.get((stage, key), ())]
+            known[stage] = digest(self.named[stage], generation, *upstream, *decided)[:32]
             is_done = in_force and in_force.plan == known[stage] and not in_force.unfinished
             done = in_force if is_done else None
             plans[stage] = StagePlan(known[stage], generation, done, former=in_force)
@@ -261,7 +268,13 @@ class _Planner:
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
             former = None if self._is_forced(stage) else in_force
-            made = (self.named[stage], plan.generation, upstream, former, self.retry)
+            row_definition = self._row_definition(stage, schemas)
+            decided = self._decided(stage, key, schemas[stage], in_force, bool(row_definition))
+            patched = [
+                [d.name for d in decided if d.is_patch and fragment.identity not in d.elsewhere]
+                for fragment in fragments
+            ]
+            made = (self.named[stage], plan.generation, upstream, former, self.retry, patched)
             keys[stage] = fragment_keys(*made)
             where = (store, self.pipeline, stage, key, keys[stage], in_force, condemned)
             parts, leaving = stored_parts(*where, self.warnings.append)
@@ -274,12 +287,13 @@ class _Planner:
             read = {u: plans[u] for u in self.pipeline[stage].spec.upstream if u != SOURCE}
             expanded[stage] = replace(
                 plan,
-                causes=Counter() if done else causes(*given, read),
+                causes=Counter() if done else causes(*given, read, decided),
                 keys=keys[stage],
                 parts=parts,
                 done=done,
                 leaving=leaving,
-                row_definition=self._row_definition(stage, schemas),
+                row_definition=row_definition,
+                decisions=decided,
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
 
@@ -294,6 +308,26 @@ class _Planner:
             made = row_definition(self.pipeline, spec, given, self.components[stage])
             self._row_definitions[place] = made
         return self._row_definitions[place]
+
+    def _decided(
+        self, stage: str, key: str | None, schema: pa.Schema, former: Manifest | None, keyed: bool
+    ) -> tuple[Decision, ...]:
+        """Return the decisions about a partition's rows, without patches that do not fit it."""
+        found = []
+        for each in self.decisions.get((stage, key), ()):
+            found.append(each.covering(former))
+            spec = self.pipeline[stage].spec
+            made = spec.made_columns(self.pipeline, spec.schema) if spec.runs_udf else ()
+            columns = pa.schema([schema.field(name) for name in made])
+            if each.schema is not None and not (keyed and each.schema.equals(columns)):
+                found.pop()
+                now = ", ".join(f"{f.name} {f.type}" for f in columns) if keyed else "no row keys"
+                self.warnings.append(
+                    f"stage '{self.pipeline.name}/{stage}': the patch {each.name} of "
+                    f"{names(each.ids)} does not apply, because the stage has other columns now "
+                    f"({now}), and the rows are computed. Patch them again"
+                )
+        return tuple(found)
 
     def _published_schemas(
         self,

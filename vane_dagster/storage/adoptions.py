@@ -70,17 +70,21 @@ _CODEC = Codec(
 
 @dataclass(frozen=True)
 class Adoptions:
-    """The adoptions of a pipeline, and those that were undone, from one listing."""
+    """The adoptions of a pipeline, and those that were undone, from one listing.
+
+    Attributes:
+        names: The files in the pipeline's folder.
+    """
 
     _store: Store
     _pipeline: str
-    _names: Collection[str]
+    names: Collection[str]
 
     def of(self, stage: str, definition: str) -> Adoption | None:
         """Return how a definition was adopted; None if it was not, or no longer is."""
         name = _name("adopted", stage, definition)
         fix = "Delete it, and the next run computes the stage again"
-        if name not in self._names:
+        if name not in self.names:
             return None
         return self._store.read_record([self._pipeline], name, _CODEC.load, fix)
 
@@ -92,7 +96,7 @@ class Adoptions:
         What was computed while two definitions counted as one is then found by neither.
         """
         beginning = _name("undone", stage, definition, suffix="")
-        undone = sorted(name for name in self._names if name.startswith(beginning))
+        undone = sorted(name for name in self.names if name.startswith(beginning))
         return (*components, *(Component("adoption", "undone", name) for name in undone))
 
 

@@ -62,6 +62,9 @@ class PartInfo:
         copied: Input rows with the outcome of an equal row, of the same part or an earlier one.
         inherited: Sums among `measures` that are those of copied rows.
         unread: Of the quarantined and nulled rows, those that the source could not read.
+        patched: Input rows with outputs that a person supplied.
+        waived: Of the quarantined and nulled rows, those whose failure a person accepted; counted
+            when a manifest is committed.
     """
 
     key: str
@@ -82,6 +85,8 @@ class PartInfo:
     copied: int = 0
     inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     unread: int = 0
+    patched: int = 0
+    waived: int = 0
 
     @property
     def name(self) -> str:
@@ -328,6 +333,8 @@ class Manifest:
         branched_from: Of a branch, the name of the fallback's manifest that was in force when the
             branch first computed the partition; empty if there was none, or in no branch.
         root: The root of the store that it was read from; not recorded.
+        decisions: The waivers and patches that it was made with, by the names of their records; of
+            a waiver the ids of the rows that it still covers.
     """
 
     pipeline: str
@@ -359,6 +366,7 @@ class Manifest:
     figures: Mapping[str, Any] = field(default_factory=dict)
     branched_from: str = ""
     root: Location | None = field(default=None, repr=False, compare=False)
+    decisions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:

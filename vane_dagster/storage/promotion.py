@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.adoptions import copy_adoptions
+from vane_dagster.storage.decisions import copy_decisions
 from vane_dagster.storage.definition_texts import DEFINITIONS, file_of
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
@@ -190,10 +191,13 @@ class Promotion:
         return tuple(lacking.values())
 
     def _copy_records(self) -> None:
-        """Copy what plans need besides manifests: pinned schemas, adoptions, floors and texts."""
+        """Copy what plans need besides manifests: pinned schemas, adoptions, decisions, floors and texts."""
         if rule := self._branch.read_record([self._pipeline], "fragments.json", dict):
             self._target.setting(self._pipeline, "fragments", rule)
         copy_adoptions(self._branch, self._target, self._pipeline)
+        for _, manifest in self._found.values():
+            if manifest.decisions:
+                copy_decisions(self._branch, self._target, manifest)
         for stage in {stage for stage, _ in self._found}:
             copy_floor(self._branch, self._target, self._pipeline, stage)
             made = {m.definition for (s, _), (_, m) in self._found.items() if s == stage}

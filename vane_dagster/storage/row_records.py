@@ -35,6 +35,8 @@ class Outcome(IntEnum):
     """It failed, and would fail again."""
     PASSING = 3
     """It failed for a reason that may pass, or could not be read: never found again."""
+    PATCHED = 4
+    """It has output rows that a person supplied: never found again; see `decisions`."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ from vane_dagster.storage.row_records import (
     ID,
     MODEL,
     ORIGIN,
+    OUTCOME,
     RUN_ID,
+    Outcome,
 )
 from vane_dagster.storage.row_search import Found, RowFile, find, find_any
 from vane_dagster.storage.store import Store
@@ -78,7 +80,7 @@ class ManifestIndex:
         return self.store.stages(self.pipeline)
 
     def origin(self, manifest: Manifest, index: int, id: Any) -> RowOrigin | None:
-        """Where the outcome of a row was computed, if the part copied it; None if unknown."""
+        """Where an outcome was computed that a part copied, or who supplied it; else None."""
         part = manifest.parts[index]
         if not part.row_records or part.made is None:
             return None
@@ -89,16 +91,18 @@ class ManifestIndex:
         row = _row_with(records.column(ID), id)
         if row < 0:
             return None
-        found = {name: records.column(name)[row].as_py() for name in ORIGIN}
+        found = {name: records.column(name)[row].as_py() for name in (OUTCOME, *ORIGIN)}
+        is_patch = found[OUTCOME] == Outcome.PATCHED
         if found[RUN_ID] == part.made.run_id:
             return None
-        return RowOrigin(found[RUN_ID], found[MODEL], found[CODE], found[AT].timestamp())
+        origin = (found[RUN_ID], found[MODEL], found[CODE], found[AT].timestamp())
+        return RowOrigin(*origin, is_patch)
 
     def _row_records(self, manifest: Manifest, part: PartInfo) -> pa.Table:
         folder = self.store.parts_of(manifest)
-        place = folder.file_url(part.row_records)
+        place, columns = folder.file_url(part.row_records), (ID, OUTCOME, *ORIGIN)
         if place not in self._records:
-            self._records = {place: read_part(folder, part.row_records, (ID, *ORIGIN))}
+            self._records = {place: read_part(folder, part.row_records, columns)}
         return self._records[place]
 
     def label(self, stage: str) -> str:

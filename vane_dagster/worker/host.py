@@ -325,6 +325,7 @@ class Host:
             row_records=records_name,
             copied=computed.copied,
             inherited=computed.inherited,
+            patched=computed.patched,
         )
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster._private_folder import worker_folder
-from vane_dagster.errors import DamagedPartError
+from vane_dagster.errors import DamagedPartError, StoreError
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.row_records import (
     EPOCH,
@@ -107,7 +107,8 @@ def _index(parts: Sequence[RecordedPart], floor: int) -> pa.Table:
     for number, part in enumerate(parts):
         table = read_part(part.folder, part.records, (KEY_HIGH, KEY_LOW, OUTCOME, EPOCH))
         outcome = table[OUTCOME].to_numpy()
-        kept = np.flatnonzero((outcome != Outcome.PASSING) & (table[EPOCH].to_numpy() >= floor))
+        is_found = ~np.isin(outcome, (Outcome.PASSING, Outcome.PATCHED))
+        kept = np.flatnonzero(is_found & (table[EPOCH].to_numpy() >= floor))
         pieces.append(
             {
                 KEY_HIGH: table[KEY_HIGH].to_numpy()[kept],
@@ -167,13 +168,33 @@ def stored_rows(
     return StoredRows(**_shared(identity, names, lambda: _read(part, id, own), folder))
 
 
+def stored_patch(part: RecordedPart, id: str, own: Sequence[str], wanted: int) -> StoredRows:
+    """Return the outputs of a patch. No run can make it again, so it is never passed over."""
+    try:
+        return stored_rows(part, id, own, wanted)
+    except DamagedPartError as error:
+        raise _lost(error) from error
+
+
+def read_patch(part: RecordedPart, columns: Sequence[str]) -> pa.Table:
+    """Read the row records of a patch."""
+    try:
+        return read_part(part.folder, part.records, columns)
+    except DamagedPartError as error:
+        raise _lost(error) from error
+
+
+def _lost(error: DamagedPartError) -> StoreError:
+    return StoreError(f"{error}. It holds rows of a patch: restore it, or patch them again")
+
+
 def _read(part: RecordedPart, id: str, own: Sequence[str]) -> dict[str, pa.Table]:
     records = read_part(part.folder, part.records, (ID, OUTCOME, *ORIGIN))
     rows = unsliced(read_part(part.folder, part.part, list(dict.fromkeys([id, *own]))))
     ids = records.column(ID).combine_chunks().cast(rows.schema.field(id).type)
     owner = pc.fill_null(pc.index_in(rows.column(id), value_set=ids), -1).to_numpy()
     order = np.argsort(owner, kind="stable")
-    has_output = records.column(OUTCOME).to_numpy() == Outcome.OUTPUT
+    has_output = np.isin(records.column(OUTCOME).to_numpy(), (Outcome.OUTPUT, Outcome.PATCHED))
     count = np.bincount(owner[owner >= 0], minlength=len(ids))
     if (count[has_output] == 0).any():
         url = part.folder.file_url(part.part)

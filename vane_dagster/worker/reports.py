@@ -159,6 +159,7 @@ class Computed:
         row_records: Row records of the input rows; None if they have no keys.
         copied: See `PartInfo`.
         inherited: See `PartInfo`.
+        patched: See `PartInfo`.
     """
 
     rows: pa.Table
@@ -168,6 +169,7 @@ class Computed:
     row_records: pa.Table | None = None
     copied: int = 0
     inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    patched: int = 0
 
 
 @dataclass(frozen=True)

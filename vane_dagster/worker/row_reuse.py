@@ -6,7 +6,7 @@ Between the two, the rows travel in one table, with these fields in its last col
 
 - ``place``: the row's position in the input;
 - ``key_high``, ``key_low``: its row key, if rows have keys;
-- ``part``: the position of the part that it is copied from among the sources of `KnownRows`, or
+- ``part``: the position of the part that it is copied from among the sources of `RowLookup`, or
   `COMPUTED`, or `DUPLICATE`;
 - ``record``: its position in the part's row records; of a duplicate, the place of the row that it
   equals.
@@ -31,6 +31,7 @@ from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.file import url_of
 from vane_dagster.sources.files import file_identity
 from vane_dagster.storage.column_stats import measure
+from vane_dagster.storage.decisions import PATCH_ID
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, concat_faults
 from vane_dagster.storage.row_keys import row_keys
@@ -57,7 +58,13 @@ from vane_dagster.worker.protocol import (
     SourceFiles,
     Work,
 )
-from vane_dagster.worker.recorded_rows import find_rows, open_index, stored_rows
+from vane_dagster.worker.recorded_rows import (
+    find_rows,
+    open_index,
+    read_patch,
+    stored_patch,
+    stored_rows,
+)
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
 
 COMPUTED, DUPLICATE = -1, -2
@@ -156,14 +163,16 @@ class _KnownPlaces:
         self.elsewhere = 0
 
     def look_up(self, lookup: RowLookup, rows: pa.Table, high: _Numbers, low: _Numbers) -> None:
-        """Find rows that equal another one, and rows that have records."""
-        wanted = np.arange(rows.num_rows)
+        """Find rows that have a patch, rows that equal another one, and rows that have records."""
+        for number, patch in enumerate(lookup.patches):
+            self._find_patched(number, patch, rows.column(lookup.id), high, low)
+        wanted = np.flatnonzero(self.part == COMPUTED)
         if ROW_ERROR in rows.column_names:  # rows that the source could not read
-            wanted = np.flatnonzero(_numpy(pc.is_null(rows.column(ROW_ERROR))))
+            wanted = wanted[_numpy(pc.is_null(rows.column(ROW_ERROR)))[wanted]]
         wanted = self._without_duplicates(wanted, high, low)
         if any(group.parts for group in lookup.groups):
             wanted = wanted[np.argsort(high[wanted])]
-        first = 0
+        first = len(lookup.patches)
         for group in lookup.groups:
             if group.parts and len(wanted):
                 failed = lookup.inherits_failures and group.is_own
@@ -176,6 +185,19 @@ class _KnownPlaces:
                 self.elsewhere += 0 if group.is_own else len(hits)
                 wanted = wanted[~is_found]
             first += len(group.parts)
+
+    def _find_patched(
+        self, number: int, patch: RecordedPart, ids: pa.ChunkedArray, high: _Numbers, low: _Numbers
+    ) -> None:
+        """Find the rows with an id and a row key of a patch."""
+        records = read_patch(patch, (ID, KEY_HIGH, KEY_LOW))
+        wanted = records.column(ID).combine_chunks().cast(ids.type)
+        places = _numpy(pc.fill_null(pc.index_in(wanted, value_set=ids), -1))
+        record = np.flatnonzero(places >= 0)
+        for name, halves in ((KEY_HIGH, high), (KEY_LOW, low)):
+            record = record[_numpy(records.column(name))[record] == halves[places[record]]]
+        record = record[self.part[places[record]] == COMPUTED]
+        self.part[places[record]], self.record[places[record]] = number, record
 
     def _without_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
         """Return the first row with each key; the others are duplicates of it."""
@@ -279,12 +301,14 @@ class _Restored:
         if self._faults.tables:
             records = self._with_ids(*self._faults.expanded(equals, self._order, concat_faults))
         is_known = info["part"] != COMPUTED
+        patched = np.count_nonzero(self._outcomes == Outcome.PATCHED)
         return Computed(
             table,
             WorkReport(self._tally()),
             records,
             row_records=self._row_records(),
-            copied=int(np.count_nonzero(is_known)),
+            copied=int(np.count_nonzero(is_known) - patched),
+            patched=int(patched),
             inherited=self._sums(table, is_known[owners]),
         )
 
@@ -305,7 +329,8 @@ class _Restored:
         sources = self._op.known.sources() if self._op.known else []
         for number, owners in zip(numbers.tolist(), np.split(places, starts[1:])):
             part, id = sources[number]
-            stored = stored_rows(part, id, self._op.own, len(owners))
+            open_rows = stored_rows if id != PATCH_ID else stored_patch
+            stored = open_rows(part, id, self._op.own, len(owners))
             records, values, count = stored.take(self._info["record"][owners])
             self._outcomes[owners] = _numpy(records.column(OUTCOME))
             self._inherit_faults(part, owners, records.column(ID).combine_chunks())
@@ -366,7 +391,7 @@ class _Restored:
 
     def _tally(self) -> Tally:
         """Count all rows by their outcome, and keep what was measured of the computed ones."""
-        failed = int(np.count_nonzero(self._outcomes >= Outcome.FAILED))
+        failed = int(np.count_nonzero(np.isin(self._outcomes, (Outcome.FAILED, Outcome.PASSING))))
         return replace(
             self._work.tally or Tally(),
             rows_in=len(self._outcomes),

@@ -1,0 +1,234 @@
+"""Failed rows as work: waivers and patches, from the command to what is downstream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage
+from support.results import evaluations, materializing, metadata
+from vane_dagster.errors import StoreError
+from vane_dagster.orchestration.decide import patch, waive
+
+ROWS = [{"id": n, "text": f"page {n}", "kept": n < 20} for n in range(100)]
+BAD = (3, 4, 5)
+
+
+class Reader:
+    """Reads a page; fails at those that are bad, and notes its calls."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder.removeprefix("in ")
+
+    def __call__(self, batch: pa.Table) -> Any:
+        texts = batch["text"].to_pylist()
+        with open(f"{self.folder}/called", "a") as file:
+            file.write("".join(f"{text}\n" for text in texts))
+        for text in texts:
+            if text.startswith("bad"):
+                raise ValueError(f"cannot read {text}")
+        return {"words": [len(text.split()) for text in texts]}
+
+
+class Edited(Reader):
+    def __call__(self, batch: pa.Table) -> Any:
+        return {"words": [words + 10 for words in super().__call__(batch)["words"]]}
+
+
+class Lenient(Reader):
+    """Fails at no page."""
+
+    def __call__(self, batch: pa.Table) -> Any:
+        return {"words": [1 for text in batch["text"].to_pylist()]}
+
+
+def pages(folder: Path, rows: list[dict[str, Any]], fn: Any = Reader) -> vd.Pipeline:
+    """source -> few (20 rows) -> read -> doubled -> last: `read` may fail for 2 rows."""
+    docs = vd.Pipeline("docs", source=vd.table(rows), id="id", fragment_rows=10)
+    few = docs.project("few", ["id", "text"], where="kept")
+    read = few.map_batches(
+        "read",
+        fn,
+        columns=["text"],
+        schema={"words": "BIGINT"},
+        on_error=vd.Failures(on_error="quarantine", max_error_rate=0.1),
+        fn_constructor_kwargs={"folder": f"in {folder}"},
+        batch_size=4,
+    )
+    doubled = read.map_batches("doubled", double, columns=["words"], schema={"twice": "BIGINT"})
+    doubled.project("last", {"n": "twice + 1"})
+    return docs
+
+
+def double(batch: pa.Table) -> Any:
+    return {"twice": [2 * words for words in batch["words"].to_pylist()]}
+
+
+def with_bad(*bad: int) -> list[dict[str, Any]]:
+    return [{**row, "text": f"bad {row['id']}"} if row["id"] in bad else row for row in ROWS]
+
+
+class Runs:
+    """Runs of the pipeline, and what was called and made in them."""
+
+    def __init__(self, folder: Path, compute: Any, instance: dg.DagsterInstance) -> None:
+        self.folder, self._compute, self.instance = folder, compute, instance
+        self._materialize = materializing(folder)
+        self.store = str(folder / "store")
+
+    def run(self, rows: list[dict[str, Any]], fn: Any = Reader, **config: Any) -> Any:
+        (self.folder / "called").write_text("")
+        self.pipeline = pages(self.folder, rows, fn)
+        given = {"raises": False, "instance": self.instance, "config": config or None}
+        return self._materialize(self.pipeline, self._compute, **given)
+
+    @property
+    def called(self) -> list[str]:
+        return sorted((self.folder / "called").read_text().splitlines())
+
+    def made(self, stage: str = "read", column: str = "words") -> dict[int, int]:
+        rows = read_stage(self.folder / "store", "docs", stage)
+        return dict(zip(rows["id"].to_pylist(), rows[column].to_pylist()))
+
+    def patch(self, values: dict[int, int]) -> None:
+        rows = pa.table({"id": [*values], "words": [*values.values()]})
+        patch(self.pipeline["read"], None, rows, self.store)
+
+    def rows_check(self, result: Any) -> Any:
+        return evaluations(result, self.instance)["read", "rows", None]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, local: Any) -> Iterator[Runs]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Runs(tmp_path, local, instance)
+
+
+def test_waived_rows_are_accepted_until_they_compute(runs):
+    first = runs.run(with_bad(*BAD))
+    assert not first.success
+    assert not runs.rows_check(first).passed
+
+    (waiver,) = waive("docs/read", None, ["3", "5"], "empty pages", runs.store)
+
+    assert (waiver.ids, waiver.reason) == ([3, 5], "empty pages")
+    listed = vd.quarantine("docs/read", store=runs.store).to_pylist()
+    assert [row["waived"] and row["waived"].split(" (")[0] for row in listed] == [
+        "empty pages", None, "empty pages",
+    ]  # fmt: skip
+    second = runs.run(with_bad(*BAD))
+    assert second.success
+    check = runs.rows_check(second)
+    assert check.passed
+    assert check.metadata["waived"].value == 2
+    assert metadata(second, "read")["rows_waived"] == 2
+    assert runs.called == []
+    assert runs.made("last", "n") == {n: 5 for n in range(20) if n not in BAD}
+    assert runs.run(with_bad(*BAD)).success
+    assert runs.called == []
+
+    # They fail again with the same values: after force, and after an edit of the code.
+    assert runs.run(with_bad(*BAD), force=True).success
+    assert runs.run(with_bad(*BAD), Edited).success
+    # Another value is another row, which is not waived, nor is one that has computed since.
+    changed = [{**row, "text": "bad page"} if row["id"] == 3 else row for row in with_bad(*BAD)]
+    assert metadata(runs.run(changed, Edited), "read")["rows_waived"] == 1
+    assert runs.run(with_bad(*BAD), Lenient).success
+    assert len(runs.made()) == 20
+    last = runs.run(with_bad(*BAD), Edited)
+    assert not last.success
+    assert "waived" not in runs.rows_check(last).metadata
+
+
+def test_patched_rows_keep_their_outputs_until_their_values_change(runs):
+    bad = with_bad(*BAD)
+    runs.run(bad)
+
+    runs.patch({3: 100, 4: 100, 7: 700})  # two rows that failed, and one that was wrong
+    runs.patch({4: 400})  # the later one counts
+
+    expected = dict.fromkeys(range(20), 2) | {3: 100, 4: 400, 7: 700}
+    expected.pop(5)
+    second = runs.run(bad)
+    assert second.success
+    assert runs.called == []
+    assert runs.made() == expected
+    assert runs.made("last", "n") == {id: 2 * words + 1 for id, words in expected.items()}
+    found = metadata(second, "read")
+    assert (found["rows_patched"], found["rows_quarantined"]) == (3, 1)
+    assert found["fragments_computed"] == 1
+    traced = str(vd.trace("docs/read", 4, store=runs.store))
+    assert "patched by" in traced
+    assert "copied" not in traced
+    assert "patched by" not in str(vd.trace("docs/read", 8, store=runs.store))
+
+    # Edits of the code and force keep it.
+    runs.run(bad, Edited)
+    assert runs.made() == {n: w if n in (3, 4, 7) else 12 for n, w in expected.items()}
+    assert not {"bad 3", "bad 4", "page 7"} & {*runs.called}
+    runs.run(bad, force=True)
+    assert runs.made() == expected
+    assert not {"bad 3", "bad 4", "page 7"} & {*runs.called}
+
+    # Equal rows under other ids are computed, and changed values end it.
+    equal = {8: "page 7", 7: "page 7", 4: "page 4"}
+    runs.run([{**row, "text": equal.get(row["id"], row["text"])} for row in bad])
+    assert {"page 7", "page 4"} <= {*runs.called}
+    assert {id: runs.made()[id] for id in (3, 4, 7, 8)} == {3: 100, 4: 2, 7: 700, 8: 2}
+    assert runs.run(bad).success  # the values of before, and with them the patch
+    assert runs.made() == expected
+
+
+def test_a_row_keeps_its_patch_in_another_file_and_a_run_that_was_killed_loses_none(runs):
+    runs.run(with_bad(3))
+    runs.patch({3: 100})
+    moved = [*reversed(with_bad(3))]
+
+    runs.run(moved)
+
+    assert runs.made()[3] == 100
+    assert "bad 3" not in runs.called
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"id": [1], "word": [1]}, "expected the id and all columns that the stage makes: 'id'"),
+        ({"id": [1]}, "has columns 'id'"),
+        ({"id": [1, 1], "words": [1, 2]}, "null or repeated"),
+        ({"id": [None], "words": [1]}, "null or repeated"),
+        ({"id": [1], "words": ["many"]}, "column 'words' is string and the stage makes int64"),
+        ({"id": [1], "words": [1.5]}, "column 'words' is double"),
+        ({"id": [50], "words": [1]}, "no input row with id 50"),
+        ({"id": [], "words": []}, "there is no id"),
+    ],
+)
+def test_a_patch_that_does_not_fit_is_refused(refused, rows, message):
+    with pytest.raises(StoreError, match=message):
+        patch(refused.pipeline["read"], None, pa.table(rows), refused.store)
+
+
+def test_other_wrong_decisions_are_refused(refused):
+    one = pa.table({"id": [1], "words": [1]})
+    with pytest.raises(StoreError, match="never materialized"):
+        patch(refused.pipeline["read"], "2026", one, refused.store)
+    with pytest.raises(StoreError, match="this is a project"):
+        patch(refused.pipeline["last"], None, one, refused.store)
+    with pytest.raises(StoreError, match="rows '7', 'x' are not quarantined"):
+        waive("docs/read", None, ["7", "3", "x"], "empty", refused.store)
+    with pytest.raises(StoreError, match="the reason is empty"):
+        waive("docs/read", None, ["3"], " ", refused.store)
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory, local: Any) -> Iterator[Runs]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        made = Runs(tmp_path_factory.mktemp("refused"), local, instance)
+        made.run(with_bad(3))
+        yield made

@@ -1,0 +1,106 @@
+"""Records what people decide about rows of a stage: waivers and patches, for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster._lazy import pc
+from vane_dagster.engine.inference import pinned
+from vane_dagster.errors import StoreError, described, names
+from vane_dagster.orchestration.read import asset_path, open_store, quarantine
+from vane_dagster.pipeline.pipeline import Stage
+from vane_dagster.storage import decisions
+from vane_dagster.storage.decisions import Decision
+from vane_dagster.storage.reader import find_all
+
+
+def waive(
+    stage: Any, partitions: Sequence[str] | None, ids: Sequence[str], reason: str, store: Any
+) -> list[Decision]:
+    """Accept the failure of rows, given by the texts of their ids, wherever they are quarantined.
+
+    Raises:
+        StoreError: If an id is not quarantined, or its stage has no row keys.
+    """
+    path = asset_path(stage, "waive")
+    location = f"stage '{'/'.join(path)}': waive"
+    if not reason.strip():
+        raise StoreError(f"{location}: the reason is empty; say why the rows may be missing")
+    failed = quarantine(stage, partitions, store=store)
+    by_partition: dict[str | None, list[Any]] = {}
+    for id, key in zip(failed["id"].to_pylist(), failed["partition"].to_pylist()):
+        if str(id) in ids:
+            by_partition.setdefault(key, []).append(id)
+    known = {str(id) for listed in by_partition.values() for id in listed}
+    if missing := [id for id in ids if id not in known]:
+        raise StoreError(
+            f"{location}: rows {names(missing)} are not quarantined; waive ids that vane-dagster "
+            "quarantine lists"
+        )
+    opened = open_store(store, location)
+    found = find_all(opened, path, [*by_partition])
+    return [
+        decisions.waive(opened, found[key], listed, reason, location)
+        for key, listed in by_partition.items()
+    ]
+
+
+def patch(stage: Stage, partition: str | None, rows: pa.Table, store: Any) -> Decision:
+    """Supply outputs of rows of a partition.
+
+    Args:
+        stage: A stage with one output row for each input row.
+        partition: The partition's key; None for an unpartitioned pipeline.
+        rows: The id of each input row, and all columns that the stage makes. The usage of a prompt
+            may be left out.
+        store: The store.
+
+    Raises:
+        StoreError: If the rows do not fit the stage, or an id is not in the partition.
+    """
+    opened = open_store(store, "patch")
+    pipeline = pinned(stage.pipeline, stage.name, opened)
+    spec, where = pipeline[stage.name].spec, "" if partition is None else f", {partition!r}"
+    location = f"stage '{pipeline.name}/{stage.name}'{where}: patch"
+    made = spec.made_columns(pipeline, spec.schema) if spec.runs_udf else ()
+    if not spec.runs_udf or not made or spec.makes_rows:
+        raise StoreError(
+            f"{location}: a patch has one output row for each input row, of a stage whose function "
+            f"makes columns; this is a {spec.kind}"
+            + (" that makes several rows of one" if spec.makes_rows else "")
+        )
+    id = pipeline._keys_of(stage.name)[0].column
+    usage = None if spec.usage is None else spec.usage.column
+    if usage in made and usage not in rows.column_names:
+        field = spec.schema.field(usage)
+        rows = rows.append_column(field, pa.nulls(len(rows), field.type))
+    if {*rows.column_names} != {id, *made} or len(rows.column_names) != 1 + len(made):
+        raise StoreError(
+            f"{location}: the file has columns {names(rows.column_names, 20)}; expected the id and "
+            f"all columns that the stage makes: {names([id, *made], 20)}"
+        )
+    ids = rows.column(id)
+    if ids.null_count or len(pc.unique(ids)) != len(ids):
+        raise StoreError(f"{location}: an id of {id!r} is null or repeated; give each row once")
+    columns = pa.schema([spec.schema.field(name) for name in made])
+    values = []
+    for field in columns:
+        column = rows.column(field.name)
+        try:
+            values.append(column if column.type == field.type else column.cast(field.type))
+        except (pa.ArrowException, TypeError) as error:
+            raise StoreError(
+                f"{location}: column {field.name!r} is {column.type} and the stage makes "
+                f"{field.type}: {described(error)}"
+            ) from None
+        if column.null_count and not field.nullable:
+            raise StoreError(f"{location}: column {field.name!r} has nulls, and may have none")
+    keys = None if partition is None else [partition]
+    manifests = find_all(opened, stage.key.path, keys)
+    if partition not in manifests:
+        raise StoreError(f"{location}: the stage is partitioned; name one, of {names(manifests)}")
+    table = pa.Table.from_arrays(values, schema=columns)
+    return decisions.patch(opened, manifests[partition], ids, table, location)

@@ -1,0 +1,304 @@
+"""Decisions of people about single rows of a stage: waivers of failed rows, and patches.
+
+``<root>/<pipeline>/<kind>-<stage>-<random>.json``, with the ids and the row keys of the rows. The
+outputs of a patch are in ``<root>/<pipeline>/<stage>/patches``, in two files that are read like a
+part and its row records. Nothing deletes either: no run could make them again.
+
+A decision belongs to an id and a row key, so it ends when a value changes that the stage reads. A
+waiver also ends when a run commits its partition without the failure. Of two patches of a row, the
+later one counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import json
+import re
+import secrets
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from vane_dagster._lazy import pc, pq
+from vane_dagster.errors import StoreError, names
+from vane_dagster.storage.codec import Codec, read_file
+from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.manifest import Manifest, PartInfo
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.row_records import (
+    ID,
+    KEY_HIGH,
+    KEY_LOW,
+    ORIGIN,
+    OUTCOME,
+    SUFFIX,
+    Outcome,
+    RecordedPart,
+    records_schema,
+    write_records,
+)
+from vane_dagster.storage.store import Store, copy_files
+from vane_dagster.types.schema import read_schema, schema_record
+
+PATCH_ID = "_vane_id"
+"""The column of a patch's outputs with the id of the input row."""
+_NAME = re.compile(r"(?:waived|patched)-(\w+)-[0-9a-f]{16}\.json")
+PATCHES = "patches"
+"""The folder of the outputs of patches, in the stage's."""
+_SHOWN = 5
+_FRAGMENT = "fragment"
+_FAILURES = (Outcome.FAILED, Outcome.PASSING)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision about some rows of a stage in a partition.
+
+    Attributes:
+        kind: "waived" or "patched".
+        stage: The stage.
+        partition: The partition's key; None for an unpartitioned pipeline.
+        ids: The ids of the input rows.
+        keys: The row key of each, as 32 hex digits.
+        user: Who decided.
+        at: Unix time in seconds.
+        reason: Why, for people.
+        elsewhere: Identities of the fragments that were known not to have the rows. The fragment
+            keys of all others depend on a patch.
+        schema: The columns of a patch; None for a waiver.
+        rows: The name of a patch's outputs, without suffix.
+        name: The record's file name; not recorded.
+        folder: The pipeline's folder that it is in, of a branch or of its fallback; not recorded.
+    """
+
+    kind: Literal["waived", "patched"]
+    stage: str
+    partition: str | None
+    ids: Sequence[Any]
+    keys: Sequence[str]
+    user: str
+    at: float
+    reason: str = ""
+    elsewhere: Sequence[str] = ()
+    schema: pa.Schema | None = None
+    rows: str = ""
+    name: str = ""
+    folder: Location | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_patch(self) -> bool:
+        """Whether it supplies outputs."""
+        return self.kind == "patched"
+
+    def covering(self, manifest: Manifest | None) -> Decision:
+        """Return a waiver with the rows that it still covers after a manifest's commit."""
+        left = None if manifest is None else manifest.decisions.get(self.name)
+        if left is None or self.is_patch:
+            return self
+        pairs = [pair for pair in zip(self.ids, self.keys) if pair[0] in left]
+        return replace(self, ids=[id for id, _ in pairs], keys=[key for _, key in pairs])
+
+    def part(self) -> RecordedPart:
+        """Return a patch's outputs, as a part with row records."""
+        assert self.folder is not None, "it was read from the store"
+        folder = self.folder.child(self.stage, PATCHES)
+        return RecordedPart(folder, f"{self.rows}.parquet", f"{self.rows}{SUFFIX}")
+
+
+_CODEC = Codec(
+    Decision,
+    read={"schema": lambda record: record and read_schema(record)},
+    write={"schema": lambda schema: schema and schema_record(schema)},
+    omitted=("name", "folder"),
+)
+
+
+def decisions(
+    store: Store, pipeline: str, stages: Collection[str], listed: Iterable[str] | None = None
+) -> dict[tuple[str, str | None], tuple[Decision, ...]]:
+    """Read the decisions about some stages, by stage and partition, the earliest first."""
+    folders = [each.root.child(pipeline) for each in store.layers]
+    files = {n for folder in folders for n in folder.names()} if listed is None else listed
+    wanted = sorted(n for n in files if (found := _NAME.fullmatch(n)) and found[1] in stages)
+    fix = "Restore it; without it, the decision is lost"
+
+    def read(name: str) -> Decision | None:
+        for folder in folders:
+            load = functools.partial(_CODEC.load, name=name, folder=folder)
+            if (found := read_file(folder, name, load, fix)) is not None:
+                return found
+        return None
+
+    by_place: dict[tuple[str, str | None], tuple[Decision, ...]] = {}
+    for each in sorted(filter(None, in_threads(read, wanted)), key=lambda each: each.at):
+        place = (each.stage, each.partition)
+        by_place[place] = (*by_place.get(place, ()), each)
+    return by_place
+
+
+def waive(
+    store: Store, manifest: Manifest, ids: Sequence[Any], reason: str, location: str
+) -> Decision:
+    """Record that failed rows of a partition may be missing; takes effect with the next run.
+
+    Raises:
+        StoreError: If an id is not that of a failed row, or the rows have no keys.
+    """
+    found = _find(store, manifest, ids, location)
+    outcomes = found.column(OUTCOME).to_pylist()
+    pairs = zip(found.column(ID).to_pylist(), outcomes)
+    if others := [id for id, outcome in pairs if outcome not in _FAILURES]:
+        raise StoreError(
+            f"{location}: rows {names(others, _SHOWN)} did not fail; waive ids that "
+            "vane-dagster quarantine lists"
+        )
+    return _keep(store, manifest, _decision("waived", manifest, found, reason))
+
+
+def patch(
+    store: Store, manifest: Manifest, ids: pa.ChunkedArray, columns: pa.Table, location: str
+) -> Decision:
+    """Record outputs of rows of a partition; takes effect with the next run.
+
+    Args:
+        store: The store.
+        manifest: The partition's manifest in force.
+        ids: The id of each row in the stage's input.
+        columns: All columns that the stage makes, in their types.
+        location: The stage and partition, for messages.
+
+    Raises:
+        StoreError: If an id is not in the partition, or its rows have no keys.
+    """
+    found = _find(store, manifest, ids.to_pylist(), location)
+    decision = _decision("patched", manifest, found, "")
+    held = set(found.column(_FRAGMENT).to_pylist())
+    elsewhere = [each.identity for i, each in enumerate(manifest.fragments) if i not in held]
+    folder, origin = store.root.child(manifest.pipeline, manifest.stage, PATCHES), (
+        Outcome.PATCHED, 0, decision.name.removesuffix(".json"), decision.user, "",
+        datetime.fromtimestamp(decision.at, timezone.utc),
+    )  # fmt: skip
+    schema = records_schema(found.schema.field(ID).type)
+    given = dict(zip((OUTCOME, *ORIGIN), ([value] * len(found) for value in origin)))
+    given |= {name: found.column(name) for name in (KEY_HIGH, KEY_LOW, ID)}
+    records = pa.table({name: given[name] for name in schema.names}, schema=schema)
+    rows = write_records(folder, origin[2], records).removesuffix(SUFFIX)
+    places = pc.index_in(found.column(ID), value_set=ids.combine_chunks().cast(found[ID].type))
+    sink = pa.BufferOutputStream()
+    pq.write_table(columns.take(places).add_column(0, PATCH_ID, found.column(ID)), sink)
+    folder.write(f"{rows}.parquet", memoryview(sink.getvalue()))
+    decision = replace(decision, elsewhere=elsewhere, schema=columns.schema, rows=rows)
+    return _keep(store, manifest, decision)
+
+
+def _decision(
+    kind: Literal["waived", "patched"], manifest: Manifest, found: pa.Table, reason: str
+) -> Decision:
+    return Decision(
+        kind,
+        manifest.stage,
+        manifest.partition,
+        found.column(ID).to_pylist(),
+        _hex_keys(found),
+        getpass.getuser(),
+        time.time(),
+        reason,
+        name=f"{kind}-{manifest.stage}-{secrets.token_hex(8)}.json",
+    )
+
+
+def _keep(store: Store, manifest: Manifest, decision: Decision) -> Decision:
+    record, folder = (
+        json.dumps(_CODEC.record(decision)).encode(),
+        store.root.child(manifest.pipeline),
+    )
+    folder.write(decision.name, record)
+    return replace(decision, folder=folder)
+
+
+def copy_decisions(source: Store, target: Store, manifest: Manifest) -> None:
+    """Copy the decisions that a manifest was made with, from a branch."""
+    folder, other = (each.root.child(manifest.pipeline) for each in (source, target))
+    there = {*folder.names()} - {*other.names()}
+    for name in filter(there.__contains__, manifest.decisions):
+        record = folder.read(name)
+        decision = _CODEC.load(json.loads(record), name=name, folder=folder)
+        if decision.is_patch:
+            part = decision.part()
+            copy_files(part.folder, other.child(decision.stage, PATCHES), part.files)
+        other.create(name, record)
+
+
+def _find(store: Store, manifest: Manifest, ids: Sequence[Any], location: str) -> pa.Table:
+    """Return the records of input rows, each with the index of its fragment."""
+    if not ids:
+        raise StoreError(f"{location}: there is no id; give at least one")
+    if any(part.rows_in and not part.row_records for part in manifest.parts):
+        raise StoreError(
+            f"{location}: its rows have no row keys, by which a decision is found again. Declare "
+            "the stage with columns= and reuse='rows', and materialize it"
+        )
+    parts = [(index, part) for index, part in enumerate(manifest.parts) if part.row_records]
+    folder = store.parts_of(manifest)
+    columns = (ID, KEY_HIGH, KEY_LOW, OUTCOME)
+
+    def read(item: tuple[int, PartInfo]) -> pa.Table:
+        index, part = item
+        records = read_part(folder, part.row_records, columns)
+        try:
+            wanted = pa.array(list(ids)).cast(records.schema.field(ID).type)
+        except pa.ArrowException as error:
+            raise StoreError(f"{location}: ids {names(ids, _SHOWN)}: {error}") from None
+        rows = records.filter(pc.is_in(records.column(ID), value_set=wanted))
+        return rows.append_column(_FRAGMENT, pa.array([index] * len(rows), pa.int64()))
+
+    tables = in_threads(read, parts)
+    found = pa.concat_tables(tables).combine_chunks() if tables else None
+    known = set() if found is None else set(map(str, found.column(ID).to_pylist()))
+    if found is None or (missing := [id for id in ids if str(id) not in known]):
+        listed = ids if found is None else missing
+        raise StoreError(
+            f"{location}: the partition has no input row with id {names(listed, _SHOWN)}. Name its "
+            "partition, and materialize it if the row is new"
+        )
+    return found
+
+
+def count_waived(folder: Location, manifest: Manifest, given: Sequence[Decision]) -> Manifest:
+    """Return a manifest that is about to be committed with the decisions that it was made with.
+
+    A waiver counts for the rows that fail, and ends for the others.
+    """
+    waivers = [each for each in given if not each.is_patch]
+    waived: dict[tuple[Any, str], str] = {
+        pair: each.name for each in waivers for pair in zip(each.ids, each.keys)
+    }
+    counted: dict[str, list[Any]] = {each.name: [] for each in given}
+    parts = []
+    for part in manifest.parts:
+        rows = 0
+        if waived and part.row_records and part.quarantined + part.nulled:
+            for pair in _failed(folder, part):
+                if name := waived.get(pair):
+                    counted[name].append(pair[0])
+                    rows += 1
+        parts.append(part if part.waived == rows else replace(part, waived=rows))
+    return replace(manifest, parts=parts, decisions=counted)
+
+
+def _failed(folder: Location, part: PartInfo) -> Iterable[tuple[Any, str]]:
+    """Return the ids and row keys of a part's failed rows."""
+    records = read_part(folder, part.row_records, (ID, KEY_HIGH, KEY_LOW, OUTCOME))
+    failed = pc.is_in(records.column(OUTCOME), value_set=pa.array(_FAILURES, pa.uint8()))
+    records = records.filter(failed)
+    return zip(records.column(ID).to_pylist(), _hex_keys(records))
+
+
+def _hex_keys(records: pa.Table) -> list[str]:
+    pairs = zip(*(records.column(name).to_pylist() for name in (KEY_HIGH, KEY_LOW)))
+    return [f"{high:016x}{low:016x}" for high, low in pairs]
