@@ -100,7 +100,8 @@ class Decision:
         left = None if manifest is None else manifest.decisions.get(self.name)
         if left is None or self.is_patch:
             return self
-        pairs = [pair for pair in zip(self.ids, self.keys) if pair[0] in left]
+        kept = set(left)
+        pairs = [pair for pair in zip(self.ids, self.keys) if pair[0] in kept]
         return replace(self, ids=[id for id, _ in pairs], keys=[key for _, key in pairs])
 
     def part(self) -> RecordedPart:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+import vane_dagster.testing
 from support.data import read_stage
 from support.results import evaluations, materializing, metadata
 from vane_dagster.errors import StoreError
@@ -48,7 +49,9 @@ class Lenient(Reader):
         return {"words": [1 for text in batch["text"].to_pylist()]}
 
 
-def pages(folder: Path, rows: list[dict[str, Any]], fn: Any = Reader) -> vd.Pipeline:
+def pages(
+    folder: Path, rows: list[dict[str, Any]], fn: Any = Reader, kind: str = "BIGINT"
+) -> vd.Pipeline:
     """source -> few (20 rows) -> read -> doubled -> last: `read` may fail for 2 rows."""
     docs = vd.Pipeline("docs", source=vd.table(rows), id="id", fragment_rows=10)
     few = docs.project("few", ["id", "text"], where="kept")
@@ -56,7 +59,7 @@ def pages(folder: Path, rows: list[dict[str, Any]], fn: Any = Reader) -> vd.Pipe
         "read",
         fn,
         columns=["text"],
-        schema={"words": "BIGINT"},
+        schema={"words": kind},
         on_error=vd.Failures(on_error="quarantine", max_error_rate=0.1),
         fn_constructor_kwargs={"folder": f"in {folder}"},
         batch_size=4,
@@ -83,10 +86,13 @@ class Runs:
         self.store = str(folder / "store")
 
     def run(self, rows: list[dict[str, Any]], fn: Any = Reader, **config: Any) -> Any:
-        (self.folder / "called").write_text("")
         self.pipeline = pages(self.folder, rows, fn)
-        given = {"raises": False, "instance": self.instance, "config": config or None}
-        return self._materialize(self.pipeline, self._compute, **given)
+        return self.materialize(self.pipeline, config or None)
+
+    def materialize(self, pipeline: vd.Pipeline, config: Any = None) -> Any:
+        (self.folder / "called").write_text("")
+        given = {"raises": False, "instance": self.instance, "config": config}
+        return self._materialize(pipeline, self._compute, **given)
 
     @property
     def called(self) -> list[str]:
@@ -185,15 +191,42 @@ def test_patched_rows_keep_their_outputs_until_their_values_change(runs):
     assert runs.made() == expected
 
 
-def test_a_row_keeps_its_patch_in_another_file_and_a_run_that_was_killed_loses_none(runs):
+class Same(Reader):
+    """Makes what `Reader` makes, of an edited code."""
+
+    def __call__(self, batch: pa.Table) -> Any:
+        return {**super().__call__(batch)}
+
+
+def test_a_row_keeps_its_patch_where_it_moves_and_is_left_out_of_comparisons(runs):
     runs.run(with_bad(3))
-    runs.patch({3: 100})
+    runs.patch({3: 100, 7: 700})
     moved = [*reversed(with_bad(3))]
-
-    runs.run(moved)
-
-    assert runs.made()[3] == 100
+    # The run fails when it commits.
+    with vd.testing.faults(vd.testing.StorageFault("*/read/manifests/*", "no_space")):
+        assert not runs.run(moved).success
     assert "bad 3" not in runs.called
+    assert runs.run(moved).success
+    assert {id: runs.made()[id] for id in (3, 7, 8)} == {3: 100, 7: 700, 8: 2}
+    assert runs.called == []
+
+    edited = pages(runs.folder, moved, Same)
+    adopted = edited["read"].adopt(store=runs.store)
+
+    assert adopted.rows == 18
+    assert {"bad 3", "page 7"} <= {*runs.called}, "they are computed, and not compared"
+
+
+def test_a_patch_of_other_columns_does_not_apply(runs):
+    runs.run(with_bad(3))
+    runs.patch({3: 100, 7: 700})
+    other = pages(runs.folder, with_bad(3), Reader, "DOUBLE")
+
+    result = runs.materialize(other)
+
+    assert runs.made() == {n: 2.0 for n in range(20) if n != 3}
+    text = "of 3, 7 does not apply, because the stage has other columns now (words double)"
+    assert any(text in entry.user_message for entry in runs.instance.all_logs(result.run_id))
 
 
 @pytest.mark.parametrize(

@@ -62,3 +62,14 @@ def test_failed_rows_are_not_retried_within_their_generation():
 def test_a_partition_has_faults_if_one_of_its_parts_has():
     assert has_faults(manifest(part("a"), part("b", "f.parquet")))
     assert not has_faults(manifest(part("a")))
+
+
+def test_a_patch_changes_the_keys_of_fragments_that_may_have_its_rows():
+    without = fragment_keys("new", 0, ABOVE, None, False)
+    first, second = fragment_keys("new", 0, ABOVE, None, False, [["patched-s-1.json"], []])
+    assert (first, second) == (digest("new", 0, "u0", "patched-s-1.json"), without[1])
+    both = fragment_keys("new", 0, ABOVE, None, False, [["patched-s-1.json", "x"], []])
+    assert len({first, both[0], without[0]}) == 3
+    part_of_former = manifest(part(first))
+    raised = fragment_keys("new", 1, ABOVE, part_of_former, True, [["patched-s-1.json"], []])
+    assert raised[0] == first, "a retry keeps it"
