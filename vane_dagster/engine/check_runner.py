@@ -29,6 +29,7 @@ from vane_dagster.checks.context import (
 )
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.specs import provenance_columns
 from vane_dagster.retries import class_names
 from vane_dagster.storage.column_stats import Measures, measure, merge_measures
 from vane_dagster.storage.damage import verified
@@ -265,7 +266,9 @@ class ManifestContext:
 
     @property
     def schema(self) -> pa.Schema:
-        return self.manifest.schema
+        stored = self.manifest.schema  # the rows of a `write` stage are read in its upstream stage
+        added = provenance_columns() if self.manifest.kind == "write" else ()
+        return pa.schema([field for field in stored if field.name not in added])
 
     @property
     def keys(self) -> Sequence[str]:

@@ -40,6 +40,7 @@ from vane_dagster.worker.protocol import (
     Op,
     PartRows,
     Project,
+    Provenance,
     Quarantined,
     Reject,
     Restore,
@@ -206,7 +207,7 @@ class WorkBuilder:
 
     def _patches(self, task: Task) -> tuple[RecordedPart, ...]:
         """The patches that may have rows of a fragment, the latest first."""
-        store, identity = self._state.store, task.run.fragment.identity
+        identity = task.run.fragment.identity
         made = self._partition(task).stages[task.stage].decisions
         patches = [each for each in made if each.is_patch and identity not in each.elsewhere]
         return tuple(each.part() for each in reversed(patches))
@@ -272,7 +273,27 @@ class WorkBuilder:
             return replace(op, max_faults=allowed)
         if isinstance(op, Join):
             return replace(op, quarantined=self._quarantined(task, op))
+        if isinstance(op, Gather) and task.spec.publishes and task.spec.provenance:
+            return Gather(self._provenance(task, task.spec.provenance))
         return op
+
+    def _provenance(self, task: Task, stage: str) -> Provenance:
+        """What is known of the rows that a stage has made of a fragment."""
+        part, spec = self._stored(task, stage), self._pipeline[stage].spec
+        folder, made = part.folder, part.info.made
+        assert spec.runs_udf
+        above = self._partition(task).inputs.get(stage)
+        return Provenance(
+            self._pipeline._keys_of(spec.upstream[0])[0].column,
+            folder,
+            part.info.name,
+            part.info.row_records,
+            made.run_id if made else "",
+            spec.udf.name,
+            above.definition if above else self._plan.definitions[stage],
+            made.at if made else 0.0,
+            spec.usage,
+        )
 
     def _operation(self, spec: StageSpec) -> Op:
         op = operation(spec, self._pipeline)

@@ -63,3 +63,7 @@ def parse_include(location: str, include: Any) -> IncludeColumns:
     if isinstance(include, bool):
         return True if include else ()
     return tuple(list_of_names(location, "include_columns", include) or ())
+
+
+TOKENS, COST = "_vane_tokens", "_vane_cost"
+"""The columns of a row's provenance that need the usage of a model's answers, and its prices."""

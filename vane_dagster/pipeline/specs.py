@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Union
 import pyarrow as pa
 
 from vane_dagster._keywords import require_columns
-from vane_dagster.errors import DefinitionError, SchemaError
+from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.pipeline.identity import component
 from vane_dagster.pipeline.keys import JoinShape, JoinSide, Keys
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
-from vane_dagster.pipeline.options import IncludeColumns, JoinChildren, JoinHow
+from vane_dagster.pipeline.options import COST, TOKENS, IncludeColumns, JoinChildren, JoinHow
 from vane_dagster.pipeline.stage_kind import (
     SOURCE,
+    Column,
     StageKind,
     Table,
     check_id,
@@ -291,20 +292,29 @@ class WriteSpec(StageKind):
         target: The declared target.
         branch_target: The target in a branch store. No part of the definition, so that a branch
             publishes only what it changes.
+        provenance: The stage whose making of each row is added to it; empty for none.
     """
 
     target: Target
     branch_target: Target | None = None
+    provenance: str = ""
 
     kind = "write"
     runs_udf: ClassVar[Literal[False]] = False
     publishes: ClassVar[Literal[True]] = True
 
     def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
-        """The input columns, unchanged."""
+        """The input columns, unchanged, and the provenance of the rows."""
         first = inputs[self.upstream[0]]
         reads = {name: [(self.upstream[0], name)] for name in first.fields}
-        return Table(first.fields, reads, first.is_complete)
+        added = _provenance_fields(pipeline, self.provenance)
+        if taken := [name for name in added if name in first.fields]:
+            raise SchemaError(
+                f"{pipeline._location(self.name)}: provenance adds {names(taken)}, which the rows "
+                "have already; rename these columns in a project"
+            )
+        fields, none = {**first.fields, **added}, {name: list[Column]() for name in added}
+        return Table(fields, reads | none, first.is_complete)
 
     def components(self, pipeline: Pipeline) -> Sequence[Component]:
         """The target and its write options."""
@@ -316,11 +326,63 @@ class WriteSpec(StageKind):
             component("option", "target_file_bytes", target.target_bytes),
             component("option", "partition_column", target.partition_column),
             *(component("option", *option) for option in sorted(target.options.items())),
+            *([component("option", "provenance", self.provenance)] if self.provenance else []),
         ]
 
     def publisher(self, partition: str | None) -> Publisher:
         """Return the publisher of a partition."""
         return open_publisher(self.branch_target or self.target, partition)
+
+
+_PROVENANCE = {
+    "_vane_outcome": pa.string(),
+    "_vane_run": pa.string(),
+    "_vane_model": pa.string(),
+    "_vane_code": pa.string(),
+    "_vane_at": pa.timestamp("us", "UTC"),
+}
+
+
+def _provenance_fields(pipeline: Pipeline, stage: str) -> dict[str, pa.Field | None]:
+    """Return the columns that the provenance of a stage's rows has."""
+    if not stage:
+        return {}
+    usage = pipeline[stage].spec.usage
+    known = dict(_PROVENANCE)
+    known |= {} if usage is None else {TOKENS: pa.int64()}
+    known |= {COST: pa.float64()} if usage is not None and usage.prices else {}
+    return {name: pa.field(name, kind) for name, kind in known.items()}
+
+
+def provenance_columns() -> frozenset[str]:
+    """Return the names of all columns of provenance."""
+    return frozenset((*_PROVENANCE, TOKENS, COST))
+
+
+def provenance_stage(pipeline: Pipeline, node: str, given: bool | str, location: str) -> str:
+    """Return the stage that an argument `provenance` of a stage below `node` means."""
+    if given is False:
+        return ""
+    nearest, stages = [node], []
+    while nearest:
+        stage = nearest.pop(0)
+        spec = None if stage == SOURCE else pipeline[stage].spec
+        if spec is not None and spec.runs_udf:
+            stages += [stage] if stage not in stages else []
+        elif spec is not None:
+            nearest += spec.upstream
+    keys = {key.column for key in pipeline._keys_of(node)}
+    ids = {each: pipeline._keys_of(pipeline[each].spec.upstream[0])[0].column for each in stages}
+    usable = [each for each in stages if ids[each] in keys]
+    if isinstance(given, str) and given in usable:
+        return given
+    if given is True and len(usable) == 1:
+        return usable[0]
+    expected = names(usable, 20) if usable else "none: no stage with a function makes its rows"
+    raise DefinitionError(
+        f"{location}: provenance is {given!r}; expected the name of the stage that made the rows, "
+        f"of {expected}"
+    )
 
 
 StageSpec = Union[ProjectSpec, MapBatchesSpec, JoinSpec, WriteSpec]

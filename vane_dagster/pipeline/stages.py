@@ -20,7 +20,7 @@ from vane_dagster.pipeline.labels import LabelRows
 from vane_dagster.pipeline.map_stages import MapRows
 from vane_dagster.pipeline.options import parse_include
 from vane_dagster.pipeline.records import Asset, as_asset
-from vane_dagster.pipeline.specs import ProjectSpec, WriteSpec
+from vane_dagster.pipeline.specs import ProjectSpec, WriteSpec, provenance_stage
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.filesystem import absolute_url
 from vane_dagster.storage.publish.registry import PUBLISHERS, publisher_class
@@ -91,6 +91,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
         target_file_bytes: int | None = None,
         partition_column: str = PARTITION_COLUMN,
         options: Mapping[str, Any] | None = None,
+        provenance: bool | str = False,
         asset: Asset | None = None,
     ) -> Stage:
         """Add a stage that publishes the rows: in a plain folder of Parquet, or a table.
@@ -123,6 +124,11 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 a file; a larger one has its own. Default: one file per fragment.
             partition_column: The column of a table that holds the partition's key.
             options: The format's own options; see docs/storage.md.
+            provenance: Whether each row gets columns that say how it was made by the nearest stage
+                with a function or a model, which has to be named if there are several:
+                ``_vane_outcome`` ("computed", "copied", "patched", "failed"), ``_vane_run``,
+                ``_vane_model``, ``_vane_code``, ``_vane_at``, and ``_vane_tokens`` and
+                ``_vane_cost`` if the stage has a usage column and prices. See docs/storage.md.
             asset: See `project`.
 
         Returns:
@@ -130,7 +136,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
 
         Raises:
             DefinitionError: If the URL does not distinguish partitions, there is no upstream stage,
-                or the library of the format is not installed.
+                the library of the format is not installed, or `provenance` names no such stage.
         """
         location = self.pipeline._location(name)
         if self._node == SOURCE:
@@ -160,4 +166,5 @@ class Rows(MapRows, LabelRows, EmbedRows):
         partitioned = self.pipeline.partitions_def is not None
         declared = publisher.validate(declared, location, partitioned)
         own = as_asset(location, asset)
-        return self.pipeline._add(WriteSpec(name, (self._node,), own, declared))
+        made_by = provenance_stage(self.pipeline, self._node, provenance, location)
+        return self.pipeline._add(WriteSpec(name, (self._node,), own, declared, made_by))

@@ -12,8 +12,9 @@ from vane_dagster.storage.manifest import FragmentRecord, Manifest, ManifestName
 
 
 def stages_read(pipeline: Pipeline, spec: StageSpec) -> list[str]:
-    """Return the stages from which a stage reads parts or quarantined rows."""
-    beside = (stage for stages in spec.quarantining(pipeline).values() for stage in stages)
+    """Return the stages from which a stage reads parts, quarantined rows or row records."""
+    beside = [stage for stages in spec.quarantining(pipeline).values() for stage in stages]
+    beside += [spec.provenance] if spec.publishes and spec.provenance else []
     return [node for node in dict.fromkeys((*spec.upstream, *beside)) if node != SOURCE]
 
 

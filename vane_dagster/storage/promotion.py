@@ -191,7 +191,7 @@ class Promotion:
         return tuple(lacking.values())
 
     def _copy_records(self) -> None:
-        """Copy what plans need besides manifests: pinned schemas, adoptions, decisions, floors and texts."""
+        """Copy what plans need besides manifests."""
         if rule := self._branch.read_record([self._pipeline], "fragments.json", dict):
             self._target.setting(self._pipeline, "fragments", rule)
         copy_adoptions(self._branch, self._target, self._pipeline)

@@ -59,6 +59,7 @@ from vane_dagster.worker.protocol import (
     ReuseAndCall,
     Work,
 )
+from vane_dagster.worker.provenance import with_provenance
 from vane_dagster.worker.reports import (
     Computed,
     Fault,
@@ -281,6 +282,8 @@ class Host:
             return Computed(fitted(table, work.schema), report, faults)
         if work.tally is None:
             table, unread = unread_rows.split_unread(table)
+            if op.provenance is not None:
+                table = with_provenance(table, op.provenance, work.schema)
             return unread_rows.computed(table, table.num_rows, unread, work)
         return Computed(table.cast(work.schema), WorkReport(work.tally), faults)
 

@@ -24,6 +24,7 @@ from vane_dagster.worker.reports import Tally
 
 if TYPE_CHECKING:
     from vane_dagster.providers.template import PrefixOrder
+    from vane_dagster.providers.usage import UsageAccount
 
 Places = npt.NDArray[np.int64]
 """Positions of rows in a table."""
@@ -342,8 +343,41 @@ class Reject:
 
 
 @dataclass(frozen=True)
+class Provenance:
+    """How a stage has made the rows that a `write` stage publishes.
+
+    Attributes:
+        id: The rows' column with the ids of the stage's input.
+        folder: The folder of the stage's part.
+        part: The part's file name.
+        records: The file name of its row records; empty without any: the rest is then of all rows.
+        run_id: The run that made the part.
+        model: The stage's class or function.
+        code: The stage's definition.
+        at: Unix time in seconds at which the part was written.
+        usage: The usage of a model's answers; None without it.
+    """
+
+    id: str
+    folder: Location
+    part: str
+    records: str
+    run_id: str
+    model: str
+    code: str
+    at: float
+    usage: UsageAccount | None = None
+
+
+@dataclass(frozen=True)
 class Gather:
-    """A concatenation of inputs of the same schema."""
+    """A concatenation of inputs of the same schema.
+
+    Attributes:
+        provenance: What is known of the rows, to be added to them; None for none.
+    """
+
+    provenance: Provenance | None = None
 
 
 Op = Union[Project, CallUdf, Join, Gather, Arrange, Restore, ReuseAndCall, Reject]

@@ -8,13 +8,14 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
 import vane_dagster.testing
 from support.data import read_stage
 from support.results import evaluations, materializing, metadata
-from vane_dagster.errors import StoreError
+from vane_dagster.errors import DefinitionError, SchemaError, StoreError
 from vane_dagster.orchestration.decide import patch, waive
 
 ROWS = [{"id": n, "text": f"page {n}", "kept": n < 20} for n in range(100)]
@@ -265,3 +266,52 @@ def refused(tmp_path_factory: pytest.TempPathFactory, local: Any) -> Iterator[Ru
         made = Runs(tmp_path_factory.mktemp("refused"), local, instance)
         made.run(with_bad(3))
         yield made
+
+
+def published(folder: Path) -> list[dict[str, Any]]:
+    files = sorted((folder / "out").glob("*.parquet"))
+    rows = pa.concat_tables([pq.read_table(file, partitioning=None) for file in files])
+    return sorted(rows.to_pylist(), key=lambda row: row["id"])
+
+
+def test_published_rows_say_how_they_were_made(runs):
+    runs.pipeline = pages(runs.folder, with_bad(3))
+    joined = runs.pipeline.join("joined", runs.pipeline["few"], runs.pipeline["read"])
+    joined.write("published", str(runs.folder / "out"), provenance=True)
+    first = runs.materialize(runs.pipeline)
+    assert first.success
+    ends = {"_vane_outcome": "computed", "_vane_run": first.run_id, "_vane_model": "Reader"}
+    rows = published(runs.folder)
+    assert [row["id"] for row in rows] == [n for n in range(20) if n != 3]
+    assert [*rows[0]] == ["id", "text", "words", *ends, "_vane_code", "_vane_at"]
+    assert all(row[name] == value for row in rows for name, value in ends.items())
+    loaded = vd.load("docs/published", store=runs.store)
+    assert loaded.column_names == ["id", "text", "words"]
+
+    runs.patch({3: 100})
+    second = runs.materialize(runs.pipeline)
+
+    by_id = {row["id"]: row for row in published(runs.folder)}
+    assert {n: row["_vane_outcome"] for n, row in by_id.items() if n < 10} == {
+        n: "patched" if n == 3 else "copied" for n in range(10)
+    }
+    assert by_id[3]["_vane_run"].startswith("patched-read-")
+    assert {by_id[n]["_vane_run"] for n in range(20) if n != 3} == {first.run_id}
+    assert by_id[10]["_vane_outcome"] == "computed"
+    assert by_id[3]["_vane_at"] > by_id[4]["_vane_at"]
+    assert second.success
+    assert {len(row["_vane_code"]) for row in by_id.values()} == {0, 40}
+
+
+def test_provenance_is_of_one_stage_with_a_function(tmp_path):
+    docs = pages(tmp_path, ROWS)
+    both = docs.join("both", docs["read"], docs["doubled"])
+    for stage, given in ((both, True), (both, "few"), (docs["few"], True), (docs["few"], "read")):
+        with pytest.raises(DefinitionError, match=r"provenance is .*; expected the name of"):
+            stage.write("out", str(tmp_path / "out"), provenance=given)
+    both.write("out", str(tmp_path / "out"), provenance="doubled")
+    schema = docs["out"].schema
+    assert schema.field("_vane_at").type == pa.timestamp("us", "UTC")
+    named = docs["doubled"].project("named", {"id": "id", "_vane_run": "twice"})
+    with pytest.raises(SchemaError, match="provenance adds '_vane_run', which the rows have"):
+        assert named.write("other", str(tmp_path / "other"), provenance=True).schema
