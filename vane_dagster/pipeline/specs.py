@@ -290,14 +290,14 @@ class WriteSpec(StageKind):
 
     Attributes:
         target: The declared target.
+        provenance: The stage whose making of each row is added to it; empty for none.
         branch_target: The target in a branch store. No part of the definition, so that a branch
             publishes only what it changes.
-        provenance: The stage whose making of each row is added to it; empty for none.
     """
 
     target: Target
-    branch_target: Target | None = None
     provenance: str = ""
+    branch_target: Target | None = None
 
     kind = "write"
     runs_udf: ClassVar[Literal[False]] = False
