@@ -1,16 +1,24 @@
-"""What a forecast says, from its figures."""
+"""What a forecast says, from its figures and from what a store has."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dagster as dg
 import pytest
 
-from vane_dagster.errors import BudgetError
+import vane_dagster as vd
+from support.data import write_source
+from support.in_process import compute
+from support.prompts import Reversed
+from vane_dagster.errors import BudgetError, DefinitionError
 from vane_dagster.planning import forecast
 from vane_dagster.planning.forecast import Forecast, StageForecast, check_limits
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
 
 
 def stage(name: str = "model", **figures: Any) -> StageForecast:
@@ -119,3 +127,165 @@ def test_limits_count_the_highest_cost_of_what_is_due(monkeypatch):
         list(check_limits(plan, store, {"max_gpu_hours": 2.9}))
     with pytest.raises(BudgetError, match="would cost 5 to 10, and its max_cost is 9"):
         list(check_limits(plan, store, {"max_gpu_hours": 3.0, "max_cost": 9.0}))
+
+
+# What the store has
+
+
+class Add:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, batch: Any) -> Any:
+        return {"y": [x + self.number for x in batch["x"].to_pylist()]}
+
+
+def twice(batch: Any) -> Any:
+    pairs = [(id, f"{id}/{n}") for id in batch["id"].to_pylist() for n in (1, 2)]
+    return {"id": [id for id, _ in pairs], "part": [part for _, part in pairs]}
+
+
+class Stored:
+    """Pipelines over one source, computed into one store by workers in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store(Location(str(folder / "store")))
+
+    def write(self, key: str, *ids: int, name: str = "a.parquet") -> None:
+        write_source(self.folder / "src" / key, {"id": ids, "x": ids}, name)
+
+    def docs(self, partitions_def: Any = None, place: str = "") -> vd.Pipeline:
+        source = vd.parquet(f"{self.folder}/src/{place}")
+        return vd.Pipeline("docs", source=source, id="id", partitions_def=partitions_def)
+
+    def adding(self, number: int = 1, **options: Any) -> vd.Pipeline:
+        docs = self.docs(dg.StaticPartitionsDefinition(["a", "b"]), "{partition_key}")
+        odd = docs.project("odd", {"id": "id", "x": "x"}, where="x % 2 = 1")
+        given = {"fn_constructor_kwargs": {"number": number}, "schema": {"y": "BIGINT"}}
+        odd.map_batches("added", Add, **given, **options).project("last", ["id", "y"])
+        return docs
+
+    def plan(self, pipeline: vd.Pipeline, *partitions: str, **given: Any) -> Forecast:
+        wanted = list(partitions) or None
+        return pipeline.plan(wanted, store=vd.FragmentStore(root=self.store.root.path), **given)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Stored:
+    return Stored(tmp_path)
+
+
+def brief(found: Forecast) -> dict[str, Any]:
+    return {s.stage: (s.up_to_date, s.fragments, s.rows, s.rows_are) for s in found.stages}
+
+
+def test_a_gpu_hour_has_the_price_of_the_compute_resource(stored):
+    for key, first in (("a", 0), ("b", 10)):
+        stored.write(key, *range(first, first + 10))
+    compute(stored.adding(columns=["x"]), stored.store, ["a"])
+    on_gpu = stored.adding(columns=["x"], gpus=1)
+    priced = vd.LocalCompute(prices={"gpu_hour": 3})
+    (added,) = (s for s in stored.plan(on_gpu, "b", compute=priced).stages if s.gpu_hours)
+    assert added.gpu_hours[0] > 0
+    assert added.cost == pytest.approx([3 * hours for hours in added.gpu_hours])
+    assert not any(each.cost for each in stored.plan(on_gpu, "b").stages)
+    wrong = vd.LocalCompute(prices={"gpu": 3})
+    with pytest.raises(vd.errors.ComputeError, match="expected the price of a GPU for an hour"):
+        stored.plan(on_gpu, "b", compute=wrong)
+
+    # Rows of a partition that has results may be copies of them, unless the definition is another.
+    assert stored.plan(stored.adding(2, columns=["x"]), "a").stages[1].worker_seconds[0] > 0
+    stored.write("a", 1001, name="more.parquet")
+    found = stored.plan(stored.adding(columns=["x"]), "a").stages
+    assert (found[0].causes, found[1].worker_seconds[0]) == ({"new files": 1}, 0)
+
+
+def test_input_rows_of_a_join_are_those_of_its_base(stored):
+    stored.write("", *range(40))
+    docs = stored.docs()
+    odd = docs.project("odd", {"id": "id", "x": "x"}, where="x % 2 = 1")
+    every = docs.project("every", {"id": "id", "z": "x"})
+    compute(docs, stored.store)
+    docs.join("joined", odd, every)
+    parts = every.map_batches(
+        "parts", twice, schema={"id": "BIGINT", "part": "VARCHAR"}, cardinality=vd.Children("part")
+    )
+    docs.join("each", odd, parts, children="rows")
+    docs.join("listed", odd, parts, children="list")
+    found = brief(stored.plan(docs))
+    assert found["joined"] == found["listed"] == (0, 1, 20, "exact")
+    assert found["each"] == (0, 1, 40, "about")
+
+
+def test_tokens_and_their_price(stored):
+    table = {"id": range(3), "text": ["one", "three", "fifteen"]}
+    write_source(stored.folder / "src", table)
+
+    def asking(question: str) -> vd.Pipeline:
+        docs = stored.docs()
+        model = vd.Model("m", prices={"prompt": 1e6, "completion": 2e6})
+        docs.prompt("asked", question, provider=Reversed, model=model)
+        return docs
+
+    compute(asking("{text}"), stored.store)  # for 15 tokens of prompts, and of answers
+    found = stored.plan(asking("Why {text}")).stages[0]
+    assert found.tokens[0] < 30 < found.tokens[1]
+    assert found.cost[0] < 45 < found.cost[1]
+
+
+def test_partitions_of_several_dimensions_are_planned_without_an_instance(stored):
+    stored.write("x|1", 1, 2, 3)
+    dimensions = {"a": "xy", "b": "12"}
+    made = stored.docs(
+        dg.MultiPartitionsDefinition(
+            {name: dg.StaticPartitionsDefinition([*keys]) for name, keys in dimensions.items()}
+        ),
+        "{partition_key}",
+    )
+    made.project("same", ["id"])
+    found = stored.plan(made)
+    assert brief(found) == {"same": (0, 1, 3, "exact")}
+    assert sorted(found.unplanned) == ["partition 'x|2'", "partition 'y|1'", "partition 'y|2'"]
+    assert [*stored.plan(made, "x|1...y|1").unplanned] == ["partition 'y|1'"]
+    none = stored.plan(made, "y|2")
+    assert ([*none.stages[0].lines()], none.is_up_to_date) == (["not planned"], False)
+
+
+def test_stages_are_selected_as_in_dagster(stored):
+    stored.write("a", 1)
+    for select, names in (
+        ("added", ["added"]),
+        ("docs/added+", ["added", "last"]),
+        (["odd", "last"], ["odd", "last"]),
+        ("*", ["odd", "added", "last"]),
+    ):
+        found = stored.plan(stored.adding(), "a", select=select)
+        assert [stage.stage for stage in found.stages] == names
+
+
+@pytest.mark.parametrize(
+    ("partitions", "given", "message"),
+    [
+        ([], {"select": "adde"}, "select names 'adde'; expected of 'odd', 'added', 'last'"),
+        (["a..d"], {}, "there is no partition 'd'; the first is 'a', the last 'b'"),
+        ([], {"stages": "added"}, "unknown argument 'stages' of Pipeline.plan"),
+    ],
+)
+def test_what_does_not_exist_is_refused(stored, partitions, given, message):
+    with pytest.raises((DefinitionError, TypeError), match=message):
+        stored.plan(stored.adding(), *partitions, **given)
+
+
+def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(stored):
+    stored.write("", 1, 2)
+    docs = stored.docs()
+    model = docs.project("some", ["id", "x"]).map_batches(
+        "model", Add, schema="infer", fn_constructor_kwargs={"number": 1}
+    )
+    model.project("last", ["id"])
+    found = stored.plan(docs)
+    assert [*brief(found)] == ["some"]
+    reason = "the first run infers the schema of 'model', so what follows is not known"
+    assert found.unplanned == {"stage 'model'": reason, "stage 'last'": reason}
+    assert not found.is_up_to_date

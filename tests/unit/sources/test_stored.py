@@ -1,0 +1,102 @@
+"""Ordinary assets in the store as a pipeline's source."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.data import read_stage
+from support.in_process import compute
+from support.stored import KEYS, keep
+from support.stored import local_store as store  # noqa: F401  # fixture
+from vane_dagster.errors import DefinitionError, SourceError
+from vane_dagster.planning.planner import plan_run
+from vane_dagster.storage.gc import GcPolicy, collect
+from vane_dagster.storage.store import Store
+
+DAY = 86_400.0
+STAGES = ["clean"]
+
+
+def rows(count: int, start: int = 0) -> pa.Table:
+    return pa.table({"id": pa.array(range(start, start + count), pa.int64())})
+
+
+def over(source: Any, name: str = "docs", partitions_def: Any = None) -> vd.Pipeline:
+    made = vd.Pipeline(name, source=source, id="id", partitions_def=partitions_def)
+    made.project("clean", ["id"])
+    return made
+
+
+def ids(store: Store, pipeline: str = "docs") -> list[int]:
+    found: list[int] = read_stage(Path(store.root.path), pipeline, "clean")["id"].to_pylist()
+    return sorted(found)
+
+
+def test_the_asset_is_upstream_in_dagster():
+    @dg.asset(key_prefix="raw", io_manager_key="store")
+    def docs():
+        return rows(1)
+
+    for source in (docs, docs.key, vd.stored(docs), vd.stored("raw/docs")):
+        made = over(source, "made")
+        (clean,) = made.build_assets().specs
+        assert [dep.asset_key for dep in clean.deps] == [dg.AssetKey(["raw", "docs"])]
+        with pytest.raises(DefinitionError, match="the asset 'raw/docs' writes the source"):
+            made.build_source()
+    for wrong, kind in (("raw/docs", "str"), (7, "int")):
+        with pytest.raises(DefinitionError, match=f"source is a {kind}; expected vd.parquet"):
+            over(wrong)
+
+
+def test_partitions_are_read_by_their_keys_or_all_together(store):
+    for number, key in enumerate(KEYS[1:]):
+        keep(store, "raw", key, rows(5, 5 * number))
+    keyed = over(vd.stored("raw"), partitions_def=dg.StaticPartitionsDefinition([*KEYS]))
+    plan = plan_run(keyed, STAGES, KEYS, store)
+    assert [partition.key for partition in plan.partitions] == [*KEYS[1:]]
+    (error,) = plan.failed.values()
+    assert isinstance(error, SourceError)
+    assert "asset 'raw' was never materialized" in str(error)
+    assert f"in partition {KEYS[0]!r}; materialize it first, with this store" in str(error)
+
+    # A part that no manifest names is none of its rows.
+    file = next(Path(store.root.path).rglob("*.parquet"))
+    (file.parent / f"{'a' * 40}-{'b' * 16}.parquet").write_bytes(file.read_bytes())
+    compute(over(vd.stored("raw")), store)
+    assert ids(store) == [*range(10)]
+
+
+def test_an_asset_without_rows_has_to_be_allowed(store):
+    keep(store, "raw", None, rows(0))
+    (error,) = plan_run(over(vd.stored("raw")), STAGES, [None], store).failed.values()
+    assert "hold no rows" in str(error)
+    allowed = over(vd.stored("raw", allow_empty=True))
+    below = over(vd.stored(allowed["clean"], allow_empty=True), "below")  # without any part at all
+    for pipeline in (allowed, below):
+        compute(pipeline, store)
+        assert ids(store, pipeline.name) == []
+
+
+def test_garbage_and_superseded_plans(store):
+    """What is in force stays; a run over what was superseded and deleted fails with a message."""
+    docs = over(vd.stored("raw"))
+    keep(store, "raw", None, rows(300))
+    former = plan_run(docs, STAGES, [None], store)
+    keep(store, "raw", None, rows(300, 1000))
+    for days in (1, 2):
+        list(collect(store, GcPolicy(time.time() + days * DAY, 60.0, 3600.0)))
+    (gone,) = (Path(file.url.removeprefix("file://")) for file in former.partitions[0].files)
+    assert not gone.exists()
+    compute(docs, store)
+    assert ids(store) == [*range(1000, 1300)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("support.in_process.plan_run", lambda *given, **options: former)
+        with pytest.raises(vd.VaneError, match=f"{gone.name}.* cannot be read"):
+            compute(docs, store)
