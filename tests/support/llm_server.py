@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import threading
@@ -34,9 +33,6 @@ class Server:
 
     Attributes:
         requests: Number of requests per prompt.
-        most: The maximum number of concurrent requests.
-        responses: The bodies of the responses to some prompts, instead of an echo.
-        vectors: The body of the responses with vectors, instead of vectors of lengths.
     """
 
     def __init__(self) -> None:
@@ -45,11 +41,7 @@ class Server:
     def clear(self) -> None:
         self.requests: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
-        self.most = self.now = 0
-        self.seconds = 0.0
         self.answers: dict[str, list[str]] = {}
-        self.responses: dict[str, bytes] = {}
-        self.vectors = b""
 
     def route(self, path: str, answer: Callable[..., Any]) -> Route:
         """A path of an API, whose answer is made of the body and the prompt."""
@@ -61,22 +53,16 @@ class Server:
                 return _error("Incorrect API key provided", 401)
             body = json.loads(await request.body())
             prompts = body.get("input") or [body.get("prompt") or body["messages"][-1]["content"]]
-            failed = await self._failed(body, prompts)
-            return failed or _json(answer(body, prompts[-1]))
+            failed = self._failed(body, prompts)
+            return failed or JSONResponse(answer(body, prompts[-1]))
 
         return Route(path, respond, methods=["POST"])
 
-    async def _failed(self, body: dict[str, Any], prompts: list[str]) -> Response | None:
+    def _failed(self, body: dict[str, Any], prompts: list[str]) -> Response | None:
         """Count a request, and return the response that a word in it asks for."""
         self.bodies.append(body)
         self.requests.update(prompts)
         first = {prompt: self.requests[prompt] == 1 for prompt in prompts}
-        self.now += 1
-        self.most = max(self.most, self.now)
-        try:
-            await asyncio.sleep(self.seconds)
-        finally:
-            self.now -= 1
         failures = (self._failure(prompt, first[prompt]) for prompt in prompts)
         return next(filter(None, failures), None)
 
@@ -88,8 +74,6 @@ class Server:
             return Response(b'{"id": "x", "cho', headers={"content-length": "500"})
         if (found := _MALFORMED.get(prompt.partition(" ")[0])) and first:
             return Response(found[0], media_type=found[1])
-        if prompt in self.responses:
-            return _json(self.responses[prompt])
         if "refused" in prompt:
             return _error("content policy", 400)
         if "long" in prompt:
@@ -131,8 +115,6 @@ class Server:
         return {**made, "content": content, "stop_reason": reason, "usage": usage}
 
     def embeddings(self, body: dict[str, Any], prompt: str) -> Any:
-        if self.vectors:
-            return self.vectors
         size = body.get("dimensions", 4)
         data = [
             {"object": "embedding", "index": i, "embedding": [float(len(text))] * size}
@@ -145,12 +127,6 @@ class Server:
 
 def _questions(body: dict[str, Any]) -> list[str]:
     return [m["content"] for m in body["messages"] if m["role"] == "user"]
-
-
-def _json(content: Any) -> Response:
-    if isinstance(content, bytes):
-        return Response(content, media_type="application/json")
-    return JSONResponse(content)
 
 
 def _error(message: str, status: int, headers: dict[str, str] | None = None) -> Response:

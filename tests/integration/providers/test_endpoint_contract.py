@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from support.llm_server import Server
-from support.prompts import Parity, Person, Reversed
+from support.prompts import Parity, Reversed
 
 # F403: all tests of the contract run here, over each provider.
 from support.provider_contract import *  # noqa: F403  # the contract's tests
@@ -130,7 +129,6 @@ ENDPOINTS: dict[str, Maker] = {
     "openai embeddings": openai_embeddings,
     "anthropic": anthropic,
 }
-PROMPTS = [name for name in ENDPOINTS if name != "openai embeddings"]
 OWN_CLASSES = {"own prompt": own_prompt, "own embeddings": own_embeddings, "own labels": own_labels}
 MAKERS = {**ENDPOINTS, **OWN_CLASSES}
 TRANSIENT = ["busy", "broken", "overloaded", "cut", "page a", "login b", "half c", "null d",
@@ -171,48 +169,3 @@ def test_transient_errors_are_retried_for_their_rows_alone(offered, server, tmp_
     errors = [each["error"] for each in quarantined(tmp_path)]
     assert errors == ["BadRequestError", "PromptTooLong"]
     assert server.requests == {text: 2 if text in TRANSIENT else 1 for text in texts}
-
-
-@pytest.mark.parametrize("offered", ["openai chat", "openai embeddings"], indirect=True)
-def test_requests_in_flight_are_bounded(offered, server, tmp_path):
-    server.seconds = 0.02
-    texts = [f"text {number}" for number in range(40)]
-    options = {"max_connections": 3}
-    rows, _ = offered.compute(tmp_path, texts, options=options, batch_size=size(offered))
-    offered.agree(rows, texts)
-    assert server.most == 3
-
-
-@pytest.mark.parametrize("offered", PROMPTS, indirect=True)
-def test_answers_are_validated_and_become_columns(offered, server, tmp_path):
-    server.answers = {
-        "good": ['```json\n{"name": "Ada", "age": 36, "tags": ["x"]}\n```'],
-        "young": ['{"name": "Tim", "age": -1}'],
-        "unfinished": ['{"name": "T'],
-        "better": ['{"name": "Eve"}', '{"name": "Eve", "age": 5}'],
-    }
-    given = {"return_format": Person, "explain_errors": 1}
-    rows, _ = offered.compute(
-        tmp_path, list(server.answers), on_error="null", max_error_rate=0.5, **given
-    )
-    kind = pa.struct(
-        [("name", pa.string()), ("age", pa.int64()), ("mood", pa.string()),
-         ("tags", pa.list_(pa.string()))]
-    )  # fmt: skip
-    assert rows.schema.field("made").type == kind
-    assert rows["made"].to_pylist() == [
-        {"name": "Ada", "age": 36, "mood": "good", "tags": ["x"]},
-        None,
-        None,
-        {"name": "Eve", "age": 5, "mood": "good", "tags": []},
-    ]
-    usage = rows["made_usage"].to_pylist()
-    assert [used and used["requests"] for used in usage] == [1, None, None, 2]
-    errors = rows["error"].to_pylist()
-    assert "age: Value error, nobody is that young" in errors[1]
-    assert '"age": -1' in errors[1], "the answer is kept"
-    assert "The answer is no JSON" in errors[2]
-    is_sent = offered.arguments["options"].get("api") != "completions"
-    assert ("'title': 'Person'" in str(server.bodies[0])) == is_sent
-    asked = [body for body in server.bodies if "Answer again" in str(body)]
-    assert any("age: Field required" in str(body) for body in asked)

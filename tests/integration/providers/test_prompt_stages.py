@@ -1,4 +1,4 @@
-"""Prompt stages in runs: budgets, costs, retries, functions that fail, and sizes of vectors."""
+"""Prompt stages in runs: budgets, costs, retries, rows that fail, and sizes of vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.damage import stored_parts
 from support.data import read_stage
 from support.prompts import TEXTS, Person, asked, docs
 from support.results import failure, metadata
@@ -29,39 +28,21 @@ def read(tmp_path: Path, stage: str = "asked") -> pa.Table:
     return read_stage(tmp_path / "store", "docs", stage)
 
 
-def test_a_run_that_has_used_its_budget_stops_and_keeps_what_is_paid_for(
-    tmp_path, local, server, endpoint, materialize
-):
-    pipeline = docs(tmp_path, [f"text number {i}" for i in range(200)])
-    pipeline.fragment_rows = 4
-    asked(pipeline, endpoint[1], batch_size=4, token_budget=60)
-
-    result = materialize(pipeline, local, raises=False)
-
-    assert "tokens, token_budget=60" in failure(result)
-    first = sum(server.requests.values())
-    assert 8 <= first < 200
-    parts = tmp_path / "store" / "docs" / "asked" / "parts" / "~unpartitioned"
-    assert 4 * len(stored_parts(parts)) == first
-
-    materialize(pipeline, local, raises=False)
-    assert max(server.requests.values()) == 1  # nothing is paid for twice
-    assert sum(server.requests.values()) > first
-
-
 def test_costs_and_budgets_count_what_is_spent_and_what_is_copied(
     tmp_path, local, server, endpoint, materialize
 ):
-    texts = [f"text number {i}" for i in range(40)]
     prices = {"prompt": 2e6, "completion": 10e6, "cached": 1e6}
-    options = {"sampling_params": {"temperature": 0}, "prices": prices}
+    options = {"sampling_params": {"temperature": 0}, "prices": prices, "batch_size": 4}
 
-    def run(token_budget: int) -> dict[str, Any]:
+    def declared(texts: list[str], token_budget: int) -> vd.Pipeline:
         pipeline = docs(tmp_path, texts)
+        pipeline.fragment_rows = 4
         asked(pipeline, endpoint[1], token_budget=token_budget, **options)
-        return metadata(materialize(pipeline, local), "asked")
+        return pipeline
 
-    first = run(10_000)
+    # What a run spends.
+    texts = [f"text number {i}" for i in range(40)]
+    first = metadata(materialize(declared(texts, 10_000), local), "asked")
     words = 40 * 3
     tokens = [first[name] for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
     assert tokens == [words, words + 40, 40]
@@ -70,19 +51,26 @@ def test_costs_and_budgets_count_what_is_spent_and_what_is_copied(
     assert first["cost"] == pytest.approx((words - 40) * 2 + 40 * 1 + (words + 40) * 10)
     assert (first["rows_computed"], first["cost_spent"]) == (40, first["cost"])
     assert "cost_inherited" not in first
-    server.bodies.clear()
-    texts[7], texts[8] = "another text", "another text"
-    again = run(30)
-    assert len(server.bodies) == 1
-    assert (again["rows_computed"], again["rows_copied"]) == (1, 39)
-    assert again["completion_tokens"] == (
-        again["completion_tokens_spent"] + again["completion_tokens_inherited"]
-    )
+
+    # Rows that are copied cost nothing, and need no budget.
+    server.clear()
+    texts[5], texts[6] = "another text", "another text"
+    again = metadata(materialize(declared(texts, 30), local), "asked")
+    assert len(server.bodies) == again["requests_spent"] == again["rows_computed"] == 1
+    spent = again["completion_tokens_spent"] + again["completion_tokens_inherited"]
+    assert again["completion_tokens"] == spent
     assert again["cost"] == again["cost_spent"] + again["cost_inherited"]
-    assert again["requests_spent"] == 1
 
-
-# Embeddings
+    # A run that has used its budget stops, and keeps what is paid for.
+    server.clear()
+    texts += [f"another number {i}" for i in range(200)]
+    pipeline = declared(texts, 60)
+    assert "tokens, token_budget=60" in failure(materialize(pipeline, local, raises=False))
+    first_requests = sum(server.requests.values())
+    assert 8 <= first_requests < 200
+    materialize(pipeline, local, raises=False)
+    assert max(server.requests.values()) == 1, "nothing is paid for twice"
+    assert sum(server.requests.values()) > first_requests
 
 
 class Lengths:
@@ -97,58 +85,39 @@ class Lengths:
         return [[len(text), 1.0, 0.0, 0.0][:size] for text in texts]
 
 
-def test_vectors_have_the_size_that_the_first_run_finds(tmp_path, local, materialize):
-    def embedded(texts: list[str | None]) -> vd.Pipeline:
-        pipeline = docs(tmp_path, texts)
-        vectors = pipeline.embed(
-            "asked",
-            "text",
-            provider=Lengths,
-            model="m",
-            batch_size=1,
-            normalize=False,
-            on_error=vd.Failures("quarantine", max_error_rate=0.9),
-        )
-        vectors.write("table", tmp_path / "table", format="lance", options={"index": index})
-        return pipeline
-
-    index = {"column": "asked", "metric": "l2"}
-    texts = ["a", "bcd", None, "ef"]
-    materialize(embedded(texts), local)
-
-    fixed = pa.list_(pa.float32(), 4)
-    assert read(tmp_path).schema.field("asked").type == fixed
-    nearest = {"column": "asked", "q": [3.0, 1.0, 0.0, 0.0], "k": 1}
-    assert lance.dataset(tmp_path / "table").to_table(nearest=nearest)["id"].to_pylist() == [1]
-
-    materialize(embedded([*texts, "short"]), local)
-    aside = vd.quarantine("docs/asked", store=str(tmp_path / "store")).to_pylist()
-    messages = {row["id"]: row["message"] for row in aside}
-    assert "fixed_size_list<item: float>[4]" in messages[4]
-    assert read(tmp_path)["id"].to_pylist() == [0, 1, 3]
-
-
-def test_rows_that_a_function_fails_for_lose_no_others_and_are_paid_for(
+def test_rows_that_fail_lose_no_others_and_are_paid_for(
     tmp_path, local, server, endpoint, materialize
 ):
+    """Rows of functions that make prompts, of answers in another form, and of vectors."""
+
     def before(row: dict[str, Any]) -> str:
         assert sorted(row) == ["__place", "id", "text"], "no column that arranges rows"
         return {1: "q", 2: "q"}.get(row["id"]) or row["text"][100]
 
-    server.answers = {"q": ['{"name": "Ada", "age": 36}']}
-    pipeline = docs(tmp_path, __place=[7, 8, 9, 10])
-    asked(pipeline, endpoint[1], before, on_error="quarantine", max_error_rate=0.5,
-          return_format=Person)  # fmt: skip
-    server.answers["a fox"] = ['{"name": "Tim", "age": 1}']
-    options = {"base_url": endpoint[1], "api_key_env": "LLM_KEY"}
-    pipeline.prompt(
-        "fox", "{text}", provider="openai",
-        model=vd.Model("m", options=options, prices={"completion": 1e6}), return_format=Person,
-        concurrency=vd.Workers(env_vars=["LLM_KEY"]),
-        on_error=vd.Failures("null", 1.0, retry_on=["InvalidAnswer"], max_retries=1),
-    )  # fmt: skip
+    def declared(texts: list[str]) -> vd.Pipeline:
+        pipeline = docs(tmp_path, texts, __place=range(7, 7 + len(texts)))
+        asked(pipeline, endpoint[1], before, on_error="quarantine", max_error_rate=0.9,
+              return_format=Person)  # fmt: skip
+        options = {"base_url": endpoint[1], "api_key_env": "LLM_KEY"}
+        pipeline.prompt(
+            "fox", "{text}", provider="openai",
+            model=vd.Model("m", options=options, prices={"completion": 1e6}), return_format=Person,
+            concurrency=vd.Workers(env_vars=["LLM_KEY"]),
+            on_error=vd.Failures("null", 1.0, retry_on=["InvalidAnswer"], max_retries=1),
+        )  # fmt: skip
+        vectors = pipeline.embed(
+            "vectors", "text", provider=Lengths, model="m", batch_size=1, normalize=False,
+            on_error=vd.Failures("quarantine", max_error_rate=0.9),
+        )  # fmt: skip
+        index = {"column": "vectors", "metric": "l2"}
+        vectors.write("table", tmp_path / "table", format="lance", options={"index": index})
+        return pipeline
 
-    facts = metadata(materialize(pipeline, local), "fox")
+    server.answers = {
+        "q": ['{"name": "Ada", "age": 36}'],
+        "a fox": ['{"name": "Tim", "age": 1}'],
+    }
+    facts = metadata(materialize(declared(TEXTS), local), "fox")
 
     rows = read(tmp_path)
     assert rows["id"].to_pylist() == [1, 2], "the others are in quarantine"
@@ -158,3 +127,14 @@ def test_rows_that_a_function_fails_for_lose_no_others_and_are_paid_for(
     assert facts["requests"] == 1 + 3 * 2, "answers that do not fit were asked for again"
     words = [4, *(2 * len(f"echo: {text}".split()) for text in TEXTS[1:])]
     assert facts["completion_tokens"] == facts["cost"] == sum(words)
+
+    # Vectors have the size that the first run has found; others are errors of their rows.
+    fixed = pa.list_(pa.float32(), 4)
+    assert read(tmp_path, "vectors").schema.field("vectors").type == fixed
+    nearest = {"column": "vectors", "q": [19.0, 1.0, 0.0, 0.0], "k": 1}
+    assert lance.dataset(tmp_path / "table").to_table(nearest=nearest)["id"].to_pylist() == [2]
+    materialize(declared([*TEXTS, "short"]), local)
+    (aside,) = vd.quarantine("docs/vectors", store=str(tmp_path / "store")).to_pylist()
+    assert aside["id"] == 4
+    assert "fixed_size_list<item: float>[4]" in aside["message"]
+    assert read(tmp_path, "vectors")["id"].to_pylist() == [0, 1, 2, 3]

@@ -270,6 +270,33 @@ def test_answers_before_a_follow_up_that_fails_are_paid_for():
     assert (error.used["requests"], error.used["completion_tokens"]) == (1, 2)
 
 
+def test_answers_are_validated_and_become_columns():
+    said = Said(
+        good=[Answer('```json\n{"name": "Ada", "age": 36, "tags": ["x"]}\n```')],
+        young=[Answer('{"name": "Tim", "age": -1}')] * 2,
+        unfinished=[Answer('{"name": "T')] * 2,
+        better=[Answer('{"name": "Eve"}'), Answer('{"name": "Eve", "age": 5}')],
+    )
+    raised = run_task(said, format=parse_format("stage", Person), explain=1)
+    kind = pa.struct(
+        [("name", pa.string()), ("age", pa.int64()), ("mood", pa.string()),
+         ("tags", pa.list_(pa.string()))]
+    )  # fmt: skip
+    assert parse_format("stage", Person).type == kind
+    assert raised.rows["response"].to_pylist() == [
+        {"name": "Ada", "age": 36, "mood": "good", "tags": ["x"]},
+        {"name": "Eve", "age": 5, "mood": "good", "tags": []},
+    ]
+    assert [used["requests"] for used in raised.rows["response_usage"].to_pylist()] == [1, 2]
+    young, unfinished = (str(raised.errors[place]) for place in (1, 2))
+    assert "age: Value error, nobody is that young" in young
+    assert '"age": -1' in young, "the answer is kept"
+    assert "The answer is no JSON" in unfinished
+    (*_, asked) = (r for r in said.requests if r.messages[0]["content"].startswith("better"))
+    assert "age: Field required" in asked.messages[-1]["content"]
+    assert asked.schema["title"] == "Person"
+
+
 def test_sampling_of_a_rows_own():
     said = Said(a=[Answer("yes")], b=[Answer("yes")], c=[ValueError("no")])
     task = PromptTask(
