@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,24 @@ def test_wrong_digest_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ComputeError, match="expected"):
             unpack(data, wrong, tmp_path / "code")
     assert not (tmp_path / "code").exists()
+
+
+def test_those_who_unpack_at_once_see_one_whole_folder(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for number in range(50):
+            archive.writestr(f"m{number}.py", f"x = {number}\n")
+    data, start = buffer.getvalue(), threading.Barrier(4)
+    digest = hashlib.sha256(data).hexdigest()
+
+    def unpacked(_: int) -> int:
+        start.wait()
+        return len(list(unpack(data, digest, tmp_path / "code").iterdir()))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(unpacked, range(4))] == [50] * 4
+    folders = {entry.name for entry in (tmp_path / "code").iterdir() if entry.is_dir()}
+    assert folders == {digest, ".partial"}
 
 
 def test_root_that_cannot_be_written_says_so(tmp_path: Path) -> None:
