@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import vane_dagster as vd
-from benchmarks import contracts, harness, row_reuse
-from benchmarks.harness import measure, prepare
+from benchmarks import row_reuse
+from benchmarks.harness import Contender, measure, prepare
 from benchmarks.workloads import workload
-from support.benchmark_runs import measures_the_bare_loop, skipping
 from support.paths import REPOSITORY
-from support.udf_calls import run_stage
+
+
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, "--quick", "--repeat", "1", *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def skipping(*contenders: str) -> list[str]:
+    return [word for contender in contenders for word in ("--skip", contender)]
 
 
 def test_the_bare_loop_is_measured_verified_and_printed(tmp_path: Path) -> None:
-    done = measures_the_bare_loop(tmp_path, "b", repeats=1)
-    assert done.returncode == 0, done.stderr
+    skipped = skipping("raydata", "vane", "daft")
+    done = run("benchmarks", "--results", str(tmp_path), "--only", "b", *skipped)
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("| bare loop")]
+    assert "| 1.00 |" in row, done.stderr
+    assert f"{os.cpu_count()} cores" in done.stdout
+    (path,) = tmp_path.glob("*.json")
+    measured = json.loads(path.read_text())["workloads"]["b"]
+    (one,) = [one for one in measured if one["contender"] == "bare"]
+    work = workload("b", quick=True)
+    assert len(one["seconds"]) == work.partitions * work.passes
+    assert (one["repeat"], one["loads"], one["error"]) == (0, 2, "")
+
+    # A contender that fails is named with its last line.
+    broken = Contender("daft", "no_such_module", "pyarrow")
+    error = measure(prepare(work, True, tmp_path), broken, 0).error
+    assert "Daft: its process ended with code 1" in error
+    assert "no_such_module" in error
 
 
 def test_a_terminated_run_leaves_no_processes_and_no_folders(tmp_path: Path) -> None:
@@ -41,28 +64,9 @@ def test_a_terminated_run_leaves_no_processes_and_no_folders(tmp_path: Path) -> 
     assert str(tmp_path) not in running
 
 
-def test_a_contender_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
-    bench = prepare(workload("b", quick=True), True, tmp_path)
-    broken = harness.Contender("daft", "no_such_module", "pyarrow")
-    measured = measure(bench, broken, 0)
-    assert "Daft: its process ended with code 1" in measured.error
-    assert "no_such_module" in measured.error
-
-
-@pytest.mark.parametrize("name", contracts.PAIRS)
-def test_a_contract_and_batches_compute_the_same(name: str) -> None:
-    found = []
-    for data, add in contracts.PAIRS[name]:
-        rows = vd.Pipeline("rows", source=vd.parquet("rows.parquet"), id="id")
-        output = run_stage(add(rows), contracts.tables(40)[data])
-        found.append([np.asarray(value).ravel().tolist() for value in output["out"].to_pylist()])
-        assert len(found[-1]) == 40 // contracts.SHARE[data]
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(
     ("case", "rows", "calls"),
-    [("changed", 400, 4), ("own", 400, 400), (row_reuse.BACKFILL, 1200, 400 + 2 * 8)],
+    [("changed", 400, 4), (row_reuse.BACKFILL, 1200, 400 + 2 * 8)],
 )
 def test_rows_that_a_change_affects_are_counted(
     case: str, rows: int, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -74,14 +78,7 @@ def test_rows_that_a_change_affects_are_counted(
 
 
 def test_the_day_after_is_computed_and_judged(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.second_day", "--quick", "--only", "vane_local"]
-    done = subprocess.run(
-        [*command, "--repeat", "1", "--results", str(tmp_path)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run("benchmarks.second_day", "--only", "vane_local", "--results", str(tmp_path))
     (path,) = tmp_path.glob("days-*.json")
     measured = json.loads(path.read_text())["workloads"]["days"]
     assert [one["verdict"]["right"] for one in measured] == [200, 200, 200]

@@ -9,82 +9,9 @@ from support.fault_runs import doubles, pipeline, published, quarantined
 from support.results import failure, metadata
 from vane_dagster import testing
 
-# Calls
 
-
-def test_rows_that_fail_by_id_and_by_count_over_all_workers(tmp_path, local, materialize):
-    """What a disturbed run has finished is taken up: its keys are those of the code itself."""
-    docs = pipeline(tmp_path, batch_size=1, concurrency=2, on_error="quarantine", max_error_rate=1)
-    with testing.faults(
-        testing.CallFault("made", ids=[7, 8], error="ValueError", message="of old"),
-        testing.CallFault("docs/made", error="IndexError", ids=[13]),
-        testing.CallFault("made", calls=[3, 9], error="KeyError"),
-        testing.CallFault("other/made", ids=1),
-    ) as injected:
-        materialize(docs, local)
-    assert injected.fired == (2, 1, 2, 0)
-    kinds = quarantined(tmp_path)
-    assert (kinds.pop(7), kinds.pop(8), kinds.pop(13)) == ("ValueError", "ValueError", "IndexError")
-    assert [*kinds.values()] == ["KeyError"] * 2
-    assert published(tmp_path) == doubles(7, 8, 13, *kinds)
-    assert metadata(materialize(docs, local), "made")["fragments_computed"] == 0
-
-
-def test_calls_that_are_repeated_or_halved(tmp_path, local, materialize):
-    docs = pipeline(tmp_path, batch_size=5)
-    with testing.faults(
-        testing.CallFault("made", "disconnect", ids=3, times=1),
-        testing.CallFault("made", "raise", ids=8, times=1, error="APIConnectionError"),
-        testing.CallFault("made", "out_of_memory", ids=13, times=1),
-    ) as injected:
-        result = materialize(docs, local)
-    assert injected.fired == (1, 1, 1)
-    assert published(tmp_path) == doubles()
-    assert metadata(result, "made")["retries"] == 2
-
-
-# Loads
-
-
-def test_loads_that_fail(tmp_path, local, materialize):
-    docs = pipeline(tmp_path, Doubler)
-    with testing.faults(
-        testing.LoadFault("Doubler", error="OSError", message="no weights"),
-        testing.LoadFault("Other"),
-    ) as injected:
-        message = failure(materialize(docs, local, raises=False))
-    assert "Doubler could not be constructed in a worker: OSError: no weights" in message
-    assert injected.fired[0] > 0
-    assert injected.fired[1] == 0
-
-    with testing.faults(testing.LoadFault("Doubler", "kill", calls=1)) as injected:
-        materialize(docs, local)
-    assert injected.fired == (1,)
-    assert published(tmp_path) == doubles()
-
-
-# Workers that are warm
-
-
-def test_warm_workers_follow_the_block_and_forget_it(tmp_path, compute, materialize):
-    """Between two runs without faults, of one process on Ray and of one compute on subprocesses."""
-    docs = pipeline(tmp_path, Doubler, concurrency=1)
-    known = []
-    for turn in range(3):
-        write_source(tmp_path / "src", {"id": range(5), "x": [turn] * 5})
-        if turn == 1:
-            with testing.faults(testing.CallFault("made", "disconnect", times=1)) as injected:
-                result = materialize(docs, compute)
-            assert injected.fired == (1,)
-        else:
-            result = materialize(docs, compute)
-        known.append(set(read_stage(tmp_path / "store", "docs", "made")["known"].to_pylist()))
-        if turn and isinstance(compute, vd.RayCompute):
-            assert metadata(result, "made")["model_loads"] == 0
-    assert known == [{"False"}, {"True"}, {"False"}]
-
-
-def test_storage_that_fails_under_a_run(tmp_path, local, materialize):
+def test_faults_of_calls_loads_and_storage(tmp_path, local, materialize):
+    # Storage that fails under the first runs, and then for a moment.
     docs = pipeline(tmp_path)
     for url, operation, does, message in [
         (f"{tmp_path}/src/a.parquet", "read", "denied", "Permission denied"),
@@ -105,3 +32,64 @@ def test_storage_that_fails_under_a_run(tmp_path, local, materialize):
         materialize(docs, local)
     assert injected.fired == (2, 0, 1, 1)  # the parts of `made` are those of the first runs
     assert published(tmp_path) == doubles()
+
+    # Rows that fail by id and by count over all workers. What the run has finished is taken up.
+    docs = pipeline(tmp_path, batch_size=1, concurrency=2, on_error="quarantine", max_error_rate=1)
+    with testing.faults(
+        testing.CallFault("made", ids=[7, 8], error="ValueError", message="of old"),
+        testing.CallFault("docs/made", error="IndexError", ids=[13]),
+        testing.CallFault("made", calls=[3, 9], error="KeyError"),
+        testing.CallFault("other/made", ids=1),
+    ) as injected:
+        materialize(docs, local, config={"force": True})
+    assert injected.fired == (2, 1, 2, 0)
+    kinds = quarantined(tmp_path)
+    assert (kinds.pop(7), kinds.pop(8), kinds.pop(13)) == ("ValueError", "ValueError", "IndexError")
+    assert [*kinds.values()] == ["KeyError"] * 2
+    assert published(tmp_path) == doubles(7, 8, 13, *kinds)
+    assert metadata(materialize(docs, local), "made")["fragments_computed"] == 0
+
+    # Calls that are repeated or halved.
+    docs = pipeline(tmp_path, batch_size=5)
+    with testing.faults(
+        testing.CallFault("made", "disconnect", ids=3, times=1),
+        testing.CallFault("made", "raise", ids=8, times=1, error="APIConnectionError"),
+        testing.CallFault("made", "out_of_memory", ids=13, times=1),
+    ) as injected:
+        result = materialize(docs, local, config={"force": True})
+    assert injected.fired == (1, 1, 1)
+    assert published(tmp_path) == doubles()
+    assert metadata(result, "made")["retries"] == 2
+
+    # Loads.
+    docs = pipeline(tmp_path, Doubler)
+    with testing.faults(
+        testing.LoadFault("Doubler", error="OSError", message="no weights"),
+        testing.LoadFault("Other"),
+    ) as injected:
+        message = failure(materialize(docs, local, raises=False))
+    assert "Doubler could not be constructed in a worker: OSError: no weights" in message
+    assert injected.fired[0] > 0
+    assert injected.fired[1] == 0
+    with testing.faults(testing.LoadFault("Doubler", "kill", calls=1)) as injected:
+        materialize(docs, local)
+    assert injected.fired == (1,)
+    assert published(tmp_path) == doubles()
+
+
+def test_warm_workers_follow_the_block_and_forget_it(tmp_path, compute, materialize):
+    """Between two runs without faults, of one process on Ray and of one compute on subprocesses."""
+    docs = pipeline(tmp_path, Doubler, concurrency=1)
+    known = []
+    for turn in range(3):
+        write_source(tmp_path / "src", {"id": range(5), "x": [turn] * 5})
+        if turn == 1:
+            with testing.faults(testing.CallFault("made", "disconnect", times=1)) as injected:
+                result = materialize(docs, compute)
+            assert injected.fired == (1,)
+        else:
+            result = materialize(docs, compute)
+        known.append(set(read_stage(tmp_path / "store", "docs", "made")["known"].to_pylist()))
+        if turn and isinstance(compute, vd.RayCompute):
+            assert metadata(result, "made")["model_loads"] == 0
+    assert known == [{"False"}, {"True"}, {"False"}]

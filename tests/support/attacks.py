@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -26,6 +27,21 @@ def shared_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
     monkeypatch.delenv(MARK, raising=False)
     yield folder
     shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def acting_as_nobody() -> Iterator[None]:
+    """Have what the block does to files done by another user."""
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
 
 
 def mode(path: Path) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import grp
 import hashlib
 import importlib.util
 import io
+import json
 import os
 import pwd
 import re
@@ -14,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import duckdb
 import pytest
@@ -21,6 +25,7 @@ import pytest
 import vane_dagster as vd
 from support.attacks import (
     NOBODY,
+    acting_as_nobody,
     as_root,
     file,
     link,
@@ -30,6 +35,7 @@ from support.attacks import (
     shared_tmp,  # noqa: F401  # fixtures
     writable_by_all,
 )
+from support.heads import HEAD, accepting
 from vane_dagster._private_folder import (
     MARK,
     is_private_folder,
@@ -38,7 +44,13 @@ from vane_dagster._private_folder import (
     temporary_folder,
     worker_folder,
 )
+from vane_dagster.compute import local_backend
+from vane_dagster.compute.connection import connect_environment
+from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import ComputeError
+from vane_dagster.testing import CallFault, faults
+from vane_dagster.types.duckdb_connection import connect
+from vane_dagster.worker import database
 from vane_dagster.worker.user_code import unpack
 
 # The rule for private folders.
@@ -186,6 +198,106 @@ def test_users_of_a_parent_can_be_trusted_but_not_of_the_folder(
     assert not is_safe_to_import_from(volume)
 
 
+@as_root
+def test_a_link_of_another_user_is_not_safe_to_import_from(
+    shared_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = shared_tmp / "own"
+    (own / "below").mkdir(parents=True, mode=0o755)
+    assert is_safe_to_import_from(own)
+    with acting_as_nobody():
+        (shared_tmp / "link").symlink_to(own)
+    assert not is_safe_to_import_from(shared_tmp / "link")
+    assert not is_safe_to_import_from(shared_tmp / "link" / "below" / ".." / "below")
+    assert not is_safe_to_import_from(shared_tmp)
+    monkeypatch.chdir(shared_tmp / "link")
+    assert is_safe_to_import_from(".")  # the process is there, whatever becomes of the link
+
+
+# The local Ray head.
+
+
+def test_the_heads_temporary_folder_follows_a_short_state_folder(tmp_path: Path) -> None:
+    """It depends on nothing else, so that every process finds the same one."""
+    local = LocalHead(home="/data/own")
+    assert local.temp_dir == local.folder / "t"
+    session = "session_2026-11-21_05-15-26_123456_1234567"
+    assert len(f"{local.temp_dir}/r/{session}/sockets/plasma_store") <= 103
+    deep = LocalHead(home=tmp_path / ("d" * 60))
+    assert re.fullmatch(rf"/tmp/vane-{os.getuid()}-[0-9a-f]{{8}}", str(deep.temp_dir))
+
+
+@as_root
+@pytest.mark.parametrize("plant", [writable_by_all, of_nobody, link_of_nobody])
+def test_a_planted_record_is_not_a_head(tmp_path: Path, plant: Callable[[Path], None]) -> None:
+    """It would connect drivers to another user's head, whose objects they unpickle."""
+    local = LocalHead(home=tmp_path)
+    plant(local.folder)
+    with accepting() as alive:
+        (local.folder / "head.json").write_text(json.dumps(dataclasses.asdict(alive)))
+        for use in (local.find, local.ensure, local.stop):
+            with pytest.raises(ComputeError, match=r"is not private.* set VANE_DAGSTER_HOME to"):
+                use()
+
+
+def test_a_token_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("f" * 64)
+    token.chmod(0o600)
+    head = dataclasses.replace(HEAD, token_path=str(token))
+    assert connect_environment(head)["RAY_AUTH_TOKEN_PATH"] == str(token)
+    for bits in (0o640, 0o604, 0o620):
+        token.chmod(bits)
+        with pytest.raises(ComputeError, match=r"token is not private.*cluster stop"):
+            connect_environment(head)
+
+
+# Local workers.
+
+
+@as_root
+def test_another_user_cannot_read_tables_of_local_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_backend, "Guard", Mock())
+    backend = local_backend.LocalBackend(num_cpus=1)
+    try:
+        table = Path(backend.folder, "a.arrow")
+        table.write_text("rows")
+        with acting_as_nobody():
+            for attack in (table.read_text, lambda: list(table.parent.iterdir())):
+                with pytest.raises(PermissionError):
+                    attack()
+    finally:
+        shutil.rmtree(backend.folder)
+
+
+@as_root
+def test_a_plan_of_faults_cannot_be_replaced_by_another_user(
+    shared_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor preceded by a link in its place, to have the test write into a file of this user."""
+    victim = shared_tmp / "victim"
+    victim.write_text("untouched")
+    chmod = Path.chmod
+
+    def chmod_then_attack(path: Path, mode: int) -> None:
+        chmod(path, mode)
+        with acting_as_nobody(), contextlib.suppress(OSError):
+            (path / "plan.json").symlink_to(victim)
+
+    monkeypatch.setattr(Path, "chmod", chmod_then_attack)
+    (shared_tmp / "shared").mkdir(mode=0o755)
+    with faults(CallFault("p/s", ids=[1]), folder=shared_tmp / "shared") as injected:
+        assert injected.fired == (0,)
+        (place,) = (shared_tmp / "shared").iterdir()
+        (plan,) = place.iterdir()
+        with acting_as_nobody():
+            (place / "fired-0-1").touch()
+            for attack in (lambda: plan.rename(place / "gone"), lambda: plan.write_text("")):
+                with pytest.raises(PermissionError):
+                    attack()
+    assert victim.read_text() == "untouched"
+
+
 # Code.
 
 
@@ -261,7 +373,7 @@ def test_duckdb_does_not_spill_into_the_current_folder(
     shared_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vane_dagster._private_folder import user_folder
-    from vane_dagster.types.duckdb_connection import connect, spill_below
+    from vane_dagster.types.duckdb_connection import spill_below
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".tmp").mkdir()
@@ -286,6 +398,22 @@ def test_duckdb_does_not_spill_into_the_current_folder(
     assert mode(shared_tmp / own) == 0o700
     assert any(path.startswith(f"{own}/{os.getpid()}-") for path in paths)
     assert list((shared_tmp / own).iterdir()) == []
+
+
+def test_duckdb_of_workers_spills_into_a_private_folder(
+    shared_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process into a folder of its own: DuckDB's files have the same names in all."""
+    for head, expected in (("", shared_tmp / f"vane-spill-{os.geteuid()}"),
+                           (str(tmp_path / "h"), tmp_path / "h" / "spill")):  # fmt: skip
+        monkeypatch.setenv(MARK, head)
+        with connect() as own:
+            monkeypatch.setattr(database, "shared", lambda own=own: own)
+            opened = database.connection.__wrapped__()
+            (place,) = opened.execute("SELECT current_setting('temp_directory')").fetchone()
+        assert Path(place).parent == expected
+        assert Path(place).name.startswith(f"{os.getpid()}-")
+        assert mode(expected) == 0o700
 
 
 def test_a_cluster_that_another_user_recorded_is_not_auto(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import harness
+import vane_dagster as vd
+from benchmarks import contracts, harness
 from benchmarks.harness import CONTENDERS, BenchmarkError, measure, prepare, verify
 from benchmarks.job import Step
 from benchmarks.workloads import generate, workload
+from support.udf_calls import run_stage
 
 BARE = CONTENDERS[0]
 
@@ -74,3 +76,14 @@ def test_wrong_rows_are_found(bench: harness.Bench, tmp_path: Path, change, mess
 def test_a_package_that_is_not_installed_is_named(bench: harness.Bench) -> None:
     missing = harness.Contender("daft", "benchmarks.contenders.daft_", "no_such_package")
     assert "'no_such_package' is not installed" in measure(bench, missing, 0).error
+
+
+@pytest.mark.parametrize("name", contracts.PAIRS)
+def test_a_contract_and_batches_compute_the_same(name: str) -> None:
+    found = []
+    for data, add in contracts.PAIRS[name]:
+        rows = vd.Pipeline("rows", source=vd.parquet("rows.parquet"), id="id")
+        output = run_stage(add(rows), contracts.tables(40)[data])
+        found.append([np.asarray(value).ravel().tolist() for value in output["out"].to_pylist()])
+        assert len(found[-1]) == 40 // contracts.SHARE[data]
+    assert found[0] == found[1]
