@@ -8,9 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 
@@ -21,7 +19,7 @@ CLOUDPICKLE = str(Path(cloudpickle.__file__).parent)
 TEXT = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
-def command(folder: Path, payload: bytes, port: int = 0, *arguments: str) -> list[str]:
+def command(folder: Path, payload: bytes, port: int, *arguments: str) -> list[str]:
     """A command line of the runner, under a Python that has no packages at all (-S)."""
     file = folder / "payload"
     file.write_bytes(payload)
@@ -31,19 +29,21 @@ def command(folder: Path, payload: bytes, port: int = 0, *arguments: str) -> lis
     ]  # fmt: skip
 
 
-def run(folder: Path, fn: Callable[..., Any], *arguments: str, **given: Any) -> Any:
-    """The ended process of a function that ends by itself."""
-    line = command(folder, stamped(cloudpickle.dumps(fn)), 0, *arguments)
-    return subprocess.run(line, **TEXT, timeout=60, check=False, **given)
-
-
 def serve(ports, model_path):
     """Serve the content of a file until SIGTERM, as a function for PyTriton does."""
     import http.server
+    import importlib.util
+    import os
     import pathlib
     import signal
+    import tempfile
     import threading
 
+    import cloudpickle
+
+    places = [cloudpickle.__file__, tempfile.gettempdir(), os.environ["PYTRITON_HOME"]]
+    # Packages of the worker, and a file beside the runner.
+    places += filter(importlib.util.find_spec, ("numpy", "vane_dagster", "launch"))
     model = pathlib.Path(model_path).read_bytes()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -58,79 +58,28 @@ def serve(ports, model_path):
         threading.Thread(target=server.shutdown).start()
 
     signal.signal(signal.SIGTERM, stop)
-    print(f"serving on {ports}")
+    print(f"serving on {ports} with {places}")
     server.serve_forever()
     server.server_close()
     print("stopped")
 
 
 def test_a_function_serves_until_sigterm(tmp_path):
+    """Only cloudpickle comes from the worker's environment; its files are beside the payload."""
     (tmp_path / "model").write_text("the model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     payload = stamped(cloudpickle.dumps(serve))
     line = command(tmp_path, payload, port, str(tmp_path / "model"))
-    with subprocess.Popen(line, **TEXT) as process:
+    with subprocess.Popen(line, **TEXT, cwd="/", env={"PATH": os.environ["PATH"]}) as process:
         # Its output is read while it runs, so it is not held back in a buffer.
+        places = [f"{CLOUDPICKLE}/__init__.py", str(tmp_path), str(tmp_path)]
         first = process.stdout.readline()
-        assert first == f"serving on [{port}, 50001, 50002]\n", process.stderr.read()
+        expected = f"serving on [{port}, 50001, 50002] with {places}\n"
+        assert first == expected, process.stderr.read()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}") as answer:
             assert answer.read() == b"the model"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.read() == "stopped\n"
         assert process.wait(30) == 0, process.stderr.read()
-
-
-def test_a_function_without_a_model_path_and_its_temporary_files(tmp_path):
-    def makes(*given):
-        import os
-        import tempfile
-
-        print(given)
-        print(tempfile.gettempdir(), os.environ["PYTRITON_HOME"])
-
-    first, second = run(tmp_path, makes).stdout.splitlines()
-    assert first == "([0, 50001, 50002],)"
-    assert second.split() == [str(tmp_path)] * 2, "in the folder of the payload"
-
-
-def test_only_cloudpickle_comes_from_the_workers_environment(tmp_path):
-    def imports(ports):
-        import importlib.util
-
-        import cloudpickle
-
-        print(cloudpickle.__file__)
-        # Packages of the worker, and files beside the runner.
-        for name in ("numpy", "vane_dagster", "launch"):
-            print(name, importlib.util.find_spec(name))
-
-    ended = run(tmp_path, imports, cwd="/", env={"PATH": os.environ["PATH"]})
-
-    found = f"{CLOUDPICKLE}/__init__.py\nnumpy None\nvane_dagster None\nlaunch None\n"
-    assert ended.stdout == found, ended.stderr
-
-
-def test_a_missing_package_is_named_with_the_environment(tmp_path):
-    def serves(ports):
-        import pytriton_of_nobody  # noqa: F401  # its absence is tested
-
-    ended = run(tmp_path, serves)
-
-    assert ended.returncode == 1
-    assert "in serves" in ended.stderr
-    assert ended.stderr.splitlines()[-1] == (
-        f"No module named 'pytriton_of_nobody'. Install it in the environment of {sys.executable}, "
-        "where the server runs, or name the interpreter of another one by TritonServer(python=...)"
-    )
-
-
-def test_another_version_of_python_is_refused(tmp_path):
-    ended = subprocess.run(command(tmp_path, b"3.7\n\x80"), **TEXT, timeout=60, check=False)
-
-    own = "{}.{}".format(*sys.version_info[:2])
-    assert ended.returncode == 1
-    assert "was pickled by Python 3.7" in ended.stderr
-    assert f"{sys.executable} is Python {own}." in ended.stderr
-    assert "an environment with Python 3.7" in ended.stderr

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
+import pytest
+
+from support.heads import free_port
 from vane_dagster.servers import triton_runner
-from vane_dagster.servers.launch import flags
+from vane_dagster.servers.launch import Endpoint, flags, health_problem
 from vane_dagster.servers.process import _filled
 
 
@@ -35,3 +38,34 @@ def test_triton_finds_the_shared_library_of_its_interpreter(monkeypatch, tmp_pat
     library.touch()
     triton_runner._let_triton_find_python()
     assert os.environ["LD_LIBRARY_PATH"] == f"{library.parent}:/cuda/lib"
+
+
+@pytest.mark.parametrize("has_model", [False, True])
+def test_triton_names_a_missing_package_with_the_environment(has_model, monkeypatch):
+    def serves(ports, *model):
+        assert (ports, model) == ([8000, 8001, 8002], ("/model",) * has_model)
+        import pytriton_of_nobody  # noqa: F401  # its absence is tested
+
+    for name in ("TMPDIR", "PYTRITON_HOME", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(triton_runner, "_load", lambda cloudpickle, payload: serves)
+    with pytest.raises(SystemExit) as ended:
+        triton_runner.main(["c", "p", "8000", "8001", "8002", *["/model"] * has_model])
+    assert str(ended.value) == (
+        f"No module named 'pytriton_of_nobody'. Install it in the environment of {sys.executable}, "
+        "where the server runs, or name the interpreter of another one by TritonServer(python=...)"
+    )
+
+
+def test_triton_refuses_another_version_of_python(tmp_path):
+    (tmp_path / "payload").write_bytes(b"3.7\n\x80")
+    with pytest.raises(SystemExit, match=r"pickled by Python 3.7") as ended:
+        triton_runner._load("c", str(tmp_path / "payload"))
+    own = "{}.{}".format(*sys.version_info[:2])
+    assert f"{sys.executable} is Python {own}. " in str(ended.value)
+    assert "an environment with Python 3.7" in str(ended.value)
+
+
+def test_a_health_check_says_what_is_wrong():
+    nowhere = Endpoint(f"http://127.0.0.1:{free_port()}")
+    assert health_problem(nowhere, 1.0).startswith("ConnectionRefusedError")
