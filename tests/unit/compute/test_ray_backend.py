@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,12 @@ import pytest
 import ray
 
 from support.pool_claims import spec
-from vane_dagster.compute.api import Worker
+from vane_dagster.compute.api import Cancelled, Worker
 from vane_dagster.compute.pool_state import LeaseAnswer
 from vane_dagster.compute.ray_backend import RayBackend, RayLease
 from vane_dagster.compute.waits import Waits
 from vane_dagster.errors import ComputeError
+from vane_dagster.events import Waiting
 
 UNAVAILABLE = ray.exceptions.ActorUnavailableError("Socket closed", None)
 DIED = ray.exceptions.ActorDiedError()
@@ -71,4 +73,22 @@ def test_a_run_says_what_it_waits_for_and_ends_if_no_node_is_added() -> None:
         "M: the cluster's autoscaler was asked for room for 2 x 1 GPU, and has added no node for "
         "half an hour. Lower concurrency or what a worker reserves, or let the cluster grow further"
     )
+    assert backend._pool_manager.released == 1
+
+
+def test_a_run_that_waits_for_a_lease_says_for_whom_and_can_be_cancelled() -> None:
+    backend: Any = RayBackend.__new__(RayBackend)
+    backend._pool_manager, backend._idle_seconds, backend._lease_seconds = PoolManager(), 1, 1
+    stop = threading.Event()
+    backend._pool_manager.answers = [LeaseAnswer(blocking_runs=("run-1",))]
+    events: list[Any] = []
+
+    def cancel(event: Any) -> None:
+        events.append(event)
+        stop.set()
+
+    with pytest.raises(Cancelled):
+        backend.lease("run-2", [spec("theirs", accelerator=1)], stop, waits=Waits(cancel))
+    text = "waiting for Theirs: its resources are leased or awaited by run run-1"
+    assert events == [Waiting(text, ("run-1",))]
     assert backend._pool_manager.released == 1

@@ -1,0 +1,77 @@
+"""``vane-dagster cluster`` over the records of heads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from support.heads import accepting
+from vane_dagster.cli import cluster
+from vane_dagster.cli.main import main
+from vane_dagster.compute import local_head, local_heads
+from vane_dagster.compute.local_head import Head, LocalHead
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setenv("VANE_DAGSTER_HOME", str(tmp_path))
+    monkeypatch.setattr(cluster, "marked", lambda mark: dict.fromkeys(range(5), "worker"))
+    monkeypatch.setattr(cluster, "drivers", lambda mark, address: {8, 7})
+    monkeypatch.setattr(local_head, "end", lambda mark: False)
+    return lambda *arguments: CliRunner().invoke(main, ["cluster", *arguments])
+
+
+@pytest.fixture
+def head(call: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    command = ["raylet", "--static_resource_list=CPU,2.0,slot,3"]
+    monkeypatch.setattr(local_heads, "command_line", lambda pid: command)
+    place = LocalHead()
+    place.folder.mkdir(mode=0o700)
+    with accepting() as found:
+        (place.folder / "head.json").write_text(json.dumps(dataclasses.asdict(found)))
+        yield found
+
+
+def test_no_head_is_an_empty_list(call):
+    assert json.loads(call("list", "--json").stdout) == []
+    assert "No local head is running" in call("list").stdout
+    down = call("status", "--json")
+    assert (down.exit_code, json.loads(down.stdout)["running"]) == (1, False)
+    assert f"'default' of {sys.prefix}" in call("status").stdout
+    assert call("stop", "--all").stdout == "No local head is running: nothing to stop.\n"
+    assert call("stop").stdout.endswith("is not running: nothing to stop.\n")
+
+
+def test_heads_are_listed_with_what_they_claim(call, head, monkeypatch):
+    (found,) = json.loads(call("list", "--json").stdout)
+    assert (found["name"], found["environment"]) == (head.name, head.prefix)
+    assert (found["address"], found["pid"]) == (head.address, head.pid)
+    assert (found["cpus"], found["gpus"], found["processes"]) == (2, 0, 5)
+    assert found["drivers"] == [7, 8]
+    shown = call("list").stdout.splitlines()
+    assert shown[0].split()[:4] == ["NAME", "ENVIRONMENT", "ADDRESS", "PID"]
+    assert shown[1].split()[:3] == [head.name, head.prefix, head.address]
+
+    monkeypatch.setattr(cluster, "_resources", lambda local: ({"CPU": 2.0, "slot": 3.0},) * 2)
+    state = json.loads(call("status", "--json").stdout)
+    assert (state["running"], state["total"]["slot"], state["free"]["slot"]) == (True, 3, 3)
+    assert "  slot: 3 of 3" in call("status").stdout.splitlines()
+
+
+def test_a_head_is_stopped_by_its_address_or_its_name(call, head, monkeypatch):
+    wrong = call("stop", "--address", "127.0.0.1:1")
+    assert wrong.exit_code == 1
+    assert f"has the address '127.0.0.1:1'; running: '{head.address}'" in wrong.stderr
+    assert call("stop", "--address", head.address, "--all").exit_code == 2
+    done = call("stop", "--address", head.address)
+    assert f"at {head.address} was stopped, with all its workers." in done.stdout
+    assert done.stderr == "Warning: it was in use by processes 7, 8.\n"
+    monkeypatch.setattr(local_head, "end", lambda mark: True)
+    assert "leftover processes of it were ended" in call("stop", "--name", "default").stdout
