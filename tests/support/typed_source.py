@@ -12,7 +12,7 @@ import vane_dagster as vd
 from support.data import write_source
 from vane_dagster.sources.parquet import ParquetSource
 
-ROWS = 20_000
+ROWS = 4_000
 
 
 def destroy(file: Path, column: str) -> None:

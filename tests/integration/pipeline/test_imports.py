@@ -45,31 +45,6 @@ def test_importing_and_declaring_imports_nothing_heavy(tmp_path):
     assert heavy == [[], []]
 
 
-def test_definitions_do_no_io_on_source_and_store(tmp_path):
-    """Building the assets opens nothing, not even folders, and imports nothing that a step does."""
-    opened = in_a_process(f"""
-        import json, sys, dagster as dg
-        import vane_dagster as vd
-
-        seen = []
-        sys.addaudithook(lambda event, args: seen.append((event, str(args[0]) if args else "")))
-        docs = vd.Pipeline("docs", source=vd.parquet("{tmp_path}/src/{{partition_key}}"), id="id",
-                           partitions_def=dg.StaticPartitionsDefinition(["a"]))
-        docs.project("clean", ["t"]).write("out", "{tmp_path}/out/{{partition_key}}")
-        defs = dg.Definitions(
-            assets=[docs.build_assets()],
-            resources={{"compute": vd.RayCompute(cluster=vd.LocalCluster()),
-                        "store": vd.FragmentStore(root="{tmp_path}/store")}},
-        )
-        dg.Definitions.validate_loadable(defs)
-        touched = [e for e in seen if "{tmp_path}" in e[1] or e[0].startswith("socket.connect")]
-        of_steps = ("ray", "torch", "sqlalchemy", "vane_dagster.engine.executor")
-        print(json.dumps([touched, [name for name in of_steps if name in sys.modules]]))
-    """)
-    assert opened == [[], []]
-    assert list(tmp_path.iterdir()) == []
-
-
 EXECUTES = [
     *("duckdb", "fsspec", "http.client", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet"),
     *("numpy.random", "ray", "sqlalchemy", "torch", "urllib.request"),
@@ -90,23 +65,45 @@ EXECUTES = [
 definitions would pay for them: code servers, runs and ticks of schedules."""
 
 
-def test_definitions_of_one_stage_import_what_they_declare(tmp_path):
+def test_definitions_import_what_they_declare_and_do_no_io(tmp_path):
+    """Building the assets opens neither source nor store, not even their folders."""
     model = "class Model:\n    def __call__(self, batch):\n        return batch\n"
-    (tmp_path / "user_model.py").write_text(model)
-    imported = in_a_process(f"""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "user_model.py").write_text(model)
+    imported, touched, of_steps = in_a_process(f"""
         import json, sys, dagster as dg
         before = set(sys.modules)
         import vane_dagster as vd
-        sys.path.insert(0, "{tmp_path}")
+        sys.path.insert(0, "{code}")
         from user_model import Model
 
+        seen = []
+        sys.addaudithook(lambda event, args: seen.append((event, str(args[0]) if args else "")))
         docs = vd.Pipeline("docs", source=vd.parquet("{tmp_path}/src"), id="id")
         schema = {{"x": "FLOAT[4]", "label": "VARCHAR"}}
         docs.map_batches("model", Model, columns=["t"], schema=schema)
-        store = vd.FragmentStore(root="{tmp_path}")
+        store = vd.FragmentStore(root="{tmp_path}/store")
         resources = {{"compute": vd.LocalCompute(), "store": store}}
         dg.Definitions(assets=[docs.build_assets()], resources=resources)
-        print(json.dumps(sorted(set(sys.modules) - before)))
+        imported = sorted(set(sys.modules) - before)
+
+        # Definitions with a target, partitions and a cluster
+        keys = dg.StaticPartitionsDefinition(["a"])
+        source = vd.parquet("{tmp_path}/src/{{partition_key}}")
+        other = vd.Pipeline("other", source=source, id="id", partitions_def=keys)
+        other.project("clean", ["t"]).write("out", "{tmp_path}/out/{{partition_key}}")
+        resources["compute"] = vd.RayCompute(cluster=vd.LocalCluster())
+        defs = dg.Definitions(assets=[other.build_assets()], resources=resources)
+        dg.Definitions.validate_loadable(defs)
+        places = [f"{tmp_path}/{{name}}" for name in ("src", "store", "out")]
+        touched = [each for each in seen if any(place in each[1] for place in places)]
+        touched += [each for each in seen if each[0].startswith("socket.connect")]
+        of_steps = ("ray", "torch", "sqlalchemy", "vane_dagster.engine.executor")
+        of_steps = [name for name in of_steps if name in sys.modules]
+        print(json.dumps([imported, touched, of_steps]))
     """)
     assert [name for name in EXECUTES if name in imported] == []
     assert {"vane_dagster.sources.parquet", "vane_dagster.fingerprint.code"} <= set(imported)
+    assert (touched, of_steps) == ([], [])
+    assert [path.name for path in tmp_path.iterdir()] == ["code"]

@@ -5,10 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,14 +15,10 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
-from support.copied_files import copies, file, root, shipped  # noqa: F401  # fixtures
 from support.data import read_stage, write_source
 from support.results import metadata
 from vane_dagster.engine import executor
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.shipped_files import FILES
-from vane_dagster.worker.local_copies import local_copy
-from vane_dagster.worker.node_files import UNUSED_SECONDS
 
 # Declared beside the functions, so workers import the declarations too, where no file exists.
 DECLARED = """
@@ -138,70 +131,3 @@ def test_workers_that_cannot_see_a_file_get_its_content(
     (found,) = checked.get_asset_check_evaluations()
     assert found.passed, found.description
     assert "3 rows computed again" in (found.description or "")
-
-
-HOLD = """
-import sys
-from pathlib import Path
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.worker.local_copies import local_copy
-
-for digest in sys.argv[3:]:
-    print(local_copy(digest, Location(sys.argv[1]), Path(sys.argv[2])), flush=True)
-sys.stdin.read()
-"""
-
-
-def worker(root: Location, copies: Path, *digests: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", HOLD, root.url, str(copies), *digests]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def test_what_no_process_uses_is_deleted_after_a_while(root, copies, tmp_path):
-    used, unused, recent, new = (
-        shipped(root, file(tmp_path / name / "model.pt", name)).digest
-        for name in ("used", "unused", "recent", "new")
-    )
-    with worker(root, copies, unused, recent) as ended, worker(root, copies, used) as living:
-        assert ended.stdout is not None
-        assert living.stdout is not None
-        places = [ended.stdout.readline(), ended.stdout.readline(), living.stdout.readline()]
-        assert all(Path(place.strip()).exists() for place in places)
-        ended.communicate()
-        then = time.time() - UNUSED_SECONDS - 60
-        for digest in (used, unused):
-            os.utime(copies / f"{digest}.used", (then, then))
-        (copies / ".cleaned").unlink()
-        local_copy(new, root, copies)
-        living.communicate()
-    kept = {path.name for path in copies.iterdir() if path.is_dir() and path.name != ".partial"}
-    assert kept == {used, recent, new}
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.worker import local_copies
-
-def killed(root, content, path):
-    path.parent.mkdir(parents=True)
-    path.write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-local_copies._fetch = killed
-local_copies.local_copy(sys.argv[3], Location(sys.argv[1]), Path(sys.argv[2]))
-"""
-
-
-@pytest.mark.parametrize("following", ["same", "other"])
-def test_what_a_killed_process_has_copied_is_deleted_by_the_next(root, copies, tmp_path, following):
-    digest = shipped(root, file(tmp_path / "same" / "model.pt", "same")).digest
-    command = [sys.executable, "-c", KILLED, root.url, str(copies), digest]
-    assert subprocess.run(command).returncode == -signal.SIGKILL
-    assert len([*(copies / ".partial").iterdir()]) == 1
-    (copies / ".cleaned").unlink()
-    following = shipped(root, file(tmp_path / following / "model.pt", following)).digest
-    local_copy(following, root, copies)
-    assert [path.name for path in copies.glob("?" * 64)] == [following]
-    assert not [*(copies / ".partial").iterdir()]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
+import importlib
 import inspect
 import pickle
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,7 @@ import pytest
 
 import vane_dagster as vd
 from support.udf_calls import IDS, row_stage, run_stage
+from vane_dagster._worker_process import mark_worker
 from vane_dagster.errors import DefinitionError, SchemaError
 from vane_dagster.pipeline.contracts import ColumnsCall
 from vane_dagster.pipeline.decorators import CallOptions
@@ -391,3 +395,28 @@ def test_what_a_stage_refuses_is_named(name: str) -> None:
     make, message = REFUSED[name]
     with pytest.raises((DefinitionError, SchemaError, AttributeError), match=f"(?s){message}"):
         make()
+
+
+def test_a_worker_constructs_at_once_except_what_a_module_declares(tmp_path, monkeypatch):
+    (tmp_path / "lazy_defs.py").write_text(
+        "import vane_dagster as vd\n"
+        "@vd.cls\nclass Model:\n"
+        "    def __init__(self, n):\n        self.n = n\n"
+        "    def inner(self):\n        return Model(2)\n"
+        "    def imported(self):\n        from lazy_later import MODEL\n        return MODEL\n"
+        "MODEL = Model(1)\n"
+    )
+    (tmp_path / "lazy_later.py").write_text("import lazy_defs\nMODEL = lazy_defs.Model(5)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("lazy_defs", "lazy_later"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    defs = importlib.import_module("lazy_defs")
+    assert isinstance(defs.Model(1), LazyInstance)
+    monkeypatch.setenv("VANE_DAGSTER_WORKER", "")  # is restored after the test
+    mark_worker()
+    made = defs.Model(1)
+    assert type(made) is defs.Model
+    assert type(made.inner()) is defs.Model
+    assert copy.copy(made).n == 1
+    assert isinstance(defs.MODEL, LazyInstance)
+    assert isinstance(made.imported(), LazyInstance)  # of a module that declares a pipeline

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from support.copied_files import copies, file, root, shipped  # noqa: F401  # fixtures
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.shipped_files import FILES, RECORD
-from vane_dagster.worker import local_copies
+from vane_dagster.worker import local_copies, node_files
 from vane_dagster.worker.local_copies import local_copy
 
 
@@ -96,3 +98,33 @@ def test_a_record_is_verified_too(root, copies, tmp_path):
     record.unlink()
     with pytest.raises(StoreError, match="is gone"):
         local_copy(content.digest, root, copies)
+
+
+def test_what_no_process_uses_is_deleted_after_a_while(root, copies, tmp_path):
+    """A process holds the lock of a copy until it ends."""
+    used, unused, recent, new = (
+        shipped(root, file(tmp_path / name / "model.pt", name)).digest
+        for name in ("used", "unused", "recent", "new")
+    )
+    for digest in (used, unused, recent):
+        local_copy(digest, root, copies)
+    for digest in (unused, recent):
+        os.close(node_files._in_use.pop(copies / f"{digest}.used"))
+    then = time.time() - node_files.UNUSED_SECONDS - 60
+    for digest in (used, unused):
+        os.utime(copies / f"{digest}.used", (then, then))
+    (copies / ".cleaned").unlink()
+    local_copy(new, root, copies)
+    assert {path.name for path in copies.glob("?" * 64)} == {used, recent, new}
+
+
+@pytest.mark.parametrize("following", ["same", "other"])
+def test_what_a_killed_process_has_copied_is_deleted_by_the_next(root, copies, tmp_path, following):
+    digest = shipped(root, file(tmp_path / "same" / "model.pt", "same")).digest
+    killed = node_files.new_entry(copies, digest).__enter__()
+    file(killed / "new" / "content" / "model.pt", "half")
+    assert [*(copies / ".partial").iterdir()] == [killed]
+    following = shipped(root, file(tmp_path / following / "model.pt", following)).digest
+    local_copy(following, root, copies)
+    assert [path.name for path in copies.glob("?" * 64)] == [following]
+    assert not [*(copies / ".partial").iterdir()]
