@@ -3,15 +3,47 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pytest
 import ray
 from click.testing import CliRunner
 
 import vane_dagster as vd
-from support.own_heads import DOUBLED, outs, own_head, source  # noqa: F401  # fixtures
+from support.data import read_stage, write_source
+from support.heads import Cluster, head
 from support.pools_process import Process
 from vane_dagster.cli.main import main
+
+DOUBLED = [2 * n for n in range(40)]
+
+
+@pytest.fixture(scope="module")
+def own_head() -> Iterator[Cluster]:
+    """A head that was started with ``ray start``."""
+    ray.shutdown()  # from the head of tests before
+    folder = Path(tempfile.mkdtemp(prefix="vr-", dir="/tmp"))
+    options = ("--no-monitor", "--include-log-monitor=false")
+    try:
+        with head(folder, *options, RAY_prestart_worker_first_driver="0") as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder with a source of four partitions."""
+    for key in "abcd":
+        write_source(tmp_path / "src" / key, {"id": range(40)})
+    return tmp_path
+
+
+def outs(folder: Path, key: str) -> pa.Table:
+    return read_stage(folder / "store", "docs", "out", key).sort_by("id")
 
 
 def test_every_way_to_a_cluster_shares_its_pools(source, own_head, monkeypatch):

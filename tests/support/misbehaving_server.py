@@ -22,7 +22,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from multiprocessing.shared_memory import SharedMemory
@@ -46,12 +45,9 @@ def parser() -> argparse.ArgumentParser:
     add("--requests", help="file that gets the prompt of each request as a JSON string a line")
     add("--starts", help="file that gets the process id a line at each start")
     add("--children", help="file that gets the process ids of the child processes a line")
-    add("--start-seconds", type=float, default=0.0, help="time before the port is open")
     add("--warm-up-seconds", type=float, default=0.0, help="time in which /health answers 503")
     add("--seconds", type=float, default=0.0, help="time that each answer takes")
-    add("--crash-at-start", type=int, default=0, help="starts that end with code 3; needs --starts")
     add("--exit-after", type=int, help="requests answered before the server ends with code 3")
-    add("--leak-mb", type=int, default=0, help="MiB that each request leaks")
     add("--leak-children", type=int, default=0, help="child processes with sessions of their own")
     add("--shared-memory", help="file that gets the name of a shared block a line")
     add("--ignore-sigterm", action="store_true", help="never end by SIGTERM")
@@ -71,7 +67,6 @@ class MisbehavingServer:
         self._key = os.environ[options.key_env] if options.key_env else ""
         self._began = time.monotonic()
         self._in_flight = self._answered = 0
-        self._leaked: list[bytearray] = []
         self._seen: Counter[str] = Counter()
         if options.requests and Path(options.requests).exists():
             self._seen.update(requests(options.requests))
@@ -139,8 +134,6 @@ class MisbehavingServer:
             self._seen.update([prompt])
             if self._options.requests:
                 append(self._options.requests, json.dumps(prompt))
-            if self._options.leak_mb:
-                self._leaked.append(bytearray(os.urandom(4096) * (self._options.leak_mb * 256)))
             await asyncio.sleep(self._options.seconds)
             answered, self._answered = self._answered, self._answered + 1
             if is_poison:
@@ -184,10 +177,8 @@ def _error(message: str, status: int) -> Response:
 
 def main() -> None:
     options = parser().parse_args()
-    starts = 0
     if options.starts:
         append(options.starts, str(os.getpid()))
-        starts = len(Path(options.starts).read_text().splitlines())
     print(f"the server starts on port {options.port}")
     for _ in range(options.leak_children):
         child = subprocess.Popen(["sleep", "1000000"], start_new_session=True)
@@ -198,10 +189,6 @@ def main() -> None:
         append(options.shared_memory, block.name)
         # It holds the pipe by which the resource tracker knows who still uses the block.
         multiprocessing.get_context("fork").Process(target=time.sleep, args=(1e6,)).start()
-    if starts and starts <= options.crash_at_start:
-        print(f"cannot load the model at start {starts}", file=sys.stderr)
-        sys.exit(3)
-    time.sleep(options.start_seconds)
     level = "info" if options.access_log else "warning"
     app = MisbehavingServer(options).app
     server = _Server(uvicorn.Config(app, host=options.host, port=options.port, log_level=level))

@@ -24,7 +24,6 @@ from vane_dagster.compute.client import pool_managers
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as the test modules
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
-ONE = {"resources": {"accelerator": 1}}
 
 
 class Model:

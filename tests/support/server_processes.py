@@ -183,12 +183,11 @@ class Worker:
 
     Args:
         launch: How its server is started.
-        limits: The limits of its server.
         prelude: Python code that it runs first.
     """
 
-    def __init__(self, launch: Launch, limits: SupervisionLimits = FAST, prelude: str = "") -> None:
-        given = base64.b64encode(pickle.dumps((launch, limits))).decode()
+    def __init__(self, launch: Launch, prelude: str = "") -> None:
+        given = base64.b64encode(pickle.dumps((launch, FAST))).decode()
         self.process = subprocess.Popen(
             [sys.executable, __file__, given, prelude],
             stdout=subprocess.PIPE,
@@ -208,11 +207,6 @@ class Worker:
     def descendants(self) -> set[int]:
         """The processes of the worker's servers, their guards too, and those that it has forked."""
         return tree(self.process.pid) | guarded(self.process.pid)
-
-    def kill(self) -> None:
-        """Kill the worker process."""
-        self.process.kill()
-        self.close()
 
     def close(self) -> None:
         """Wait for the end of the worker process."""
