@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from support.manifests import manifest, part
@@ -22,7 +23,7 @@ class Published:
     Attributes:
         store: The pipeline's store.
         publisher: Returns the publisher of a partition.
-        read: Reads the ids of all partitions as other tools do, now or at a version.
+        table: Reads the rows of all partitions as other tools do, now or at a version.
         add: Adds a row by another writer.
         remove: Removes a row by another writer.
         versions: Returns the versions of a table, the oldest first; none for files.
@@ -30,7 +31,7 @@ class Published:
 
     store: Store
     publisher: Callable[[str], Publisher]
-    read: Callable[[Any], Sequence[int]]
+    table: Callable[[Any], pa.Table]
     add: Callable[[int], None]
     remove: Callable[[int], None]
     versions: Callable[[], Sequence[Any]]
@@ -52,6 +53,10 @@ class Published:
 
     def publish(self, key: str, rows: dict[str, list[int]], plan: str = "1") -> None:
         assert isinstance(self.commit(key, self.manifest(key, rows, plan)), ManifestName)
+
+    def read(self, version: Any) -> list[int]:
+        found: list[int] = self.table(version)["id"].to_pylist()
+        return found
 
     @property
     def ids(self) -> list[int]:

@@ -15,7 +15,6 @@ from support.data import write_source
 from support.published import docs
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import driver_options
-from vane_dagster.storage.publish.lance_index import VectorIndex
 
 DIMENSION = 16
 INDEX = {"column": "e", "metric": "cosine"}
@@ -78,32 +77,3 @@ def test_search_with_and_without_an_index_on_s3(tmp_path, local, materialize, s3
     (index,) = table(keys[1], index=other).describe_indices()
     assert index.details["metric_type"] == "L2"
     assert "pq" not in str(index.details)
-
-
-def test_segments_of_an_index_are_merged_and_it_is_trained_again(tmp_path):
-    index, url = VectorIndex("e", "cosine"), str(tmp_path / "t")
-
-    def updated(ids: Any) -> tuple[int, str]:
-        lance.write_dataset(rows(ids), url, mode="append")
-        index.update(lance.dataset(url))
-        (found,) = lance.dataset(url).describe_indices()
-        assert unindexed(lance.dataset(url)) == 0
-        return len(found.segments), lance.dataset(url).config()["vane_dagster.index.e"]
-
-    assert updated(range(300))[0] == 1
-    counts, trained = zip(*(updated(range(n, n + 20)) for n in range(1000, 1240, 20)))
-    assert counts[:8] == (2, 3, 4, 5, 6, 7, 8, 1)
-    assert len(set(trained)) == 1
-    assert updated(range(5000, 5900))[1] != trained[0]
-    version = lance.dataset(url).version
-    index.update(lance.dataset(url))
-    assert lance.dataset(url).version == version
-    assert nearest(lance.dataset(url), 5500) == [5500]
-
-
-def test_vectors_that_are_null_train_nothing(tmp_path):
-    table = rows(range(300))
-    null = pa.nulls(300, table.schema.field("e").type)
-    table = lance.write_dataset(table.set_column(2, "e", null), str(tmp_path / "t"))
-    VectorIndex("e").update(table)
-    assert not table.describe_indices()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import Any
 
@@ -11,14 +12,17 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import vane_dagster as vd
+from support.damage import quick  # noqa: F401  # fixture
 from support.data import column_of
 from support.results import metadata
 
 # F403: all tests of the contract run here, on S3.
 from support.store_contract import *  # noqa: F403  # the contract's tests
 from support.stored import FORMS
+from vane_dagster.cli.main import main
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -34,12 +38,10 @@ def store(root: Location) -> Store:
     return Store(root)
 
 
-def test_a_bucket_that_is_not_there(s3):
+@pytest.mark.usefixtures("quick")
+def test_a_bucket_or_a_server_that_is_not_there(s3):
     with pytest.raises(vd.errors.StoreError, match=r"'s3://nowhere/x' cannot be written.*Check"):
         Location("s3://nowhere/x", s3).write("f", b"1")
-
-
-def test_a_server_that_is_not_there(s3):
     config = {"retries": {"max_attempts": 0}, "connect_timeout": 1}
     options = {**s3, "endpoint_url": "http://127.0.0.1:1", "config_kwargs": config}
     with pytest.raises(vd.errors.StoreError, match=r"'s3://lake/x' cannot be listed"):
@@ -72,15 +74,33 @@ def test_source_store_and_target_on_s3(s3, cluster):
     even = docs.project("even", ["n"], where="n % 2 = 0")
     more = even.map_batches("more", add_five, schema={"more": "BIGINT"})
     more.write("published", f"{base}/out/{{partition_key}}", storage_options=s3)
+    memory = vd.Pipeline("memory", source=vd.table({"id": range(100)}), id="id")
+    memory.project("kept", ["id"])
     store = vd.FragmentStore(root=f"{base}/store", storage_options=s3)
     resources = {"compute": vd.RayCompute(cluster=cluster), "store": store}
+
+    # Each is computed once: rows on S3, and rows in memory, which the store holds.
     for computed in (4, 0):
         result = dg.materialize([docs.build_assets()], partition_key="1", resources=resources)
         assert metadata(result, "more")["fragments_computed"] == computed
         assert metadata(result, "published")["fragments_computed"] == computed
+        result = dg.materialize([memory.build_assets()], resources=resources)
+        assert bool(metadata(result, "kept")["fragments_computed"]) == bool(computed)
+
+    # What was published is read in every form, and each row leads back to its file.
     out = ds.dataset(f"{base}/out/1"[len("s3://") :], filesystem=fs, format="parquet").to_table()
     expected = [(f"{file}-{n}", n + 5) for file in range(2) for n in range(0, 10, 2)]
     assert sorted(zip(*out.select(["id", "more"]).to_pydict().values())) == expected
     for form in FORMS:
         loaded = vd.load(docs["published"], "1", as_=form, store=store)
         assert sorted(column_of(loaded, "id")) == [id for id, _ in expected]
+    assert vd.load("memory/kept", store=store)["id"].to_pylist() == list(range(100))
+    traced = vd.trace("docs/more", "1-4", "1", store=store)
+    assert [step.stage for step in traced.steps] == ["docs/source", "docs/even", "docs/more"]
+    assert traced.steps[0].url == f"{base}/src/day=1/1.parquet"
+    for step in traced.steps:
+        with fs.open(step.url) as file:
+            assert pq.read_table(file).slice(step.row, 1)["id"].to_pylist() == ["1-4"]
+    arguments = ["trace", "docs/more", "--id", "1-4", "--partition", "1", "--store", store.root]
+    shown = CliRunner().invoke(main, [*arguments, "--storage-options", json.dumps(s3)])
+    assert shown.output == f"{traced}\n"

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support import published
 from support.data import write_source
 from support.plans import docs, keys, missing, plan, settle, source, triple
 from vane_dagster.engine.executor import edited
@@ -390,6 +391,23 @@ def test_an_upstream_is_read_from_its_manifest(tmp_path, store):
     (manifest,) = settle(planned, store)
     assert set(manifest.upstream) == {"clean"}
     assert missing(plan(docs(tmp_path), store, "doubled")) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "is a Delta table; publish into it with format='delta', or into another folder"),
+        (
+            {"format": "delta", "columns": ["n"]},
+            "'docs/out': column 'n' is long here, but string in the Delta table",
+        ),
+    ],
+)
+def test_a_target_that_cannot_take_the_rows_is_refused(tmp_path, store, options, words):
+    source(tmp_path, {"a.parquet": 3})
+    write_deltalake(tmp_path / "out", pa.table({"id": ["a"], "n": ["1"]}))
+    planned = plan(published.docs(tmp_path, **options), store)
+    assert words in str(planned.failed[None])
 
 
 def test_an_upstream_that_was_never_made_is_named(tmp_path, store):

@@ -114,11 +114,11 @@ def test_sub_vectors_divide_the_dimension():
         assert _sub_vectors(dimension) == expected
 
 
-def vectors(count: int) -> pa.Table:
-    rng = np.random.default_rng(0)
+def vectors(count: int, first: int = 0) -> pa.Table:
+    rng = np.random.default_rng(first)
     kind = pa.list_(pa.float32(), 8)
     found = {n: pa.array(list(rng.random((count, 8), np.float32)), kind) for n in ("e", "f")}
-    return pa.table({"id": range(count), **found})
+    return pa.table({"id": range(first, first + count), **found})
 
 
 def metrics(table: Any) -> dict[str, str]:
@@ -158,3 +158,33 @@ def test_indexes_of_others_stay(tmp_path):
     assert metrics(table) == {"f_idx": "DOT", "own": "DOT", "e_idx": "COSINE"}
     update_index(table, None)
     assert metrics(table) == {"f_idx": "DOT", "own": "DOT"}
+
+
+def test_segments_of_an_index_are_merged_and_it_is_trained_again(tmp_path):
+    index, url = VectorIndex("e", "cosine"), str(tmp_path / "t")
+
+    def updated(first: int, count: int = 20) -> tuple[int, str]:
+        lance.write_dataset(vectors(count, first), url, mode="append")
+        index.update(lance.dataset(url))
+        table = lance.dataset(url)
+        (found,) = table.describe_indices()
+        covered = {id for segment in found.segments for id in segment.fragment_ids}
+        assert covered == {fragment.fragment_id for fragment in table.get_fragments()}
+        return len(found.segments), table.config()["vane_dagster.index.e"]
+
+    assert updated(0, 300)[0] == 1
+    counts, trained = zip(*(updated(first) for first in range(1000, 1180, 20)))
+    assert counts == (2, 3, 4, 5, 6, 7, 8, 1, 2)
+    assert len(set(trained)) == 1
+    assert updated(5000, 900)[1] != trained[0]
+    version = lance.dataset(url).version
+    index.update(lance.dataset(url))
+    assert lance.dataset(url).version == version
+
+
+def test_vectors_that_are_null_train_nothing(tmp_path):
+    table = vectors(300)
+    null = pa.nulls(300, table.schema.field("e").type)
+    table = lance.write_dataset(table.set_column(1, "e", null), str(tmp_path / "t"))
+    VectorIndex("e").update(table)
+    assert not table.describe_indices()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import dagster as dg
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
@@ -11,8 +14,10 @@ from support.arguments import grouped
 from support.published import docs
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.storage.publish import compaction
 from vane_dagster.storage.publish.base import STAGING, staged_parts
-from vane_dagster.storage.publish.compaction import plan_compaction
+from vane_dagster.storage.publish.compaction import plan_compaction, write_compacted
 
 ICEBERG = {"format": "iceberg", "catalog": "prod", "table": "db.labels"}
 
@@ -27,6 +32,30 @@ def test_bundles_are_about_the_size_and_named_by_their_parts():
     assert list(more)[:2] == list(found)[:2]
     assert plan_compaction(parts, None) == {part.stem: (part,) for part in parts}
     assert plan_compaction([], 10) == {}
+
+
+def test_small_parts_are_written_together_in_their_order(tmp_path, monkeypatch):
+    """With row groups of a bounded size, and a part in memory at once."""
+    monkeypatch.setattr(compaction, "_GROUP_BYTES", 50_000)
+    monkeypatch.setattr(compaction, "_BATCH_BYTES", 10_000)
+    staging, target = Location(f"{tmp_path}/staged"), Location(f"{tmp_path}/out")
+    noise = pa.table({"id": range(2_000), "text": [os.urandom(100).hex() for _ in range(2_000)]})
+    parts = [
+        write_part(noise.slice(200 * n, 200), PartTarget(staging, f"{n:040x}", "id"))
+        for n in range(10)
+    ]
+    for size, codec in ((100_000, "zstd"), (1 << 30, "gzip")):
+        wanted = plan_compaction(parts, size)
+        written = write_compacted(wanted, staging, target, noise.schema, "id", codec)
+        files = [pq.read_table(target.file(name))["id"].to_pylist() for name in wanted]
+        assert [id for ids in files for id in ids] == list(range(2_000))
+        assert [(each.id_min, each.id_max) for each in written.values()] == [
+            (ids[0], ids[-1]) for ids in files
+        ]
+        assert all(each.size < 1.5 * size for each in written.values())
+        footer = pq.read_metadata(target.file(next(iter(wanted))))
+        assert footer.row_group(0).column(0).compression == codec.upper()
+    assert (len(files), footer.num_row_groups > 5) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +96,20 @@ def test_what_is_refused_where_it_is_declared(given, words):
     assert words in str(raised.value)
 
 
-def test_rows_with_the_column_of_the_key_are_refused_before_they_are_computed():
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.field("Partition_Key", pa.string()), "the rows have a column 'Partit"),
+        (
+            pa.field("big", pa.uint64()),
+            "column 'big' is uint64, which the Delta table cannot hold; cast it in a project",
+        ),
+    ],
+)
+def test_rows_that_a_table_cannot_hold_are_refused_before_they_are_computed(column, words):
     publisher = docs("/somewhere", keys=["a"], format="delta")["out"].spec.publisher("a")
-    schema = pa.schema([("id", pa.int64()), ("Partition_Key", pa.string())])
-    with pytest.raises(vd.errors.SchemaError, match="'docs/out': the rows have a column 'Partit"):
+    schema = pa.schema([("id", pa.int64()), column])
+    with pytest.raises(vd.errors.SchemaError, match=f"'docs/out': {words}"):
         publisher.stored(schema, "stage 'docs/out'")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import uuid
 from dataclasses import replace
 from datetime import timedelta
@@ -15,10 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from lance.commit import CommitConflictError
+from pyiceberg.types import StringType
 
+import vane_dagster as vd
 from support.data import SECRET
 from support.iceberg_tables import catalog_in, opened
-from support.manifests import part
+from support.manifests import manifest, part
 from support.published import docs
 
 # F403: all tests of the contract run here, over each format.
@@ -28,6 +31,8 @@ from vane_dagster import retries
 from vane_dagster.errors import SchemaError, StoreError
 from vane_dagster.storage import lance_table
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.manifest import ManifestName
+from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.publish import delta
 from vane_dagster.storage.publish.lance import _COMMIT_LOCK
 from vane_dagster.storage.store import Store
@@ -62,15 +67,15 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
     def iceberg() -> Any:
         return opened(given["catalog"]).load_table("db.t")
 
-    def read(version: Any) -> list[int]:
+    def table(version: Any) -> pa.Table:
         if format == "parquet":
             files = [p for p in Path(out).rglob("*.parquet") if "_vane" not in str(p)]
-            return [n for file in files for n in pq.ParquetFile(file).read()["id"].to_pylist()]
+            return pa.concat_tables(pq.ParquetFile(file).read() for file in files)
         if format == "delta":
-            return DeltaTable(out, version).to_pyarrow_table()["id"].to_pylist()
+            return DeltaTable(out, version).to_pyarrow_table()
         if format == "lance":
-            return lance.dataset(out, version).to_table()["id"].to_pylist()
-        return iceberg().scan(snapshot_id=version).to_arrow()["id"].to_pylist()
+            return lance.dataset(out, version).to_table()
+        return iceberg().scan(snapshot_id=version).to_arrow()
 
     def add(number: int) -> None:
         if format == "parquet":
@@ -99,7 +104,7 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
         return []
 
     store = Store(Location(str(tmp_path / "store")))
-    return Published(store, spec.publisher, read, add, remove, versions)
+    return Published(store, spec.publisher, table, add, remove, versions)
 
 
 @pytest.mark.parametrize("published", [("lance", None), ("lance", 3000)], indirect=True)
@@ -136,6 +141,70 @@ def test_a_table_with_other_columns_or_partitions_is_refused(published):
     whole = type(publisher)(replace(publisher._declared, partition_column=None), None)
     with pytest.raises(SchemaError, match=r"is partitioned by .*expected \[\]|column 'key' is no"):
         whole.check(made.schema, "here")
+
+
+MOMENT = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+WIDENED = {
+    "small": pa.array([255, None], pa.uint8()),
+    "vector": pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2)),
+    "at": pa.array([MOMENT, None], pa.timestamp("ms", "Europe/Berlin")),
+    "raw": pa.array([b"abc", None], pa.binary(3)),
+    "rows": pa.array([[{"a": 1}], []], pa.list_(pa.struct([("a", pa.uint16())]))),
+    "price": pa.array([None, None], pa.decimal128(10, 2)),
+    "day": pa.array([datetime.date(2026, 1, 1), None]),
+    "of": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+    "tensor": pa.array([[1, 2, 3, 4], [5, 6, 7, 8]], pa.list_(pa.float32(), 4)),
+}
+
+
+@pytest.mark.parametrize("published", TABLES, indirect=True)
+def test_types_that_a_format_does_not_have_are_widened(published):
+    publisher, rows = published.publisher("p"), pa.table({"id": [1, 2], **WIDENED})
+    kind = vd.tensor("float32", (2, 2))
+    given = rows.schema.set(rows.schema.get_field_index("tensor"), pa.field("tensor", kind))
+    schema = publisher.stored(given, "here")
+    info = write_part(rows.cast(schema), PartTarget(publisher.staging, "a" * 40, "id"))
+    made = replace(manifest([info], "p"), schema=schema, kind="write", keys=("id",))
+    assert isinstance(published.commit("p", made), ManifestName)
+    publisher.check(schema, "here")
+    found = published.table(None).drop_columns("key")
+    assert found.to_pylist() == rows.to_pylist()
+    if publisher.format == "lance":
+        assert found.schema.field("vector").type == WIDENED["vector"].type
+
+
+STRANGE = ["a/b", 'it\'s "q" 100%', "..", " ü=&;`*?{}#~\\%2F ", "A", "a"]
+
+
+@pytest.mark.parametrize("published", [("delta", None), ("lance", None)], indirect=True)
+def test_partition_keys_of_any_characters_stand_in_the_table(published, tmp_path):
+    before = {path.name for path in tmp_path.iterdir()}
+    for number, key in enumerate(STRANGE):
+        published.publish(key, {"a": [number]})
+    for number, key in enumerate(STRANGE[:2]):
+        published.publish(key, {"b": [-number]}, "2")
+    found = published.table(None)
+    ids = [0, -1, *range(2, 6)]
+    assert dict(zip(found["key"].to_pylist(), found["id"].to_pylist())) == dict(zip(STRANGE, ids))
+    assert {path.name for path in tmp_path.iterdir()} - before <= {"out", "store"}
+
+
+@pytest.mark.parametrize("published", [("iceberg", None)], indirect=True)
+def test_an_iceberg_table_of_others_with_the_columns_is_taken(published, tmp_path):
+    """It has another location, other ids, no name mapping, and files from elsewhere."""
+    catalog = opened(catalog_in(tmp_path / "catalog"))
+    schema = pa.schema([("key", pa.string()), ("id", pa.int64())])
+    table = catalog.create_table("db.t", schema)
+    with table.update_spec() as update:
+        update.add_identity("key")
+    table.append(pa.table({"key": ["other"], "id": [9]}, schema))
+    published.publish("p", {"a": [1, 2]})
+    table.refresh()
+    with table.update_schema() as update:
+        update.rename_column("id", "number")
+    with table.update_schema() as update:
+        update.add_column("more", StringType())
+    assert sorted(published.table(None)["number"].to_pylist()) == [1, 2, 9]
 
 
 @pytest.mark.parametrize("published", TABLES, indirect=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster as vd
+from support.plans import docs, plan, settle, source
 
 # F403: all tests of the contract run here, on local disk.
 from support.reader_contract import *  # noqa: F403  # the contract's tests
@@ -29,8 +31,11 @@ from support.stored import (
     table,
 )
 from vane_dagster._home import default_root
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store
 
 
@@ -225,3 +230,32 @@ def test_a_source_that_fails_half_way_leaves_the_former_rows(local_store):
     with pytest.raises(ValueError, match="half way"):
         keep(local_store, "docs", None, pa.RecordBatchReader.from_batches(SCHEMA, broken()))
     assert ids(vd.load("docs", store=local_store)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("form", ["pandas.DataFrame", "ray.data.Dataset"])
+def test_a_library_that_is_missing_is_named(local_store, form, monkeypatch):
+    keep(local_store, "docs", None, table(0, 3))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(StoreError, match=rf"'docs' cannot be read as {form}: .*pip install '\w+"):
+        loaded(read(local_store, ["docs"], None), form)
+
+
+def test_ray_is_told_of_where_it_is_not_connected(local_store, monkeypatch):
+    ray = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
+    keep(local_store, "docs", None, table(0, 3))
+    monkeypatch.setattr(sys.modules["ray"], "is_initialized", lambda: False)
+    with pytest.raises(
+        StoreError, match=r"'docs' cannot be read as ray.data.Dataset.*ray.init\(\)"
+    ):
+        loaded(read(local_store, ["docs"], None), f"{ray.__name__}.Dataset")
+
+
+def test_a_key_that_was_an_asset_and_is_a_stage(tmp_path):
+    source(tmp_path, {"a.parquet": 3})
+    store = Store(Location(str(tmp_path / "store")))
+    keep(store, "docs/clean", None, table(0, 3))
+    assert ids(vd.load("docs/clean", store=store)) == [0, 1, 2]
+    settle(plan(docs(tmp_path), store, "clean"), store)  # with an empty part
+    assert ids(vd.load("docs/clean", store=store)) == []
+    keep(store, "docs/clean", None, table(7, 1))
+    assert ids(vd.load(docs(tmp_path)["clean"], store=store)) == [7]
