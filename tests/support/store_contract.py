@@ -52,7 +52,6 @@ def test_a_reader_never_sees_half_a_file(root):
     def write() -> None:
         for n in range(12):
             root.write("f", wholes[n % 4])
-            root.create(f"new {n}", wholes[0])
         ended.set()
 
     writer = threading.Thread(target=write)
@@ -60,7 +59,7 @@ def test_a_reader_never_sees_half_a_file(root):
     reads = 0
     while not ended.is_set() or reads < 5:
         assert root.read("f") in wholes
-        assert set(root.names().values()) <= {300_000}
+        assert set(root.names()) <= {"f"}
         reads += 1
     writer.join()
 

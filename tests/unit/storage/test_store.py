@@ -28,6 +28,7 @@ from vane_dagster.storage.manifest import (
 )
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder, published_folder
+from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
 
 
@@ -50,6 +51,38 @@ def test_urls_of_children():
     assert Location("/").child("a").path == "/a"
     assert Location("/data/").file_url("b") == "/data/b"
     assert Location("~/x").path == os.path.expanduser("~/x")
+
+
+class KilledError(BaseException):
+    """The process is gone: nothing is cleaned up."""
+
+
+def killed(*args: Any, **given: Any) -> None:
+    raise KilledError
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda store: part(store.parts("docs", "s", "p")),
+        lambda store: store.commit(manifest()),
+        lambda store: keep_pin(store, "docs", "s", "0", SchemaPin(pa.schema([]), 1, "r", 1.0)),
+    ],
+    ids=["part", "manifest", "pin"],
+)
+def test_a_kill_between_write_and_rename_leaves_nothing(tmp_path, monkeypatch, write):
+    store = Store(Location(str(tmp_path)))
+    with monkeypatch.context() as patch:
+        for name in ("replace", "link", "unlink", "remove"):
+            patch.setattr(os, name, killed)
+        with pytest.raises(KilledError):
+            write(store)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()], "it was killed too early"
+    assert store.latest("docs", "s", ["p"]) == {}
+    assert store.existing_parts(store.parts("docs", "s", "p")) == {}
+    assert read_pin(store, "docs", "s", "0") is None
+    info = part(store.parts("docs", "s", "p"))
+    assert store.commit(manifest([info])).sequence == 1
 
 
 @pytest.mark.parametrize("place", ["file in the way", "/proc/vane", "folder without permission"])
