@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import write_source
-from support.results import materializing
+from support.in_process import compute
 from support.snapshots import Snapshot
-from vane_dagster.cli.main import main
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
-from vane_dagster.tracing.command import trace_command
 from vane_dagster.tracing.steps import Step, Trace
 
-DAYS = dg.StaticPartitionsDefinition(["2026-01-01", "2026-01-02"])
+DAY = "2026-01-02"
+DAYS = dg.StaticPartitionsDefinition(["2026-01-01", DAY])
 STAGES = ("clean", "upper", "embedded", "joined", "words", "by_word", "by_doc", "published")
 
 
@@ -97,47 +92,43 @@ def docs(
     return pipeline
 
 
-def make(folder: Path, compute: Any) -> Path:
+def clean_alone(source: Path, where: str = "id % 5 <> 0", **kwargs: Any) -> vd.Pipeline:
+    """The first stage of `docs`."""
+    pipeline = vd.Pipeline(
+        "docs", source=vd.parquet(str(source)), id="id", fragment_rows=10, **kwargs
+    )
+    pipeline.project("clean", ["id", "text"], where=where)
+    return pipeline
+
+
+def store(folder: Path) -> Store:
+    return Store(Location(str(folder / "store")))
+
+
+@pytest.fixture(scope="module")
+def once_made(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     """The pipeline, materialized in one partition of two."""
-    write_docs(folder / "src" / "2026-01-02")
-    made = docs(
-        folder / "src" / "{partition_key}", folder / "out" / "{partition_key}", partitions_def=DAYS
-    )
-    dg.materialize(
-        [made.build_assets()],
-        partition_key="2026-01-02",
-        resources={"compute": compute, "store": vd.FragmentStore(root=str(folder / "store"))},
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory, local) -> Path:
-    """What no test changes."""
-    return make(tmp_path_factory.mktemp("traced"), local)
-
-
-@pytest.fixture(scope="module")
-def once_unpartitioned(tmp_path_factory, local) -> Snapshot:
-    folder = tmp_path_factory.mktemp("unpartitioned") / "root"
-    write_docs(folder / "src")
-    materializing(folder)(docs(folder / "src"), local)
+    folder = tmp_path_factory.mktemp("traced") / "root"
+    source, out = folder / "src" / "{partition_key}", folder / "out" / "{partition_key}"
+    write_docs(folder / "src" / DAY)
+    compute(docs(source, out, partitions_def=DAYS), store(folder), [DAY])
     return Snapshot(folder)
 
 
 @pytest.fixture
-def unpartitioned(once_unpartitioned) -> Path:
-    """The pipeline, materialized without partitions and unpublished."""
-    return once_unpartitioned.restore()
+def traced(once_made: Snapshot) -> Path:
+    """A folder that no test changes."""
+    return once_made.folder
 
 
 @pytest.fixture
-def changing(tmp_path, local) -> Path:
-    """What a test changes."""
-    return make(tmp_path, local)
+def changing(once_made: Snapshot) -> Any:
+    """A folder that a test changes."""
+    yield once_made.folder
+    once_made.restore()
 
 
-def trace(folder: Path, stage: str, id: Any, partition: str | None = "2026-01-02", **kw) -> Trace:
+def trace(folder: Path, stage: str, id: Any, partition: str | None = DAY, **kw) -> Trace:
     return vd.trace(stage, id, partition, store=str(folder / "store"), **kw)
 
 
@@ -152,8 +143,8 @@ def row_at(step: Step) -> dict[str, Any]:
     return pq.ParquetFile(path).read().slice(step.row, 1).to_pylist()[0]
 
 
-def in_force(folder: Path, stage: str, partition: str | None = None) -> Manifest:
-    found = Store(Location(str(folder / "store"))).in_force("docs", stage, partition)
+def in_force(folder: Path, stage: str, partition: str | None = DAY) -> Manifest:
+    found = store(folder).in_force("docs", stage, partition)
     assert found is not None
     return found
 
@@ -177,7 +168,7 @@ def test_back_to_the_file_and_the_row(traced):
     (published,) = steps["published"].published
     assert published.startswith(str(traced / "out" / "2026-01-02"))
     assert pq.read_table(published).slice(steps["published"].row, 1)["id"].to_pylist() == [42]
-    embedded, manifest = steps["embedded"], in_force(traced, "embedded", "2026-01-02")
+    embedded, manifest = steps["embedded"], in_force(traced, "embedded")
     assert embedded.run_id == embedded.committed_by == manifest.run_id
     assert embedded.code_version == manifest.definition
     assert embedded.model == "Embedder"
@@ -189,12 +180,11 @@ def test_back_to_the_file_and_the_row(traced):
     assert not any(step.notes for step in found.steps)
 
 
-def test_every_row_leads_to_its_own(traced):
-    store = vd.FragmentStore(root=str(traced / "store"))
+def test_rows_lead_to_their_own(traced):
     for stage in ("clean", "words", "by_word"):
-        table = store.dataset(f"docs/{stage}", "2026-01-02").to_table()
-        for row in table.to_pylist():
-            key = next(iter(in_force(traced, stage, "2026-01-02").keys))
+        table = vd.load(f"docs/{stage}", DAY, store=store(traced))
+        for row in table.to_pylist()[::5]:
+            key = next(iter(in_force(traced, stage).keys))
             steps = by_stage(trace(traced, f"docs/{stage}", row[key]))
             assert row_at(steps[stage]) == row
             assert row_at(steps["source"])["text"] == row_at(steps["clean"])["text"]
@@ -252,10 +242,10 @@ def test_forward_tells_who_filtered_and_what_has_no_children(traced):
     }
 
 
-def test_many_children_are_counted(tmp_path, local, materialize):
+def test_many_children_are_counted(tmp_path):
     text = " ".join(f"w{i}" for i in range(50))
     write_source(tmp_path / "src", {"id": [1, 2], "text": [text, "one"]})
-    materialize(docs(tmp_path / "src"), local)
+    compute(docs(tmp_path / "src"), store(tmp_path))
 
     found = trace(tmp_path, "docs", 1, None, forward=True)
 
@@ -266,49 +256,43 @@ def test_many_children_are_counted(tmp_path, local, materialize):
     assert back.omitted == {"docs/words": 30}
 
 
-def test_stages_that_are_older_than_those_above_or_not_materialized(tmp_path, local, materialize):
-    write_docs(tmp_path / "src")
-    materialize(docs(tmp_path / "src"), local, select=["clean", "upper"])
-    used = in_force(tmp_path, "clean")
-    stricter = docs(tmp_path / "src", where="id % 7 <> 0")
-    materialize(stricter, local, select=["clean"])
+def test_stages_that_are_older_than_those_above_or_not_materialized(changing):
+    source, other = changing / "src" / "{partition_key}", "2026-01-01"
+    write_docs(changing / "src" / other, first=100)
+    stricter = clean_alone(source, "id % 7 <> 0", partitions_def=DAYS)
+    used = in_force(changing, "clean")
+    compute(stricter, store(changing), [DAY, other])
 
-    steps = by_stage(trace(tmp_path, "docs/upper", 42, None))
+    steps = by_stage(trace(changing, "docs/upper", 42))
     assert steps["clean"].manifest.startswith("00000001-")
     assert steps["clean"].run_id == used.run_id
     assert row_at(steps["clean"])["id"] == 42
     with pytest.raises(vd.errors.TraceError, match="filtered by 'docs/clean'"):
-        trace(tmp_path, "docs/clean", 42, None)
-    found = trace(tmp_path, "docs", 42, None, forward=True)
-    assert [step.stage for step in found.steps] == ["docs/source", "docs/upper"]
+        trace(changing, "docs/clean", 42)
+    found = trace(changing, "docs", 42, forward=True)
+    assert found.steps[1].stage == "docs/upper"
     assert found.steps[1].notes == ("made from an older docs/clean; materialize it again",)
     assert found.missing["docs/clean"] == "filtered by 'docs/clean'"
 
-
-def test_forward_where_stages_are_not_materialized(changing, local, materialize):
-    day, source = "2026-01-01", changing / "src" / "{partition_key}"
-    write_docs(changing / "src" / day, first=100)
-    materialize(docs(source, partitions_def=DAYS), local, day, select=["clean"])
-    found = trace(changing, "docs", 142, day, forward=True)
+    found = trace(changing, "docs", 142, other, forward=True)
     assert [step.stage for step in found.steps] == ["docs/source", "docs/clean"]
-    assert found.missing["docs/joined"] == f"not materialized yet in partition {day}"
+    assert found.missing["docs/joined"] == f"not materialized yet in partition {other}"
 
 
-def test_a_collected_manifest_and_a_lost_part_are_told(unpartitioned):
-    before = by_stage(trace(unpartitioned, "docs/joined", 42, None))
+def test_a_collected_manifest_and_a_lost_part_are_told(changing):
+    before = by_stage(trace(changing, "docs/joined", 42))
     Path(before["upper"].url).unlink()
 
-    lost = by_stage(trace(unpartitioned, "docs/joined", 42, None))
+    lost = by_stage(trace(changing, "docs/joined", 42))
     assert lost["upper"].keys == {"id": 42}
     assert lost["upper"].run_id == before["upper"].run_id
     assert "the part is gone" in lost["upper"].notes[0]
     assert lost["clean"] == before["clean"]
     assert lost["source"] == before["source"]
 
-    manifests = unpartitioned / "store" / "docs" / "embedded" / "manifests" / "~unpartitioned"
-    for file in manifests.iterdir():
+    for file in (changing / "store" / "docs" / "embedded" / "manifests").rglob("*.json"):
         file.unlink()
-    collected = by_stage(trace(unpartitioned, "docs/joined", 42, None))
+    collected = by_stage(trace(changing, "docs/joined", 42))
     assert "was collected" in collected["embedded"].notes[0]
     assert collected["source"] == before["source"]
     assert "upper" not in collected
@@ -317,11 +301,11 @@ def test_a_collected_manifest_and_a_lost_part_are_told(unpartitioned):
     with pytest.raises(
         vd.errors.StoreError, match=r"'docs/joined': a part of its manifest .* is gone"
     ):
-        trace(unpartitioned, "docs/joined", 42, None)
+        trace(changing, "docs/joined", 42)
 
 
 def test_a_source_file_that_is_gone_or_changed(changing):
-    file = changing / "src" / "2026-01-02" / "b.parquet"
+    file = changing / "src" / DAY / "b.parquet"
     before = by_stage(trace(changing, "docs/clean", 42))["source"]
     os.utime(file, (1, 1))
     touched = by_stage(trace(changing, "docs/clean", 42))["source"]
@@ -344,19 +328,21 @@ def test_a_source_file_that_is_gone_or_changed(changing):
     assert {step.stage for step in kept.steps} >= {"docs/source", "docs/clean", "docs/published"}
 
 
-def test_a_part_of_an_earlier_run_names_it(unpartitioned, local):
-    first = in_force(unpartitioned, "clean").run_id
-    write_docs(unpartitioned / "src", first=100, files=("c",))  # the others are as they were
-    materializing(unpartitioned)(docs(unpartitioned / "src"), local, select=["clean"])
-    second = in_force(unpartitioned, "clean").run_id
-    old, new = (by_stage(trace(unpartitioned, "docs/clean", id, None))["clean"] for id in (12, 102))
+def test_a_part_of_an_earlier_run_names_it(changing):
+    first = in_force(changing, "clean").run_id
+    write_docs(changing / "src" / DAY, first=100, files=("c",))  # the others are as they were
+    pipeline = clean_alone(changing / "src" / "{partition_key}", partitions_def=DAYS)
+    compute(pipeline, store(changing), [DAY])
+    second = in_force(changing, "clean").run_id
+    old, new = (by_stage(trace(changing, "docs/clean", id))["clean"] for id in (12, 102))
     assert (old.run_id, old.committed_by) == (first, second)
     assert (new.run_id, new.committed_by) == (second, second)
-    shown = str(trace(unpartitioned, "docs/clean", 12, None))
-    assert f"run {first}, committed by run {second}" in shown
+    shown = vd.trace(pipeline["clean"], "12", DAY, store=changing / "store")
+    assert shown == trace(changing, "docs/clean", 12)
+    assert f"run {first}, committed by run {second}" in str(shown)
 
 
-def test_merged_files_of_a_publication(tmp_path, local, materialize):
+def test_merged_files_of_a_publication(tmp_path):
     """The files that may have the row are named."""
     for first, name in enumerate(("even", "odd")):
         write_source(tmp_path / "src", {"id": range(first, 60, 2)}, f"{name}.parquet")
@@ -365,7 +351,7 @@ def test_merged_files_of_a_publication(tmp_path, local, materialize):
     )
     clean = pipeline.project("clean", ["id"])
     clean.write("published", str(tmp_path / "out"), target_file_bytes=1 << 20)
-    materialize(pipeline, local)
+    compute(pipeline, store(tmp_path))
 
     steps = by_stage(trace(tmp_path, "docs/published", 42, None))
     assert {*map(Path, steps["published"].published)} == {*(tmp_path / "out").glob("*.parquet")}
@@ -405,15 +391,13 @@ def test_what_is_not_there(traced, stage, id, partition, forward, message):
         trace(traced, stage, id, partition, forward=forward)
 
 
-def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(tmp_path, local, materialize):
-    write_docs(tmp_path / "src")
-    first = docs(tmp_path / "src")
-    materialize(first, local)
-    second = vd.Pipeline("words", source=first["words"], id="word_id")
+def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(changing):
+    pipeline = docs(changing / "src" / "{partition_key}", partitions_def=DAYS)
+    second = vd.Pipeline("words", source=pipeline["words"], id="word_id", partitions_def=DAYS)
     second.project("long", ["word_id", "word"])
-    materialize(second, local)
+    compute(second, store(changing), [DAY])
 
-    found = vd.trace("words/long", "42-1", store=str(tmp_path / "store"))
+    found = trace(changing, "words/long", "42-1")
 
     assert [step.stage for step in found.steps] == [
         "docs/source", "docs/clean", "docs/words", "words/source", "words/long",
@@ -426,18 +410,13 @@ def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(tmp_path, loc
     assert found.steps[2].keys == {"word_id": "42-1", "id": 42}
 
 
-def test_a_stage_object_and_an_id_as_text(unpartitioned):
-    found = vd.trace(docs(unpartitioned / "src")["clean"], 42, store=unpartitioned / "store")
-    assert found == trace(unpartitioned, "docs/clean", "42", None)
-
-
 def fails_on_seven(batch: pa.Table) -> pa.Table:
     if 7 in batch["id"].to_pylist():
         raise ValueError("seven is\nrefused")
     return only_even(batch)
 
 
-def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path, local, materialize):
+def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
     write_docs(tmp_path / "src")
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
     even = pipeline.map_batches(
@@ -449,7 +428,7 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path, local, material
     )
     even.project("below", ["id"])
     pipeline.join("both", pipeline.project("all", ["id"]), even)
-    materialize(pipeline, local)
+    compute(pipeline, store(tmp_path))
 
     refused = "quarantined by 'docs/even': .*ValueError: .*seven is refused"
     with pytest.raises(vd.errors.TraceError, match=f"row 22 of .*, and was {refused}"):
@@ -470,54 +449,3 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path, local, material
     found = trace(tmp_path, "docs", 7, None, forward=True)
     assert re.fullmatch(refused, found.missing["docs/even"])
     assert row_at(trace(tmp_path, "docs/below", 8, None).steps[0])["id"] == 8
-
-
-def test_the_command(traced):
-    run = CliRunner()
-    options = ["--partition", "2026-01-02", "--store", str(traced / "store")]
-    shown = run.invoke(main, ["trace", "docs/published", "--id", "42", *options])
-    assert shown.exit_code == 0, shown.output
-    assert shown.output == f"{trace(traced, 'docs/published', 42)}\n"
-    source = f"file://{traced / 'src' / '2026-01-02' / 'b.parquet'}"
-    assert f"row 17 of {source}" in shown.output
-    assert "model Embedder" in shown.output
-
-    made = run.invoke(main, ["trace", "docs", "--id", "42", "--forward", "--json", *options])
-    assert json.loads(made.output) == json.loads(
-        json.dumps(trace(traced, "docs", 42, forward=True).to_dict())
-    )
-
-    wrong = run.invoke(main, ["trace", "docs/published", "--id", "45", *options])
-    assert wrong.exit_code == 1
-    assert wrong.output.startswith("Error: 'docs/published', partition '2026-01-02' has no row")
-
-    manifest = in_force(traced, "joined", "2026-01-02")
-    command = trace_command(Store(Location(str(traced / "store"))), manifest)
-    assert command is not None
-    first = next(iter(manifest.sample))["id"]
-    found = run.invoke(main, shlex.split(command)[1:])
-    assert found.output == f"{trace(traced, 'docs/joined', first)}\n"
-
-
-def test_on_an_object_store(s3, tmp_path, local):
-    write_docs(tmp_path)
-    place = Location("s3://lake/src", s3)
-    for file in tmp_path.glob("*.parquet"):
-        place.write(file.name, file.read_bytes())
-    source = vd.parquet("s3://lake/src", storage_options=s3)
-    pipeline = vd.Pipeline("docs", source=source, id="id", fragment_rows=30)
-    pipeline.project("clean", ["id"], where="id % 5 <> 0").map_batches(
-        "same", lambda batch: batch, schema={"id": "BIGINT"}
-    )
-    store = vd.FragmentStore(root="s3://lake/store", storage_options=s3)
-    dg.materialize([pipeline.build_assets()], resources={"compute": local, "store": store})
-
-    found = vd.trace("docs/same", "42", store=store)
-
-    assert [step.stage for step in found.steps] == ["docs/source", "docs/clean", "docs/same"]
-    for step in found.steps:
-        with fsspec.open(step.url, **s3) as file:
-            assert pq.read_table(file).slice(step.row, 1)["id"].to_pylist() == [42]
-    arguments = ["trace", "docs/same", "--id", "42", "--store", "s3://lake/store"]
-    shown = CliRunner().invoke(main, [*arguments, "--storage-options", json.dumps(s3)])
-    assert shown.output == f"{found}\n"
