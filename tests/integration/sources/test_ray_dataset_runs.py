@@ -126,16 +126,13 @@ class Held:
         return {"m": batch["n"]}
 
 
-def test_idle_workers_make_room(load, materialize, ray_compute):
+def test_a_dataset_is_made_once(tmp_path, load, calls, materialize, ray_compute, local):
+    """Also where idle warm workers hold all CPUs."""
     rows = vd.table({"id": range(1_000), "n": range(1_000)})
     first = vd.Pipeline("first", source=rows, id="id", fragment_rows=100)
     first.map_batches("held", Held, schema={"m": "BIGINT"}, concurrency=vd.Workers(2, num_cpus=1))
     assert materialize(first, ray_compute).success
-    found = metadata(materialize(docs(load().make), ray_compute), "plus")
-    assert found["dagster/row_count"] == 2_000
 
-
-def test_a_dataset_is_made_once(tmp_path, load, calls, materialize, ray_compute, local):
     made = load()
     store = str(tmp_path / "store")
     found = metadata(materialize(docs(made.make), ray_compute), "plus")
@@ -167,18 +164,16 @@ def test_a_dataset_is_made_once(tmp_path, load, calls, materialize, ray_compute,
     assert metadata(again, "plus")["dagster/row_count"] == 2_000
     assert calls() == ["made-0", "made-1"]
 
-
-def test_a_partition_is_made_alone(tmp_path, load, calls, materialize, ray_compute):
+    # Of a partitioned dataset, only what is asked for is made.
+    for number in range(len(calls())):
+        next((tmp_path / "calls").glob(f"made-{number}")).unlink()
     days = dg.StaticPartitionsDefinition(["mon", "tue"])
-    source = vd.ray_dataset(load().day)
-    week = vd.Pipeline("week", source=source, id="id", partitions_def=days)
+    week = vd.Pipeline("week", source=vd.ray_dataset(made.day), id="id", partitions_def=days)
     week.project("kept", ["day"])
-    for _ in range(2):
-        materialize(week, ray_compute, "tue")
-    assert calls() == ["tue-0"]
-    assert set(read_stage(tmp_path / "store", "week", "kept", "tue")["day"].to_pylist()) == {"tue"}
-    materialize(week, ray_compute, "mon")
+    for day in ("tue", "tue", "mon"):
+        materialize(week, ray_compute, day)
     assert calls() == ["mon-1", "tue-0"]
+    assert set(read_stage(tmp_path / "store", "week", "kept", "tue")["day"].to_pylist()) == {"tue"}
 
 
 def test_a_dataset_that_fails_leaves_nothing_that_is_read(tmp_path, load, materialize, ray_compute):
@@ -203,11 +198,3 @@ def test_a_dataset_that_fails_leaves_nothing_that_is_read(tmp_path, load, materi
     assert "knows none of its columns" in run(functools.partial(made.images, 0))
     assert "hold no rows. If that is in order" in run(made.nothing)
     assert run(made.nothing, allow_empty=True) == ""
-
-
-def test_subprocesses_alone_make_no_dataset(load, materialize, local):
-    import ray
-
-    assert not ray.is_initialized()
-    result = materialize(docs(load().make), local, raises=False)
-    assert "compute=RayCompute(...)" in failure(result)

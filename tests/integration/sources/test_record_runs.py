@@ -30,12 +30,26 @@ def csv_of(first: int, rows: int) -> bytes:
     return ("id,text\n" + "\n".join(lines)).encode()
 
 
-def test_a_csv_file_is_cut_and_an_added_one_computed_alone(tmp_path, compute, materialize):
+def test_a_csv_file_is_cut_and_an_added_one_computed_alone(
+    tmp_path, compute, materialize, monkeypatch
+):
+    ingest, pids = IngestedSource._ingest, tmp_path / "pids"
+
+    def noted(*given: Any) -> Any:
+        (pids / str(os.getpid())).touch()
+        return ingest(*given)
+
+    monkeypatch.setattr(IngestedSource, "_ingest", noted)
     folder = tmp_path / "src"
-    folder.mkdir()
+    for each in (folder, pids):
+        each.mkdir()
     (folder / "a.csv").write_bytes(csv_of(0, 120))
     source = vd.csv(str(folder))
     assert metadata(materialize(docs(source), compute), "loud")["fragments_computed"] == 3
+    (pid,) = pids.iterdir()
+    assert (pid.name == str(os.getpid())) == isinstance(compute, vd.LocalCompute), (
+        "a cluster converts it"
+    )
     found = read_stage(tmp_path / "store", "docs", "loud")
     assert found["loud"].to_pylist() == [f"TEXT\n{n}" for n in range(120) if n != 17]
 
@@ -54,19 +68,3 @@ def test_a_csv_file_is_cut_and_an_added_one_computed_alone(tmp_path, compute, ma
     (folder / "a.csv").write_bytes(csv_of(1, 119))
     moved = vd.trace(docs(source)["loud"], 100, store=store).steps[0]
     assert any("changed" in note or "replaced" in note for note in moved.notes)
-
-
-def test_files_are_converted_on_the_cluster(tmp_path, compute, materialize, monkeypatch):
-    ingest, pids = IngestedSource._ingest, tmp_path / "pids"
-    pids.mkdir()
-
-    def counted(*given: Any) -> Any:
-        (pids / str(os.getpid())).touch()
-        return ingest(*given)
-
-    monkeypatch.setattr(IngestedSource, "_ingest", counted)
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a.csv").write_bytes(csv_of(0, 20))
-    materialize(docs(vd.csv(str(tmp_path / "src"))), compute)
-    (pid,) = pids.iterdir()
-    assert (pid.name == str(os.getpid())) == isinstance(compute, vd.LocalCompute)

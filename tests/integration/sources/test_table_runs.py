@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import dagster as dg
 import pyarrow as pa
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # the library reads it when it is imported
@@ -64,14 +63,3 @@ def test_an_added_row_recomputes_the_last_block(tmp_path, compute, materialize):
     assert after["fragments_computed"] == 8 < after["fragments"]
     found = read_stage(tmp_path / "store", "docs", "loud")
     assert (found["loud"][0].as_py(), found["id"].to_pylist()[-1]) == ("OTHER", ROWS)
-
-
-def test_an_s3_store(s3, local):
-    pipeline = docs(vd.table(rows()))
-    store = vd.FragmentStore(root="s3://lake/store", storage_options=s3)
-    for computed in (True, False):
-        result = dg.materialize(
-            [pipeline.build_assets()], resources={"compute": local, "store": store}
-        )
-        assert bool(metadata(result, "loud")["fragments_computed"]) == computed
-    assert vd.load("docs/loud", store=store).num_rows == ROWS - 1

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import pyarrow as pa
 import pytest
-from pyiceberg.types import StringType
 
 import vane_dagster as vd
 from support.data import SECRET, read_stage
@@ -94,22 +92,3 @@ def test_a_table_on_s3(tmp_path, local, materialize, s3, format):
     assert len(pipeline().source.list_files(["b"], "here")["b"]) == 2
     for path in (tmp_path / "store").rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes()
-
-
-def test_workers_that_have_loaded_an_iceberg_table_before(tmp_path, compute, materialize):
-    """They load it again if its schema has changed, or if it was created anew."""
-    lake = Iceberg(tmp_path)
-
-    def texts() -> list[str]:
-        materialize(docs(lake.source(), ["text"]), compute)
-        return read_stage(tmp_path / "store", "docs", "clean").sort_by("id")["text"].to_pylist()
-
-    lake.append(pa.table({"id": [1], "text": ["a"]}))
-    assert texts() == ["a"]
-    with lake.table.update_schema() as change:
-        change.add_column("more", StringType())
-    lake.append(pa.table({"id": [2], "text": ["b"], "more": ["c"]}))
-    assert texts() == ["a", "b"]
-    lake.opened.drop_table("db.docs")
-    lake.append(pa.table({"id": [1], "more": ["x"], "text": ["y"]}))  # the ids of other columns
-    assert texts() == ["y"]

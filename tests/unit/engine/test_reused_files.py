@@ -120,3 +120,17 @@ def test_a_file_that_another_column_names_counts_too(tmp_path, monkeypatch):
     assert calls() == ["with_twin=new text"]
     world.write("f", "newer text")
     assert calls() == ["with_twin=newer text"]
+
+
+def rewrite(file: vd.File) -> int:
+    text = file.read()
+    Path(file.path).write_bytes(text + b" more")
+    return len(text)
+
+
+def test_a_file_that_changes_while_functions_read_it_fails_the_partition(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    raw = vd.Pipeline("raw", source=vd.files(str(tmp_path / "*.txt")))
+    raw.map("counted", rewrite, on_error="quarantine")
+    with pytest.raises(vd.VaneError, match="was replaced while the run read it"):
+        compute(raw, Store(Location(str(tmp_path / "store"))))

@@ -89,6 +89,18 @@ def test_equality_deletes_are_refused(catalog):
     assert "or compact the table" in error
 
 
+def test_a_process_that_has_loaded_a_table_loads_it_again_if_it_was_changed(catalog):
+    table = created(catalog, pa.table({"id": [1], "text": ["a"]}))
+    assert read(catalog) == [{"id": 1, "text": "a"}]
+    with table.update_schema() as update:
+        update.add_column("more", StringType())
+    table.append(pa.table({"id": [2], "text": ["b"], "more": ["c"]}))
+    assert [row["more"] for row in read(catalog)] == [None, "c"]
+    opened(catalog).drop_table("db.docs")
+    created(catalog, pa.table({"id": [1], "more": ["x"], "text": ["y"]}))  # ids of other columns
+    assert read(catalog) == [{"id": 1, "more": "x", "text": "y"}]
+
+
 def test_columns_are_read_by_field_id(catalog):
     table = created(catalog, made(range(5)))
     pinned = table.current_snapshot().snapshot_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import threading
 from pathlib import Path
@@ -145,3 +146,10 @@ def test_code_without_an_identity_is_an_error_of_the_listing():
 def test_a_declaration_does_not_import_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     vd.ray_dataset(make).list_files([None], "here")
+
+
+def test_a_process_that_is_not_connected_makes_no_dataset(tmp_path, monkeypatch):
+    source = vd.ray_dataset(make).bind(Store(Location(str(tmp_path))))
+    monkeypatch.setattr(importlib.import_module("ray"), "is_initialized", lambda: False)
+    with pytest.raises(vd.errors.SourceError, match=r"compute=RayCompute\(...\)"):
+        split_source(source, FragmentRule(10))
