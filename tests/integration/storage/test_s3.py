@@ -17,9 +17,10 @@ from click.testing import CliRunner
 import vane_dagster as vd
 from support.damage import quick  # noqa: F401  # fixture
 from support.data import column_of
-from support.results import metadata
 
-# F403: all tests of the contract run here, on S3.
+# F403: all tests of the contracts run here, on S3.
+from support.reader_contract import *  # noqa: F403  # the contract's tests
+from support.results import metadata
 from support.store_contract import *  # noqa: F403  # the contract's tests
 from support.stored import FORMS
 from vane_dagster.cli.main import main

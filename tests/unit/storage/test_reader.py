@@ -1,4 +1,4 @@
-"""Reading what the store holds, in every form; `test_reading_s3.py` has the same on S3."""
+"""Reading what the store holds, in every form; `test_s3.py` has the same on S3."""
 
 from __future__ import annotations
 
