@@ -219,9 +219,20 @@ def test_published_on_s3(tmp_path, local, materialize, s3):
         if format != "parquet":
             assert sorted(set(lake.read(name)["partition_key"].to_pylist())) == keys
     assert not [path for path in Location(url, s3).walk() if "_vane_staging" in path]
-    again = vd.Pipeline("again", source=vd.iceberg(lake.catalog, "db.iceberg"), id="id")
-    again.project("kept", ["text"])
-    materialize(again, local)
-    assert vd.load(again["kept"], store=str(tmp_path / "store")).num_rows == 47
+    sources = {
+        "iceberg": vd.iceberg(lake.catalog, "db.iceberg"),
+        "delta": vd.delta(f"{url}/delta", storage_options=s3),
+        "lance": vd.lance(f"{url}/lance", storage_options=s3),
+    }
+    for name, source in sources.items():
+        again = vd.Pipeline(f"again_{name}", source=source, id="id")
+        again.project("kept", ["text"])
+        for is_new in (True, False):
+            found = metadata(materialize(again, local), "kept")
+            assert bool(found["fragments_computed"]) == is_new
+        assert vd.load(again["kept"], store=str(tmp_path / "store")).num_rows == 47
+        step = vd.trace(again["kept"], 103, store=str(tmp_path / "store")).steps[0]
+        assert step.url.startswith("s3://lake/")
+        assert step.row is not None
     for path in (tmp_path / "store").rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes()
