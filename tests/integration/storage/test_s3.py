@@ -81,8 +81,10 @@ def test_source_store_and_target_on_s3(s3, cluster):
     resources = {"compute": vd.RayCompute(cluster=cluster), "store": store}
 
     # Each is computed once: rows on S3, and rows in memory, which the store holds.
+    runs = []
     for computed in (4, 0):
         result = dg.materialize([docs.build_assets()], partition_key="1", resources=resources)
+        runs.append(result.run_id)
         assert metadata(result, "more")["fragments_computed"] == computed
         assert metadata(result, "published")["fragments_computed"] == computed
         result = dg.materialize([memory.build_assets()], resources=resources)
@@ -98,6 +100,9 @@ def test_source_store_and_target_on_s3(s3, cluster):
     assert vd.load("memory/kept", store=store)["id"].to_pylist() == list(range(100))
     traced = vd.trace("docs/more", "1-4", "1", store=store)
     assert [step.stage for step in traced.steps] == ["docs/source", "docs/even", "docs/more"]
+    made = traced.steps[2]
+    assert (made.run_id, made.committed_by, made.model) == (runs[0], runs[0], "add_five")
+    assert made.workers
     assert traced.steps[0].url == f"{base}/src/day=1/1.parquet"
     for step in traced.steps:
         with fs.open(step.url) as file:

@@ -65,10 +65,11 @@ def gc(root: Path, days: float = 0.0, **terms: Any) -> dict[str, GcReport]:
     return {report.stage: report for report in collect(store(root), policy)}
 
 
-def counts(reports: dict[str, GcReport], stage: str) -> tuple[int, int, int, int]:
+def counts(reports: dict[str, GcReport], stage: str) -> tuple[int, ...]:
+    """Parts marked and deleted, and former manifests and unfinished files deleted."""
     found = reports[f"docs/{stage}"]
     kinds = (found.condemned, found.deleted, found.manifests, found.temporaries)
-    return tuple(map(len, kinds))  # type: ignore[return-value]  # of four
+    return tuple(map(len, kinds))
 
 
 def files(root: Path, stage: str = "clean") -> tuple[int, int]:

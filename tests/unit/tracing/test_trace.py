@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,17 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import write_source
 from support.in_process import compute
 from support.snapshots import Snapshot
+from vane_dagster.cli.main import main
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
+from vane_dagster.tracing.command import trace_command
 from vane_dagster.tracing.steps import Step, Trace
 
 DAY = "2026-01-02"
@@ -449,3 +454,24 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
     found = trace(tmp_path, "docs", 7, None, forward=True)
     assert re.fullmatch(refused, found.missing["docs/even"])
     assert row_at(trace(tmp_path, "docs/below", 8, None).steps[0])["id"] == 8
+
+
+def test_the_command(traced):
+    run = CliRunner()
+    options = ["--partition", DAY, "--store", str(traced / "store")]
+    shown = run.invoke(main, ["trace", "docs/published", "--id", "42", *options])
+    assert shown.output == f"{trace(traced, 'docs/published', 42)}\n"
+    assert f"row 17 of file://{traced / 'src' / DAY / 'b.parquet'}" in shown.output
+    assert "model Embedder" in shown.output
+
+    made = run.invoke(main, ["trace", "docs", "--id", "42", "--forward", "--json", *options])
+    forward = trace(traced, "docs", 42, forward=True).to_dict()
+    assert json.loads(made.output) == json.loads(json.dumps(forward))
+    wrong = run.invoke(main, ["trace", "docs/published", "--id", "45", *options])
+    assert wrong.exit_code == 1
+    assert wrong.output.startswith(f"Error: 'docs/published', partition '{DAY}' has no row")
+
+    manifest = in_force(traced, "joined")
+    command = trace_command(store(traced), manifest)
+    found = run.invoke(main, shlex.split(command)[1:])
+    assert found.output == f"{trace(traced, 'docs/joined', manifest.sample[0]['id'])}\n"
