@@ -20,6 +20,7 @@ from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 @click.option("--store", help="The store's root. [default: that of the definitions]")
 @click.option("--force", is_flag=True, help="As if the run's config had force.")
 @click.option("--retry-quarantined", is_flag=True, help="As if it had retry_quarantined.")
+@click.option("--rows", is_flag=True, help="Read changed inputs, and count rows by their keys.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def plan(
     pipeline: str | None,
@@ -30,6 +31,7 @@ def plan(
     store: str | None,
     force: bool,
     retry_quarantined: bool,
+    rows: bool,
     as_json: bool,
 ) -> None:
     """Says what a run of PIPELINE would compute, why, and what it would cost.
@@ -46,5 +48,6 @@ def plan(
         compute=definitions.resource("compute"),
         force=force,
         retry_quarantined=retry_quarantined,
+        rows=rows,
     )
     click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))

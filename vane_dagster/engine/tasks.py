@@ -169,6 +169,13 @@ class WorkBuilder:
             op = Arrange(task.spec.row_order, shares, self._keying(task), self._known(task))
         return self._work(task, op, (rows,), self._upstream_schema(task, upstream)), tables
 
+    def look_up(self, task: Task) -> _Built:
+        """Build work that looks up the rows of a keyed map's input, and computes nothing."""
+        upstream, keying = task.spec.upstream[0], self._keying(task)
+        rows, tables = self._input(task, upstream, 0)
+        op = Arrange(keying=keying, known=self._known(task))
+        return self._work(task, op, (rows,), self._upstream_schema(task, upstream)), tables
+
     def whole(self, task: Task) -> _Built:
         """Build work that computes and writes a fragment's part in one call."""
         rows: list[Rows] = []

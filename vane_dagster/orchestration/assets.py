@@ -136,6 +136,9 @@ class PlanOptions(dg.Config):
     )
     force: bool = Field(default=False, description="As if the planned run had force.")
     retry_quarantined: bool = Field(default=False, description="As if it had retry_quarantined.")
+    rows: bool = Field(
+        default=False, description="Read the inputs of changed fragments, and count rows by keys."
+    )
 
 
 def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
@@ -152,7 +155,7 @@ def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
 
         partitions = config.partitions.split(",") if config.partitions else None
         asked = (partitions, config.select, store, config.force, config.retry_quarantined)
-        found = make_forecast(pipeline, *asked)
+        found = make_forecast(pipeline, *asked, rows=config.rows)
         context.log.info(str(found))
         text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
         context.add_output_metadata({"plan": text, "up_to_date": found.is_up_to_date})

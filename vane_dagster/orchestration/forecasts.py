@@ -13,8 +13,10 @@ from vane_dagster.errors import DefinitionError, names
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
-from vane_dagster.planning.forecast import Forecast, forecast
+from vane_dagster.planning.forecast import NOT_COUNTED, CountedRows, Forecast, forecast
+from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
+from vane_dagster.storage.store import Store
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
@@ -32,6 +34,7 @@ def make_forecast(
     force: bool = False,
     retry_quarantined: bool = False,
     compute: Any = None,
+    rows: bool = False,
 ) -> Forecast:
     """Implement `Pipeline.plan`."""
     location = f"pipeline {pipeline.name!r}: plan"
@@ -54,8 +57,16 @@ def make_forecast(
             return Forecast(pipeline.name, [], unknown)
         asked = (resolved, selected, keys, opened, force, _RUN, retry_quarantined)
         price = None if compute is None else compute.gpu_hour_price
-        found = forecast(plan_run(*asked, keep=False), opened, price)
+        plan = plan_run(*asked, keep=False)
+        counted = _counted(plan, opened) if rows else NOT_COUNTED
+        found = forecast(plan, opened, price, counted)
         return replace(found, unplanned={**found.unplanned, **unknown})
+
+
+def _counted(plan: RunPlan, store: Store) -> CountedRows:
+    from vane_dagster.engine.row_counts import count_rows  # imports what workers do
+
+    return count_rows(plan, store, _RUN, partition_order(plan.pipeline).before)
 
 
 def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:

@@ -85,6 +85,7 @@ class Pipeline(declared.Pipeline):
         compute: Any = None,
         force: bool = False,
         retry_quarantined: bool = False,
+        rows: bool = False,
     ) -> Forecast:
         """Return what a run would compute, why, and what it would cost.
 
@@ -102,6 +103,9 @@ class Pipeline(declared.Pipeline):
             compute: A compute resource with the price of a GPU hour; only that is used of it.
             force: Whether the run would compute everything again.
             retry_quarantined: Whether it would compute rows again that failed.
+            rows: Whether to read the inputs of changed fragments and count the rows that have no
+                stored result: exact where all inputs are stored or follow from stored ones by SQL,
+                an upper bound below stages whose rows are not computed yet.
 
         Returns:
             The forecast of each stage. It prints, and has `to_dict`.
@@ -111,7 +115,9 @@ class Pipeline(declared.Pipeline):
         """
         from vane_dagster.orchestration.forecasts import make_forecast
 
-        return make_forecast(self, partitions, select, store, force, retry_quarantined, compute)
+        return make_forecast(
+            self, partitions, select, store, force, retry_quarantined, compute, rows
+        )
 
     @known_keywords("Pipeline.run")
     def run(

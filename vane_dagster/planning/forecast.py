@@ -8,10 +8,10 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, Union
 
 from vane_dagster._texts import count, duration
 from vane_dagster.errors import BudgetError, StoreError
@@ -21,12 +21,15 @@ from vane_dagster.planning.causes import describe
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.storage.definition_texts import differences, read_texts
 from vane_dagster.storage.filesystem import in_threads
-from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
+from vane_dagster.storage.manifest import Manifest, PartInfo
+from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.store import Store
 
 Interval = tuple[float, float]
 """The lowest and the highest value to expect."""
 Known = Literal["exact", "at_most", "about"]
+Place = tuple[Union[str, None], str, int]
+"""A partition, a node, and the index of a fragment."""
 
 _ORDER: Sequence[Known] = ("exact", "at_most", "about")
 _MAX_MANIFESTS = 20
@@ -51,6 +54,7 @@ class StageForecast:
         rows: Input rows of the fragments to compute.
         rows_are: "exact"; "at_most" if rows that equal others are copied, or if a stage upstream
             that is computed first may drop some; "about" if it makes several of one.
+        copied: Input rows of these fragments that equal stored rows, where rows were counted.
         causes: Why partitions are not up to date, with the number of partitions or files for each.
         worker_seconds: Seconds that all workers together would take; None without stored parts to
             measure by.
@@ -73,6 +77,7 @@ class StageForecast:
     rows: int
     rows_are: Known
     causes: Mapping[str, int]
+    copied: int = 0
     worker_seconds: Interval | None = None
     seconds: Interval | None = None
     load_seconds: float | None = None
@@ -98,7 +103,8 @@ class StageForecast:
         rows = {"exact": "", "at_most": "at most ", "about": "about "}[self.rows_are]
         rows += f"{count(self.rows, 'row')} in {count(self.fragments, 'fragment')}"
         stored = f", {self.stored_fragments:,} more in the store" if self.stored_fragments else ""
-        yield f"{todo:,} of {partitions}: {rows}{stored}"
+        copied = f", {count(self.copied, 'row')} copied from equal ones" if self.copied else ""
+        yield f"{todo:,} of {partitions}: {rows}{copied}{stored}"
         yield f"because: {describe(Counter(self.causes), todo)}"
         if self.fragments:
             yield f"cost: {', '.join(self._costs())}"
@@ -130,11 +136,14 @@ class Forecast:
         stages: The selected stages, upstream first.
         unplanned: What cannot be planned, with the reason: partitions, and stages whose schema the
             first run infers, with those downstream.
+        holdups: What would stop the run or hold it up, each in a sentence: failed blocking checks,
+            budgets, pools that do not fit, servers that have to start.
     """
 
     pipeline: str
     stages: Sequence[StageForecast]
     unplanned: Mapping[str, str]
+    holdups: Sequence[str] = ()
 
     @property
     def is_up_to_date(self) -> bool:
@@ -172,21 +181,57 @@ class Forecast:
             lines.append(f"  and {more:,} more")
         if self.seconds and sum(bool(stage.fragments) for stage in self.stages) > 1:
             lines.append(f"  in all: {_times(self.seconds)} on the clock")
+        lines += [f"  may hold it up: {text}" for text in self.holdups]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def forecast(plan: RunPlan, store: Store, gpu_hour_price: float | None = None) -> Forecast:
-    """Return what a run by a plan would compute, and its cost by the store's manifests."""
-    forecaster = _Forecaster(plan, store, gpu_hour_price)
-    stages = [forecaster.stage(stage) for stage in plan.selected]
+@dataclass(frozen=True)
+class CountedRows:
+    """Rows of a plan that were counted by their keys; see `engine.row_counts`.
+
+    Attributes:
+        rows: The rows of stages that are not stored and follow from stored rows by SQL alone.
+        computed: Of keyed stages, how many input rows are computed at least and at most, and how
+            many are copied in any case.
+        repeated: How many of these equal one of another fragment, by stage; the run may copy them.
+        problems: Errors of rows that could not be counted.
+    """
+
+    rows: Mapping[Place, int]
+    computed: Mapping[Place, tuple[int, int, int]]
+    repeated: Mapping[str, int]
+    problems: Sequence[str] = ()
+
+
+NOT_COUNTED = CountedRows({}, {}, {})
+
+
+def forecast(
+    plan: RunPlan,
+    store: Store,
+    gpu_hour_price: float | None = None,
+    counted: CountedRows = NOT_COUNTED,
+    edits: bool = True,
+) -> Forecast:
+    """Return what a run by a plan would compute, and its cost by the store's manifests.
+
+    Args:
+        plan: The plan.
+        store: The store.
+        gpu_hour_price: The price of a GPU hour, if the compute resource has one.
+        counted: Rows that were counted by their keys.
+        edits: Whether to compare the definitions with the stored ones.
+    """
+    forecaster = _Forecaster(plan, store, gpu_hour_price, counted)
+    stages = [forecaster.stage(stage, edits) for stage in plan.selected]
     unplanned = {
         "the pipeline" if key is None else f"partition {key!r}": str(error)
         for key, error in plan.failed.items()
     }
-    return Forecast(plan.pipeline.name, stages, unplanned)
+    return Forecast(plan.pipeline.name, stages, unplanned, counted.problems)
 
 
 def check_limits(
@@ -209,7 +254,7 @@ def check_limits(
     given = {name: most for name, most in limits.items() if most is not None}
     if not given:
         return
-    found = forecast(plan, store, gpu_hour_price)
+    found = forecast(plan, store, gpu_hour_price, NOT_COUNTED, False)
     for name, most in given.items():
         field, text = _LIMITED[name]
         stages = [
@@ -254,67 +299,104 @@ class _Count:
         return _Count(self.most + other.most, self.expected + other.expected, known)
 
 
+@dataclass(frozen=True)
+class _Due:
+    """Rows of a fragment to compute.
+
+    Attributes:
+        rows: All to expect.
+        least: The least that are computed.
+        copied: Others, if they were counted.
+    """
+
+    rows: _Count
+    least: float
+    copied: int = 0
+
+
 class _Forecaster:
     """Forecasts the stages of a plan."""
 
-    def __init__(self, plan: RunPlan, store: Store, gpu_hour_price: float | None) -> None:
+    def __init__(
+        self, plan: RunPlan, store: Store, gpu_hour_price: float | None, counted: CountedRows
+    ) -> None:
         self._gpu_hour_price = gpu_hour_price
         self._plan, self._pipeline, self._store = plan, plan.pipeline, store
+        self._counted = counted
         # Of stages with something to compute alone: a store that is up to date is listed once.
         self._history = functools.cache(lambda stage: _History(store, plan.pipeline.name, stage))
-        self._known: dict[tuple[str | None, str, int], _Count] = {}
+        self._known: dict[Place, _Count] = {}
 
-    def stage(self, stage: str) -> StageForecast:
+    def stage(self, stage: str, edits: bool) -> StageForecast:
         """Return what is to be computed of a stage, and what it costs."""
         plans = [partition.stages[stage] for partition in self._plan.partitions]
         todo = [each for each in plans if each.done is None]
-        counts = [
-            (self._rows(partition, self._base(stage), index), partition.stages[stage])
+        due = [
+            self._due(partition, stage, index)
             for partition in self._plan.partitions
             for index in partition.stages[stage].missing
         ]
-        rows = sum((count for count, _ in counts), _Count(0, 0.0, "exact"))
-        keyed: Known = "at_most" if any(each.row_definition for each in todo) else "exact"
+        rows = sum((each.rows for each in due), _Count(0, 0.0, "exact"))
+        repeated = self._counted.repeated.get(stage, 0)
         found = StageForecast(
             stage=stage,
             partitions=len(plans),
             up_to_date=len(plans) - len(todo),
-            fragments=len(counts),
+            fragments=len(due),
             stored_fragments=sum(len(each.parts) for each in todo),
             rows=rows.most,
-            rows_are=max(rows.known, keyed, key=_ORDER.index),
+            rows_are=max(rows.known, "at_most" if repeated else "exact", key=_ORDER.index),
             causes=dict(sum((each.causes for each in todo), Counter[str]())),
+            copied=sum(each.copied for each in due),
             adopted=adoption.since if (adoption := self._plan.adopted.get(stage)) else "",
         )
         if not todo:
             return found
-        history = self._history(stage)
-        found = replace(found, edits=self._edits(stage))
-        if not counts:
+        if edits:
+            found = replace(found, edits=self._edits(stage))
+        if not due:
             return found
-        new = [count.expected for count, plan in counts if not history.may_copy(plan)]
         spec = self._pipeline[stage].spec
-        found = history.priced(found, spec, sum(new), rows.expected)
+        least = max(0.0, sum(each.least for each in due) - repeated)
+        found = self._history(stage).priced(found, spec, least, rows.expected)
         if found.gpu_hours and self._gpu_hour_price is not None:
             of_gpus = [hours * self._gpu_hour_price for hours in found.gpu_hours]
             low, high = found.cost or (0.0, 0.0)
             found = replace(found, cost=(low + of_gpus[0], high + of_gpus[1]))
         return found
 
+    def _due(self, partition: PartitionPlan, stage: str, index: int) -> _Due:
+        """Return the rows of a fragment of a stage to compute."""
+        plan, rows = partition.stages[stage], self._rows(partition, self._base(stage), index)
+        counted = self._counted.computed.get((partition.key, stage, index))
+        if counted is not None:
+            least, most, copied = counted
+            known: Known = "exact" if least == most else "at_most"
+            return _Due(_Count(most, most, known), least, copied)
+        if plan.row_definition:
+            rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
+        history = self._history(stage)
+        least_computed = 0.0 if history.may_copy(plan) else rows.expected * history.computed
+        return _Due(rows, least_computed)
+
     def _edits(self, stage: str) -> Sequence[str]:
         """Return how the definition differs from that of the latest results to replace."""
         name, now = self._pipeline.name, self._plan.definitions[stage]
         plans = [(each.key, each.stages[stage]) for each in self._plan.partitions]
-        formers = [(key, each.former) for key, each in plans if not each.done and each.former]
-        step = max(1, -(-len(formers) // _MAX_MANIFESTS))
+        formers = [
+            (partition_folder(key), str(each.former))
+            for key, each in plans
+            if not each.done and each.former
+        ]
 
-        def opened(place: tuple[str | None, ManifestName]) -> Manifest | None:
-            with contextlib.suppress(StoreError):  # it is damaged, or was collected
-                return self._store.read(name, stage, *place)
-            return None
+        def edited(manifests: Iterable[Manifest | None]) -> list[Manifest]:
+            return [each for each in manifests if each is not None and each.definition != now]
 
-        found = in_threads(opened, formers[::-step])
-        others = [each for each in found if each is not None and each.definition != now]
+        opened = self._history(stage).opened
+        if not (others := edited(opened.get(place) for place in formers)):
+            step = max(1, -(-len(formers) // _MAX_MANIFESTS))
+            rest = [place for place in formers[::-step] if place not in opened]
+            others = edited(_opened(self._store, name, stage, rest).values())
         latest = max(others, key=lambda each: each.committed_at, default=None)
         if latest is None or stage in self._plan.adopted:
             return ()
@@ -336,7 +418,9 @@ class _Forecaster:
         return self._known[place]
 
     def _count(self, partition: PartitionPlan, stage: str, index: int) -> _Count:
-        if stage == SOURCE:
+        if (counted := self._counted.rows.get((partition.key, stage, index))) is not None:
+            rows = counted
+        elif stage == SOURCE:
             fragment = partition.fragments[index]
             rows = fragment.stop - fragment.start
         elif stage in partition.inputs:
@@ -353,16 +437,28 @@ class _Forecaster:
         return _Count(rows, rows, "exact")
 
 
+def _opened(
+    store: Store, pipeline: str, stage: str, places: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], Manifest | None]:
+    """Open manifests by the folder of their partition and their name; None if one is not whole."""
+
+    def opened(place: tuple[str, str]) -> Manifest | None:
+        with contextlib.suppress(StoreError):  # it is damaged, or was collected
+            return store.opened(pipeline, stage, *place)
+        return None
+
+    return dict(zip(places, in_threads(opened, places)))
+
+
 class _History:
     """What some stored partitions of a stage took to compute."""
 
     def __init__(self, store: Store, pipeline: str, stage: str) -> None:
         latest = sorted(store.latest_of_all(pipeline, stage).items())
         step = max(1, -(-len(latest) // _MAX_MANIFESTS))
-        self._manifests = []
-        for key, name in latest[::step]:
-            with contextlib.suppress(StoreError):  # it is damaged, or was collected
-                self._manifests.append(store.opened(pipeline, stage, key, str(name)))
+        places = [(folder, str(name)) for folder, name in latest[::step]]
+        self.opened = _opened(store, pipeline, stage, places)
+        self._manifests = [each for each in self.opened.values() if each is not None]
         self._parts = [part for manifest in self._manifests for part in manifest.parts]
 
     @functools.cached_property
@@ -372,7 +468,7 @@ class _History:
         return sum(part.rows for part in self._parts) / rows_in if rows_in else 1.0
 
     @functools.cached_property
-    def _computed(self) -> float:
+    def computed(self) -> float:
         """The share of input rows that were computed, and not copied from equal ones."""
         rows_in = sum(part.rows_in for part in self._parts)
         return 1 - sum(part.copied for part in self._parts) / rows_in if rows_in else 1.0
@@ -390,8 +486,8 @@ class _History:
         Args:
             found: The forecast.
             spec: The stage.
-            least: Input rows to expect that are no copies of their partition's own stored rows.
-            most: All input rows to expect.
+            least: The least input rows that are computed, and not copied from equal ones.
+            most: The input rows to expect.
         """
 
         def of(amount: Callable[[PartInfo], float | None]) -> Interval | None:
@@ -401,7 +497,7 @@ class _History:
                 return None
             low, high = (_quantile(rates, share) for share in (_TAIL, 1 - _TAIL))
             margin = _MARGIN + _FEW_PARTS_MARGIN / math.sqrt(len(rates))
-            return low * (1 - margin) * least * self._computed, high * (1 + margin) * most
+            return low * (1 - margin) * least, high * (1 + margin) * most
 
         work = of(lambda part: part.made.seconds if part.made else None)
         if work is None:

@@ -259,33 +259,11 @@ class Host:
 
     def _do(self, work: Work, tables: Sequence[pa.Table]) -> Computed:
         op = work.op
-        if isinstance(op, Project):
-            return unread_rows.computed(*operators.project(op, work.inputs[0], tables, work), work)
-        inputs = [operators.resolve(rows, tables, work) for rows in work.inputs]
         if isinstance(op, CallUdf):
-            return self._call(op, inputs[0], work)
+            return self._call(op, operators.resolve(work.inputs[0], tables, work), work)
         if isinstance(op, ReuseAndCall):
-            return self._reuse_and_call(op, inputs[0], work)
-        if isinstance(op, Join):
-            return unread_rows.computed(*operators.join(op, inputs, work), work)
-        if isinstance(op, Reject):
-            return rejected(op, inputs[0], work)
-        if isinstance(op, Arrange):
-            return row_reuse.arrange(inputs[0], op, work.source_files)
-        faults = detach(inputs)
-        if isinstance(op, Restore):
-            return row_reuse.restore(inputs[:-1], inputs[-1], op, work, faults)
-        assert isinstance(op, Gather)
-        table = operators.gather(inputs, work)
-        if work.target is None:
-            report = WorkReport(Tally(table.num_rows))
-            return Computed(fitted(table, work.schema), report, faults)
-        if work.tally is None:
-            table, unread = unread_rows.split_unread(table)
-            if op.provenance is not None:
-                table = with_provenance(table, op.provenance, work.schema)
-            return unread_rows.computed(table, table.num_rows, unread, work)
-        return Computed(table.cast(work.schema), WorkReport(work.tally), faults)
+            return self._reuse_and_call(op, operators.resolve(work.inputs[0], tables, work), work)
+        return without_code(work, tables)
 
     def _call(self, op: CallUdf, rows: pa.Table, work: Work) -> Computed:
         revoked = functools.partial(self._revoked.__contains__, work.lease)
@@ -330,6 +308,34 @@ class Host:
             inherited=computed.inherited,
             patched=computed.patched,
         )
+
+
+def without_code(work: Work, tables: Sequence[pa.Table]) -> Computed:
+    """Do a task that calls no code of the user."""
+    op = work.op
+    if isinstance(op, Project):
+        return unread_rows.computed(*operators.project(op, work.inputs[0], tables, work), work)
+    inputs = [operators.resolve(rows, tables, work) for rows in work.inputs]
+    if isinstance(op, Join):
+        return unread_rows.computed(*operators.join(op, inputs, work), work)
+    if isinstance(op, Reject):
+        return rejected(op, inputs[0], work)
+    if isinstance(op, Arrange):
+        return row_reuse.arrange(inputs[0], op, work.source_files)
+    faults = detach(inputs)
+    if isinstance(op, Restore):
+        return row_reuse.restore(inputs[:-1], inputs[-1], op, work, faults)
+    assert isinstance(op, Gather)
+    table = operators.gather(inputs, work)
+    if work.target is None:
+        report = WorkReport(Tally(table.num_rows))
+        return Computed(fitted(table, work.schema), report, faults)
+    if work.tally is None:
+        table, unread = unread_rows.split_unread(table)
+        if op.provenance is not None:
+            table = with_provenance(table, op.provenance, work.schema)
+        return unread_rows.computed(table, table.num_rows, unread, work)
+    return Computed(table.cast(work.schema), WorkReport(work.tally), faults)
 
 
 def _calls_model(work: Work) -> bool:

@@ -1,0 +1,138 @@
+"""Rows that a plan counts by their keys, beside the runs that follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from support.results import metadata
+
+
+class Add:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, batch: Any) -> Any:
+        return {"y": [x + self.number for x in batch["x"].to_pylist()]}
+
+
+def less(batch: Any) -> Any:
+    return {"z": [y - 1 for y in batch["y"].to_pylist()]}
+
+
+def numbers(tmp_path: Path, keys: str = "", number: int = 1, reuse: Any = None) -> vd.Pipeline:
+    made = vd.Pipeline(
+        "numbers",
+        source=vd.parquet(str(tmp_path / "src" / ("{partition_key}" if keys else ""))),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition([*keys]) if keys else None,
+    )
+    even = made.project("even", {"id": "id", "x": "x"}, where="x % 2 = 0")
+    added = even.map_batches(
+        "added",
+        Add,
+        columns=["x"],
+        schema={"y": "BIGINT"},
+        fn_constructor_kwargs={"number": number},
+        reuse=reuse,
+    )
+    last = added.project("last", {"y": "y"}, where="y > 0")
+    last.map_batches("less", less, columns=["y"], schema={"z": "BIGINT"})
+    return made
+
+
+def write(tmp_path: Path, rows: dict[int, int], file: str = "a.parquet", key: str = "") -> None:
+    """Write a file of the source: x by id."""
+    folder = tmp_path / "src" / key
+    write_source(folder, {"id": [*rows], "x": [*rows.values()]}, file)
+
+
+def counted(found: Any) -> dict[str, Any]:
+    return {s.stage: (s.rows, s.rows_are, s.copied) for s in found.stages if s.fragments}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+def test_rows_are_counted_through_sql_and_bounded_below_a_model(
+    tmp_path, store, materialize, local
+):
+    write(tmp_path, {id: id for id in range(100)})
+    made = numbers(tmp_path)
+    assert counted(made.plan(store=store))["added"] == (100, "at_most", 0)
+    assert counted(made.plan(store=store, rows=True)) == {
+        "even": (100, "exact", 0),
+        "added": (50, "exact", 0),
+        "last": (50, "at_most", 0),
+        "less": (50, "at_most", 0),
+    }
+    assert not Path(store).exists()
+    materialize(made, local)
+
+    write(tmp_path, {id: id + 10 for id in range(100)})  # 45 of 50 even numbers are known
+    found = made.plan(store=store, rows=True)
+    assert counted(found)["added"] == (5, "exact", 45)
+    assert "1 of 1 partition: 5 rows in 1 fragment, 45 rows copied from equal ones" in str(found)
+    done = metadata(materialize(made, local), "added")
+    assert done["rows_copied"] == 45
+    assert made.plan(store=store, rows=True).is_up_to_date
+
+
+def test_what_is_stored_of_a_model_lets_those_below_be_counted(tmp_path, store, materialize, local):
+    write(tmp_path, {id: id for id in range(10)})
+    materialize(numbers(tmp_path), local)
+    changed = numbers(tmp_path, number=5)
+    materialize(changed, local, select=["added"])
+    found = counted(changed.plan(store=store, rows=True))
+    assert found == {"last": (5, "exact", 0), "less": (2, "exact", 3)}
+
+
+def test_equal_rows_of_two_fragments_are_counted_once_at_least(tmp_path, store):
+    write(tmp_path, {1: 2, 2: 4, 3: 4})
+    found = counted(numbers(tmp_path).plan(store=store, rows=True))
+    assert found["added"] == (2, "exact", 1)
+    write(tmp_path, {4: 6, 5: 4}, "b.parquet")
+    made = numbers(tmp_path)
+    made.fragment_rows = 3
+    assert counted(made.plan(store=store, rows=True))["added"] == (4, "at_most", 1)
+
+
+def test_equal_rows_of_a_fragment_that_stays_may_be_computed(tmp_path, store, materialize, local):
+    write(tmp_path, {1: 2, 2: 4, 3: 4})
+    made = numbers(tmp_path)
+    made.fragment_rows = 3
+    materialize(made, local)
+    write(tmp_path, {4: 6, 5: 4}, "b.parquet")
+    assert counted(made.plan(store=store, rows=True))["added"] == (2, "at_most", 0)
+
+
+def test_rows_of_preceding_partitions_are_found(tmp_path, store, materialize, local):
+    write(tmp_path, {id: id for id in range(10)}, key="a")
+    write(tmp_path, {id: id for id in range(6, 14)}, key="b")
+    made = numbers(tmp_path, "ab")
+    assert counted(made.plan("b", store=store, rows=True))["added"] == (4, "exact", 0)
+    assert counted(made.plan(store=store, rows=True))["added"] == (9, "at_most", 0)
+    materialize(made, local, "a")
+    assert counted(made.plan("b", store=store, rows=True))["added"] == (2, "exact", 2)
+    assert counted(made.plan("b", store=store, rows=True, force=True))["added"] == (4, "exact", 0)
+    alone = numbers(tmp_path, "ab", reuse=vd.Reuse("rows", partitions=0))
+    assert counted(alone.plan(store=store, rows=True))["added"] == (4, "exact", 0)
+
+
+def test_rows_that_cannot_be_read_are_not_counted_and_said(tmp_path, store):
+    write(tmp_path, {1: 2, 2: 4})
+    made = numbers(tmp_path)
+    (file,) = (tmp_path / "src").glob("*.parquet")
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(0, "id", [[1, 1]]), file)
+    found = made.plan(store=store, rows=True)
+    assert counted(found)["added"] == (2, "at_most", 0)
+    assert "the source has" in str(found)

@@ -1,0 +1,158 @@
+"""The rows that a run would compute, counted by their keys, without the user's code.
+
+A plan builds the work that the run would send to its workers, and does what needs no code of the
+user: it reads stored rows, evaluates projections and joins over them, and looks up row keys.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vane_dagster.compute.in_process import compute_here
+from vane_dagster.engine.check_runner import Before, CheckRunner
+from vane_dagster.engine.fragment_state import FragmentState, Held, make_task_states
+from vane_dagster.engine.row_lookups import RowLookups
+from vane_dagster.engine.run_state import RunState
+from vane_dagster.engine.slicing import SliceSizer
+from vane_dagster.engine.tasks import Task, WorkBuilder
+from vane_dagster.errors import VaneError
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
+from vane_dagster.pipeline.specs import StageSpec
+from vane_dagster.pipeline.stage_kind import SOURCE
+from vane_dagster.planning.forecast import CountedRows, Place
+from vane_dagster.planning.plan import RunPlan
+from vane_dagster.planning.source_code import source_definition
+from vane_dagster.sources.base import ROW_ERROR
+from vane_dagster.storage.row_floor import read_floor
+from vane_dagster.storage.row_records import KEY_HIGH, KEY_LOW
+from vane_dagster.storage.store import Store
+
+_Keys = npt.NDArray[Any]
+_KEY = np.dtype([(KEY_HIGH, np.uint64), (KEY_LOW, np.uint64)])
+
+
+def count_rows(plan: RunPlan, store: Store, run_id: str, before: Before) -> CountedRows:
+    """Count the rows that a run by a plan would compute, as far as its inputs are stored.
+
+    Args:
+        plan: The plan.
+        store: The store.
+        run_id: The run of the plan.
+        before: Returns the partitions before one, the nearest first.
+    """
+    checks = CheckRunner(plan.pipeline, store, before)
+    state = RunState(plan, store, run_id, lambda event: None, {}, checks)
+    try:
+        needed = plan.needed() if not plan.forced else ()
+        state.floors = {s: read_floor(store, plan.pipeline.name, s) for s in needed}
+        return _RowCounter(state).count()
+    finally:
+        state.close()
+
+
+class _RowCounter:
+    """Counts the rows of a plan, one fragment after another."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state, self._plan, self._pipeline = state, state.plan, state.pipeline
+        self._lookups = RowLookups(state)
+        self._builder = WorkBuilder(state, "", SliceSizer({}), lambda stage: 1)
+        self._reads_source = not source_definition(state.plan.source)
+        self._rows: dict[Place, int] = {}
+        self._computed: dict[Place, tuple[int, int, int]] = {}
+        self._keys: dict[tuple[str, str | None], list[_Keys]] = defaultdict(list)
+        self._problems: dict[str, None] = {}
+
+    def count(self) -> CountedRows:
+        """Count the rows of all fragments to compute."""
+        for index, partition in enumerate(self._plan.partitions):
+            due = [i for plan in partition.stages.values() for i in plan.missing]
+            for fragment in sorted(set(due)):
+                self._count(index, fragment)
+        repeated: Counter[str] = Counter()
+        for (stage, _), keys in self._keys.items():
+            every = np.concatenate(keys)
+            repeated[stage] += len(every) - len(np.unique(every))
+        return CountedRows(self._rows, self._computed, repeated, tuple(self._problems))
+
+    def _count(self, partition: int, index: int) -> None:
+        planned = self._plan.partitions[partition]
+        specs = [
+            self._pipeline[stage].spec
+            for stage in self._plan.selected
+            if index in planned.stages[stage].missing
+        ]
+        states = make_task_states(specs)
+        run = FragmentState(0, partition, index, planned.fragments[index], states)
+        for spec in specs:
+            task = Task(run, 0, spec.name, "whole")
+            try:
+                if spec.runs_udf:
+                    self._look_up(task, spec)
+                elif states[spec.name].readers and self._has_inputs(run, self._read_by(spec)):
+                    work, tables = self._builder.whole(task)
+                    table = compute_here(work, tables).rows
+                    states[spec.name].table = Held(table, table.num_rows)
+                    self._rows[planned.key, spec.name, index] = table.num_rows
+            except VaneError as error:  # the run will meet it too
+                self._problems[str(error)] = None
+
+    def _read_by(self, spec: StageSpec) -> Iterable[str]:
+        beside = spec.quarantining(self._pipeline).values()
+        return {*spec.upstream, *(stage for stages in beside for stage in stages)}
+
+    def _has_inputs(self, run: FragmentState, nodes: Iterable[str]) -> bool:
+        """Whether the rows of nodes are stored, or follow from stored rows without code."""
+        for node in nodes:
+            if node == SOURCE:
+                is_there = self._reads_source
+            elif node in run.task_states:
+                is_there = run.task_states[node].table is not None
+            else:
+                is_there = run.index in self._state.parts[run.partition, node]
+            if not is_there:
+                return False
+        return True
+
+    def _look_up(self, task: Task, spec: MapBatchesSpec) -> None:
+        """Count the rows of a keyed stage that have no stored outcome."""
+        run, stage = task.run, spec.name
+        known = self._lookups.resolve(run.partition, stage)
+        if known is None or not self._has_inputs(run, spec.upstream):
+            return
+        run.known[stage] = known
+        work, tables = self._builder.look_up(task)
+        found = compute_here(work, tables)
+        rows, new = found.rows, found.report.tally.rows_in
+        marks = rows.column(rows.num_columns - 1).combine_chunks()
+        computed = rows.slice(0, new)
+        is_read = _read(computed)
+        keys = np.empty(new, _KEY)
+        for place, field in enumerate(marks.type):
+            if field.name in (KEY_HIGH, KEY_LOW):
+                keys[field.name] = np.asarray(marks.field(place).slice(0, new))
+        parts = np.asarray(marks.field("part"))[new:]
+        # The run does not look up parts of its own that stay in force if the function is fast.
+        known_now = task.state.known or known
+        kept = len(known_now.sources()) - len(known.sources())
+        in_kept = int(np.count_nonzero((parts >= 0) & (parts < kept)))
+        least = int(np.count_nonzero(is_read))
+        key = self._plan.partitions[run.partition].key
+        counts = (least, least + in_kept, rows.num_rows - new - in_kept)
+        self._computed[key, stage, run.index] = counts
+        scope = None if spec.reuse.partitions else key
+        self._keys[stage, scope].append(keys[is_read])
+
+
+def _read(rows: pa.Table) -> npt.NDArray[np.bool_]:
+    """Return which rows the source could read; the others are quarantined without a call."""
+    if ROW_ERROR not in rows.column_names:
+        return np.ones(rows.num_rows, bool)
+    return np.asarray(pc.is_null(rows.column(ROW_ERROR)), bool)
