@@ -1,16 +1,14 @@
-"""``vane-dagster preview``: the first rows of a stage, on warm models."""
+"""``vane-dagster preview``: some rows of a stage, on warm models."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from dataclasses import asdict
 
 import click
 
 from vane_dagster.cli.definitions import FILE, MODULE, Definitions
-from vane_dagster.cli.output import table
-
-_WIDTH = 40
+from vane_dagster.pipeline.preview import FailedRow
 
 
 @click.command()
@@ -19,6 +17,8 @@ _WIDTH = 40
 @MODULE
 @click.option("--rows", default=10, show_default=True, type=click.IntRange(1), help="Input rows.")
 @click.option("--partition", help="The partition, if the pipeline has any.")
+@click.option("--ids", help="Ids of input rows, as a,b, in place of the first ones.")
+@click.option("--where", help="SQL condition on the stage's input.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each row.")
 def preview(
     stage: str,
@@ -26,9 +26,11 @@ def preview(
     module: str | None,
     rows: int,
     partition: str | None,
+    ids: str | None,
+    where: str | None,
     as_json: bool,
 ) -> None:
-    """Computes the first rows of STAGE, as docs/embedding, and stores nothing.
+    """Computes some rows of STAGE, as docs/embedding, and stores nothing.
 
     It uses the store and the compute resource of the definitions: stored rows of the stages
     upstream are read, and models stay loaded on the workers of a RayCompute.
@@ -37,18 +39,17 @@ def preview(
     """
     definitions = Definitions(file, module)
     store, compute = definitions.resource("store"), definitions.resource("compute")
-    made = definitions.stage(stage).preview(rows, partition=partition, store=store, compute=compute)
-    if as_json:
-        for row in made.to_pylist():
-            click.echo(json.dumps(row, default=str))
+    made = definitions.stage(stage).preview(
+        rows,
+        partition=partition,
+        ids=None if ids is None else [id.strip() for id in ids.split(",")],
+        where=where,
+        store=store,
+        compute=compute,
+    )
+    if not as_json:
+        click.echo(str(made))
         return
-    shown = [[_short(value) for value in row.values()] for row in made.to_pylist()]
-    click.echo(table([made.column_names, *shown]))
-
-
-def _short(value: Any) -> str:
-    """Return a value on one line, with the beginning of a long one."""
-    if isinstance(value, list) and len(value) > 4:
-        return f"[{', '.join(map(_short, value[:3]))}, ... {len(value)} values]"
-    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
+    for place in made.places():
+        row = asdict(place) if isinstance(place, FailedRow) else made.table.slice(place, 1)
+        click.echo(json.dumps(row if isinstance(row, dict) else row.to_pylist()[0], default=str))

@@ -17,8 +17,9 @@ from vane_dagster.pipeline.stage_kind import with_upstream
 from vane_dagster.planning.definition import inference_definition
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.planning.preview_plan import previews, with_rows
+from vane_dagster.planning.preview_plan import EVERY, previews, with_rows
 from vane_dagster.sources.base import Connect
+from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
@@ -27,6 +28,7 @@ from vane_dagster.types.schema import merged_types, read_schema
 INFERRED_ROWS = 16
 """Input rows from which a schema is inferred; more if a filter upstream drops these."""
 _MANY = 16
+_MOST_COMPUTED = 64
 
 Execute = Callable[[RunPlan], Mapping[str, Sequence[Part]]]
 """Executes the plan of a preview, and returns the parts of its stages."""
@@ -41,12 +43,23 @@ class FirstRows:
         rows_in: The number of input rows.
         given: The schema of the input.
         error: The error of one of the rows that could not be computed; empty if there is none.
+        plan: The plan that computed them.
+        parts: The parts of all of its stages; they are deleted after the inference.
     """
 
     tables: Sequence[pa.Table]
     rows_in: int
     given: pa.Schema
-    error: str = ""
+    error: str
+    plan: RunPlan
+    parts: Mapping[str, Sequence[Part]]
+
+    @property
+    def computed(self) -> dict[str, list[PartInfo]]:
+        """The parts that were computed, by stage."""
+        (partition,) = self.plan.partitions
+        missing = [stage for stage, each in partition.stages.items() if each.missing]
+        return {stage: [part.info for part in self.parts.get(stage, ())] for stage in missing}
 
     @property
     def rows(self) -> int:
@@ -66,7 +79,7 @@ class SchemaInference:
         run_id: The run, for the record.
         listen: Called with a `SchemaInferred` for each schema that was inferred, and if none are
             pinned, for each pinned one that was found.
-        selected: The selected stages.
+        selected: The selected stages; those that a preview adds to the pipeline too.
         partitions: The run's partitions.
         pins: Whether inferred schemas are pinned, and all else that the first run decides is kept.
         connect: Connects to the run's cluster; see `plan_run`.
@@ -95,7 +108,8 @@ class SchemaInference:
         Pinned schemas of other stages upstream count too, because pins depend on them: a stage has
         the same pin whether its upstream stages are selected with it or not.
         """
-        above = set[str]().union(*(with_upstream(pipeline, stage) for stage in self.selected))
+        declared = [stage for stage in self.selected if stage in pipeline.stages]
+        above = set[str]().union(*(with_upstream(pipeline, stage) for stage in declared))
         for stage in list(pipeline):
             if stage.name not in above or not stage.spec.is_inferred:
                 continue
@@ -121,14 +135,33 @@ class SchemaInference:
         found: FirstRows | None = None
         for plan in previews(self._planned(pipeline, stage), stage, rows):
             self._executed.append(plan)
-            made = self.execute(plan)[stage]
-            (partition,) = plan.partitions
-            given = partition.schemas[pipeline[stage].spec.upstream[0]]
-            found = _first_rows(made, given)
-            enough = 1 if sum(partition.preview) >= _MANY * rows else rows
+            found = _first_rows(plan, stage, self.execute(plan))
+            enough = 1 if sum(plan.partitions[0].preview) >= _MANY * rows else rows
             if found.rows_in >= enough and (found.rows or found.error):
                 break
         return found
+
+    def matching_rows(self, pipeline: Pipeline, filter: str, rows: int) -> FirstRows | None:
+        """Compute a stage that filters, until so many rows have passed, or none are left.
+
+        If models compute its input, at most 64 times as many input rows are read.
+        """
+        found: FirstRows | None = None
+        for plan in previews(self._planned(pipeline, filter), filter, rows, EVERY):
+            if calls_models(plan) and sum(plan.partitions[0].preview) > _MOST_COMPUTED * rows:
+                break
+            self._executed.append(plan)
+            found = _first_rows(plan, filter, self.execute(plan))
+            if found.rows >= rows:
+                break
+        return found
+
+    def rows_of(self, pipeline: Pipeline, stage: str, read: FirstRows) -> FirstRows:
+        """Compute a stage from as many of the first rows as were read before."""
+        size = sum(read.plan.partitions[0].preview)
+        plan = next(previews(self._planned(pipeline, stage), stage, size))
+        self._executed.append(plan)
+        return _first_rows(plan, stage, self.execute(plan))
 
     def _infer(self, pipeline: Pipeline, stage: str) -> SchemaPin:
         spec, location = pipeline[stage].spec, f"stage '{pipeline.name}/{stage}'"
@@ -174,12 +207,20 @@ class SchemaInference:
         return found
 
 
-def _first_rows(parts: Sequence[Part], given: pa.Schema) -> FirstRows:
+def calls_models(plan: RunPlan) -> bool:
+    """Whether a plan computes a stage that runs user code or calls a model."""
+    return any(plan.pipeline[stage].spec.runs_udf for stage in plan.needed())
+
+
+def _first_rows(plan: RunPlan, stage: str, made: Mapping[str, Sequence[Part]]) -> FirstRows:
+    parts, (partition,) = made[stage], plan.partitions
     return FirstRows(
         [read_part(part.folder, part.info.name) for part in parts],
         sum(part.info.rows_in for part in parts),
-        given,
+        partition.schemas[plan.pipeline[stage].spec.upstream[0]],
         next((error for part in parts if (error := _first_error(part))), ""),
+        plan,
+        made,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from vane_dagster.errors import DefinitionError
+from vane_dagster.errors import DefinitionError, names
 from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.orchestration.asset_specs import check_specs, source_spec, stage_spec
 from vane_dagster.orchestration.io_manager import FragmentStore
@@ -163,5 +163,52 @@ def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
     @dg.job(name=name)
     def job() -> None:
         plan()
+
+    return job
+
+
+class PreviewOptions(dg.Config):
+    """Run config of a job that previews a stage."""
+
+    stage: str = Field(description="The stage.")
+    rows: int = Field(default=10, ge=1, description="Input rows.")
+    partition: str | None = Field(default=None, description="The partition, if there are any.")
+    ids: list[str] = Field(
+        default_factory=list, description="Ids of input rows, in place of the first ones."
+    )
+    where: str | None = Field(default=None, description="SQL condition on the stage's input.")
+
+
+def build_preview_job(pipeline: Pipeline) -> dg.JobDefinition:
+    """Implement `Pipeline.build_preview_job`."""
+    name = f"{pipeline.name}_preview"
+
+    @dg.op(name=name, description="Some rows of a stage, computed and not stored.")
+    def preview(
+        context: dg.OpExecutionContext,
+        config: PreviewOptions,
+        compute: dg.ResourceParam[Compute],
+        store: dg.ResourceParam[FragmentStore],
+    ) -> None:
+        if config.stage not in pipeline.stages:
+            raise DefinitionError(
+                f"pipeline {pipeline.name!r}: stage is {config.stage!r}; expected of "
+                f"{names(pipeline.stages)}"
+            )
+        found = pipeline[config.stage].preview(
+            config.rows,
+            partition=config.partition,
+            ids=config.ids or None,
+            where=config.where,
+            store=store,
+            compute=compute,
+        )
+        context.log.info(str(found))
+        text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
+        context.add_output_metadata({"preview": text, "failed": len(found.failed)})
+
+    @dg.job(name=name)
+    def job() -> None:
+        preview()
 
     return job

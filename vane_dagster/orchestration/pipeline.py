@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import dagster as dg
     import pyarrow as pa
 
+    from vane_dagster.pipeline.preview import Preview
     from vane_dagster.planning.forecast import Forecast
     from vane_dagster.storage.adoptions import Adoption
 
@@ -60,12 +61,19 @@ class Pipeline(declared.Pipeline):
         return self.id_rule.schema(schema, location) if self.id_rule else schema
 
     def _preview(
-        self, stage: str, rows: int, partition: str | None, store: Any, compute: Any
-    ) -> pa.Table:
+        self,
+        stage: str,
+        rows: int,
+        partition: str | None,
+        ids: Sequence[Any] | None,
+        where: str | None,
+        store: Any,
+        compute: Any,
+    ) -> Preview:
         """See `Stage.preview`."""
         from vane_dagster.orchestration.preview import preview
 
-        return preview(self, stage, rows, partition, store, compute)
+        return preview(self, stage, rows, partition, ids, where, store, compute)
 
     def _adopt(
         self, stage: str, rows: int, tolerance: float, undo: bool, store: Any, compute: Any
@@ -177,6 +185,16 @@ class Pipeline(declared.Pipeline):
         from vane_dagster.orchestration.assets import build_plan_job
 
         return build_plan_job(self)
+
+    def build_preview_job(self) -> dg.JobDefinition:
+        """Build a Dagster job, ``<pipeline>_preview``, that computes some rows and stores nothing.
+
+        Its config takes what `Stage.preview` takes, and its metadata has the rows as a table. It
+        requires the resources ``store`` and ``compute``.
+        """
+        from vane_dagster.orchestration.assets import build_preview_job
+
+        return build_preview_job(self)
 
     @known_keywords("build_source")
     def build_source(self, asset: Asset | None = None) -> dg.AssetsDefinition:

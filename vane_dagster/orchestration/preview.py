@@ -1,10 +1,12 @@
-"""The first rows of a stage, computed without Dagster, and not stored."""
+"""Some rows of a stage, computed without a run, and not stored."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -13,18 +15,69 @@ from vane_dagster._arguments import positive
 from vane_dagster._private_folder import temporary_folder
 from vane_dagster._secrets import errors_masked
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.engine.inference import SchemaInference
-from vane_dagster.errors import DefinitionError
-from vane_dagster.events import Event, SchemaInferred
+from vane_dagster.engine.fragment_state import input_id
+from vane_dagster.engine.inference import FirstRows, SchemaInference, calls_models
+from vane_dagster.errors import DefinitionError, names
+from vane_dagster.events import Event, SchemaInferred, WorkerReady
 from vane_dagster.orchestration.progress import PRINTED, log_text
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import Compute, LocalCompute
 from vane_dagster.orchestration.run import Connection, RunContext, execute_preview
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.preview import FailedRow, Preview, StageCost
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
+from vane_dagster.planning.forecast import tokens_of
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
+from vane_dagster.types.sql import quote, referenced_columns
+
+_INPUT = "input of {}"
+"""The name of the stage that chooses the rows which a previewed stage reads."""
+
+
+@dataclass(frozen=True)
+class _Session:
+    """What computes previews, until it is closed.
+
+    Attributes:
+        inference: Finds schemas, and computes rows.
+        loads: Seconds in which workers loaded the models of stages, by stage.
+    """
+
+    inference: SchemaInference
+    loads: Mapping[str, float]
+
+
+@contextlib.contextmanager
+def previewing(
+    pipeline: Pipeline,
+    stage: str,
+    partitions: Sequence[str | None],
+    store: Store,
+    compute: Compute | None,
+) -> Iterator[_Session]:
+    """Connect to what computes previews of a stage; delete what they wrote at the end."""
+    with ExitStack() as stack:
+        selected = with_upstream(pipeline, stage) - {SOURCE}
+        connection = Connection(LocalCompute() if compute is None else compute, pipeline, selected)
+        stack.callback(connection.close)
+        run_id, loads = f"preview-{secrets.token_hex(4)}", dict[str, float]()
+
+        def listen(event: Event) -> None:
+            if isinstance(event, WorkerReady) and not (event.is_function or event.report.warm):
+                loads.update(dict.fromkeys(event.stages, event.report.seconds))
+            _show(event)
+
+        def run(plan: RunPlan) -> Mapping[str, Sequence[Part]]:
+            checks = CheckRunner(plan.pipeline, store)
+            context = RunContext(store, run_id, checks, listen)
+            return execute_preview(context, plan, connection.backend())
+
+        computed = selected | {_INPUT.format(stage)}
+        given = (store, run, run_id, _show, computed, partitions, False, connection.connect)
+        yield _Session(stack.enter_context(SchemaInference(*given)), loads)
 
 
 def preview(
@@ -32,9 +85,11 @@ def preview(
     stage: str,
     rows: int,
     partition: str | None,
+    ids: Sequence[Any] | None,
+    where: str | None,
     store: Any,
     compute: Compute | None,
-) -> pa.Table:
+) -> Preview:
     """Implement `Stage.preview`."""
     location = f"stage '{pipeline.name}/{stage}'"
     positive(location, "rows", rows)
@@ -50,28 +105,131 @@ def preview(
         )
     if pipeline[stage].spec.publishes:
         raise DefinitionError(f"{location}: preview: it publishes; preview the stage that it reads")
+    asked = _Asked(location, pipeline, stage, rows, ids, where)
     with ExitStack() as stack:
         stack.enter_context(errors_masked())
         if store is None:
             opened = Store(Location(str(stack.enter_context(temporary_folder("vane-preview-")))))
         else:
             opened = open_store(store, f"{location}: preview")
-        selected = with_upstream(pipeline, stage) - {SOURCE}
-        connection = Connection(LocalCompute() if compute is None else compute, pipeline, selected)
-        stack.callback(connection.close)
-        run_id = f"preview-{secrets.token_hex(4)}"
+        given = (pipeline, stage, [partition], opened, compute)
+        session = stack.enter_context(previewing(*given))
+        return asked.preview(session)
 
-        def run(plan: RunPlan) -> Mapping[str, Sequence[Part]]:
-            checks = CheckRunner(plan.pipeline, opened)
-            context = RunContext(opened, run_id, checks, _show)
-            return execute_preview(context, plan, connection.backend())
 
-        given = (opened, run, run_id, _show, selected, [partition], False, connection.connect)
-        inference = stack.enter_context(SchemaInference(*given))
-        found = inference.first_rows(inference.resolve(pipeline), stage, rows)
+@dataclass
+class _Asked:
+    """A preview that was asked for."""
+
+    location: str
+    pipeline: Pipeline
+    stage: str
+    rows: int
+    ids: Sequence[Any] | None
+    where: str | None
+    input: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.input = _INPUT.format(self.stage)
+        if isinstance(self.ids, str):
+            raise DefinitionError(f"{self.location}: preview: ids is {self.ids!r}; expected a list")
+        if self.ids is not None:
+            self.ids = list(dict.fromkeys(map(str, self.ids)))
+            self.rows = positive(self.location, "the number of ids", len(self.ids)) or 0
+        if self.where is not None:
+            referenced_columns(self.where, f"{self.location}: preview: where")
+        if self._is_join and (self.ids or self.where):
+            raise DefinitionError(
+                f"{self.location}: preview: it reads several stages, so ids= and where= do not say "
+                "of which the rows are. Preview a stage that reads it, or one of those that it "
+                "reads"
+            )
+
+    @property
+    def _is_join(self) -> bool:
+        return len(self.pipeline[self.stage].spec.upstream) > 1
+
+    def preview(self, session: _Session) -> Preview:
+        """Compute the preview."""
+        inference = session.inference
+        pipeline = inference.resolve(self.pipeline)
+        pipeline = pipeline._isolating_rows()
+        if self._is_join:
+            found = inference.first_rows(pipeline, self.stage, self.rows)
+        elif self.ids or self.where:
+            found = self._chosen(inference, pipeline)
+        else:
+            reading = pipeline._with_input(self.stage, self.input, None)
+            found = inference.first_rows(reading, self.stage, self.rows)
         if found is None:
-            raise DefinitionError(f"{location}: preview: the source has no rows")
-        return pa.concat_tables(found.tables).slice(0, rows)
+            raise DefinitionError(f"{self.location}: preview: the source has no rows")
+        table = pa.concat_tables(found.tables).slice(0, self.rows)
+        failed = [*self._failed(found)]
+        ids = [*self._input_ids(found)]
+        id = input_id(found.plan.pipeline, self.stage)
+        costs = [*self._costs(found, session.loads)]
+        name = f"{pipeline.name}/{self.stage}"
+        return Preview(name, table, failed[: self.rows], costs, ids, id)
+
+    def _chosen(self, inference: SchemaInference, pipeline: Pipeline) -> FirstRows:
+        """Compute the stage for the first input rows that `ids` and `where` choose."""
+        id = pipeline._keys_of(pipeline[self.stage].spec.upstream[0])[0].column
+        where = [f"({self.where})"] if self.where else []
+        where += [_is_in(id, self.ids)] if self.ids else []
+        filtering = pipeline._with_input(self.stage, self.input, " AND ".join(where))
+        read = inference.matching_rows(filtering, self.input, self.rows)
+        found = [] if read is None else [*self._input_ids(read)][: self.rows]
+        if missing := set(self.ids or ()) - {str(each) for each in found}:
+            asked = f"has no row with the id {names(sorted(missing))}"
+            if self.where:
+                asked += f", or where={self.where!r} is not true for it"
+        elif not found:
+            asked = f"has no row for which where={self.where!r} is true"
+        else:
+            assert read is not None
+            reading = pipeline._with_input(self.stage, self.input, _is_in(id, found))
+            return inference.rows_of(reading, self.stage, read)
+        count = read.rows_in if read else 0
+        fix = ""
+        if read is not None and calls_models(read.plan):
+            fix = ". Stages upstream that are not stored are computed for some rows alone"
+        raise DefinitionError(
+            f"{self.location}: preview: its input {asked}, among {count:,} rows{fix}"
+        )
+
+    def _input_ids(self, found: FirstRows) -> Iterator[Any]:
+        for part in found.parts.get(self.input, ()):
+            yield from read_part(part.folder, part.info.name).column(0).to_pylist()
+
+    def _failed(self, found: FirstRows) -> Iterator[FailedRow]:
+        for stage, parts in found.parts.items():
+            for part in parts:
+                if part.info.faults and stage in found.computed:
+                    columns = ["id", "error", "message"]
+                    for row in read_part(part.folder, part.info.faults, columns).to_pylist():
+                        shown = SOURCE if stage == self.input else stage
+                        yield FailedRow(row["id"], shown, f"{row['error']}: {row['message']}")
+
+    def _costs(self, found: FirstRows, loads: Mapping[str, float]) -> Iterator[StageCost]:
+        for stage, parts in found.computed.items():
+            if stage == self.input:
+                continue
+            usage = found.plan.pipeline[stage].spec.usage
+            used = [usage.used(part.measures) for part in parts] if usage else []
+            yield StageCost(
+                stage,
+                sum(part.rows_in for part in parts),
+                sum(part.made.seconds for part in parts if part.made),
+                loads.get(stage),
+                sum(map(tokens_of, used)) if usage else None,
+                sum(map(usage.cost, used)) if usage and usage.prices else None,
+            )
+
+
+def _is_in(id: str, ids: Sequence[Any] | None) -> str:
+    """Return an SQL condition on an id."""
+    texts = ["'" + str(each).replace("'", "''") + "'" for each in ids or ()]
+    return f"CAST({quote(id)} AS VARCHAR) IN ({', '.join(texts)})"
 
 
 def _show(event: Event) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,15 @@ from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.notebook_cells import Cell, executing_cell
 from vane_dagster.pipeline.options import JoinChildren, JoinHow
+from vane_dagster.pipeline.preview import Preview
 from vane_dagster.pipeline.records import Asset, as_asset
-from vane_dagster.pipeline.specs import JoinSpec, StageSpec
+from vane_dagster.pipeline.specs import JoinSpec, ProjectSpec, StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE, Table, check_id, with_upstream
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
 from vane_dagster.sources.row_ids import IdLike, IdRule, as_id
 from vane_dagster.types.schema import type_name
+from vane_dagster.types.sql import quote
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -85,19 +88,26 @@ class Stage(Rows):
         rows: int = 10,
         *,
         partition: str | None = None,
+        ids: Sequence[Any] | None = None,
+        where: str | None = None,
         store: Any = None,
         compute: Any = None,
-    ) -> pa.Table:
-        """Compute the stage's first rows, without Dagster.
+    ) -> Preview:
+        """Compute some rows of the stage, without Dagster.
 
-        It and the stages upstream compute the first rows of the source. Nothing is kept, and no
-        schema is pinned. For each stage with ``schema="infer"`` the schema is printed as code to
-        paste.
+        It and the stages upstream compute the first rows of the source. Rows that are stored
+        upstream are read. Nothing is kept, and no schema is pinned. A row that fails is shown with
+        its error, whatever `on_error` is. For each stage with ``schema="infer"`` the schema is
+        printed as code to paste.
 
         Args:
             rows: The number of input rows, and the largest number of rows returned. More input is
                 read if a filter drops the first rows.
             partition: The partition, if the pipeline has any.
+            ids: The ids of the stage's input rows to compute, in place of the first ones.
+            where: An SQL condition on the columns of the stage's input; the first rows for which it
+                is true are computed. Where a model upstream has stored nothing, at most 64 times as
+                many rows are looked at.
             store: A `FragmentStore` whose stored rows and pinned schemas are used instead of being
                 computed. Needed if the source is another asset's rows. Of a preview only copies of
                 a `local_file` stay there, until ``vane-dagster store gc`` removes them.
@@ -106,13 +116,13 @@ class Stage(Rows):
                 for its next preview or run.
 
         Returns:
-            The rows.
+            The rows as a table, with failed rows in their places, and what each stage took.
 
         Raises:
-            DefinitionError: If an argument is invalid.
+            DefinitionError: If an argument is invalid, or no row has an id or fits the condition.
             VaneError: If the rows cannot be computed.
         """
-        return self.pipeline._preview(self.name, rows, partition, store, compute)
+        return self.pipeline._preview(self.name, rows, partition, ids, where, store, compute)
 
     @known_keywords("Stage.adopt")
     def adopt(
@@ -270,8 +280,15 @@ class Pipeline(Rows):
         raise NotImplementedError
 
     def _preview(
-        self, stage: str, rows: int, partition: str | None, store: Any, compute: Any
-    ) -> pa.Table:
+        self,
+        stage: str,
+        rows: int,
+        partition: str | None,
+        ids: Sequence[Any] | None,
+        where: str | None,
+        store: Any,
+        compute: Any,
+    ) -> Preview:
         """See `Stage.preview`; `vane_dagster.Pipeline` computes the rows."""
         raise NotImplementedError
 
@@ -300,6 +317,30 @@ class Pipeline(Rows):
         other._keys = {**self._keys, spec.name: spec.row_keys(self)}
         other._stages[spec.name] = Stage(other, spec)
         return other
+
+    def _isolating_rows(self) -> Pipeline:
+        """Return a copy of the pipeline in which a row that fails leaves the others alone."""
+        other: Pipeline = self
+        for stage in self:
+            if stage.spec.runs_udf and not stage.spec.isolates_rows:
+                failures = replace(stage.spec.failures, on_error="quarantine")
+                other = other._with_spec(replace(stage.spec, failures=failures))
+        return other
+
+    def _with_input(self, stage: str, name: str, where: str | None) -> Pipeline:
+        """Return a copy in which a stage reads its input through another one, a filter."""
+        other, spec = self._snapshot(), self[stage].spec
+        ids = tuple((key.column, quote(key.column)) for key in self._keys_of(spec.upstream[0]))
+        given = ProjectSpec(name, spec.upstream, as_asset(name, None), ids, where, True)
+        other._keys = {**self._keys, name: given.row_keys(self)}
+        other._checks = {**self._checks, name: ()}
+        stages = dict[str, Stage]()
+        for each in self:
+            if each.name == stage:
+                stages[name] = Stage(other, given)
+            stages[each.name] = Stage(other, each.spec)
+        other._stages = stages
+        return other._with_spec(replace(spec, upstream=(name,)))
 
     def _snapshot(self) -> Pipeline:
         """Return a copy of the pipeline to which nothing is added later."""

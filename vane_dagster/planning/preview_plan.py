@@ -8,6 +8,7 @@ executed like any other plan; see `PartitionPlan.preview`.
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -17,19 +18,21 @@ from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
 
 _GROWTH, _MOST = 4, 4096
+EVERY = sys.maxsize
+"""As many times as many rows as there are."""
 
 
-def previews(planned: RunPlan, stage: str, rows: int) -> Iterator[RunPlan]:
+def previews(planned: RunPlan, stage: str, rows: int, most: int = _MOST) -> Iterator[RunPlan]:
     """Yield plans of a stage's first rows, for as long as too few of them reach the stage.
 
     The plans are of the first partition that may have rows for the stage. A plan reads the first
     rows of as many fragments as have so many, and the next one four times as many, from the first
-    row again, up to 4,096 times as many as wanted.
+    row again, up to `most` times as many as wanted.
     """
     for partition in with_rows(planned, stage)[:1]:
         preview = _Preview(planned, partition, stage)
         available, cuts, size = preview.fragments, dict[int, int](), rows
-        while cuts != available and size <= _MOST * rows:
+        while cuts != available and size <= most * rows:
             cuts, left = {}, size
             for index, count in available.items():
                 if left:

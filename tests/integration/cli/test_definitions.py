@@ -57,12 +57,19 @@ def test_plan_finds_pipelines_and_store_in_definitions(run, tmp_path):
 
 def test_preview_shows_the_first_rows(run):
     done = run("preview", "one/same", "-f", "defs_of_test.py", "--rows", "1")
-    assert done.output.splitlines() == [
+    *table, empty, cost = done.output.splitlines()
+    assert [*table, empty] == [
         "id  text                                      list",
         "1   word word word word word word word wo...  [0, 1, 2, ... 9 values]",
+        "",
     ]
+    assert cost.startswith("same: 1 row in ")
     rows = run("preview", "two/same", "-f", "defs_of_test.py", "--json").output
     assert json.loads(rows) == {"id": 1}
+    some = run("preview", "one/same", "-f", "defs_of_test.py", "--json", "--ids", "2, 1")
+    assert [json.loads(line)["id"] for line in some.output.splitlines()] == [1, 2]
+    none = run("preview", "two/same", "-f", "defs_of_test.py", "--where", "id > 9")
+    assert "has no row for which where='id > 9' is true, among 2 rows" in none.output
 
 
 def test_trace_reads_a_source_that_the_store_alone_cannot(run):

@@ -121,7 +121,7 @@ def test_a_stage_has_one_pin_whether_it_runs_alone_or_not(tmp_path, local, mater
     materialize(made(), local, select=["clean", "labels"])
     before = files(tmp_path)
     store = vd.FragmentStore(root=str(tmp_path / "store"))
-    assert made()["twice"].preview(2, store=store)["twice"].to_pylist() == [2.0, 2.0]
+    assert made()["twice"].preview(2, store=store).table["twice"].to_pylist() == [2.0, 2.0]
     assert files(tmp_path) == before
     printed = capsys.readouterr().out
     assert 'stage \'labels\': schema={"label": "VARCHAR", "score": "DOUBLE"}' in printed  # pinned
@@ -207,7 +207,7 @@ def test_empty_partitions_may_come_first(tmp_path, local, materialize):
 def test_a_preview_computes_the_first_rows_and_keeps_nothing(tmp_path, capsys):
     made = docs(tmp_path)
     store = vd.FragmentStore(root=str(tmp_path / "store"))
-    table = made["letters"].preview(4, store=store)
+    table = made["letters"].preview(4, store=store).table
     assert table.schema.names == ["letter_id", "id", "letter"]
     assert table["letter"].to_pylist() == ["T", "0", "T", "1"]
     printed = capsys.readouterr().out
@@ -230,7 +230,7 @@ def test_a_wrong_argument_of_a_preview_is_refused(tmp_path, options, words):
 
 
 def test_a_preview_of_a_partition(tmp_path):
-    table = partitioned(tmp_path, label)["labels"].preview(3, partition="b")
+    table = partitioned(tmp_path, label)["labels"].preview(3, partition="b").table
     assert table["label"].to_pylist() == ["T0", "T1", "T2"]
 
 
@@ -252,7 +252,7 @@ def test_previews_and_runs_on_a_cluster_share_warm_models(tmp_path, cluster, mat
     compute = vd.RayCompute(cluster=cluster)
     store = vd.FragmentStore(root=str(tmp_path / "store"))
 
-    pids = [slow.preview(3, store=store, compute=compute)["pid"][0].as_py() for _ in range(2)]
+    pids = [slow.preview(3, store=store, compute=compute).table["pid"][0].as_py() for _ in range(2)]
     assert pids[0] == pids[1] != os.getpid()
     done = metadata(materialize(made, compute), "slow")
     assert (done["model_loads"], done["warm_hits"]) == (0, 1)

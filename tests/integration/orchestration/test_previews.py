@@ -1,0 +1,151 @@
+"""Previews of chosen rows, with failed rows in place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from support.prompts import Reversed
+from vane_dagster.errors import DefinitionError, SchemaError, VaneError
+from vane_dagster.pipeline.preview import FailedRow
+
+CALLS = "calls.txt"
+
+
+class Halved:
+    def __init__(self, folder: str = "") -> None:
+        self.folder = folder
+
+    def __call__(self, batch: Any) -> Any:
+        if self.folder:
+            with open(Path(self.folder) / CALLS, "a") as file:
+                file.write("".join(f"{id}\n" for id in batch["id"].to_pylist()))
+        values = batch["n"].to_pylist()
+        if 13 in values:
+            raise ValueError("13 cannot be halved")
+        return {"half": [n / 2 for n in values]}
+
+
+def docs(tmp_path: Path, model_above: bool = False, **given: Any) -> vd.Pipeline:
+    if not (tmp_path / "src").exists():
+        ids = [f"it's {n:03}" for n in range(200)]
+        write_source(tmp_path / "src", {"id": ids, "n": range(200)})
+    made = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=50)
+    clean = made.project("clean", {"n": "n", "odd": "n % 2 = 1"})
+    if model_above:
+        clean = clean.map_batches("same", same, columns=["n"], schema={"n": "BIGINT"})
+    clean.map_batches("half", Halved, schema={"half": "DOUBLE"}, columns=["id", "n"], **given)
+    return made
+
+
+def same(batch: Any) -> Any:
+    return {"n": batch["n"]}
+
+
+def ids(found: Any) -> list[int]:
+    return [int(id[-3:]) for id in found.table["id"].to_pylist()]
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+
+
+def test_ids_and_conditions_choose_rows_of_the_input(tmp_path):
+    half = docs(tmp_path, fn_constructor_kwargs={"folder": str(tmp_path)})["half"]
+    assert ids(half.preview(3, where="odd AND n > 100")) == [101, 103, 105]
+    assert (tmp_path / CALLS).read_text().splitlines() == [f"it's {n}" for n in (101, 103, 105)]
+    chosen = half.preview(ids=["it's 190", "it's 007", "it's 190"])
+    assert ids(chosen) == [7, 190]
+    assert [cost.stage for cost in chosen.costs] == ["clean", "half"]
+    assert (chosen.costs[1].rows, chosen.costs[1].tokens) == (2, None)
+    both = half.preview(ids=["it's 007", "it's 008"], where="odd OR n = 8")
+    assert ids(both) == [7, 8]
+    numbers = vd.Pipeline("numbers", source=vd.table([{"id": 1}, {"id": 20}]), id="id")
+    numbers.project("same", ["id"])
+    assert numbers["same"].preview(ids=[20], store=str(tmp_path / "s")).table.num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"ids": ["x"]}, DefinitionError, "its input has no row with the id 'x', among 200 rows"),
+        (
+            {"ids": ["it's 001"], "where": "n > 1"},
+            DefinitionError,
+            "no row with the id \"it's 001\", or where='n > 1' is not true for it",
+        ),
+        ({"where": "n > 999"}, DefinitionError, "no row for which where='n > 999' is true, among"),
+        ({"ids": []}, DefinitionError, "the number of ids is 0"),
+        ({"ids": "it's 001"}, DefinitionError, "ids is .*; expected a list"),
+        ({"where": "n >"}, VaneError, "where"),
+        ({"where": "m > 1"}, SchemaError, "m"),
+    ],
+)
+def test_what_chooses_no_row_is_refused(tmp_path, given, error, words):
+    with pytest.raises(error, match=words):
+        docs(tmp_path)["half"].preview(**given)
+
+
+def test_ids_of_a_join_are_refused(tmp_path):
+    made = docs(tmp_path)
+    joined = made.join("joined", made["clean"], made["half"])
+    with pytest.raises(DefinitionError, match="it reads several stages"):
+        joined.preview(where="n > 1")
+    found = joined.preview(20)
+    assert ids(found) == [n for n in range(20) if n != 13]
+    assert [(each.stage, each.id) for each in found.failed] == [("half", "it's 013")]
+
+
+@pytest.mark.parametrize("on_error", [None, "quarantine", "null"])
+def test_a_failed_row_is_in_its_place_with_its_error(tmp_path, on_error):
+    failures = {} if on_error is None else {"on_error": vd.Failures(on_error)}
+    half = docs(tmp_path, **failures)["half"]
+    found = half.preview(rows=3, where="n >= 12")
+    if on_error == "null":  # the row is there, with its error
+        assert found.table["half"].to_pylist() == [6.0, None, 7.0]
+        return
+    assert ids(found) == [12, 14]
+    (place,) = [each for each in found.places() if isinstance(each, FailedRow)]
+    assert [*found.places()] == [0, place, 1]
+    assert place == FailedRow("it's 013", "half", "ValueError: 13 cannot be halved")
+    assert "ValueError" in str(half.preview(ids=["it's 013"]))
+
+
+def test_stored_rows_upstream_are_read_and_nothing_is_kept(tmp_path, local, materialize):
+    store = str(tmp_path / "store")
+    made = docs(tmp_path, model_above=True)
+    with pytest.raises(DefinitionError, match="not stored are computed for some rows alone"):
+        made["half"].preview(1, where="n = 190", store=store)
+    assert files(tmp_path) == []
+    materialize(made, local, select=["clean", "same"])
+    before = files(tmp_path)
+    found = made["half"].preview(1, where="n = 190", store=store)
+    assert (ids(found), [cost.stage for cost in found.costs]) == ([190], ["half"])
+    assert files(tmp_path) == before
+
+
+def test_tokens_and_prices_are_those_of_the_rows(tmp_path):
+    write_source(tmp_path / "src", {"id": range(3), "text": ["one", "three", "fifteen"]})
+    made = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    model = vd.Model("m", prices={"prompt": 1e6, "completion": 2e6})
+    made.prompt("asked", "{text}", provider=Reversed, model=model)
+    (cost,) = made["asked"].preview(2).costs
+    assert (cost.rows, cost.tokens, cost.cost) == (2, 16, 24.0)
+    assert cost.load_seconds > 0
+
+
+def test_a_job_previews_in_dagster(tmp_path, local):
+    job = docs(tmp_path).build_preview_job()
+    resources = {"store": vd.FragmentStore(root=str(tmp_path / "store")), "compute": local}
+    config = {"ops": {job.name: {"config": {"stage": "half", "rows": 2, "where": "n > 11"}}}}
+    done = job.execute_in_process(run_config=config, resources=resources)
+    (output,) = [e.event_specific_data for e in done.all_events if e.is_successful_output]
+    assert "ValueError: 13 cannot be halved" in output.metadata["preview"].value
+    assert output.metadata["failed"].value == 1
+    wrong = {"ops": {job.name: {"config": {"stage": "halves"}}}}
+    with pytest.raises(DefinitionError, match="stage is 'halves'; expected of 'clean', 'half'"):
+        job.execute_in_process(run_config=wrong, resources=resources)

@@ -1,0 +1,91 @@
+"""How a preview is shown: values cut, failed rows in their places, images as thumbnails."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from vane_dagster.pipeline.preview import FailedRow, Preview, StageCost, shortened, thumbnail
+
+ROWS = pa.table({"id": ["a", "c"], "text": ["x" * 300, "<b>"], "vector": [[0.5] * 9, [1.0]]})
+
+
+def shown(**given: Any) -> Preview:
+    failed = [FailedRow("b", "model", "ValueError: no"), FailedRow("z", "clean", "OSError: gone")]
+    costs = [StageCost("model", 3, 1.5, 2.0, 1200, 0.25)]
+    values = {"table": ROWS, "failed": failed, "costs": costs, "input_ids": ["a", "b", "c"]}
+    return Preview(**{"stage": "docs/model", "id": "id", **values, **given})
+
+
+def test_failed_rows_are_in_the_place_of_their_input():
+    assert shown().cells() == [
+        ["id", "text", "vector", "error"],
+        ["a", "x" * 37 + "...", "[0.5, 0.5, 0.5, ... 9 values]", ""],
+        ["b", "", "", "ValueError: no"],
+        ["c", "<b>", "[1.0]", ""],
+        ["z", "", "", "in clean: OSError: gone"],
+    ]
+    assert shown(failed=[]).cells()[0] == ["id", "text", "vector"]
+
+
+def test_rows_that_one_row_became_stay_together():
+    table = pa.table({"part": ["b1", "a1", "a2"], "id": ["b", "a", "a"]})
+    found = shown(table=table, input_ids=["a", "b", "c"], failed=[FailedRow("c", "model", "E: e")])
+    assert [row[0] for row in found.cells()[1:]] == ["a1", "a2", "b1", ""]
+
+
+def test_it_is_text_html_and_plain_values():
+    text = str(shown())
+    assert text.splitlines()[-1] == (
+        "model: 3 rows in 1.5 s, 2 rows/s of a worker; 2.0 s to load the model; 1,200 tokens; "
+        "a price of 0.25"
+    )
+    html = shown()._repr_html_()
+    assert "<td>&lt;b&gt;</td>" in html
+    assert "x" * 190 in html
+    assert "x" * 201 not in html
+    assert html.count("color:#b00") == 2
+    record = json.loads(json.dumps(shown().to_dict()))
+    assert [record["rows"][1]["id"], record["failed"][0]["id"]] == ["c", "b"]
+    assert pa.table(shown()) == ROWS
+    assert len(shown()) == 2
+
+
+def test_nothing_but_failures_can_be_shown():
+    found = shown(table=ROWS.slice(0, 0), input_ids=["b"], failed=[FailedRow("b", "model", "E: e")])
+    assert found.cells() == [["id", "text", "vector", "error"], ["b", "", "", "E: e"]]
+    assert "E: e" in found._repr_html_()
+    empty = shown(table=ROWS.slice(0, 0), input_ids=[], failed=[])
+    assert empty.cells() == [["id", "text", "vector"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b"1234", "4 bytes"),
+        (None, "None"),
+        (0.123456, "0.1235"),
+        ("two\nlines", "two lines"),
+        ([1, 2, 3, 4], "[1, 2, 3, 4]"),
+        ([[1.0] * 5] * 5, "[[1, 1, 1, ... 5 values], [1, 1, 1, ... 5 values], [1, 1, 1, ... 5 "),
+    ],
+)
+def test_values_are_cut(value, text):
+    assert shortened(value).startswith(text)
+
+
+def test_images_are_thumbnails():
+    image: Any = pytest.importorskip("PIL.Image")
+    sink = io.BytesIO()
+    image.new("RGB", (400, 200)).save(sink, "jpeg")
+    assert thumbnail(sink.getvalue()).startswith('<img src="data:image/png;base64,')
+    assert thumbnail(b"no image") == thumbnail(None) == thumbnail(b"") == ""
+    assert thumbnail(b"\x89PNG broken").startswith("<img")  # the browser says what it makes of it
+    assert thumbnail(b"\x89PNG" + bytes(200_000)) == ""
+    found = shown(table=pa.table({"id": ["a"], "image": [sink.getvalue()]}), input_ids=["a"])
+    assert found._repr_html_().count("<img") == 1
+    assert "bytes" in str(found)

@@ -1,0 +1,209 @@
+"""The result of a preview: computed rows, failed ones in their places, and what they took."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
+
+import pyarrow as pa
+
+from vane_dagster._texts import count, duration
+from vane_dagster.storage.sample import python_values
+from vane_dagster.types.tensors import as_storage
+
+_WIDTH, _HTML_WIDTH = 40, 200
+_THUMBNAIL = 96
+_MAX_EMBEDDED = 100_000
+"""Bytes of an image that is drawn as it is, if Pillow is not installed."""
+_IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+
+
+@dataclass(frozen=True)
+class FailedRow:
+    """A row that could not be computed.
+
+    Attributes:
+        id: Its id.
+        stage: The stage in which it failed.
+        error: The class of the error, and its message.
+    """
+
+    id: Any
+    stage: str
+    error: str
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """What a preview took to compute a stage.
+
+    Attributes:
+        stage: The stage.
+        rows: Input rows that were computed.
+        seconds: Seconds that all workers took together, without loading the model.
+        load_seconds: Seconds in which a worker loaded the model; None if it was loaded before.
+        tokens: Tokens of prompts and answers; None for a stage without prompts.
+        cost: Their price; None without prices.
+    """
+
+    stage: str
+    rows: int
+    seconds: float
+    load_seconds: float | None = None
+    tokens: int | None = None
+    cost: float | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.stage}: {count(self.rows, 'row')} in {duration(self.seconds)}"
+        if self.rows and self.seconds > 0:
+            text += f", {self.rows / self.seconds:,.3g} rows/s of a worker"
+        if self.load_seconds is not None:
+            text += f"; {duration(self.load_seconds)} to load the model"
+        if self.tokens is not None:
+            text += f"; {count(self.tokens, 'token')}"
+        if self.cost is not None:
+            text += f"; a price of {self.cost:.3g}"
+        return text
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Some rows of a stage, computed and not stored. It prints, and draws itself in notebooks.
+
+    pandas, Polars, DuckDB and Arrow read it as a table of the rows that were computed.
+
+    Attributes:
+        stage: As "docs/embedding".
+        table: The rows that were computed.
+        failed: The input rows that failed, and those that failed upstream.
+        costs: What each stage took, upstream first. Stages that were read from the store have none.
+        input_ids: The ids of the input rows, in their order; empty for a join.
+        id: The column of `table` with the id of the input row.
+    """
+
+    stage: str
+    table: pa.Table
+    failed: Sequence[FailedRow]
+    costs: Sequence[StageCost]
+    input_ids: Sequence[Any]
+    id: str
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return rows, failures and costs as plain values."""
+        return {
+            "stage": self.stage,
+            "rows": self.table.to_pylist(),
+            "failed": [asdict(each) for each in self.failed],
+            "costs": [asdict(each) for each in self.costs],
+        }
+
+    def places(self) -> Iterator[int | FailedRow]:
+        """Yield the row's index in `table`, or the failure, in the order of the input."""
+        owners = self.table.column(self.id).to_pylist()
+        rows: dict[Any, list[int]] = {}
+        for place, owner in enumerate(owners):
+            rows.setdefault(owner, []).append(place)
+        own = self.stage.rpartition("/")[2]
+        failed = {each.id: each for each in self.failed if each.stage == own}
+        for id in dict.fromkeys([*self.input_ids, *owners, *failed]):
+            yield from rows.get(id, ())
+            if id in failed:
+                yield failed[id]
+        yield from (each for each in self.failed if each.stage != own)
+
+    def cells(self, width: int = _WIDTH) -> list[list[str]]:
+        """Return the table as short texts, its header first; errors are in the last column."""
+        names = self.table.column_names
+        values = [_values(self.table.column(name)) for name in names]
+        rows = [[*names, "error"] if self.failed else names]
+        for place in self.places():
+            if isinstance(place, FailedRow):
+                rows.append([*self._failed_cells(place), shortened(_error(place, self), width)])
+                continue
+            error = [""] if self.failed else []
+            rows.append([*(shortened(column[place], width) for column in values), *error])
+        return rows
+
+    def _failed_cells(self, row: FailedRow) -> list[str]:
+        names = self.table.column_names
+        shown = self.id if self.id in names else names[0]
+        return [shortened(row.id, _WIDTH) if name == shown else "" for name in names]
+
+    def __str__(self) -> str:
+        cells = self.cells()
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in cells]
+        return "\n".join([*lines, "", *map(str, self.costs)])
+
+    def _repr_html_(self) -> str:
+        header, *rows = self.cells(_HTML_WIDTH)
+        images = {i: each for i, each in enumerate(self.table.columns) if _may_be_images(each)}
+
+        def cell(row: int | FailedRow, place: int, text: str) -> str:
+            if isinstance(row, FailedRow) or place not in images:
+                return escape(text)
+            return thumbnail(images[place][row].as_py()) or escape(text)
+
+        made = [f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr>"]
+        for row, texts in zip(self.places(), rows):
+            style = ' style="color:#b00"' if isinstance(row, FailedRow) else ""
+            cells = "".join(f"<td>{cell(row, i, text)}</td>" for i, text in enumerate(texts))
+            made.append(f"<tr{style}>{cells}</tr>")
+        costs = "<br>".join(escape(str(each)) for each in self.costs)
+        return (
+            f"<table><caption>{escape(self.stage)}</caption>{''.join(made)}</table><p>{costs}</p>"
+        )
+
+
+def _error(row: FailedRow, preview: Preview) -> str:
+    own = row.stage == preview.stage.rpartition("/")[2]
+    return row.error if own else f"in {row.stage}: {row.error}"
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    return python_values(as_storage(column))
+
+
+def shortened(value: Any, width: int = _WIDTH) -> str:
+    """Return a value on one line, with the beginning of a long one."""
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    if isinstance(value, list) and len(value) > 4:
+        shown = ", ".join(shortened(each, width) for each in value[:3])
+        return f"[{shown}, ... {len(value)} values]"
+    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _may_be_images(column: pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type))
+
+
+def thumbnail(data: bytes | None) -> str:
+    """Return an encoded image as a small one in HTML; empty if it is none."""
+    kind = next((name for magic, name in _IMAGES.items() if (data or b"").startswith(magic)), None)
+    if data is None or kind is None:
+        return ""
+    try:
+        from PIL import Image
+
+        image: Any = Image.open(io.BytesIO(data))
+        image.thumbnail((_THUMBNAIL, _THUMBNAIL))
+        sink = io.BytesIO()
+        image.convert("RGBA").save(sink, "png")
+        data, kind = sink.getvalue(), "png"
+    except Exception:  # Pillow is not installed, or cannot read it
+        if len(data) > _MAX_EMBEDDED:
+            return ""
+    encoded = base64.b64encode(data).decode()
+    return f'<img src="data:image/{kind};base64,{encoded}" style="max-height:{_THUMBNAIL}px">'
