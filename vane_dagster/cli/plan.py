@@ -21,6 +21,9 @@ from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 @click.option("--force", is_flag=True, help="As if the run's config had force.")
 @click.option("--retry-quarantined", is_flag=True, help="As if it had retry_quarantined.")
 @click.option("--rows", is_flag=True, help="Read changed inputs, and count rows by their keys.")
+@click.option(
+    "--sample", type=click.IntRange(1), help="Compute so many rows where nothing says the cost."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def plan(
     pipeline: str | None,
@@ -32,11 +35,13 @@ def plan(
     force: bool,
     retry_quarantined: bool,
     rows: bool,
+    sample: int | None,
     as_json: bool,
 ) -> None:
     """Says what a run of PIPELINE would compute, why, and what it would cost.
 
-    It computes nothing and starts no cluster. PIPELINE may be left out if there is only one.
+    It computes nothing and starts no cluster, unless --sample asks for that. PIPELINE may be left
+    out if there is only one.
 
     Example: vane-dagster plan docs -f definitions.py --select embedding+
     """
@@ -49,5 +54,6 @@ def plan(
         force=force,
         retry_quarantined=retry_quarantined,
         rows=rows,
+        sample=sample,
     )
     click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))

@@ -31,6 +31,18 @@ def pool_managers() -> dict[str, Any]:
     }
 
 
+def running_pools() -> set[str]:
+    """Identities of the pools with workers, on the cluster that this process is connected to."""
+    import ray
+
+    asked = [manager.pools.remote() for manager in pool_managers().values()]
+    try:
+        listed = ray.get(asked, timeout=_WORKER_SECONDS)
+    except ray.exceptions.RayError as error:
+        raise ComputeError(f"a pool manager does not answer: {brief(error)}") from error
+    return {pool["identity"] for pools in listed for pool in pools if pool["workers"]}
+
+
 def ask_worker(worker: str, method: str, *args: Any) -> Any:
     """Call a control method of `HostActor`, and wait for the answer."""
     import ray

@@ -73,6 +73,16 @@ def check_all(plan: RunPlan, store: Store, backend: Backend) -> Checked:
     return Checked(capacity, code, identities, servers, findings)
 
 
+def unreservable(
+    pipeline: Pipeline, stages: Sequence[str], capacity: Capacity, store: Store
+) -> Iterator[str]:
+    """Find the stages and servers whose workers cannot run where they belong."""
+    yield from misplaced(pipeline, stages, capacity)
+    yield from too_large(pipeline, stages, capacity)
+    yield from _servers(pipeline, stages, capacity, store)[1]
+    yield from missing_keys(pipeline, stages, capacity)
+
+
 def _servers(
     pipeline: Pipeline,
     stages: Sequence[str],

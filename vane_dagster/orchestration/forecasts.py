@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from vane_dagster._arguments import positive
 from vane_dagster._secrets import errors_masked
+from vane_dagster.compute.client import running_pools
 from vane_dagster.engine.inference import with_pins
-from vane_dagster.errors import DefinitionError, names
+from vane_dagster.errors import DefinitionError, VaneError, names
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.read import open_store
+from vane_dagster.orchestration.run import Connection
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
-from vane_dagster.planning.forecast import NOT_COUNTED, CountedRows, Forecast, forecast
+from vane_dagster.planning.forecast import NOT_COUNTED, CountedRows, Forecast, Sample, forecast
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.store import Store
@@ -35,9 +39,11 @@ def make_forecast(
     retry_quarantined: bool = False,
     compute: Any = None,
     rows: bool = False,
+    sample: int | None = None,
 ) -> Forecast:
     """Implement `Pipeline.plan`."""
     location = f"pipeline {pipeline.name!r}: plan"
+    positive(location, "sample", sample)
     if not pipeline.stages:
         raise DefinitionError(f"{location}: the pipeline has no stages; add one to it")
     selected = selected_stages(pipeline, select, location)
@@ -59,8 +65,64 @@ def make_forecast(
         price = None if compute is None else compute.gpu_hour_price
         plan = plan_run(*asked, keep=False)
         counted = _counted(plan, opened) if rows else NOT_COUNTED
-        found = forecast(plan, opened, price, counted)
-        return replace(found, unplanned={**found.unplanned, **unknown})
+        sampler = None if sample is None else _Sampler(plan, opened, compute, sample)
+        found = forecast(plan, opened, price, counted, True, sampler)
+        failed = [] if sampler is None else sampler.failed
+        in_the_way = [*found.holdups, *failed, *_holdups(plan, found, opened, compute)]
+        return replace(
+            found, unplanned={**found.unplanned, **unknown}, holdups=[*dict.fromkeys(in_the_way)]
+        )
+
+
+class _Sampler:
+    """Measures stages by previews of some rows.
+
+    Attributes:
+        failed: Why stages could not be measured.
+    """
+
+    def __init__(self, plan: RunPlan, store: Store, compute: Any, rows: int) -> None:
+        self._plan, self._store, self._compute, self._rows = plan, store, compute, rows
+        self.failed: list[str] = []
+
+    def __call__(self, stages: Sequence[str]) -> dict[str, Sample]:
+        """Return samples of stages; a preview measures those upstream that it computes too."""
+        from vane_dagster.orchestration.preview import previewing
+
+        found: dict[str, Sample] = {}
+        pipeline = self._plan.pipeline
+        for stage in reversed(stages):
+            if stage in found or pipeline[stage].spec.publishes:
+                continue
+            missing = [each.key for each in self._plan.partitions if each.stages[stage].missing]
+            try:
+                with previewing(pipeline, stage, missing, self._store, self._compute) as session:
+                    made = session.inference.first_rows(pipeline, stage, self._rows)
+                    for name, parts in made.computed.items() if made else ():
+                        found.setdefault(name, Sample(parts, session.loads.get(name)))
+            except VaneError as error:
+                self.failed.append(f"a sample of {stage!r} could not be computed: {error}")
+        return found
+
+
+def _holdups(plan: RunPlan, found: Forecast, store: Store, compute: Any) -> Iterator[str]:
+    """Yield what would stop a run by a plan, or hold it up."""
+    if not plan.needed():
+        return
+    from vane_dagster.engine.holdups import holdups
+
+    capacity, running = None, set[str]()
+    try:
+        if compute is not None and (backend := compute.running_backend()) is not None:
+            connection = Connection(compute, plan.pipeline, plan.needed(), backend)
+            try:
+                capacity = connection.backend().capacity()
+                running = running_pools() if capacity.is_cluster else set()
+            finally:
+                connection.close()
+    except VaneError as error:
+        yield str(error)
+    yield from holdups(plan, found, store, capacity, running)
 
 
 def _counted(plan: RunPlan, store: Store) -> CountedRows:

@@ -94,6 +94,7 @@ class Pipeline(declared.Pipeline):
         force: bool = False,
         retry_quarantined: bool = False,
         rows: bool = False,
+        sample: int | None = None,
     ) -> Forecast:
         """Return what a run would compute, why, and what it would cost.
 
@@ -108,12 +109,16 @@ class Pipeline(declared.Pipeline):
                 too, "+embedding" those upstream. Default: all.
             store: A `FragmentStore` or the URL of a store's root. Default:
                 ``$VANE_DAGSTER_STORE``, else a folder of this user.
-            compute: A compute resource with the price of a GPU hour; only that is used of it.
+            compute: The compute resource of the run, for its prices, and to see whether workers fit
+                if that starts no cluster. With `sample`, rows are computed there. Default: nothing
+                of it is known, and samples are computed in subprocesses.
             force: Whether the run would compute everything again.
             retry_quarantined: Whether it would compute rows again that failed.
             rows: Whether to read the inputs of changed fragments and count the rows that have no
                 stored result: exact where all inputs are stored or follow from stored ones by SQL,
                 an upper bound below stages whose rows are not computed yet.
+            sample: Compute so many rows of each stage of which nothing stored says what it costs,
+                as `Stage.preview` does, and measure by them. Code is called then.
 
         Returns:
             The forecast of each stage. It prints, and has `to_dict`.
@@ -124,7 +129,7 @@ class Pipeline(declared.Pipeline):
         from vane_dagster.orchestration.forecasts import make_forecast
 
         return make_forecast(
-            self, partitions, select, store, force, retry_quarantined, compute, rows
+            self, partitions, select, store, force, retry_quarantined, compute, rows, sample
         )
 
     @known_keywords("Pipeline.run")

@@ -101,6 +101,10 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
         """Connect to the backend that runs the pools."""
         raise NotImplementedError
 
+    def running_backend(self) -> "Backend | None":
+        """Connect to the backend if that starts no cluster and asks none elsewhere."""
+        return None
+
     def with_subprocesses(self, backend: "Backend") -> "Backend":
         """Return a backend that also hosts pools of subprocesses on this machine.
 
@@ -165,6 +169,16 @@ class RayCompute(Compute):
         from vane_dagster.compute.ray_backend import RayBackend
 
         return RayBackend(self.idle_timeout)
+
+    def running_backend(self) -> "Backend | None":
+        """Implement `Compute.running_backend`."""
+        import ray
+
+        if self.address is None and isinstance(self.cluster, (LocalCluster, type(None))):
+            is_running = (self.cluster or LocalCluster())._head().find() is not None
+        else:
+            is_running = ray.is_initialized()
+        return self.backend() if is_running else None
 
     def with_subprocesses(self, backend: "Backend") -> "Backend":
         """Implement `Compute.with_subprocesses`.
@@ -234,3 +248,7 @@ class LocalCompute(Compute):
         from vane_dagster.compute.local_backend import LocalBackend
 
         return LocalBackend.warm(self.num_cpus, self.num_gpus, dict(self.resources))
+
+    def running_backend(self) -> "Backend | None":
+        """Implement `Compute.running_backend`."""
+        return self.backend()

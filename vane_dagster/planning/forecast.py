@@ -63,7 +63,9 @@ class StageForecast:
             stage without one, or if it is not known.
         gpu_hours: GPU hours reserved while workers compute; None for a stage without GPUs.
         tokens: Tokens of prompts and answers; None for a stage without any.
-        cost: Price of these tokens and GPU hours; None without prices.
+        token_cost: Price of these tokens; None without prices.
+        cost: Price of tokens and GPU hours together; None without prices.
+        sampled: Rows of a sample by which it was measured; 0 if stored rows are the measure.
         adopted: The adoption by which stored results stay in force, in a line; empty without one.
         edits: What was edited since the stored results were made, as lines of a unified diff; empty
             if that is not known.
@@ -83,7 +85,9 @@ class StageForecast:
     load_seconds: float | None = None
     gpu_hours: Interval | None = None
     tokens: Interval | None = None
+    token_cost: Interval | None = None
     cost: Interval | None = None
+    sampled: int = 0
     adopted: str = ""
     edits: Sequence[str] = ()
 
@@ -114,17 +118,19 @@ class StageForecast:
 
     def _costs(self) -> Iterator[str]:
         if self.seconds is None or self.worker_seconds is None:
-            yield "unknown, because nothing stored is there to measure by"
+            yield "unknown, because nothing stored is there to measure by; --sample 50 measures it"
             return
         shared = self.seconds != self.worker_seconds and self.seconds[1] >= 1
         yield _times(self.seconds) + f" ({_times(self.worker_seconds)} of workers)" * shared
+        if self.sampled:
+            yield f"measured on a sample of {count(self.sampled, 'row')}"
         if self.load_seconds and self.load_seconds >= 1:
             yield f"{duration(self.load_seconds)} to load the model where it is not loaded"
         for amount, unit in ((self.gpu_hours, "GPU hours"), (self.tokens, "tokens")):
             if amount:
-                yield f"{_between(amount)} {unit}"
+                yield f"{between(amount)} {unit}"
         if self.cost:
-            yield f"a price of {_between(self.cost)}"
+            yield f"a price of {between(self.cost)}"
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,19 @@ class CountedRows:
     problems: Sequence[str] = ()
 
 
+@dataclass(frozen=True)
+class Sample:
+    """What a preview took to compute some rows of a stage.
+
+    Attributes:
+        parts: The parts that it made.
+        load_seconds: Seconds in which a worker loaded the model; None if it was loaded before.
+    """
+
+    parts: Sequence[PartInfo]
+    load_seconds: float | None = None
+
+
 NOT_COUNTED = CountedRows({}, {}, {})
 
 
@@ -215,6 +234,7 @@ def forecast(
     gpu_hour_price: float | None = None,
     counted: CountedRows = NOT_COUNTED,
     edits: bool = True,
+    measure: Callable[[Sequence[str]], Mapping[str, Sample]] | None = None,
 ) -> Forecast:
     """Return what a run by a plan would compute, and its cost by the store's manifests.
 
@@ -224,8 +244,11 @@ def forecast(
         gpu_hour_price: The price of a GPU hour, if the compute resource has one.
         counted: Rows that were counted by their keys.
         edits: Whether to compare the definitions with the stored ones.
+        measure: Computes samples of stages of which nothing stored says what they take.
     """
     forecaster = _Forecaster(plan, store, gpu_hour_price, counted)
+    if measure is not None:
+        forecaster.take_samples(measure)
     stages = [forecaster.stage(stage, edits) for stage in plan.selected]
     unplanned = {
         "the pipeline" if key is None else f"partition {key!r}": str(error)
@@ -267,7 +290,7 @@ def check_limits(
         total = sum(low for low, _ in known), sum(high for _, high in known)
         if total[1] > most:
             raise BudgetError(
-                f"pipeline {plan.pipeline.name!r}: the run would {text.format(_between(total))}, "
+                f"pipeline {plan.pipeline.name!r}: the run would {text.format(between(total))}, "
                 f"and its {name} is {most:g}; nothing was computed. Raise {name}, or run fewer "
                 "partitions; `vane-dagster plan` says what is due, and why"
             )
@@ -327,6 +350,14 @@ class _Forecaster:
         self._history = functools.cache(lambda stage: _History(store, plan.pipeline.name, stage))
         self._known: dict[Place, _Count] = {}
 
+    def take_samples(self, measure: Callable[[Sequence[str]], Mapping[str, Sample]]) -> None:
+        """Measure the stages with fragments to compute of which nothing stored says the cost."""
+        needed = self._plan.needed()
+        unknown = [stage for stage in needed if not self._history(stage).is_measured]
+        for stage, sample in measure(unknown).items() if unknown else ():
+            if stage in unknown:
+                self._history(stage).take(sample)
+
     def stage(self, stage: str, edits: bool) -> StageForecast:
         """Return what is to be computed of a stage, and what it costs."""
         plans = [partition.stages[stage] for partition in self._plan.partitions]
@@ -359,6 +390,7 @@ class _Forecaster:
         spec = self._pipeline[stage].spec
         least = max(0.0, sum(each.least for each in due) - repeated)
         found = self._history(stage).priced(found, spec, least, rows.expected)
+        found = replace(found, cost=found.token_cost)
         if found.gpu_hours and self._gpu_hour_price is not None:
             of_gpus = [hours * self._gpu_hour_price for hours in found.gpu_hours]
             low, high = found.cost or (0.0, 0.0)
@@ -460,6 +492,16 @@ class _History:
         self.opened = _opened(store, pipeline, stage, places)
         self._manifests = [each for each in self.opened.values() if each is not None]
         self._parts = [part for manifest in self._manifests for part in manifest.parts]
+        self._sample: Sample | None = None
+
+    def take(self, sample: Sample) -> None:
+        """Measure by a sample; nothing stored is there to measure by."""
+        self._sample, self._parts = sample, [*sample.parts]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether rows were computed that say what others take."""
+        return any(part.made and part.rows_in > part.copied for part in self._parts)
 
     @functools.cached_property
     def rows_ratio(self) -> float:
@@ -508,6 +550,7 @@ class _History:
             worker_seconds=work,
             seconds=(work[0] / most_busy, work[1] / busy),
             load_seconds=self._load_seconds(),
+            sampled=sum(part.rows_in for part in self._parts) if self._sample else 0,
         )
         if spec.runs_udf and spec.gpus:
             hours = spec.gpus / 3600
@@ -516,7 +559,9 @@ class _History:
             priced = replace(
                 priced,
                 tokens=of(lambda part: tokens_of(usage.used(part.spent))),
-                cost=of(lambda part: usage.cost(usage.used(part.spent))) if usage.prices else None,
+                token_cost=(
+                    of(lambda part: usage.cost(usage.used(part.spent))) if usage.prices else None
+                ),
             )
         return priced
 
@@ -531,6 +576,8 @@ class _History:
         return max(1.0, min(busy, most)), most
 
     def _load_seconds(self) -> float | None:
+        if self._sample is not None:
+            return self._sample.load_seconds
         loads = [m.figures for m in self._manifests if m.figures.get("model_loads")]
         count = sum(each["model_loads"] for each in loads)
         return sum(each["model_load_seconds"] for each in loads) / count if count else None
@@ -552,10 +599,11 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def _between(interval: Interval, text: Callable[[float], str] = _amount) -> str:
+def between(interval: Interval, text: Callable[[float], str] = _amount) -> str:
+    """Return an interval as text."""
     low, high = map(text, interval)
     return high if low == high else f"up to {high}" if not interval[0] else f"{low} to {high}"
 
 
 def _times(interval: Interval) -> str:
-    return "less than a second" if interval[1] < 1 else _between(interval, duration)
+    return "less than a second" if interval[1] < 1 else between(interval, duration)

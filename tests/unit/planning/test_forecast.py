@@ -38,7 +38,8 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             [
                 "2 of 3 partitions: 1,200 rows in 4 fragments",
                 "because: code of Model changed",
-                "cost: unknown, because nothing stored is there to measure by",
+                "cost: unknown, because nothing stored is there to measure by; --sample 50 "
+                "measures it",
             ],
         ),
         (
@@ -52,11 +53,13 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
                 "gpu_hours": (0.0, 0.25),
                 "tokens": (1e6, 2e6),
                 "cost": (0.5, 0.5),
+                "sampled": 50,
             },
             [
                 "2 of 3 partitions: at most 1,200 rows in 4 fragments, 5 more in the store",
                 "because: 7 new files, force or retry_quarantined in 1 partition",
                 "cost: 2 min 30 s to 5 min 0 s (5 min 0 s to 10 min 0 s of workers), "
+                "measured on a sample of 50 rows, "
                 "12 s to load the model where it is not loaded, up to 0.25 GPU hours, "
                 "1,000,000 to 2,000,000 tokens, a price of 0.5",
             ],
@@ -85,7 +88,8 @@ def test_stages_overlap_at_best_and_follow_each_other_at_worst():
 
 def test_a_forecast_is_text_and_plain_values():
     known = stage("a<b", seconds=(60.0, 90.0), worker_seconds=(60.0, 90.0))
-    found = Forecast("docs", [known, known], {"partition '2026-01-01'": "no files"})
+    held = ["vllm 'm' has to start"]
+    found = Forecast("docs", [known, known], {"partition '2026-01-01'": "no files"}, held)
     assert str(found).splitlines() == [
         "pipeline docs: what a run would compute",
         "  a<b  2 of 3 partitions: 1,200 rows in 4 fragments",
@@ -96,6 +100,7 @@ def test_a_forecast_is_text_and_plain_values():
         "       cost: 1 min 0 s to 1 min 30 s",
         "  partition '2026-01-01': no files",
         "  in all: 1 min 0 s to 3 min 0 s on the clock",
+        "  may hold it up: vllm 'm' has to start",
     ]
     assert json.loads(json.dumps(found.to_dict()))["stages"][0]["rows"] == 1200
 

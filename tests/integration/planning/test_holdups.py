@@ -1,0 +1,177 @@
+"""Costs of samples, and what would stop a planned run or hold it up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from support.prompts import Reversed
+from vane_dagster.storage.store import Store
+
+
+class Slow:
+    def __call__(self, batch: Any) -> Any:
+        return {"y": batch["x"]}
+
+
+@dataclass(frozen=True)
+class Below(vd.checks.Check):
+    """A check of column x."""
+
+    limit: int
+    blocking: bool = field(default=True, kw_only=True)
+
+    def evaluate(self, context: Any) -> vd.checks.CheckOutcome:
+        most = max(max(batch["x"].to_pylist()) for batch in context.batches(["x"]))
+        return vd.checks.CheckOutcome(most < self.limit, f"the largest is {most}")
+
+
+class Odd:
+    def __call__(self, batch: Any) -> Any:
+        raise ValueError("no row of it can be computed")
+
+
+def numbers(tmp_path: Path, fn: Any = Slow, keys: str = "ab", **given: Any) -> vd.Pipeline:
+    for key in keys:
+        write_source(tmp_path / "src" / key, {"id": range(100), "x": range(100)})
+    made = vd.Pipeline(
+        "numbers",
+        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition([*keys]),
+    )
+    some = made.project("some", {"x": "x"}, asset=vd.Asset(checks=given.pop("checks", [])))
+    some.map_batches("slow", fn, schema={"y": "BIGINT"}, **given).project("last", ["y"])
+    return made
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+def test_a_sample_measures_what_nothing_stored_says(tmp_path, store, local, materialize):
+    made = numbers(tmp_path)
+    assert made.plan(store=store).seconds is None
+    found = made.plan("b", store=store, sample=7, compute=local)
+    assert [(each.stage, each.sampled) for each in found.stages] == [
+        ("some", 7), ("slow", 7), ("last", 7),
+    ]  # fmt: skip
+    assert "less than a second, measured on a sample of 7 rows" in str(found)
+    assert found.stages[1].load_seconds > 0
+    assert found.seconds is not None
+    assert files(tmp_path) == []
+
+    materialize(made, local, "a", select=["some", "slow"])
+    before = files(tmp_path)
+    found = made.plan("b", store=store, sample=7)
+    assert [each.sampled for each in found.stages] == [0, 0, 7]
+    assert files(tmp_path) == before
+    made.run(store=store, compute=local)
+    assert made.plan(store=store, sample=7, compute=local).is_up_to_date
+
+
+def test_a_sample_that_fails_is_said(tmp_path, store):
+    found = numbers(tmp_path, Odd).plan("a", store=store, sample=5)
+    assert [each.sampled for each in found.stages] == [5, 0, 0]
+    text = " ".join(found.holdups)
+    assert "a sample of 'slow' could not be computed" in text
+    assert "no row of it can be computed" in text
+    with pytest.raises(vd.errors.DefinitionError, match="sample is 0"):
+        numbers(tmp_path).plan("a", store=store, sample=0)
+
+
+def test_failed_blocking_checks_upstream_are_said(tmp_path, store, local, materialize):
+    checks = [Below(50, blocking=True)]
+    made = numbers(tmp_path, checks=checks)
+    materialize(made, local, "a", select=["some"], raises=False)
+    (text,) = made.plan(store=store).holdups
+    assert text.startswith("the blocking check 'below' of 'some' failed in 1 partition: ")
+    assert text.endswith(". Stages downstream are not committed there")
+    assert list(made.plan("a", select="slow", store=store).holdups) == [text]
+    assert made.plan("b", store=store).holdups == []
+    lowered = numbers(tmp_path, checks=[Below(500, blocking=True)])
+    assert lowered.plan("a", store=store).holdups == []  # the run evaluates the new check
+
+
+def test_pools_that_do_not_fit_are_said(tmp_path, store, cluster):
+    made = numbers(tmp_path, gpus=3)
+    assert made.plan(store=store).holdups == []  # nothing is known of the compute resource
+    (text,) = made.plan(store=store, compute=vd.LocalCompute(num_gpus=1)).holdups
+    assert "slow" in text
+    assert "3 GPU" in text
+    cluster.connect()
+    (text,) = made.plan(store=store, compute=vd.RayCompute(cluster=cluster)).holdups
+    assert "Slow asks for a worker of 3 GPU" in text
+
+
+def test_a_cluster_that_does_not_run_is_not_started(tmp_path, store, monkeypatch):
+    monkeypatch.setattr("vane_dagster.compute.local_head.LocalHead.ensure", None)
+    made = numbers(tmp_path, gpus=3)
+    compute = vd.RayCompute(cluster=vd.LocalCluster(name="never-started"))
+    assert made.plan(store=store, compute=compute).holdups == []
+
+
+def test_budgets_that_the_run_may_use_up_are_said(tmp_path, store, local, materialize):
+    def asking(question: str, **budgets: Any) -> vd.Pipeline:
+        write_source(tmp_path / "src", {"id": range(3), "text": ["one", "three", "fifteen"]})
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        model = vd.Model("m", prices={"prompt": 1e6, "completion": 2e6}, **budgets)
+        docs.prompt("asked", question, provider=Reversed, model=model)
+        return docs
+
+    materialize(asking("{text}"), local)
+    assert asking("Why {text}", token_budget=10_000).plan(store=store).holdups == []
+    found = asking("Why {text}", token_budget=10, cost_budget=5.0).plan(store=store).holdups
+    assert [text.partition(", and")[0] for text in found] == [
+        "asked: its token_budget is 10",
+        "asked: its cost_budget is 5",
+    ]
+
+
+def test_servers_that_have_to_start_are_said(tmp_path, store):
+    server = vd.Server(["sleep", "{port}"], name="sleeper", model="m")
+    write_source(tmp_path / "src", {"id": range(3), "text": ["a", "b", "c"]})
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    docs.prompt("asked", "{text}", provider="openai", model=server)
+    (text,) = docs.plan(store=store).holdups
+    assert text.endswith("has to start, unless it is running")
+    (text,) = docs.plan(store=store, compute=vd.LocalCompute()).holdups
+    assert text.endswith("has to start")
+
+
+def test_each_manifest_is_opened_once_for_costs_and_edits(
+    tmp_path, store, local, materialize, monkeypatch
+):
+    numbers(tmp_path).run(store=store, compute=local)
+    edited = numbers(tmp_path, batch_size=7, columns=["x"])
+    opened: list[str] = []
+    read = Store.opened
+
+    def counting(self: Store, location: Any, name: str) -> Any:
+        opened.append(location.file_url(name))
+        return read(self, location, name)
+
+    from vane_dagster.planning import forecast
+    from vane_dagster.planning.planner import plan_run
+    from vane_dagster.storage.filesystem import Location
+
+    stored = Store(Location(store))
+    plan = plan_run(edited, tuple(edited.stages), ["a", "b"], stored, keep=False)
+    monkeypatch.setattr(Store, "opened", counting)
+    found = forecast.forecast(plan, stored)
+    assert found.stages[1].worker_seconds
+    assert len(opened) == len({*opened}) == 4  # of `slow` and `last`
+    opened.clear()
+    assert list(forecast.check_limits(plan, stored, {"max_cost": 1.0})) == []
+    assert len(opened) == len({*opened}) == 4

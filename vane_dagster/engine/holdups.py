@@ -1,0 +1,98 @@
+"""What would stop a planned run, or hold it up, as far as that is known before it begins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+from vane_dagster._texts import count
+from vane_dagster.compute.api import Capacity
+from vane_dagster.engine.check_runner import results_for
+from vane_dagster.engine.preflight import unreservable
+from vane_dagster.engine.server_pools import declared_servers
+from vane_dagster.errors import VaneError
+from vane_dagster.pipeline.stage_kind import SOURCE
+from vane_dagster.planning.forecast import Forecast, between
+from vane_dagster.planning.plan import PartitionPlan, RunPlan
+from vane_dagster.storage.filesystem import in_threads
+from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.store import Store
+
+
+def holdups(
+    plan: RunPlan,
+    found: Forecast,
+    store: Store,
+    capacity: Capacity | None,
+    running: Collection[str],
+) -> Iterator[str]:
+    """Yield what would stop a run by a plan, or hold it up.
+
+    Args:
+        plan: The plan.
+        found: Its forecast.
+        store: The store.
+        capacity: Resources of the compute resource; None if it would have to be started first.
+        running: Identities of the pools that have workers.
+    """
+    yield from _failed_checks(plan, store)
+    yield from _budgets(plan, found)
+    needed = plan.needed()
+    if capacity is not None:
+        yield from unreservable(plan.pipeline, needed, capacity, store)
+    for server in declared_servers(plan.pipeline, needed):
+        try:
+            identity = server.identity()
+        except VaneError as error:
+            yield str(error)
+            continue
+        if identity not in running:
+            unknown = "" if capacity is not None else ", unless it is running"
+            yield f"{server.label} has to start{unknown}"
+
+
+def _failed_checks(plan: RunPlan, store: Store) -> Iterator[str]:
+    """Yield the failed blocking checks of stored stages that withhold those downstream."""
+    failed: Counter[tuple[str, str, str]] = Counter()
+    pipeline = plan.pipeline
+
+    def upstream(partition: PartitionPlan) -> list[tuple[str, Manifest]]:
+        """The stored stages that are read by those that are not up to date."""
+        due = [stage for stage, each in partition.stages.items() if not each.done]
+        read = dict.fromkeys(u for stage in due for u in pipeline[stage].spec.upstream)
+        found = []
+        for stage in read:
+            if stage in partition.inputs:
+                found.append((stage, partition.inputs[stage]))
+            elif stage != SOURCE and (name := partition.stages[stage].done):
+                found.append((stage, store.read(pipeline.name, stage, partition.key, name)))
+        return found
+
+    for manifests in in_threads(upstream, plan.partitions):
+        for stage, manifest in manifests:
+            results = results_for(pipeline._checks_of(stage), manifest)
+            for result in results.values():
+                if result.blocking and not result.passed:
+                    failed[stage, result.name, result.description] += 1
+    for (stage, name, description), partitions in failed.items():
+        yield (
+            f"the blocking check {name!r} of {stage!r} failed in {count(partitions, 'partition')}: "
+            f"{description}. Stages downstream are not committed there"
+        )
+
+
+def _budgets(plan: RunPlan, found: Forecast) -> Iterator[str]:
+    """Yield the budgets of stages that the run may exhaust."""
+    for stage in found.stages:
+        usage = plan.pipeline[stage.stage].spec.usage
+        if usage is None:
+            continue
+        for name, most, expected in (
+            ("token_budget", usage.token_budget, stage.tokens),
+            ("cost_budget", usage.cost_budget, stage.token_cost),
+        ):
+            if most is not None and expected and expected[1] > most:
+                yield (
+                    f"{stage.stage}: its {name} is {most:,g}, and the run would use "
+                    f"{between(expected)}; fragments that have not begun when it is used up fail"
+                )
