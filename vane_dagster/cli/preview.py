@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from dataclasses import asdict
 
 import click
@@ -39,14 +41,15 @@ def preview(
     """
     definitions = Definitions(file, module)
     store, compute = definitions.resource("store"), definitions.resource("compute")
-    made = definitions.stage(stage).preview(
-        rows,
-        partition=partition,
-        ids=None if ids is None else [id.strip() for id in ids.split(",")],
-        where=where,
-        store=store,
-        compute=compute,
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # what code prints is no result
+        made = definitions.stage(stage).preview(
+            rows,
+            partition=partition,
+            ids=None if ids is None else [id.strip() for id in ids.split(",")],
+            where=where,
+            store=store,
+            compute=compute,
+        )
     if not as_json:
         click.echo(str(made))
         return

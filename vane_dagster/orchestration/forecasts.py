@@ -96,7 +96,9 @@ class _Sampler:
                 continue
             missing = [each.key for each in self._plan.partitions if each.stages[stage].missing]
             try:
-                with previewing(pipeline, stage, missing, self._store, self._compute) as session:
+                given = (pipeline, stage, missing, self._store, self._compute)
+                with previewing(*given, show=lambda event: None) as session:
+                    session.inference.first_rows(pipeline, stage, 1)  # first calls are slower
                     made = session.inference.first_rows(pipeline, stage, self._rows)
                     for name, parts in made.computed.items() if made else ():
                         found.setdefault(name, Sample(parts, session.loads.get(name)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +57,7 @@ def previewing(
     partitions: Sequence[str | None],
     store: Store,
     compute: Compute | None,
+    show: Callable[[Event], None],
 ) -> Iterator[_Session]:
     """Connect to what computes previews of a stage; delete what they wrote at the end."""
     with ExitStack() as stack:
@@ -68,7 +69,7 @@ def previewing(
         def listen(event: Event) -> None:
             if isinstance(event, WorkerReady) and not (event.is_function or event.report.warm):
                 loads.update(dict.fromkeys(event.stages, event.report.seconds))
-            _show(event)
+            show(event)
 
         def run(plan: RunPlan) -> Mapping[str, Sequence[Part]]:
             checks = CheckRunner(plan.pipeline, store)
@@ -76,7 +77,7 @@ def previewing(
             return execute_preview(context, plan, connection.backend())
 
         computed = selected | {_INPUT.format(stage)}
-        given = (store, run, run_id, _show, computed, partitions, False, connection.connect)
+        given = (store, run, run_id, show, computed, partitions, False, connection.connect)
         yield _Session(stack.enter_context(SchemaInference(*given)), loads)
 
 
@@ -112,7 +113,7 @@ def preview(
             opened = Store(Location(str(stack.enter_context(temporary_folder("vane-preview-")))))
         else:
             opened = open_store(store, f"{location}: preview")
-        given = (pipeline, stage, [partition], opened, compute)
+        given = (pipeline, stage, [partition], opened, compute, _show)
         session = stack.enter_context(previewing(*given))
         return asked.preview(session)
 

@@ -60,7 +60,8 @@ class StageCost:
     def __str__(self) -> str:
         text = f"{self.stage}: {count(self.rows, 'row')} in {duration(self.seconds)}"
         if self.rows and self.seconds > 0:
-            text += f", {self.rows / self.seconds:,.3g} rows/s of a worker"
+            rate = self.rows / self.seconds
+            text += f", {f'{rate:,.0f}' if rate >= 100 else f'{rate:.2g}'} rows/s of a worker"
         if self.load_seconds is not None:
             text += f"; {duration(self.load_seconds)} to load the model"
         if self.tokens is not None:
