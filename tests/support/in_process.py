@@ -18,6 +18,7 @@ from vane_dagster.compute.work_claims import NoClaims
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
 from vane_dagster.events import Committed, Event, Failed
+from vane_dagster.orchestration.resources import Compute
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.calls import LoadCall
@@ -116,6 +117,13 @@ class InProcess:
 
     def release(self) -> None:
         self._calls.clear()
+
+
+class InProcessCompute(Compute):
+    """A compute resource whose workers are hosts in this process."""
+
+    def backend(self) -> Any:
+        return InProcess()
 
 
 def executed(

@@ -7,7 +7,7 @@ import pyarrow as pa
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import read_stage
-from support.results import metadata
+from support.in_process import InProcessCompute
 from support.sentences import ASIDE, TEXTS, pipeline, rows, split, words
 
 
@@ -37,9 +37,7 @@ def expected() -> list[tuple[str, int, str]]:
     return [(f"{i}/{n}", i, w) for i, t in enumerate(TEXTS) for n, w in enumerate(t.split())]
 
 
-def test_rows_below_are_keyed_by_the_new_id_and_joins_lead_back_to_the_parent(
-    tmp_path, local, materialize
-):
+def test_rows_below_are_keyed_by_the_new_id_and_joins_lead_back_to_the_parent(tmp_path):
     docs = pipeline(tmp_path)
     clean = docs.project("clean", ["text"])
     few = docs.project("few", ["text"], where="id <> 4")
@@ -57,13 +55,12 @@ def test_rows_below_are_keyed_by_the_new_id_and_joins_lead_back_to_the_parent(
     assert docs.join("each", few, made, children="rows", source_columns=[]).id == "word_id"
     docs.join("beside", made, few, how="left", children="rows")
 
-    result = materialize(docs, local)
+    docs.run(store=str(tmp_path / "store"), compute=InProcessCompute())
 
     def read(stage: str, *names: str) -> list[tuple]:
         return rows(read_stage(tmp_path / "store", "docs", stage), *names)
 
     raised = [(a, b, c.upper()) for a, b, c in expected()]
-    assert metadata(result, "words")["dagster/row_count"] == len(raised)
     assert read("words", "word_id", "id", "word") == expected()
     table = read_stage(tmp_path / "store", "docs", "loud")
     assert table.schema.names == ["word_id", "id", "upper"]
@@ -102,7 +99,7 @@ def fails_for(column: str, *values: str, then):
     return fn
 
 
-def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, local, materialize):
+def test_a_list_is_null_where_quarantine_left_no_children(tmp_path):
     docs = pipeline(tmp_path)
     clean = docs.project("clean", ["text"])
     made = words(clean, fn=fails_for("text", "d", then=split), **ASIDE)
@@ -110,7 +107,7 @@ def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, local, mater
     loud = made.map_batches("loud", failing, schema={"upper": "VARCHAR"}, **grouped(ASIDE))
     docs.join("joined", clean, loud, how="left", children="list", columns={"loud": ["upper"]})
     docs.join("whole", clean, loud, children="list")
-    materialize(docs, local)
+    docs.run(store=str(tmp_path / "store"), compute=InProcessCompute())
     store = tmp_path / "store"
     expected_lists = {
         0: ["A", "B", "C"],
@@ -132,11 +129,11 @@ def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, local, mater
     assert aside["id"].to_pylist() == ["2/0", "5/0"]
     assert aside["parents"].to_pylist() == [{"id": 2}, {"id": 5}]
 
-    materialize(docs, local, select=["joined"], config={"force": True})
+    docs.run(select="joined", store=str(store), compute=InProcessCompute(), force=True)
     assert lists() == expected_lists
 
 
-def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path, local, materialize):
+def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path):
     """Quarantined rows that the base was made from too, in a branch beside it."""
     docs = pipeline(tmp_path)
     clean = docs.project("clean", ["text"])
@@ -148,7 +145,7 @@ def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path, l
         "letters", letters, schema={"letter": "VARCHAR"}, cardinality=vd.Children("letter_id")
     )
     docs.join("joined", made, spelled, how="left", children="list")
-    materialize(docs, local)
+    docs.run(store=str(tmp_path / "store"), compute=InProcessCompute())
     table = read_stage(tmp_path / "store", "docs", "joined")
     missing = [word for word, found in rows(table, "word", "letters") if found is None]
     assert missing == ["g", "h", "i", "j"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
-from support.results import failure, metadata
+from support.in_process import InProcessCompute
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.sources.parquet import ParquetSource
 from vane_dagster.storage.filesystem import Location
@@ -46,12 +45,6 @@ def make(
     clean = docs.project("clean", project, where=where)
     clean.map_batches("scaled", doubled, schema={"scaled": "BIGINT"}, columns=columns)
     return docs
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as opened:
-        yield opened
 
 
 # Plans
@@ -175,7 +168,7 @@ BAD_FILES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_bad_partitions_leave_the_others(tmp_path, local, instance):
+def test_bad_partitions_leave_the_others(tmp_path):
     keys = [*GOOD_FILES, *BAD_FILES]
     for key, rows in GOOD_FILES.items():
         write_source(tmp_path / "src" / key, rows)
@@ -184,25 +177,12 @@ def test_bad_partitions_leave_the_others(tmp_path, local, instance):
     (tmp_path / "src/corrupt/a.parquet").write_bytes(b"nothing")
     write_source(tmp_path / "src/apart", {**GOOD, "id": [9, 8, 3]}, "b.parquet")
     docs = make(tmp_path, where="n > 0", partitions=keys)
-    resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))}
-    result = dg.materialize(
-        [docs.build_assets()],
-        instance=instance,
-        resources=resources,
-        tags={
-            "dagster/asset_partition_range_start": keys[0],
-            "dagster/asset_partition_range_end": keys[-1],
-        },
-        raise_on_error=False,
-    )
-    text = failure(result)
-    assert "5 of 8 partitions failed (" in text
-    assert "); the others are materialized" in text
-    assert all(f"'{key}'" in text for key in BAD_FILES)
+    given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+    with pytest.raises(vd.errors.VaneError) as raised:
+        docs.run(**given)
+    text = str(raised.value)
     for _, words in BAD_FILES.values():
         assert text.count(words) == 1, words
-    for stage in docs:
-        assert instance.get_materialized_partitions(stage.key) == {*GOOD_FILES}
     for key, rows in (("a", [20, 40, 60]), ("filtered", [20, 40, 60]), ("none", [])):
         scaled = read_stage(tmp_path / "store", "docs", "scaled", key)
         assert scaled.schema.names == ["id", "scaled"]
@@ -211,36 +191,5 @@ def test_bad_partitions_leave_the_others(tmp_path, local, instance):
     assert not {path.parent.name for path in committed} & {*BAD_FILES}
 
     write_source(tmp_path / "src/corrupt", GOOD)
-    fixed = dg.materialize([docs.build_assets()], resources=resources, partition_key="corrupt")
-    assert metadata(fixed, "scaled")["dagster/partition_row_count"] == 3
-
-
-class Loaded:
-    """A model that leaves a file when it is loaded."""
-
-    def __init__(self, mark: str) -> None:
-        Path(mark).touch()
-
-    def __call__(self, batch: Any) -> Any:
-        return {"y": batch["n"]}
-
-
-@pytest.mark.parametrize(
-    ("rows", "column"), [({}, "n"), ({"id": [1], "m": [1]}, "n"), (GOOD, "ids")]
-)
-def test_no_model_is_loaded_for_input_that_a_plan_refuses(tmp_path, materialize, rows, column):
-    if rows:
-        write_source(tmp_path / "src", rows)
-    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-    mark = str(tmp_path / "loaded")
-    given = {"schema": {"y": "BIGINT"}, "columns": [column], "fn_constructor_args": [mark]}
-    docs.map_batches("y", Loaded, **given)
-
-    assert not materialize(docs, vd.LocalCompute(), raises=False).success
-    assert not Path(mark).exists()
-
-    write_source(tmp_path / "src", GOOD)
-    other = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-    other.map_batches("y", Loaded, **{**given, "columns": ["n"]})
-    assert materialize(other, vd.LocalCompute()).success
-    assert Path(mark).exists()
+    docs.run("corrupt", **given)
+    assert read_stage(tmp_path / "store", "docs", "scaled", "corrupt").num_rows == 3
