@@ -64,7 +64,8 @@ def is_ready(name: str) -> bool:
     return bool(found) and all(replica["state"] == "ready" for replica in found)
 
 
-def test_a_server_is_listed_used_and_stopped(ray_compute):
+def test_servers_are_listed_used_watched_and_stopped(ray_compute):
+    # One is ready: it is listed, with its address and key on request, and not stopped in use.
     with leased("run-of-mine", echo("llm", replicas=vd.Workers(num_cpus=0.5))):
         until(lambda: is_ready("llm"), "the server is ready", 60)
         shown = command()
@@ -101,6 +102,8 @@ def test_a_server_is_listed_used_and_stopped(ray_compute):
         assert refused.exit_code == 1
         assert f"llm ({found['identity']}) is leased by run-of-mine; --force" in refused.stderr
         os.kill(replica["pid"], 0)
+
+    # Afterwards it can be.
     assert listed()["llm"]["leases"] == []
     assert command("evict", "llm").stdout == f"Ended server llm ({found['identity']}).\n"
     until(lambda: not psutil.pid_exists(replica["pid"]), "the server has ended", 30)
@@ -108,8 +111,7 @@ def test_a_server_is_listed_used_and_stopped(ray_compute):
     assert gone.exit_code == 1
     assert "there is no pool 'llm'" in gone.stderr
 
-
-def test_the_log_is_read_while_a_server_starts(ray_compute):
+    # Another one takes long to start: its log says where it is, and it is stopped by force.
     server = echo("slow", "--warm-up-seconds", "600", "--access-log", replicas=2)
     with leased("run", server):
         asked = "GET /health"

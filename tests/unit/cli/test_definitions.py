@@ -1,0 +1,51 @@
+"""Definitions that commands load, and their wrong usage."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from vane_dagster.cli import definitions
+from vane_dagster.cli.main import main
+from vane_dagster.orchestration import assets
+
+DEFINITIONS = """
+import dagster as dg
+import vane_dagster as vd
+
+one = vd.Pipeline("one", source=vd.table([{"id": 1}]), id="id")
+one.project("same", ["id"])
+two = vd.Pipeline("two", source=vd.csv("ids.csv"), id="id")
+two.project("same", ["id"])
+defs = dg.Definitions(assets=[one.build_assets(), two.build_assets()])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with definitions, in a file `defs_of_test.py`."""
+    (tmp_path / "defs_of_test.py").write_text(DEFINITIONS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr(assets, "PIPELINES", pipelines := {})
+    monkeypatch.setattr(definitions, "PIPELINES", pipelines)
+    monkeypatch.delitem(sys.modules, "defs_of_test", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan", "-m", "defs_of_test"], "name one of the pipelines of the definitions: one, two"),
+        (["plan", "two"], "give the definitions"),
+        (["plan", "two", "-f", "none.py"], "there is no file 'none.py'"),
+        (["preview", "one/none", "-m", "defs_of_test"], "'none' is no stage of one: same"),
+        (["preview", "three/same", "-m", "defs_of_test"], "name one of the pipelines"),
+        (["quarantine", "one/same", "--retry", "--store", "x"], "uses the store of the defini"),
+    ],
+)
+def test_wrong_usage(words: list[str], message: str) -> None:
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, message in done.output) == (2, True), done.output
