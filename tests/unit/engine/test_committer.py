@@ -5,16 +5,19 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 
+import dagster as dg
 import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from support.in_process import committed, compute
+from support.data import write_source
+from support.in_process import InProcess, committed, compute, executed
 from vane_dagster.engine.committer import Commit, Committer
+from vane_dagster.events import Failed
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileRecord
+from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
 
@@ -70,3 +73,71 @@ def test_local_files_are_hashed_once_before_their_commit(tmp_path: Path):
         each.result()
     committer.close()
     assert hashed == ["file:///new"]
+
+
+def test_of_two_publishers_the_later_manifest_wins(tmp_path, monkeypatch):
+    """The other run publishes between this one's manifest and its cleaning up."""
+    write_source(tmp_path / "src", {"id": range(10)})
+    store, commit = Store(Location(str(tmp_path / "store"))), Store.commit
+
+    def publishing(where: str) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        docs.project("clean", ["id"], where=where).write("published", str(tmp_path / "out"))
+        return docs
+
+    def overtaken(store: Store, manifest: Manifest) -> ManifestName:
+        name = commit(store, manifest)
+        if manifest.stage == "published":
+            monkeypatch.undo()
+            compute(publishing("id < 8"), store)
+        return name
+
+    monkeypatch.setattr(Store, "commit", overtaken)
+    compute(publishing("id < 5"), store)
+    files = sorted((tmp_path / "out").glob("*.parquet"))
+    assert [n for file in files for n in pq.read_table(file)["id"].to_pylist()] == [*range(8)]
+
+
+def labelled(tmp_path: Path, labels: dict[str, list[str]], check: vd.checks.Check) -> vd.Pipeline:
+    """Two stages over partitions; the first has a check."""
+    for key, texts in labels.items():
+        write_source(tmp_path / "src" / key, {"id": range(len(texts)), "label": texts})
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition([*labels]),
+    )
+    docs.project("clean", ["label"], asset=vd.Asset(checks=[check])).project("below", ["label"])
+    return docs
+
+
+def test_partitions_are_compared_with_the_one_before_which_is_committed_first(tmp_path):
+    check = vd.checks.Drift("label", min_rows=10, severity="ERROR", blocking=True)
+    labels = {"a": ["x", "y"] * 100, "b": ["x", "y"] * 90, "c": ["x"] * 10 + ["z"] * 190}
+    store = Store(Location(str(tmp_path / "store")))
+    events = executed(labelled(tmp_path, labels, check), store, [*labels], InProcess())
+    found = {
+        event.partition: next(c for c in event.manifest.checks if c.name == "drift_label")
+        for event in committed(events, "clean")
+    }
+    assert {key: each.passed for key, each in found.items()} == {"a": True, "b": True, "c": False}
+    assert [found[key].metadata["previous"] for key in "bc"] == ["a", "b"]
+    assert {event.partition for event in committed(events, "below")} == {"a", "b"}
+    (failed,) = (event for event in events if isinstance(event, Failed))
+    assert (failed.partition, failed.stage) == ("c", "below")
+    message = "the blocking check 'drift_label' of its upstream stage 'clean' failed: "
+    assert str(failed.error).startswith(message)
+    assert str(failed.error).endswith("not committed, and has no former version")
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_a_partition_with_lost_rows_is_not_committed(tmp_path, monkeypatch, is_declared):
+    described = "1 of 1 input rows are missing from the output"
+    outcome = vd.checks.CheckOutcome(False, described, {"lost": 1})
+    monkeypatch.setattr(vd.checks.IdsComplete, "evaluate", lambda *_: outcome)
+    check = vd.checks.IdsComplete() if is_declared else vd.checks.NullRate()
+    store = Store(Location(str(tmp_path / "store")))
+    with pytest.raises(vd.errors.IntegrityError, match=described):
+        compute(labelled(tmp_path, {"a": ["x"]}, check), store, ["a"])
+    assert store.in_force("docs", "clean", "a") is None
