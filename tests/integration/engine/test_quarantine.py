@@ -1,48 +1,17 @@
-"""Failing rows: found by halving, quarantined or kept as nulls, bounded and reported."""
+"""Failing rows: set aside with what is known of them, and tried again alone."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 
 import pyarrow as pa
-import pytest
 
 import vane_dagster as vd
-from support.bad_row_runs import ROWS, pipeline
 from support.bad_rows import BAD, double
-from support.data import read_stage
-from support.results import failure, metadata
+from support.data import read_stage, write_source
+from support.results import metadata
 
-
-def double_late(batch: pa.Table, bad=BAD) -> pa.Table:
-    """Fails when the other fragments have had time to be written."""
-    if set(bad) & set(batch["x"].to_pylist()):
-        time.sleep(1.5)
-    return double(batch, bad)
-
-
-def by_row(batch: pa.Table, folder: str, bad=BAD) -> pa.Table:
-    """Tells which rows fail: some for good, and the sevens at their first time."""
-    xs, errors = batch["x"].to_pylist(), {}
-    for place, x in enumerate(xs):
-        with open(f"{folder}/asked", "a") as asked:
-            asked.write(f"{x}\n")
-        if x in bad:
-            errors[place] = ValueError(f"cannot double {x}")
-        elif x % 10 == 7 and not os.path.exists(f"{folder}/{x}"):
-            open(f"{folder}/{x}", "w").close()
-            errors[place] = ConnectionResetError("peer went away")
-    if errors:
-        others = [2 * x for place, x in enumerate(xs) if place not in errors]
-        raise vd.RowErrors(errors, {"y": others} if others else None)
-    return double(batch, bad=())
-
-
-async def by_row_later(batch: pa.Table, folder: str, bad=BAD) -> pa.Table:
-    await asyncio.sleep(0)
-    return by_row(batch, folder, bad)
+ROWS = 200
 
 
 class Fixed:
@@ -59,8 +28,20 @@ class Fixed:
 
 def test_rows_at_fault_go_aside_and_are_tried_again_alone(tmp_path, local, materialize):
     given = {"folder": str(tmp_path)}
-    docs = pipeline(tmp_path, fn=Fixed, batch_size=10, columns=["x"], fn_constructor_kwargs=given)
-    docs["double"].project("below", {"z": "y + 1"})
+    ids = pa.array(range(ROWS), pa.int64())
+    write_source(tmp_path / "source", {"id": ids, "x": ids})
+    source = vd.parquet(str(tmp_path / "source"))
+    docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=50)
+    double = docs.map_batches(
+        "double",
+        Fixed,
+        columns=["x"],
+        fn_constructor_kwargs=given,
+        schema={"y": "BIGINT"},
+        batch_size=10,
+        on_error=vd.Failures("quarantine", max_error_rate=0.1),
+    )
+    double.project("below", {"z": "y + 1"})
     store, seen = tmp_path / "store", tmp_path / "seen"
 
     result = materialize(docs, local)
@@ -105,42 +86,3 @@ def test_rows_at_fault_go_aside_and_are_tried_again_alone(tmp_path, local, mater
     result = materialize(docs, local, config=again)
     assert metadata(result, "double")["fragments_computed"] == 0
     assert not seen.read_text()
-
-
-def test_raise_names_the_batch_and_keeps_what_is_finished(tmp_path, local, materialize):
-    bad = {"fn": double_late, "fn_kwargs": {"bad": (153,)}, "batch_size": 20}
-    docs = pipeline(tmp_path, on_error="raise", **bad)
-    message = failure(materialize(docs, local, raises=False))
-    assert "stage 'docs/double'" in message
-    assert "in a batch of 20 rows, ids 150, 151, 152, 153, 154 and 15 more: ValueError" in message
-    assert "def double" not in message
-    assert 'raise ValueError(f"cannot double {poison[0]}")' in message
-    tolerant = pipeline(tmp_path, **bad)
-    result = materialize(tolerant, local)
-    assert metadata(result, "double")["fragments_reused"] >= 1
-    assert read_stage(tmp_path / "store", "docs", "double").num_rows == ROWS - 1
-
-
-@pytest.mark.parametrize(("fn", "on_error"), [(by_row, "quarantine"), (by_row_later, "null")])
-def test_rows_that_a_call_says_have_failed_cost_nothing_of_the_others(
-    fn, on_error, tmp_path, local, materialize
-):
-    (tmp_path / "notes").mkdir()
-    given = {"folder": str(tmp_path / "notes")}
-    docs = pipeline(tmp_path, fn=fn, fn_kwargs=given, on_error=on_error, batch_size=20, version="1")
-
-    materialize(docs, local)
-
-    rows = read_stage(tmp_path / "store", "docs", "double")
-    kept = [x for x in range(ROWS) if on_error == "null" or x not in BAD]
-    assert rows["id"].to_pylist() == kept
-    assert rows["y"].to_pylist() == [None if x in BAD else 2 * x for x in kept]
-    if on_error == "null":
-        wrong = [f"ValueError: cannot double {x}" if x in BAD else None for x in kept]
-        assert rows["error"].to_pylist() == wrong
-    aside = vd.quarantine("docs/double", store=str(tmp_path / "store"))
-    assert sorted(aside["id"].to_pylist()) == list(BAD)
-    assert set(aside["error"].to_pylist()) == {"ValueError"}
-    attempts = [int(x) for x in (tmp_path / "notes" / "asked").read_text().split()]
-    again = [x for x in range(ROWS) if x % 10 == 7 and x not in BAD]
-    assert sorted(attempts) == sorted([*range(ROWS), *again])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
+from support.data import write_source
+from support.in_process import InProcessCompute
 from vane_dagster.compute.api import Capacity
 from vane_dagster.engine.preflight import (
     misplaced,
@@ -149,3 +153,67 @@ def test_what_a_stage_reserves_is_compared_with_its_place():
     )
     assert there.startswith("stage 'docs/license_there': Model asks for a worker of 1 license;")
     assert list(too_large(docs, stages[3:], MACHINE)) == []
+
+
+# Runs
+
+
+class Loaded:
+    """Leaves a file behind when it is constructed."""
+
+    def __init__(self, trace: str) -> None:
+        Path(trace).touch()
+
+    def __call__(self, batch: Any) -> Any:
+        return {"n": batch["n"]}
+
+
+def locked() -> Any:
+    """A function that cannot travel."""
+    lock = threading.Lock()
+
+    def call(batch: Any) -> Any:
+        with lock:
+            return {"n": batch["n"]}
+
+    return call
+
+
+NOBODY_WRITES = "/proc/vane_dagster/folder"  # of root either
+
+
+def refused(tmp_path: Path, compute: Any) -> str:
+    """The error of a run with several problems, which loads, computes and leaves nothing."""
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")
+    clean = docs.project("clean", ["n"])
+    given = {"schema": {"n": "BIGINT"}, "fn_constructor_args": [f"{tmp_path}/loaded"]}
+    clean.map_batches("on_gpus", Loaded, gpus=8, **given)
+    tape = vd.Workers(3, resources={"tape": 2})
+    clean.map_batches("on_tape", Loaded, concurrency=tape, **given)
+    own = {"schema": {"n": "BIGINT"}, "reuse": vd.Reuse(version="1")}
+    clean.map_batches("locked", locked(), **own)
+    clean.write("published", NOBODY_WRITES)
+    with pytest.raises(vd.errors.VaneError) as raised:
+        docs.run(store=str(tmp_path / "store"), compute=compute)
+    assert not (tmp_path / "loaded").exists()
+    left = [path.name for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert left in ([], ["fragments.json"])
+    return str(raised.value)
+
+
+def test_all_problems_are_reported_at_once(tmp_path):
+    write_source(tmp_path / "src", {"id": [1, 2, 3], "n": [10, 20, 30]})
+    text = refused(tmp_path, InProcessCompute())
+    for words in (
+        "4 problems prevent this run; nothing was computed",
+        "stage 'docs/on_gpus': Loaded asks for a worker of 8 GPU; this machine has 0",
+        "stage 'docs/on_tape': Loaded asks for 3 workers of 2 tape each",
+        "stage 'docs/locked': locked.<locals>.call: tuple cannot be pickled for the workers",
+        f"target of stage 'docs/published': '{NOBODY_WRITES}/_vane_staging' cannot be written",
+    ):
+        assert text.count(words) == 1, f"{words!r} in\n{text}"
+
+
+def test_a_plan_that_fails_connects_to_nothing(tmp_path):
+    compute = vd.RayCompute(cluster=vd.LocalCluster(name="unstarted", num_cpus=1))
+    assert "no Parquet file at" in refused(tmp_path, compute)
