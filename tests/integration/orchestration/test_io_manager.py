@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ KEYS = ("a", "b", "c / ü")
 PARTS = dg.StaticPartitionsDefinition(list(KEYS))
 WHOLE = over(*KEYS)["tags"]
 SINGLE_RUN = dg.BackfillPolicy.single_run()
+OF_ASSET = ("partitions_def", "backfill_policy")
 DAY = 86400.0
 
 
@@ -99,67 +99,58 @@ def values(read: Any) -> list[int]:
     return column_of(read, "m")
 
 
-@pytest.mark.parametrize(
-    ("kind", "given", "ids"),
-    [
-        (None, {"partitions_def": PARTS}, range(6, 9)),
-        (pa.RecordBatchReader, {}, range(9)),
-        (pl.LazyFrame, {"partitions_def": PARTS}, range(6, 9)),
-    ],
-)
-def test_an_asset_takes_a_partition_or_all_by_its_annotation(pipeline, filled, kind, given, ids):
-    inputs: list[Any] = []
-    key = "c / ü" if given else None
-    assert run([reader_of(kind, inputs, **given)], pipeline, filled, partition_key=key).success
-    (read,) = inputs
-    assert isinstance(read, kind or pa.Table)
-    assert values(read) == [10 * n + 1 for n in ids]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_an_asset_takes_and_returns_ray_data(pipeline, filled, store, ray_data):
-    """In one execution of the dataset, which takes longer than all other tests here."""
+def test_ordinary_assets_take_stages_by_their_annotations(
+    pipeline, filled, store, local, ray_data, tmp_path
+):
+    def taken(kind: Any, chosen: Any = filled, docs: Any = pipeline, **given: Any) -> list[Any]:
+        inputs: list[Any] = []
+        metadata = {"metadata": given.pop("metadata", None)}
+        options = {name: given.pop(name) for name in [*given] if name in OF_ASSET}
+        assert run([reader_of(kind, inputs, **options, **metadata)], docs, chosen, **given).success
+        return inputs
 
-    def copied(more: Any) -> Any:
-        assert isinstance(more, ray_data.Dataset)
-        return more
+    # A partition, all of them, or a range in order, with some columns.
+    last = {"partitions_def": PARTS, "partition_key": "c / ü"}
+    for kind, given, ids in (
+        (None, last, range(6, 9)),
+        (pa.RecordBatchReader, {}, range(9)),
+        (pl.LazyFrame, last, range(6, 9)),
+    ):
+        (read,) = taken(kind, **given)
+        assert isinstance(read, kind or pa.Table)
+        assert values(read) == [10 * n + 1 for n in ids]
+    whole = {"partitions_def": PARTS, "backfill_policy": SINGLE_RUN, "tags": WHOLE}
+    (read,) = taken(pa.Table, metadata={"columns": ["m"]}, **whole)
+    assert read.column_names == ["m"]
+    assert values(read) == [10 * n + 1 for n in range(9)]
 
-    copied.__annotations__ = {"more": ray_data.Dataset, "return": ray_data.Dataset}
-    made = dg.asset(ins={"more": dg.AssetIn(["docs", "more"])})(copied)
-    result = dg.materialize(
-        [pipeline.build_assets(), made],
-        selection=[made],
-        resources={"compute": vd.LocalCompute(), "store": filled, "io_manager": store},
-    )
-    assert materialization(result).metadata["dagster/row_count"].value == 9
-    rows = vd.load("copied", store=store)
-    assert sorted(values(rows)) == [10 * n + 1 for n in range(9)]
-
-
-def test_a_range_of_partitions_is_one_table_in_order(pipeline, filled):
-    inputs: list[Any] = []
-    chosen = {"backfill_policy": SINGLE_RUN, "metadata": {"columns": ["m"]}}
-    below = reader_of(pa.Table, inputs, partitions_def=PARTS, **chosen)
-    assert run([below], pipeline, filled, tags=WHOLE).success
-    assert [values(table) for table in inputs] == [[10 * n + 1 for n in range(9)]]
-    assert inputs[0].column_names == ["m"]
-    with pytest.raises(vd.errors.StoreError, match="expected one of pyarrow"):
-        run([reader_of(dict[str, pa.Table], [])], pipeline, filled)
-
-
-def test_missing_partitions(tmp_path, store, local):
+    # Partitions that are missing are named, or left out on request.
     write_source(tmp_path / "src" / "a", {"id": [1], "n": [1]})
     made = docs(tmp_path)
     resources = {"compute": local, "store": store}
     assert dg.materialize([made.build_assets()], resources=resources, partition_key="a").success
     with pytest.raises(vd.errors.StoreError) as raised:
-        run([reader_of(pa.Table, [])], made, store)
+        taken(pa.Table, store, made)
     assert "'docs/more': partitions 'b', 'c / ü' were never materialized" in str(raised.value)
     assert "allow_missing_partitions" in str(raised.value)
-    inputs: list[Any] = []
-    allowed = reader_of(pa.Table, inputs, metadata={"allow_missing_partitions": True})
-    assert run([allowed], made, store).success
-    assert values(inputs[0]) == [11]
+    (read,) = taken(pa.Table, store, made, metadata={"allow_missing_partitions": True})
+    assert values(read) == [11]
+
+    # Ray Data comes in and goes out. It is executed once, which takes longer than all before.
+    def copied(more: Any) -> Any:
+        assert isinstance(more, ray_data.Dataset)
+        return more
+
+    copied.__annotations__ = {"more": ray_data.Dataset, "return": ray_data.Dataset}
+    asset = dg.asset(ins={"more": dg.AssetIn(["docs", "more"])})(copied)
+    result = dg.materialize(
+        [pipeline.build_assets(), asset],
+        selection=[asset],
+        resources={"compute": vd.LocalCompute(), "store": filled, "io_manager": store},
+    )
+    assert materialization(result).metadata["dagster/row_count"].value == 9
+    assert sorted(values(vd.load("copied", store=store))) == [10 * n + 1 for n in range(9)]
 
 
 # What ordinary assets return
@@ -173,15 +164,16 @@ def ordinary(value: Any, annotation: Any = Any, **given: Any) -> dg.AssetsDefini
     raw.__annotations__["return"] = annotation
     if annotation is Any:
         del raw.__annotations__["return"]
-    return dg.asset(io_manager_key="store", key_prefix=["Raw", "s3"], **given)(raw)
+    key = given.pop("key", ["Raw", "s3", "raw"])
+    return dg.asset(io_manager_key="store", key=key, **given)(raw)
 
 
 def put(asset: dg.AssetsDefinition, store: Any, **given: Any) -> dg.ExecuteInProcessResult:
     return dg.materialize([asset], resources={"store": store}, **given)
 
 
-def kept(store: Any, partition: Any = None) -> list[int]:
-    return vd.load("Raw/s3/raw", partition, store=store)["id"].to_pylist()
+def kept(store: Any, partition: Any = None, path: str = "Raw/s3/raw") -> list[int]:
+    return vd.load(path, partition, store=store)["id"].to_pylist()
 
 
 def materialization(result: dg.ExecuteInProcessResult) -> Any:
@@ -192,7 +184,7 @@ def materialization(result: dg.ExecuteInProcessResult) -> Any:
 ROWS = pa.table({"id": [1, 2, 3], "x": ["a", "b", "c"]})
 
 
-def test_what_an_asset_returns_is_kept_with_a_version_of_its_rows(store):
+def test_ordinary_assets_keep_what_they_return(store):
     def version(rows: Any) -> str:
         tags = materialization(put(ordinary(rows), store)).tags
         return str(tags["dagster/data_version"])
@@ -201,6 +193,7 @@ def test_what_an_asset_returns_is_kept_with_a_version_of_its_rows(store):
         context.set_data_version(context.asset_key, dg.DataVersion("mine"))
         return ROWS
 
+    # Rows are kept with their metadata, and a version of them.
     event = materialization(put(ordinary(ROWS, pa.Table), store))
     assert kept(store) == [1, 2, 3]
     found = {name: value.value for name, value in event.metadata.items()}
@@ -214,43 +207,7 @@ def test_what_an_asset_returns_is_kept_with_a_version_of_its_rows(store):
     assert version(ROWS.slice(1)) != first
     assert version(chosen) == "mine"
 
-
-def test_partitions_are_kept_apart(store):
-    event = materialization(put(ordinary(ROWS, partitions_def=PARTS), store, partition_key="b"))
-    assert event.partition == "b"
-    assert event.metadata["dagster/partition_row_count"].value == 3
-    assert kept(store) == kept(store, "b") == [1, 2, 3]
-
-    given = {"partitions_def": PARTS, "backfill_policy": SINGLE_RUN}
-    with pytest.raises(vd.errors.StoreError) as raised:
-        put(ordinary(ROWS, **given), store, tags=WHOLE)
-    expected = "expected a dict of partition key to rows, of 'a', 'b', 'c / ü'"
-    assert f"returned a Table; {expected}" in str(raised.value)
-    with pytest.raises(vd.errors.StoreError) as raised:
-        put(ordinary({"a": ROWS, "x": ROWS}, **given), store, tags=WHOLE)
-    assert f"returned a dict of 'a', 'x'; {expected}" in str(raised.value)
-    by_key = {key: ROWS.slice(number) for number, key in enumerate(KEYS)}
-    result = put(ordinary(by_key, **given), store, tags=WHOLE)
-    assert [kept(store, key) for key in KEYS] == [[1, 2, 3], [2, 3], [3]]
-    events = [event.materialization for event in result.get_asset_materialization_events()]
-    assert {event.partition for event in events} == set(KEYS)
-    assert events[0].metadata["rows"].value == 6
-
-
-def test_nothing_and_what_is_no_rows(store, tmp_path):
-    assert put(ordinary(None, None), store).success
-    assert not (tmp_path / "store").exists()
-    for value, message in (
-        (None, "returned a builtins.NoneType; expected one of .* nothing by .* -> None"),
-        ([1, 2], "'Raw/s3/raw' returned a builtins.list; expected one of pyarrow.Table"),
-        ({"a": ROWS}, "returned a builtins.dict"),
-    ):
-        with pytest.raises(vd.errors.StoreError) as raised:
-            put(ordinary(value), store)
-        assert re.search(message, str(raised.value))
-
-
-def test_an_ordinary_asset_is_read_by_another_and_its_former_rows_are_collected(store, tmp_path):
+    # Another asset reads them; those before are collected.
     inputs: list[Any] = []
 
     @dg.asset(ins={"raw": dg.AssetIn(["Raw", "s3", "raw"])})
@@ -262,10 +219,24 @@ def test_an_ordinary_asset_is_read_by_another_and_its_former_rows_are_collected(
     assert inputs == [[1, 2, 3]]
     put(ordinary(ROWS.slice(1)), store)
     opened, now = store.open(), time.time()
-    first = list(collect(opened, GcPolicy(now + DAY, 60.0, 3600.0)))
-    assert sum(len(stage.condemned) for stage in first) == 1
+    marked = list(collect(opened, GcPolicy(now + DAY, 60.0, 3600.0)))
+    assert sum(len(stage.condemned) for stage in marked) == 1
     # Rows that are about to be deleted, and come back, go to a file of another name.
     put(ordinary(ROWS), store)
-    second = list(collect(opened, GcPolicy(now + 2 * DAY, 60.0, 3600.0)))
-    assert sum(len(stage.deleted) for stage in second) == 1
+    swept = list(collect(opened, GcPolicy(now + 2 * DAY, 60.0, 3600.0)))
+    assert sum(len(stage.deleted) for stage in swept) == 1
     assert kept(store) == [1, 2, 3]
+
+    # Partitions are kept apart; a run of several returns a dict of them.
+    options = {"partitions_def": PARTS, "key": "parts"}
+    event = materialization(put(ordinary(ROWS, **options), store, partition_key="b"))
+    assert event.partition == "b"
+    assert event.metadata["dagster/partition_row_count"].value == 3
+    assert kept(store, path="parts") == kept(store, "b", "parts") == [1, 2, 3]
+    by_key = {key: ROWS.slice(number) for number, key in enumerate(KEYS)}
+    single = ordinary(by_key, **options, backfill_policy=SINGLE_RUN)
+    result = put(single, store, tags=WHOLE)
+    assert [kept(store, key, "parts") for key in KEYS] == [[1, 2, 3], [2, 3], [3]]
+    events = [event.materialization for event in result.get_asset_materialization_events()]
+    assert {event.partition for event in events} == set(KEYS)
+    assert events[0].metadata["rows"].value == 6
