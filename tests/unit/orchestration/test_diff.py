@@ -12,9 +12,11 @@ from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import write_source
-from support.results import materializing
+from support.in_process import compute
 from vane_dagster.cli.main import main
 from vane_dagster.errors import StoreError
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
 
 KEYS = ["a", "b"]
 
@@ -41,10 +43,15 @@ def pipeline(tmp_path: Path, fn: Any, rows: int = 10) -> vd.Pipeline:
     return made
 
 
-def test_runs_and_stores_are_compared(tmp_path: Path, materialize: Any) -> None:
-    store = str(tmp_path / "store")
-    old = [materialize(pipeline(tmp_path, first), vd.LocalCompute(), key).run_id for key in KEYS]
-    new = materialize(pipeline(tmp_path, second, rows=9), vd.LocalCompute(), "a").run_id
+def ran(store: str, docs: vd.Pipeline, key: str, run_id: str) -> str:
+    compute(docs, Store(Location(store)), [key], run_id=run_id)
+    return run_id
+
+
+def test_runs_and_stores_are_compared(tmp_path: Path) -> None:
+    store, other = str(tmp_path / "store"), str(tmp_path / "other" / "store")
+    old = [ran(store, pipeline(tmp_path, first), key, f"0000{key}111") for key in KEYS]
+    new = ran(store, pipeline(tmp_path, second, rows=9), "a", "11112222-3333")
 
     found = vd.diff("numbers/y", old[0], new[:8], store=store)
 
@@ -54,8 +61,7 @@ def test_runs_and_stores_are_compared(tmp_path: Path, materialize: Any) -> None:
     assert [(e.id, e.before, e.now) for e in y.examples] == [("3", "3.0", "4.0")]
     assert found.now.seconds_per_thousand is not None
 
-    materializing(tmp_path / "other")(pipeline(tmp_path, second, rows=9), vd.LocalCompute(), "a")
-    other = str(tmp_path / "other" / "store")
+    ran(other, pipeline(tmp_path, second, rows=9), "a", "4444")
     assert vd.diff("numbers/y", other, store=store).is_equal
 
     html = tmp_path / "diff.html"
@@ -64,7 +70,7 @@ def test_runs_and_stores_are_compared(tmp_path: Path, materialize: Any) -> None:
     assert shown.exit_code == 0, shown.output
     assert "y: 1 row differs" in shown.output
     assert "<td>4.0</td>" in html.read_text()
-    assert vd.diff("numbers/y", old[0][:4], "file://" + other, store=store).now.rows == 9
+    assert vd.diff("numbers/y", old[0][:5], "file://" + other, store=store).now.rows == 9
     as_json = CliRunner().invoke(main, ["diff", *arguments, "--json"])
     assert json.loads(as_json.output)["different"] == 1
 
@@ -73,6 +79,7 @@ def test_runs_and_stores_are_compared(tmp_path: Path, materialize: Any) -> None:
     ("before", "now", "partitions", "message"),
     [
         ("0123abcd", "latest", None, "no run '0123abcd' has committed rows of 'numbers/y'"),
+        ("0000", "latest", None, "several runs begin with '0000'; give more of the id"),
         ("latest", "latest", ["c"], "partition 'c' was never materialized"),
         ("{a}", "{b}", None, "have no partition of 'numbers/y' in common: 'a' and 'b'"),
         ("f" * 100 + "/", "latest", None, "'numbers/y' was never materialized into"),
@@ -80,11 +87,10 @@ def test_runs_and_stores_are_compared(tmp_path: Path, materialize: Any) -> None:
     ],
 )
 def test_a_version_that_does_not_exist_is_named(
-    tmp_path: Path, materialize: Any, before: str, now: str, partitions: Any, message: str
+    tmp_path: Path, before: str, now: str, partitions: Any, message: str
 ) -> None:
-    runs = {
-        key: materialize(pipeline(tmp_path, first), vd.LocalCompute(), key).run_id for key in KEYS
-    }
+    store = str(tmp_path / "store")
+    runs = {key: ran(store, pipeline(tmp_path, first), key, f"0000{key}111") for key in KEYS}
 
     with pytest.raises(StoreError, match=message):
         vd.diff(
@@ -92,5 +98,5 @@ def test_a_version_that_does_not_exist_is_named(
             before.format(**runs),
             now.format(**runs),
             partitions=partitions,
-            store=str(tmp_path / "store"),
+            store=store,
         )
