@@ -121,7 +121,8 @@ def run(source, local, monkeypatch):
         )
 
 
-def test_loads_and_work_add_up_to_those_of_the_run(run, source):
+def test_loads_and_work_add_up_to_those_of_the_runs(run, source):
+    # The first run loads models, and computes all.
     compute = ForkedLocal(num_cpus=2, resources={"accelerator": 1})  # models stay warm
     done = run(compute=compute)
 
@@ -149,13 +150,42 @@ def test_loads_and_work_add_up_to_those_of_the_run(run, source):
         in_code = done.sum("seconds_in_user_code", stage)
         assert 0.01 * fragments * 3 <= in_code <= done.sum("worker_seconds", stage)
 
-    again = run(compute=compute, run_config={"ops": {"sums_pipeline": {"config": {"force": True}}}})
+    # A forced one finds them warm.
+    forced = {"run_config": {"ops": {"sums_pipeline": {"config": {"force": True}}}}}
+    again = run(compute=compute, **forced)
     warm = [report.warm for report in again.ready()]
     assert again.sum("warm_hits") == warm.count(True) >= 1
     assert again.sum("model_loads") == again.notes["load"] == warm.count(False)
     assert again.sum("model_load_seconds") == pytest.approx(
         sum(report.seconds for report in again.ready() if not report.warm), abs=0.01
     )
+
+    # What is up to date keeps the figures of its computation.
+    reused = run(compute=compute)
+    of_run = ("fragments_computed", "fragments_reused", "dagster/column_schema")
+    of_run += ("dagster/column_lineage",)  # in one materialization of each run
+    for place, entries in again.found.items():
+        found = reused.found[place]
+        assert found.pop("computed_by_run") == again.result.run_id
+        assert (found["fragments_computed"], found["fragments_reused"]) == (0, FILES)
+        expected = {n: value for n, value in entries.items() if n not in of_run}
+        assert {n: value for n, value in found.items() if n not in of_run} == expected
+
+    # Retries, quarantined rows and a killed worker count once.
+    made = pipeline(source, on_error="quarantine", max_error_rate=1.0, batch_size="auto")
+    bad = [1, 2, 1105, 2203]
+    with testing.faults(
+        testing.CallFault("one", ids=bad, error="ValueError"),
+        testing.CallFault("two", "disconnect", ids=[1001, 2002], times=2),
+        testing.CallFault("two", "kill", ids=[2203], times=1),
+    ) as injected:
+        done = run(made, **forced)
+    assert done.result.success
+    assert done.sum("fragments_computed") == 3 * FILES * len(KEYS), "one of them started over"
+    assert done.sum("model_loads") == len(done.ready()) == done.notes["load"] >= 2
+    assert done.sum("rows_quarantined") == done.sum("rows_quarantined", "one") == len(bad)
+    assert done.sum("retries") == done.sum("retries", "two") == injected.fired[1]
+    assert {"retries", "rows_quarantined", "model_loads", "batches"} <= documented(done)
 
 
 def test_starts_and_restarts_of_a_server_add_up(run, source, tmp_path):
@@ -182,41 +212,3 @@ def test_starts_and_restarts_of_a_server_add_up(run, source, tmp_path):
     assert all("| llm | http://127.0.0.1:" in found["servers"] for found in asked)
     assert "servers" in documented(done)
     assert not [name for name in done.found["one", KEYS[0]] if "server" in name]
-
-
-def test_a_partition_that_is_reused_keeps_the_figures_of_its_computation(run):
-    with testing.faults(testing.CallFault("one", ids=[0], times=2)):
-        first, second = run(), run()
-    third = run()
-
-    assert not first.result.success
-    assert not second.result.success
-    assert third.result.success
-    of_run = ("fragments_computed", "fragments_reused", "dagster/column_schema")
-    of_run += ("dagster/column_lineage",)  # in one materialization of each run
-    for again in (second, third):
-        for place, entries in first.found.items():
-            found = again.found[place]
-            assert found.pop("computed_by_run") == first.result.run_id
-            assert (found["fragments_computed"], found["fragments_reused"]) == (0, FILES)
-            expected = {n: value for n, value in entries.items() if n not in of_run}
-            assert {n: value for n, value in found.items() if n not in of_run} == expected
-    assert first.sum("model_loads") == len(first.ready())
-
-
-def test_retries_and_quarantined_rows_add_up_and_every_entry_is_documented(run, source):
-    made = pipeline(source, on_error="quarantine", max_error_rate=1.0, batch_size="auto")
-    bad = [1, 2, 1105, 2203]
-    with testing.faults(
-        testing.CallFault("one", ids=bad, error="ValueError"),
-        testing.CallFault("two", "disconnect", ids=[1001, 2002], times=2),
-        testing.CallFault("two", "kill", ids=[2203], times=1),
-    ) as injected:
-        done = run(made)
-
-    assert done.result.success
-    assert done.sum("fragments_computed") == 3 * FILES * len(KEYS), "one of them started over"
-    assert done.sum("model_loads") == len(done.ready()) == done.notes["load"] >= 2
-    assert done.sum("rows_quarantined") == done.sum("rows_quarantined", "one") == len(bad)
-    assert done.sum("retries") == done.sum("retries", "two") == injected.fired[1]
-    assert {"retries", "rows_quarantined", "model_loads", "batches"} <= documented(done)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
 import pyarrow as pa
 
 import vane_dagster as vd
 from support.data import write_source
+from support.in_process import compute
+from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
 
 
 def chunks(batch: pa.Table) -> pa.Table:
@@ -18,15 +24,15 @@ def score(batch: pa.Table) -> pa.Table:
     return pa.table({"score": [1.0] * len(batch), "vector": vectors, "label": ["l"] * len(batch)})
 
 
-def lineage(event: dg.AssetMaterialization) -> dict[str, set[str]]:
-    found = event.metadata["dagster/column_lineage"].value.deps_by_column
+def lineage(metadata: dict[str, Any]) -> dict[str, set[str]]:
+    found = metadata["dagster/column_lineage"].deps_by_column
     return {
         column: {f"{dep.asset_key.to_user_string()}:{dep.column_name}" for dep in deps}
         for column, deps in found.items()
     }
 
 
-def test_column_lineage_schema_and_sample_of_every_stage(tmp_path, local, materialize):
+def test_column_lineage_schema_and_sample_of_every_stage(tmp_path):
     texts = ["x" * 200, "pipe | *bold* <b>", "third"]
     write_source(
         tmp_path / "src",
@@ -52,11 +58,15 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path, local, materi
         source_columns=["url"],
     )
     both.write("out", str(tmp_path / "out"))
-    result = materialize(docs, local)
-    events = {
-        event.materialization.asset_key.path[-1]: event.materialization
-        for event in result.get_asset_materialization_events()
-    }
+    store = Store(Location(str(tmp_path / "store")))
+    compute(docs, store)
+    events: dict[str, dict[str, Any]] = {}
+    for stage in docs:
+        (name,) = store.latest("docs", stage.name, [None]).values()
+        manifest = store.read("docs", stage.name, None, name)
+        columns = column_metadata(manifest, stage.id, lambda node: dg.AssetKey(["docs", node]))
+        of_run = stage_metadata(stage.spec, None, manifest, name, store, {}, 1)
+        events[stage.name] = {**columns, **of_run}
     assert lineage(events["clean"]) == {
         "id": {"docs/source:id"},
         "text": {"docs/source:text"},
@@ -83,21 +93,19 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path, local, materi
     }
     assert lineage(events["out"])["words"] == {"docs/both:words"}
 
-    columns = events["clean"].metadata["dagster/column_schema"].value.columns
+    columns = events["clean"]["dagster/column_schema"].columns
     described = {c.name: c.description for c in columns}
     assert described["long"] == "from docs/source: n, text"
-    columns = events["scored"].metadata["dagster/column_schema"].value.columns
+    columns = events["scored"]["dagster/column_schema"].columns
     types = {"chunk_id": "VARCHAR", "id": "BIGINT", "score": "DOUBLE", "vector": "FLOAT[4]"}
     assert {c.name: c.type for c in columns} == {**types, "label": "VARCHAR"}
     assert [c.name for c in columns if c.constraints.unique] == ["chunk_id"]
 
-    shown = events["clean"].metadata["sample"].value.splitlines()
+    shown = events["clean"]["sample"].value.splitlines()
     assert len(shown) == 2 + 3
     assert "x" * 60 in shown[2]
     assert "x" * 100 not in shown[2]
     assert r"pipe \| \*bold\* \<b\>" in shown[3]
-    assert "[0.25, 0.5, 0.75, … 4 in all]" in events["scored"].metadata["sample"].value.replace(
-        "\\", ""
-    )
-    trace = events["both"].metadata["trace"].value
+    assert "[0.25, 0.5, 0.75, … 4 in all]" in events["scored"]["sample"].value.replace("\\", "")
+    trace = events["both"]["trace"].value
     assert trace.startswith("`vane-dagster trace docs/both --id 1")
