@@ -90,7 +90,7 @@ class Planted:
         )
         stage.write("out", self.place("out"), storage_options=given)
         secrets = {"key": self.values["key"], "secret": dg.EnvVar("DEPLOY_SECRET_KEY")}
-        root = f"s3://{self.bucket}/store"
+        root = self.place(f"store/{type(compute).__name__}")
         store = vd.FragmentStore(root=root, storage_options=self.options(**secrets))
         return dg.materialize(
             [pipeline.build_assets()],
@@ -147,32 +147,43 @@ def secrets(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     made.instance.dispose()
 
 
-def test_runs_tell_no_secret(secrets, local, denying, capfd):
+def test_runs_tell_no_secret(secrets, local, cluster, denying, capfd):
+    import ray
+
+    # In subprocesses: rows that fail, a source that is not there, and one that refuses the login.
     assert secrets.run(local, fails="call", on_error="quarantine").success
     message = failure(secrets.run(local, source="missing"))
     assert f"'s3://{secrets.bucket}/missing'" in message
     at = f"http://127.0.0.1:{denying.server_port}"
     assert "AWS4-HMAC-SHA256 Credential=***/" in failure(secrets.run(local, endpoint_url=at))
 
-    out, err = capfd.readouterr()
-    written = secrets.written(out + err)
-    assert any("cannot call with ***" in text for key, text in written.items() if "store/" in key)
-    assert any("/manifests/" in key for key in written)
-    secrets.check(written)
+    # An ordinary asset: what the IO manager raises, with what that was caused by.
+    options = {**secrets.options(), "endpoint_url": at}
+    denied = vd.FragmentStore(root=secrets.place("store"), storage_options=options)
 
+    @dg.asset
+    def made() -> pa.Table:
+        return pa.table({"id": [1]})
 
-def test_runs_on_ray_tell_no_secret(secrets, cluster, capfd):
-    import ray
+    given = {"resources": {"io_manager": denied}, "instance": secrets.instance}
+    result = dg.materialize([made], **given, raise_on_error=False)
+    events = list(map(dg.serialize_value, secrets.instance.all_logs(result.run_id)))
+    assert any("Credential=***/" in text for text in events)
 
+    # On Ray: rows and models that fail.
     compute = vd.RayCompute(cluster=cluster)
     message = failure(secrets.run(compute, fails="call"))
     assert "ValueError: cannot call with *** *** ***, ***, {'DEPLOY" in message
     assert secrets.run(compute, fails="call", on_error="quarantine").success
     assert "refused: *** *** ***" in failure(secrets.run(compute, fails="constructor"))
+
+    # All that was written: Dagster's files and events, the store, logs of Ray, and its actors.
     session = Path(ray._private.worker._global_node.get_session_dir_path())
     home = Path(os.environ["VANE_DAGSTER_HOME"])
     out, err = capfd.readouterr()
     written = secrets.written(out + err, session / "logs", home)
+    assert any("cannot call with ***" in text for key, text in written.items() if "store/" in key)
+    assert any("/manifests/" in key for key in written)
     never = {"resources": {"none": 1}, "runtime_env": {"env_vars": {"SEEN_BY_OTHERS": "1"}}}
     waiting = ray.remote(type("Waiting", (), {})).options(name="waiting", **never).remote()
     state = ray._private.state.state
@@ -181,23 +192,3 @@ def test_runs_on_ray_tell_no_secret(secrets, cluster, capfd):
     ray.kill(waiting)
     written["actors"] = repr(actors)
     secrets.check(written)
-
-
-def test_an_ordinary_asset_tells_no_secret(secrets, denying, capfd):
-    """What the IO manager raises, with what that was caused by."""
-    at = f"http://127.0.0.1:{denying.server_port}"
-    options = {**secrets.options(), "endpoint_url": at}
-    root = secrets.place("store")
-    store = vd.FragmentStore(root=root, storage_options=options)
-
-    @dg.asset
-    def made() -> pa.Table:
-        return pa.table({"id": [1]})
-
-    result = dg.materialize(
-        [made], resources={"io_manager": store}, instance=secrets.instance, raise_on_error=False
-    )
-    events = list(map(dg.serialize_value, secrets.instance.all_logs(result.run_id)))
-    assert any("Credential=***/" in text for text in events)
-    out, err = capfd.readouterr()
-    secrets.check(secrets.written(out + err))

@@ -1,4 +1,4 @@
-"""Runs without Dagster's events, in the store that Dagster's runs use."""
+"""Runs without Dagster's events, with what they print."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
-from support.results import metadata
+from support.in_process import InProcessCompute
 from vane_dagster.errors import DefinitionError, VaneError
 
 
@@ -31,28 +31,25 @@ def numbers(last: int = 12) -> vd.Pipeline:
     return made
 
 
-def test_a_run_is_printed_and_found_by_dagster(tmp_path, materialize, capsys):
-    store = vd.FragmentStore(root=str(tmp_path / "store"))
-    numbers().run(store=store)
+def test_a_run_prints_what_it_did(tmp_path, capsys):
+    given = {"store": vd.FragmentStore(root=str(tmp_path / "store")), "compute": InProcessCompute()}
+    numbers().run(**given)
     printed = capsys.readouterr().out
     assert "halved: partitions: 2 committed; 12 rows in" in printed
     assert "model Half: 1 started in" in printed
-    assert vd.load("numbers/last", store=store).num_rows == 12
+    assert vd.load("numbers/last", store=given["store"]).num_rows == 12
 
-    numbers().run("a", select="last", store=store)
+    numbers().run("a", select="last", **given)
     assert "last: partitions: 1 up to date (6 rows in 1 fragment)" in capsys.readouterr().out
-    done = materialize(numbers(), vd.LocalCompute(), "a")
-    assert metadata(done, "halved")["fragments_computed"] == 0
-
-    numbers().run("a", select="last", store=store, force=True)
+    numbers().run("a", select="last", force=True, **given)
     assert "last: partitions: 1 committed" in capsys.readouterr().out
 
 
 def test_a_partition_that_fails_is_an_error_and_the_others_are_committed(tmp_path, capsys):
-    store = str(tmp_path / "store")
+    given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
     with pytest.raises(VaneError, match=r"stage 'numbers/halved', partition 'b'.*thirteen"):
-        numbers(14).run(store=store)
+        numbers(14).run(**given)
     assert "halved: partitions: 1 committed, 1 failed" in capsys.readouterr().out
-    assert vd.load("numbers/halved", "a", store=store).num_rows == 7
+    assert vd.load("numbers/halved", "a", store=given["store"]).num_rows == 7
     with pytest.raises(DefinitionError, match="there is no partition 'c'"):
-        numbers().run("c", store=store)
+        numbers().run("c", **given)
