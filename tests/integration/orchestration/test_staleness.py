@@ -132,10 +132,25 @@ def world(tmp_path, local, instance) -> World:
     return made
 
 
-# The source, observed
+def requested(world: World, cursor: Any, at: str = "2026-01-05") -> tuple[Any, Callable[..., Any]]:
+    result = dg.evaluate_automation_conditions(
+        world.defs,
+        world.instance,
+        cursor=cursor,
+        evaluation_time=datetime.fromisoformat(at).replace(tzinfo=timezone.utc),
+    )
+    requests = {name: result.get_requested_partitions(world.pipeline[name].key) for name in STAGES}
+    return result.cursor, requests
 
 
-def test_only_partitions_that_changed_are_reported(world):
+def test_partitions_are_stale_from_a_change_until_a_run_has_read_it(world):
+    latest_only = dg.AutomationCondition.in_latest_time_window()
+    eager = dg.AutomationCondition.eager().without(latest_only)
+    world.define(doubled, condition=eager)
+    cursor, requests = requested(world, None)
+    assert requests == {"doubled": set(), "kept": set()}
+
+    # An observation reports what changed, and is what automation asks a run for.
     first = world.observe(DAYS[1])
     assert set(first) == {DAYS[1]}
     (world.root / "src" / DAYS[0] / "a.parquet").unlink()
@@ -146,55 +161,47 @@ def test_only_partitions_that_changed_are_reported(world):
     assert set(changed) == {*DAYS[:2]}
     assert changed[DAYS[1]] != first[DAYS[1]]
     assert world.observe() == {}
+    cursor, requests = requested(world, cursor)
+    assert requests == {"doubled": set(DAYS), "kept": set(DAYS)}
 
-    world.write("2026-01-03", [1], name="b.parquet")
-    (world.root / "src" / "2026-01-01" / "a.parquet").unlink()
-    assert set(world.observe()) == {"2026-01-01", "2026-01-03"}
-
-
-# What is outdated
-
-
-def test_a_changed_source_makes_its_own_partition_stale_until_a_run_has_read_it(world):
+    # Runs report what they found.
     world.run(DAYS[0])
+    world.write(DAYS[2], [7, 8])  # which is not observed before the run
     world.run(*DAYS[1:])
     assert world.stale() == {}
-    assert world.observe() == {}, "the runs have reported what they found"
-
-    world.write("2026-01-02", [5, 6])
-    world.observe()
-    assert world.stale() == {("2026-01-02", "doubled"): "STALE"}
-    world.write("2026-01-03", [5, 6])  # which is not observed before the run
-    world.run("2026-01-02", "2026-01-03")
-    assert world.stale() == {}
     assert world.observe() == {}
+    cursor, requests = requested(world, cursor)
+    assert requests == {"doubled": set(), "kept": set()}
 
-    os.utime(world.root / "src" / "2026-01-02" / "a.parquet")
+    # One more file, and one less, are changes of their partitions alone.
+    world.write(DAYS[2], [1], name="b.parquet")
+    (world.root / "src" / DAYS[0] / "a.parquet").unlink()
+    world.write(DAYS[0], [5, 6], name="c.parquet")
+    assert set(world.observe()) == {DAYS[0], DAYS[2]}
+    assert world.stale() == {(DAYS[0], "doubled"): "STALE", (DAYS[2], "doubled"): "STALE"}
+    cursor, requests = requested(world, cursor)
+    assert requests == {"doubled": {DAYS[0], DAYS[2]}, "kept": {DAYS[0], DAYS[2]}}
+    world.run(*DAYS)
+    assert world.stale() == {}
+    _, requests = requested(world, cursor)
+    assert requests == {"doubled": set(), "kept": set()}
+
+    # A touched file is read again, and computes nothing.
+    os.utime(world.root / "src" / DAYS[1] / "a.parquet")
     world.observe()
-    result = world.run("2026-01-02")
+    result = world.run(DAYS[1])
     (event, *_) = result.get_asset_materialization_events()
     assert event.materialization.metadata["fragments_computed"].value == 0
     assert world.stale() == {}
 
+    # An edit of the code makes all of them stale.
     world.define(tripled)
     assert world.stale() == {(day, "doubled"): "STALE" for day in DAYS}, "the definition changed"
     world.run(*DAYS)
     assert world.stale() == {}
 
 
-def test_unpartitioned_pipeline(world):
-    world.define(doubled, partitions_def=None)
-    world.run()
-    assert world.stale() == {}
-    assert world.observe() == {}
-    world.write(DAYS[0], [9, 9, 9])
-    assert set(world.observe()) == {None}
-    assert world.stale() == {(None, "doubled"): "STALE"}
-    world.run()
-    assert world.stale() == {}
-
-
-def test_assets_upstream_make_what_reads_them_stale(world, tmp_path):
+def test_other_assets_and_a_source_without_partitions_make_stages_stale(world, tmp_path, local):
     version = {"model": "a"}
 
     @dg.asset(partitions_def=DAILY)
@@ -237,38 +244,16 @@ def test_assets_upstream_make_what_reads_them_stale(world, tmp_path):
     run("docs/doubled")
     assert stale() == set()
 
-
-# Automation
-
-
-def requested(world: World, cursor: Any, at: str = "2026-01-05") -> tuple[Any, Callable[..., Any]]:
-    result = dg.evaluate_automation_conditions(
-        world.defs,
-        world.instance,
-        cursor=cursor,
-        evaluation_time=datetime.fromisoformat(at).replace(tzinfo=timezone.utc),
-    )
-    requests = {name: result.get_requested_partitions(world.pipeline[name].key) for name in STAGES}
-    return result.cursor, requests
-
-
-def test_eager_asks_for_what_the_source_changed(world):
-    latest_only = dg.AutomationCondition.in_latest_time_window()
-    world.define(doubled, condition=dg.AutomationCondition.eager().without(latest_only))
-    cursor, requests = requested(world, None)
-    assert requests == {"doubled": set(), "kept": set()}
-
-    world.observe()
-    cursor, requests = requested(world, cursor)
-    assert requests == {"doubled": set(DAYS), "kept": set(DAYS)}
-    world.run(*DAYS)
-    cursor, requests = requested(world, cursor)
-    assert requests == {"doubled": set(), "kept": set()}
-
-    world.write("2026-01-02", [5, 6])
-    world.observe()
-    cursor, requests = requested(world, cursor)
-    assert requests == {"doubled": {"2026-01-02"}, "kept": {"2026-01-02"}}
-    world.run("2026-01-02")
-    cursor, requests = requested(world, cursor)
-    assert requests == {"doubled": set(), "kept": set()}
+    # Without partitions.
+    with dg.DagsterInstance.ephemeral() as own:
+        whole = World(tmp_path / "whole", local, own)
+        whole.write(DAYS[0], [0, 1])
+        whole.define(doubled, partitions_def=None)
+        whole.run()
+        assert whole.stale() == {}
+        assert whole.observe() == {}
+        whole.write(DAYS[0], [9, 9, 9])
+        assert set(whole.observe()) == {None}
+        assert whole.stale() == {(None, "doubled"): "STALE"}
+        whole.run()
+        assert whole.stale() == {}
