@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -86,3 +89,11 @@ def test_servers_of_one_name_are_told_apart_by_identity(monkeypatch: pytest.Monk
     assert unclear.exit_code == 1
     assert "there are 2 pools 'llm'" in unclear.stderr
     assert "server llm (abc), server llm (abd)" in unclear.stderr.replace("'", "")
+
+
+def test_the_package_runs_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["vane_dagster", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("vane_dagster", run_name="__main__")
+    assert ended.value.code == 0
+    assert "python -m vane_dagster, version" in capsys.readouterr().out
