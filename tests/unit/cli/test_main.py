@@ -96,4 +96,4 @@ def test_the_package_runs_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: A
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("vane_dagster", run_name="__main__")
     assert ended.value.code == 0
-    assert "python -m vane_dagster, version" in capsys.readouterr().out
+    assert "vane-dagster, version" in capsys.readouterr().out

@@ -153,3 +153,17 @@ def test_staged_files_are_found_below_every_partition(tmp_path):
         f"2026-01/x/{STAGING}/a.parquet",
         f"2026-02/x/{STAGING}/a.parquet",
     ]
+
+
+@pytest.mark.parametrize("key", ["acme", "zeta/eu", "..", "../outside", "s3://lake/b", "x" * 200])
+def test_a_key_is_one_folder_below_the_target(key):
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.parquet("/src/{partition_key}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition([key]),
+    )
+    out = docs.project("clean", ["id"]).write("out", "/root/out/{partition_key}")
+    target = out.spec.publisher(key).target.path
+    assert os.path.normpath(target) == target
+    assert os.path.dirname(target) == "/root/out"
