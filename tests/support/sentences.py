@@ -35,10 +35,10 @@ def pipeline(tmp_path, **kwargs) -> vd.Pipeline:
     write_source(
         tmp_path / "source",
         {"id": pa.array(range(len(TEXTS)), pa.int64()), "text": TEXTS},
-        row_group_size=2,
+        row_group_size=3,
     )
     return vd.Pipeline(
-        "docs", source=vd.parquet(str(tmp_path / "source")), id="id", fragment_rows=2, **kwargs
+        "docs", source=vd.parquet(str(tmp_path / "source")), id="id", fragment_rows=3, **kwargs
     )
 
 

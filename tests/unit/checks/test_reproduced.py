@@ -12,7 +12,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from support.in_process import InProcessCompute
+from support.in_process import InProcessCompute, compute
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.orchestration.reproducible import ReproducibilityRunner
 from vane_dagster.orchestration.run import RunContext
@@ -32,7 +32,7 @@ class Checked:
         write_source(self.folder / "source", table)
 
     def run(self, docs: vd.Pipeline) -> None:
-        docs.run(store=self.store, compute=InProcessCompute())
+        compute(docs, self.store.open())
 
     def results(
         self, docs: vd.Pipeline, partitions: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Checked:
             ],
             has_partition_key=False,
             has_partition_key_range=False,
-            log=SimpleNamespace(info=print, warning=print),
+            log=SimpleNamespace(info=str, warning=str),
         )
         config: Any = SimpleNamespace(
             reproduce_partitions=partitions, reproduce_rows=None, reproduce_seed=7
@@ -96,8 +96,8 @@ def letters(batch: pa.Table) -> dict[str, Any]:
 
 
 def test_every_kind_of_stage_is_computed_again_from_what_it_was_made_from(tmp_path, checked):
-    checked.source(40)
-    docs = pipeline(tmp_path, fragment_rows=20)
+    checked.source(30)
+    docs = pipeline(tmp_path)
     given = {"asset": vd.Asset(checks=[vd.checks.Reproducible(rows=15)])}
     columns = {"text": "text", "twice": "id * 2"}
     long = docs.project("long", columns, where="id % 3 < 2", **given)

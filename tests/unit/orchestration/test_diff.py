@@ -75,6 +75,14 @@ def test_runs_and_stores_are_compared(tmp_path: Path) -> None:
     assert json.loads(as_json.output)["different"] == 1
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
+    """A store, and its run of each partition."""
+    folder = tmp_path_factory.mktemp("diff")
+    store, docs = str(folder / "store"), pipeline(folder, first)
+    return store, {key: ran(store, docs, key, f"0000{key}111") for key in KEYS}
+
+
 @pytest.mark.parametrize(
     ("before", "now", "partitions", "message"),
     [
@@ -87,10 +95,9 @@ def test_runs_and_stores_are_compared(tmp_path: Path) -> None:
     ],
 )
 def test_a_version_that_does_not_exist_is_named(
-    tmp_path: Path, before: str, now: str, partitions: Any, message: str
+    stored: tuple[str, dict[str, str]], before: str, now: str, partitions: Any, message: str
 ) -> None:
-    store = str(tmp_path / "store")
-    runs = {key: ran(store, pipeline(tmp_path, first), key, f"0000{key}111") for key in KEYS}
+    store, runs = stored
 
     with pytest.raises(StoreError, match=message):
         vd.diff(
