@@ -24,7 +24,6 @@ KEYS = ("a", "b", "c / ü")
 PARTS = dg.StaticPartitionsDefinition(list(KEYS))
 WHOLE = over(*KEYS)["tags"]
 SINGLE_RUN = dg.BackfillPolicy.single_run()
-OF_ASSET = ("partitions_def", "backfill_policy")
 DAY = 86400.0
 
 
@@ -33,55 +32,7 @@ def store(tmp_path: Path) -> vd.FragmentStore:
     return vd.FragmentStore(root=str(tmp_path / "store"))
 
 
-def docs(root: Path, partitions_def: Any = PARTS) -> vd.Pipeline:
-    made = vd.Pipeline(
-        "docs",
-        source=vd.parquet(f"{root}/src/{'{partition_key}' if partitions_def else ''}"),
-        id="id",
-        partitions_def=partitions_def,
-        fragment_rows=2,
-    )
-    made.project("clean", {"n": "n * 10"}).project("more", {"m": "n + 1"})
-    return made
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> vd.FragmentStore:
-    """The store of `pipeline`."""
-    return vd.FragmentStore(root=str(tmp_path_factory.mktemp("filled") / "store"))
-
-
-@pytest.fixture(scope="module")
-def pipeline(filled: vd.FragmentStore, local: Any) -> vd.Pipeline:
-    """A pipeline whose three partitions of three rows are materialized. No test changes them."""
-    folder = Path(filled.root).parent
-    for number, key in enumerate(KEYS):
-        start = 3 * number
-        write_source(
-            folder / "src" / key, {"id": range(start, start + 3), "n": range(start, start + 3)}
-        )
-    made = docs(folder)
-    resources = {"compute": local, "store": filled}
-    assert dg.materialize([made.build_assets()], resources=resources, tags=WHOLE).success
-    return made
-
-
-def run(assets: Any, pipeline: vd.Pipeline, store: Any, **given: Any) -> dg.ExecuteInProcessResult:
-    """Materializes ordinary assets and checks beside a pipeline that is materialized already."""
-    selection = dg.AssetSelection.assets(
-        *(asset for asset in assets if not isinstance(asset, dg.AssetChecksDefinition))
-    ) | dg.AssetSelection.checks(
-        *(asset for asset in assets if isinstance(asset, dg.AssetChecksDefinition))
-    )
-    return dg.materialize(
-        [pipeline.build_assets(), *assets],
-        selection=selection,
-        resources={"compute": vd.LocalCompute(), "store": store},
-        **given,
-    )
-
-
-def reader_of(kind: Any, inputs: list[Any], **given: Any) -> dg.AssetsDefinition:
+def reader_of(kind: Any, inputs: list[Any], metadata: Any, **given: Any) -> dg.AssetsDefinition:
     """An asset that takes "docs/more" as `kind`, and nothing more than a resource from us."""
 
     def below(more: Any) -> None:
@@ -90,7 +41,6 @@ def reader_of(kind: Any, inputs: list[Any], **given: Any) -> dg.AssetsDefinition
     below.__annotations__["more"] = kind
     if kind is None:
         del below.__annotations__["more"]
-    metadata = given.pop("metadata", None)
     ins = {"more": dg.AssetIn(["docs", "more"], metadata=metadata)}
     return dg.asset(ins=ins, **given)(below)
 
@@ -100,42 +50,47 @@ def values(read: Any) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_ordinary_assets_take_stages_by_their_annotations(
-    pipeline, filled, store, local, ray_data, tmp_path
-):
-    def taken(kind: Any, chosen: Any = filled, docs: Any = pipeline, **given: Any) -> list[Any]:
+def test_ordinary_assets_take_stages_by_their_annotations(store, local, ray_data, tmp_path):
+    for number, key in enumerate(KEYS):
+        rows = range(3 * number, 3 * number + 3)
+        write_source(tmp_path / "src" / key, {"id": rows, "n": rows})
+    source = vd.parquet(f"{tmp_path}/src/{{partition_key}}")
+    docs = vd.Pipeline("docs", source=source, id="id", partitions_def=PARTS, fragment_rows=2)
+    docs.project("clean", {"n": "n * 10"}).project("more", {"m": "n + 1"})
+    stages = docs.build_assets()
+    resources = {"compute": local, "store": store, "io_manager": store}
+
+    def taken(kind: Any, metadata: Any = None, **given: Any) -> Any:
         inputs: list[Any] = []
-        metadata = {"metadata": given.pop("metadata", None)}
-        options = {name: given.pop(name) for name in [*given] if name in OF_ASSET}
-        assert run([reader_of(kind, inputs, **options, **metadata)], docs, chosen, **given).success
-        return inputs
+        run = given.pop("run", {})
+        below = reader_of(kind, inputs, metadata, **given)
+        assets = {"assets": [stages, below], "selection": [below], "resources": resources}
+        assert dg.materialize(**assets, **run).success
+        return inputs[0]
+
+    # Partitions that are missing are named, or left out on request.
+    assert dg.materialize([stages], resources=resources, partition_key="a").success
+    with pytest.raises(vd.errors.StoreError) as raised:
+        taken(pa.Table)
+    assert "'docs/more': partitions 'b', 'c / ü' were never materialized" in str(raised.value)
+    assert "allow_missing_partitions" in str(raised.value)
+    assert values(taken(pa.Table, {"allow_missing_partitions": True})) == [1, 11, 21]
 
     # A partition, all of them, or a range in order, with some columns.
-    last = {"partitions_def": PARTS, "partition_key": "c / ü"}
+    assert dg.materialize([stages], resources=resources, tags=WHOLE).success
+    last = {"partitions_def": PARTS, "run": {"partition_key": "c / ü"}}
     for kind, given, ids in (
         (None, last, range(6, 9)),
         (pa.RecordBatchReader, {}, range(9)),
         (pl.LazyFrame, last, range(6, 9)),
     ):
-        (read,) = taken(kind, **given)
+        read = taken(kind, **given)
         assert isinstance(read, kind or pa.Table)
         assert values(read) == [10 * n + 1 for n in ids]
-    whole = {"partitions_def": PARTS, "backfill_policy": SINGLE_RUN, "tags": WHOLE}
-    (read,) = taken(pa.Table, metadata={"columns": ["m"]}, **whole)
+    whole = {"partitions_def": PARTS, "backfill_policy": SINGLE_RUN, "run": {"tags": WHOLE}}
+    read = taken(pa.Table, {"columns": ["m"]}, **whole)
     assert read.column_names == ["m"]
     assert values(read) == [10 * n + 1 for n in range(9)]
-
-    # Partitions that are missing are named, or left out on request.
-    write_source(tmp_path / "src" / "a", {"id": [1], "n": [1]})
-    made = docs(tmp_path)
-    resources = {"compute": local, "store": store}
-    assert dg.materialize([made.build_assets()], resources=resources, partition_key="a").success
-    with pytest.raises(vd.errors.StoreError) as raised:
-        taken(pa.Table, store, made)
-    assert "'docs/more': partitions 'b', 'c / ü' were never materialized" in str(raised.value)
-    assert "allow_missing_partitions" in str(raised.value)
-    (read,) = taken(pa.Table, store, made, metadata={"allow_missing_partitions": True})
-    assert values(read) == [11]
 
     # Ray Data comes in and goes out. It is executed once, which takes longer than all before.
     def copied(more: Any) -> Any:
@@ -144,11 +99,7 @@ def test_ordinary_assets_take_stages_by_their_annotations(
 
     copied.__annotations__ = {"more": ray_data.Dataset, "return": ray_data.Dataset}
     asset = dg.asset(ins={"more": dg.AssetIn(["docs", "more"])})(copied)
-    result = dg.materialize(
-        [pipeline.build_assets(), asset],
-        selection=[asset],
-        resources={"compute": vd.LocalCompute(), "store": filled, "io_manager": store},
-    )
+    result = dg.materialize([stages, asset], selection=[asset], resources=resources)
     assert materialization(result).metadata["dagster/row_count"].value == 9
     assert sorted(values(vd.load("copied", store=store))) == [10 * n + 1 for n in range(9)]
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from support.counted_runs import (
-    Clock,
-    counts,
-    fragment,
-    source,  # noqa: F401  # fixtures
-)
+from support.counted_runs import Clock, counts, fragment
 from vane_dagster.events import Progress
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.worker.reports import Tally, WorkReport
