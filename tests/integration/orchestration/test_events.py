@@ -15,7 +15,6 @@ from support.data import write_source
 from support.event_world import (  # noqa: F401  # fixtures
     KEYS,
     STAGES,
-    World,
     embed,
     instance,
     materializations,
