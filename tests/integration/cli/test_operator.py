@@ -78,11 +78,18 @@ def test_an_operator_plans_previews_traces_and_retries(tmp_path, monkeypatch):
     assert "same  1 of 1 partition: 2 rows in 1 fragment" in shown
 
     # Previews.
-    assert run("preview", "one/same", *file, "--rows", "1").splitlines() == [
+    *table, cost = run("preview", "one/same", *file, "--rows", "1").splitlines()
+    assert table == [
         "id  text                                      list",
         "1   word word word word word word word wo...  [0, 1, 2, ... 9 values]",
+        "",
     ]
+    assert cost.startswith("same: 1 row in ")
     assert json.loads(run("preview", "two/same", *file, "--json")) == {"id": 1}
+    some = run("preview", "one/same", *file, "--json", "--ids", "2, 1")
+    assert [json.loads(line)["id"] for line in some.splitlines()] == [1, 2]
+    none = run("preview", "two/same", *file, "--where", "id > 9")
+    assert "has no row for which where='id > 9' is true, among 2 rows" in none
 
     # A trace reads the source with the definitions, which the store alone cannot.
     pipelines["two"].run(store="its store", compute=WarmLocal(num_cpus=2))

@@ -69,14 +69,14 @@ def test_schemas_are_inferred_and_pinned_and_previews_warm_the_models(
     schema = 'schema={"label": "VARCHAR", "score": "DOUBLE", "pid": "BIGINT"}'
 
     # Previews print the schemas, keep nothing, and share a warm model.
-    letters = docs(tmp_path)["letters"].preview(4, **given)
+    letters = docs(tmp_path)["letters"].preview(4, **given).table
     assert letters.schema.names == ["letter_id", "id", "letter"]
     assert letters["letter"].to_pylist() == ["T", "0", "T", "1"]
     printed = capsys.readouterr().out
     assert f"stage 'labels': {schema}" in printed
     assert 'stage \'letters\': schema={"letter": "VARCHAR"}' in printed
     assert files(tmp_path) == []
-    pids = [docs(tmp_path)["labels"].preview(3, **given)["pid"][0].as_py() for _ in range(2)]
+    pids = [docs(tmp_path)["labels"].preview(3, **given).table["pid"][0].as_py() for _ in range(2)]
     assert pids[0] == pids[1] != os.getpid()
 
     with dg.DagsterInstance.ephemeral() as instance:

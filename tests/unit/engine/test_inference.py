@@ -47,7 +47,7 @@ def test_a_stage_has_one_pin_whether_it_runs_alone_or_not(tmp_path, given, capsy
     docs(tmp_path).run(select=["clean", "labels"], **given)
     assert f"stage 'labels': its schema was inferred: {labels}" in capsys.readouterr().out
     before = files(tmp_path)
-    assert docs(tmp_path)["twice"].preview(2, **given)["twice"].to_pylist() == [2.0, 2.0]
+    assert docs(tmp_path)["twice"].preview(2, **given).table["twice"].to_pylist() == [2.0, 2.0]
     assert files(tmp_path) == before
     assert f"stage 'labels': {labels}" in capsys.readouterr().out  # pinned
 
@@ -104,7 +104,11 @@ def partitioned(tmp_path: Path) -> vd.Pipeline:
 
 def test_empty_partitions_may_come_first(tmp_path, given):
     made = partitioned(tmp_path)
-    assert made["labels"].preview(3, partition="p5", **given)["labels"].to_pylist() == [0, 0.5, 1]
+    assert made["labels"].preview(3, partition="p5", **given).table["labels"].to_pylist() == [
+        0,
+        0.5,
+        1,
+    ]
     assert files(tmp_path) == []  # nor has it decided how files are cut into fragments
     made.run(**given)
     assert read_stage(tmp_path / "store", "docs", "labels", "p5").num_rows == 20
