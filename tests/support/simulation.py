@@ -360,6 +360,8 @@ class World:
         self.store = Store(Location("simulated://store"))
         self.fragment_rows = 3
         self._pipelines: dict[Any, vd.Pipeline] = {}
+        self.equal: list[tuple[str, frozenset[str]]] = []
+        """The suffixes that count as one, by stage: those of adopted definitions."""
         self.stored: dict[tuple[str, str], set[Any]] = defaultdict(set)
         """The rows whose results are in the manifest in force, by stage and partition.
 
@@ -497,7 +499,7 @@ class World:
         self, partitions: Sequence[str], before: Mapping[Any, Any], failed: Mapping[Any, Any]
     ) -> None:
         for partition in partitions:
-            wanted = plain_loop(self.nodes, self.rows(partition))
+            wanted = self._expected(partition)
             for node in self.nodes:
                 place, rows = (node.name, partition), wanted[node.name]
                 manifest = self.in_force(*place)

@@ -11,11 +11,20 @@ from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 @click.argument("stage")
 @FILE
 @MODULE
-@click.option("--rows", default=200, show_default=True, type=click.IntRange(1), help="To compare.")
+@click.option("--sample", default=200, show_default=True, type=click.IntRange(1), help="Rows.")
+@click.option("--all", "every", is_flag=True, help="Compare every stored row.")
+@click.option("--partitions", help="To sample, as 2026-01-01..2026-01-31 or a,b. [default: all]")
 @click.option("--tolerance", default=0.0, show_default=True, help="Of floating-point numbers.")
-@click.option("--undo", is_flag=True, help="Make the two definitions different again.")
+@click.option("--undo", is_flag=True, help="Split what counts as one definition.")
 def adopt(
-    stage: str, file: str | None, module: str | None, rows: int, tolerance: float, undo: bool
+    stage: str,
+    file: str | None,
+    module: str | None,
+    sample: int,
+    every: bool,
+    partitions: str | None,
+    tolerance: float,
+    undo: bool,
 ) -> None:
     """Keeps the stored rows of STAGE, as docs/embedding, in force after an edit of its code.
 
@@ -25,5 +34,12 @@ def adopt(
     """
     definitions = Definitions(file, module)
     store, compute = definitions.resource("store"), definitions.resource("compute")
-    given = {"tolerance": tolerance, "undo": undo, "store": store, "compute": compute}
-    click.echo(definitions.stage(stage).adopt(rows, **given))
+    found = definitions.stage(stage).adopt(
+        None if every else sample,
+        tolerance=tolerance,
+        partitions=None if partitions is None else [key.strip() for key in partitions.split(",")],
+        undo=undo,
+        store=store,
+        compute=compute,
+    )
+    click.echo(f"undone: {found.since}" if undo else found)

@@ -67,10 +67,9 @@ def execute(
             refuse(edited(plan, needed))
             refuse(_ship_files(plan, needed, store, emit))
         for stage in () if plan.is_sample else needed:
-            if stage not in plan.declared:
-                place = (plan.pipeline.name, stage, plan.definitions[stage])
-                spec = plan.pipeline[stage].spec
-                keep_texts(store, *place, functools.partial(spec.texts, plan.pipeline))
+            place = (plan.pipeline.name, stage, plan.definitions[stage])
+            spec = plan.pipeline[stage].spec
+            keep_texts(store, *place, functools.partial(spec.texts, plan.pipeline))
         state = RunState(plan, store, run_id, emit, info, check_runner, claims, pools)
         try:
             state.begin()
@@ -131,7 +130,7 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[str]:
     found = []
     for stage in stages:
         spec = plan.pipeline[stage].spec
-        components = {**plan.components, **plan.declared}.get(stage, ())
+        components = plan.components.get(stage, ())
         planned = {each for each in components if each.kind == "code"}
         parts = spec.code(plan.pipeline).parts if planned and spec.runs_udf else ()
         if planned != {Component(*part) for part in parts if part[0] == "code"}:

@@ -16,7 +16,7 @@ from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import VaneError
 from vane_dagster.events import Noticed
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
-from vane_dagster.planning.plan import Part
+from vane_dagster.planning.plan import Part, StagePlan
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.protocol import RecordGroup, RowLookup
@@ -64,6 +64,7 @@ class RowLookups:
                 groups,
                 self._state.floors.get(stage, 0),
                 inherits_failures=spec.isolates_rows and not self._plan.retried,
+                equal_rows=tuple(sorted(self._stage_plan(partition, stage).equal_rows)),
             )
         return self._lookups[partition, stage]
 
@@ -83,8 +84,11 @@ class RowLookups:
             counts = self._counted[stage][run.partition]
             counts.update(rows=report.rows_out, found=report.found_elsewhere)
 
+    def _stage_plan(self, partition: int, stage: str) -> StagePlan:
+        return self._plan.partitions[partition].stages[stage]
+
     def _definition(self, partition: int, stage: str) -> str:
-        return self._plan.partitions[partition].stages[stage].row_definition
+        return self._stage_plan(partition, stage).row_definition
 
     def _is_worthwhile(self, stage: str) -> bool:
         """Whether enough rows were found elsewhere, in the partitions that are computed."""
@@ -158,7 +162,9 @@ class RowLookups:
         except VaneError as error:
             self._state.emit(Noticed(f"rows could not be looked up, and are computed: {error}"))
             return
-        if manifest is None or manifest.row_definition != self._definition(partition, stage):
+        own = self._definition(partition, stage)
+        searched = self._stage_plan(partition, stage).known_rows or frozenset([own])
+        if manifest is None or manifest.row_definition not in searched:
             return
         folder = self._state.store.parts_of(manifest)
         parts = [Part(folder, part) for part in manifest.parts if part.name not in without]

@@ -31,7 +31,7 @@ from vane_dagster.planning.source_code import pack_source
 from vane_dagster.retries import TIMED_OUT, Policy, RetriedRows
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.part_file import PartTarget
-from vane_dagster.storage.row_records import RecordedPart
+from vane_dagster.storage.row_records import RecordedPart, computed_by
 from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
@@ -347,13 +347,14 @@ class WorkBuilder:
     def _keying(self, task: Task) -> RowKeying | None:
         """How a stage's input rows are recorded; None if they have no keys."""
         spec = task.spec
-        if not spec.runs_udf or not self._partition(task).stages[task.stage].row_definition:
+        rows = self._partition(task).stages[task.stage].row_definition
+        if not spec.runs_udf or not rows:
             return None
         return RowKeying(
             spec.key_columns(self._pipeline),
             spec.file_columns(self._pipeline),
             spec.udf.name,
-            self._plan.definitions[task.stage],
+            computed_by(self._plan.definitions[task.stage], rows),
             self._state.floors.get(task.stage, 0),
         )
 

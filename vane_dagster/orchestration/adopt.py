@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import getpass
+import os
 import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vane_dagster._arguments import positive
@@ -19,106 +20,249 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.inference import pinned
 from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.errors import DefinitionError, PlanError, SchemaError
+from vane_dagster.orchestration.forecasts import partition_keys
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCompute
 from vane_dagster.orchestration.run import RunContext, recompute
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.planning.definition import components, definition_digest
+from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
+from vane_dagster.planning.definition import components, definition_digest, stage_definition
 from vane_dagster.planning.sample_plan import plan_sample
-from vane_dagster.storage.adoptions import Adoption, adoptions, keep_adoption, undo_adoption
+from vane_dagster.storage.adoptions import (
+    Adoption,
+    Adoptions,
+    adoptions,
+    keep_adoption,
+    undo_adoptions,
+)
 from vane_dagster.storage.manifest import Component, Manifest
 from vane_dagster.storage.reader import find_all
 from vane_dagster.storage.store import Store
 
 _ADOPTABLE = ("code", "argument")
+_SHOWN = 5
 
 
 def adopt(
     pipeline: Pipeline,
     stage: str,
-    rows: int,
+    rows: int | None,
     tolerance: float,
+    partitions: Any,
     undo: bool,
     store: Any,
     compute: Any,
 ) -> Adoption:
     """Implement `Stage.adopt`."""
     location = f"stage '{pipeline.name}/{stage}': adopt"
-    positive(location, "rows", rows)
-    bound(location, "tolerance", tolerance)
-    spec = pipeline[stage].spec
-    if not spec.runs_udf:
-        raise DefinitionError(
-            f"{location}: it has no code of yours; its edits are quick to compute"
-        )
+    if rows is not None:
+        positive(location, "rows", rows)
+    keys = None if partitions is None else partition_keys(pipeline, partitions, location)
     opened = open_store(store, location)
+    run = RunContext(opened, f"adopt-{secrets.token_hex(4)}", CheckRunner(pipeline, opened))
     with errors_masked():
+        edit = _Edit.of(pipeline, stage, opened)
+        if undo:
+            return edit.undo()
+        compute = LocalCompute() if compute is None else compute
+        if (adoption := edit.adopt(run, compute, rows, tolerance, keys)) is None:
+            raise PlanError(f"{location}: all stored partitions are of the present definition")
+        return adoption
+
+
+def adopt_first(
+    run: RunContext,
+    pipeline: Pipeline,
+    stages: Collection[str],
+    compute: Any,
+    rows: int,
+    tolerance: float,
+) -> Sequence[Adoption]:
+    """Adopt edits of some stages before a run, upstream first; return what was not adopted yet."""
+    if unknown := [name for name in stages if name not in pipeline.stages]:
+        raise PlanError(
+            f"pipeline {pipeline.name!r}: adopt names {unknown[0]!r}, which is no stage of it"
+        )
+    wanted = [stage.name for stage in pipeline if stage.name in stages]
+    made = (
+        _Edit.of(pipeline, name, run.store).adopt(run, compute, rows, tolerance) for name in wanted
+    )
+    return [adoption for adoption in made if adoption is not None]
+
+
+@dataclass(frozen=True)
+class _Edit:
+    """The present definition of a stage, beside those of its stored results."""
+
+    pipeline: Pipeline
+    stage: str
+    store: Store
+    now: Sequence[Component]
+    known: Mapping[str, Adoptions]
+
+    @classmethod
+    def of(cls, pipeline: Pipeline, stage: str, store: Store) -> _Edit:
+        location = f"stage '{pipeline.name}/{stage}': adopt"
+        if not pipeline[stage].spec.runs_udf:
+            raise DefinitionError(
+                f"{location}: it has no code of yours; its edits are quick to compute"
+            )
         try:
-            pipeline = pinned(pipeline, stage, opened)
+            pipeline = pinned(pipeline, stage, store)
         except SchemaError as error:
             raise PlanError(f"{location}: declare its schema, which is inferred") from error
         now = components(pipeline, pipeline[stage].spec)
-        known = adoptions(opened, pipeline.name).of(stage, definition_digest(now))
-        if undo:
-            if known is None:
-                raise PlanError(f"{location}: its definition was not adopted, or that was undone")
-            undo_adoption(opened, pipeline.name, known)
-            return known
-        manifests = _former(location, opened, pipeline, stage, definition_digest(now), known)
-        stored = next(iter(manifests.values()))
-        changes = _changes(stored.components, now)
-        kinds = {str(each): each.kind for each in (*stored.components, *now)}
+        return cls(pipeline, stage, store, now, adoptions(store, pipeline.name))
+
+    @property
+    def location(self) -> str:
+        return f"stage '{self.pipeline.name}/{self.stage}': adopt"
+
+    @property
+    def definition(self) -> str:
+        return definition_digest(self.now)
+
+    def undo(self) -> Adoption:
+        """Split the class of the present definition; return its latest adoption."""
+        known = self._of(self.stage).of(self.definition)
+        if not known:
+            raise PlanError(f"{self.location}: its definition was not adopted, or that was undone")
+        undo_adoptions(self.store, self.pipeline.name, known, self.definition)
+        return known[-1]
+
+    def adopt(
+        self,
+        run: RunContext,
+        compute: Any,
+        rows: int | None,
+        tolerance: float,
+        partitions: Sequence[str | None] | None = None,
+    ) -> Adoption | None:
+        """Adopt the edit if no row differs; None if nothing is stored of other definitions."""
+        bound(self.location, "tolerance", tolerance)
+        manifests = self._former()
+        if not manifests:
+            return None
+        self._require_upstream()
+        stored = max(manifests.values(), key=lambda each: each.committed_at)
+        changes = _changes(stored.components, self.now)
+        kinds = {str(each): each.kind for each in (*stored.components, *self.now)}
         # Other edits decide about rows which a sample may not have.
         if others := [change for change in changes if kinds[change] not in _ADOPTABLE]:
             raise PlanError(
-                f"{location}: {', '.join(others)} changed, and only edits of code and of "
+                f"{self.location}: {', '.join(others)} changed, and only edits of code and of "
                 "arguments are adopted. Materialize the stage"
             )
-        seed = secrets.randbits(32)
+        if partitions is not None:
+            manifests = {key: each for key, each in manifests.items() if key in partitions}
         weights = [sum(part.rows_in for part in each.parts) for each in manifests.values()]
         if not sum(weights):
-            raise PlanError(f"{location}: there is no stored row to compare with; materialize it")
-        most = min(rows, sum(weights))
-        counts = Counter(random.Random(seed).sample([*manifests], most, counts=weights))
-        compared = _compare(
-            location, pipeline, stage, manifests, counts, opened, compute, tolerance, seed, now
-        )
+            raise PlanError(
+                f"{self.location}: there is no stored row to compare with; materialize it"
+            )
+        seed = secrets.randbits(32)
+        drawn = sum(weights) if rows is None else min(rows, sum(weights))
+        counts = Counter(random.Random(seed).sample([*manifests], drawn, counts=weights))
+        compared = self._compare(run, compute, manifests, counts, tolerance, seed)
         adoption = Adoption(
-            stage=stage,
-            definition=definition_digest(now),
+            stage=self.stage,
+            definition=self.definition,
             stored=stored.definition,
-            components=stored.components,
+            components=self.now,
+            stored_components=stored.components,
             changes=changes,
-            rows=compared,
+            rows=min(compared, drawn),
+            is_all=compared >= sum(weights),
             partitions=len(counts),
             tolerance=tolerance,
             seed=seed,
-            user=getpass.getuser(),
-            at=time.time(),
+            user=_user(),
+            at=time.time_ns(),
         )
-        keep_adoption(opened, pipeline.name, adoption)
-    return adoption
+        keep_adoption(self.store, self.pipeline.name, adoption)
+        return adoption
 
+    def _of(self, stage: str) -> Adoptions:
+        return self.known.get(stage, Adoptions())
 
-def _former(
-    location: str,
-    store: Store,
-    pipeline: Pipeline,
-    stage: str,
-    definition: str,
-    known: Adoption | None,
-) -> Mapping[str | None, Manifest]:
-    """Return the manifests of all partitions, which must be of one other definition."""
-    found = find_all(store, pipeline[stage].key.path, None)
-    definitions = {each.definition for each in found.values()}
-    if definitions == {known.stored if known else definition}:
-        raise PlanError(f"{location}: all stored partitions are of the present definition")
-    if len(definitions) > 1:
-        raise PlanError(
-            f"{location}: the stored partitions are of {len(definitions)} definitions, and only "
-            "edits are adopted by which no partition was computed yet. Materialize it"
-        )
-    return found
+    def _former(self) -> Mapping[str | None, Manifest]:
+        """Return the partitions of the latest stored definition that does not count as this one."""
+        of, found = self._of(self.stage), find_all(self.store, self.stage_path, None)
+        others = {k: m for k, m in found.items() if m.definition not in of.equals(self.definition)}
+        # Of a partition from before, some parts may be of a definition that was split off since.
+        whole = {k: m for k, m in others.items() if m.committed_at > of.undone_at}
+        if others and not whole:
+            raise PlanError(
+                f"{self.location}: an adoption was undone after its results were stored. "
+                "Materialize the stage with the code of these first"
+            )
+        latest = max(whole.values(), key=lambda each: each.committed_at, default=None)
+        former = of.equals(latest.definition) if latest else ()
+        return {key: each for key, each in whole.items() if each.definition in former}
+
+    @property
+    def stage_path(self) -> Sequence[str]:
+        return self.pipeline[self.stage].key.path
+
+    def _require_upstream(self) -> None:
+        """Check that the stages upstream are those that the latest results were made from."""
+        for name in with_upstream(self.pipeline, self.stage):
+            if name in (SOURCE, self.stage):
+                continue
+            stored = find_all(self.store, self.pipeline[name].key.path, None)
+            latest = max(stored.values(), key=lambda each: each.committed_at)
+            definition = stage_definition(self.pipeline, self.pipeline[name].spec)
+            if latest.definition not in self._of(name).equals(definition):
+                raise PlanError(
+                    f"{self.location}: its upstream stage {name!r} was edited, and is not up to "
+                    "date. Adopt or materialize that first"
+                )
+
+    def _compare(
+        self,
+        run: RunContext,
+        compute: Any,
+        manifests: Mapping[str | None, Manifest],
+        counts: Mapping[str | None, int],
+        tolerance: float,
+        seed: int,
+    ) -> int:
+        """Compute some stored rows again; return their number, or raise if one differs."""
+        store, stage, chosen = self.store, self.stage, {key: manifests[key] for key in counts}
+        largest = max(counts.values())
+        sample = plan_sample(self.pipeline, stage, chosen, store, counts, seed, largest, True)
+        for error in sample.plan.failed.values():
+            raise error
+        plan = replace(sample.plan, components={stage: self.now})  # an edit is then an error
+        differences: list[Difference] = []
+        compared = 0
+        try:
+            for partition in plan.partitions:
+                if partition.schemas[stage] != manifests[partition.key].schema:
+                    raise PlanError(
+                        f"{self.location}: the types of its columns changed. Materialize it"
+                    )
+            results = recompute(run, plan, compute)
+            for error in results.failed.values():
+                raise PlanError(f"{self.location}: stored rows cannot be computed again: {error}")
+            for partition in plan.partitions:
+                key = partition.key
+                read = (sample.sampled[key], results.made[key], store)
+                for each in read_sample(plan, partition, *read):
+                    compared += sum(id not in each.stored.failed for id in each.ids)
+                    differences += compare(each.stored, each.computed, each.ids, None, tolerance)
+        finally:
+            delete_parts(plan, store)
+        if differences:
+            raise PlanError(
+                f"{self.location}: nothing was adopted: "
+                f"{described(differences, compared, 'stored rows')}:\n{_shown(differences)}"
+            )
+        if not compared:
+            raise PlanError(
+                f"{self.location}: there is no stored row to compare with; materialize it"
+            )
+        return compared
 
 
 def _changes(before: Sequence[Component], now: Sequence[Component]) -> list[str]:
@@ -127,44 +271,19 @@ def _changes(before: Sequence[Component], now: Sequence[Component]) -> list[str]
     return [name for name in {**today, **then} if then.get(name) != today.get(name)]
 
 
-def _compare(
-    location: str,
-    pipeline: Pipeline,
-    stage: str,
-    manifests: Mapping[str | None, Manifest],
-    counts: Mapping[str | None, int],
-    store: Store,
-    compute: Any,
-    tolerance: float,
-    seed: int,
-    now: Sequence[Component],
-) -> int:
-    """Compute some stored rows again; return their number, or raise if one differs."""
-    chosen = {key: manifests[key] for key in counts}
-    sample = plan_sample(pipeline, stage, chosen, store, counts, seed, max(counts.values()))
-    plan = replace(sample.plan, components={stage: now})  # an edit meanwhile is then an error
-    run = RunContext(store, f"adopt-{secrets.token_hex(4)}", CheckRunner(pipeline, store))
-    differences: list[Difference] = []
-    compared = 0
+def _shown(differences: Sequence[Difference]) -> str:
+    """Show the first differences, one a line."""
+    lines = [
+        f"  {each.id}, {each.column}: {each.before} is stored, now {each.now}"
+        for each in differences[:_SHOWN]
+    ]
+    more = len(differences) - _SHOWN
+    return "\n".join([*lines, *([f"  and {more:,} more"] if more > 0 else [])])
+
+
+def _user() -> str:
+    """Return the user's name, or number if the system has no name."""
     try:
-        for partition in plan.partitions:
-            if partition.schemas[stage] != manifests[partition.key].schema:
-                raise PlanError(f"{location}: the types of its columns changed. Materialize it")
-        results = recompute(run, plan, LocalCompute() if compute is None else compute)
-        for error in results.failed.values():
-            raise PlanError(f"{location}: stored rows cannot be computed again: {error}")
-        for partition in plan.partitions:
-            key = partition.key
-            for each in read_sample(plan, partition, sample.sampled[key], results.made[key], store):
-                compared += sum(id not in each.stored.failed for id in each.ids)
-                differences += compare(each.stored, each.computed, each.ids, None, tolerance)
-    finally:
-        delete_parts(plan, store)
-    if differences:
-        raise PlanError(
-            f"{location}: nothing was adopted: {described(differences, compared, 'stored rows')}. "
-            f"The first was {differences[0].before} and is {differences[0].now}"
-        )
-    if not compared:
-        raise PlanError(f"{location}: there is no stored row to compare with; materialize it")
-    return compared
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return f"user {os.getuid()}"

@@ -45,6 +45,17 @@ class RunOptions(dg.Config):
         ge=0,
         description="Likewise for the price of tokens, of models that have prices.",
     )
+    adopt: list[str] = Field(
+        default_factory=list,
+        description=(
+            "Stages whose edit changes no result: before the run, a sample of their stored rows is "
+            "compared, as by `vane-dagster adopt`. If a row differs, nothing is computed."
+        ),
+    )
+    adopt_rows: int = Field(default=200, ge=1, description="Rows of each that are compared.")
+    adopt_tolerance: float = Field(
+        default=0.0, ge=0, description="The largest difference of floating-point numbers."
+    )
     reproduce_partitions: list[str] = Field(
         default_factory=list,
         description=(

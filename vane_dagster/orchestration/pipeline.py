@@ -76,12 +76,19 @@ class Pipeline(declared.Pipeline):
         return preview(self, stage, rows, partition, ids, where, store, compute)
 
     def _adopt(
-        self, stage: str, rows: int, tolerance: float, undo: bool, store: Any, compute: Any
+        self,
+        stage: str,
+        rows: int | None,
+        tolerance: float,
+        partitions: Any,
+        undo: bool,
+        store: Any,
+        compute: Any,
     ) -> Adoption:
         """See `Stage.adopt`."""
         from vane_dagster.orchestration.adopt import adopt
 
-        return adopt(self, stage, rows, tolerance, undo, store, compute)
+        return adopt(self, stage, rows, tolerance, partitions, undo, store, compute)
 
     @known_keywords("Pipeline.plan")
     def plan(

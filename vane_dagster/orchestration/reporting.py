@@ -40,7 +40,7 @@ from vane_dagster.orchestration.source_asset import SourceLog
 from vane_dagster.orchestration.timeline import PROFILE, Timeline
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.planning.definition import definition_digest, stage_definition
+from vane_dagster.planning.definition import stage_definition
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.store import Store
@@ -214,7 +214,6 @@ class RunReport:
         inferred = [stage for stage in self._pipeline if stage.spec.is_inferred]
         self._definitions = {
             **plan.definitions,  # Dagster knows the declared code, without inferred schemas
-            **{stage: definition_digest(each) for stage, each in plan.declared.items()},
             **{each.name: stage_definition(self._pipeline, each.spec) for each in inferred},
         }
         self._inferred = {

@@ -11,6 +11,7 @@ import dagster as dg
 from vane_dagster._secrets import errors_masked, without_secrets
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import VaneError
+from vane_dagster.orchestration.adopt import adopt_first
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.check_events import CheckLog, evaluate_alone, run_partitions
 from vane_dagster.orchestration.event_log import planned_checks_dropped
@@ -55,6 +56,9 @@ def materialize_step(
                 yield from checks.outputs()
                 return
             partitions = _partitions(context, pipeline)
+            compared = (config.adopt, compute, config.adopt_rows, config.adopt_tolerance)
+            for adoption in adopt_first(run, pipeline, *compared):
+                context.log.info(str(adoption))
             report = RunReport(context, checks, pipeline, opened, partitions, run.check_runner)
             with report:
                 run_pipeline(

@@ -127,27 +127,31 @@ class Stage(Rows):
     @known_keywords("Stage.adopt")
     def adopt(
         self,
-        rows: int = 200,
+        rows: int | None = 200,
         *,
         tolerance: float = 0.0,
+        partitions: Any = None,
         undo: bool = False,
         store: Any = None,
         compute: Any = None,
     ) -> Adoption:
         """Keep the stored rows in force after an edit of code or arguments that changes no result.
 
-        Some stored rows, chosen at random, are computed again with the edited code. If they come
-        out the same, the store records that both definitions are one, and no run computes the stage
-        or those downstream for this edit. Otherwise nothing changes. It is evidence, not a proof:
-        of n equal rows at most 3/n of all rows differ, with 95% confidence. It is to be adopted
-        before a partition is computed by the edited code.
+        Some stored rows, chosen at random, and the longest and the shortest among the fragments of
+        these, are computed again with the edited code. If they come out the same, the store records
+        that both definitions are one: results of either are in force for both, and no run computes
+        the stage or those downstream for this edit. Otherwise nothing changes. It is evidence, not
+        a proof: of n equal rows at most 3/n of all rows differ, with 95% confidence. The latest
+        results of another definition are compared, and adopted in all partitions. Stages upstream
+        are adopted first.
 
         Args:
-            rows: Rows to compute again, over all partitions.
+            rows: Rows to choose, over all partitions. None: every stored row.
             tolerance: The largest difference of floating-point numbers, absolute plus as a share of
                 the stored number. All other values must be equal.
-            undo: Whether to make them two definitions again. Runs of either then compute the stage
-                anew, because what was computed meanwhile cannot be told apart.
+            partitions: The partitions to choose rows of, as in `Pipeline.plan`. Default: all.
+            undo: Whether to split all definitions that count as one with this one. Each result is
+                then in force for the definition that computed it alone.
             store: A `FragmentStore` or the URL of a store's root. Default:
                 ``$VANE_DAGSTER_STORE``, else a folder of this user.
             compute: A `RayCompute`, or a `LocalCompute`, the default.
@@ -156,10 +160,11 @@ class Stage(Rows):
             What was compared.
 
         Raises:
-            PlanError: If a row differs or cannot be computed, or something else than code or
-                arguments changed.
+            PlanError: If a row differs or cannot be computed, something else than code or arguments
+                changed, or a stage upstream was edited too.
         """
-        return self.pipeline._adopt(self.name, rows, tolerance, undo, store, compute)
+        given = (rows, tolerance, partitions, undo, store, compute)
+        return self.pipeline._adopt(self.name, *given)
 
     def __repr__(self) -> str:
         return f"<Stage {self.pipeline.name}/{self.name} ({self.spec.kind})>"
@@ -293,7 +298,14 @@ class Pipeline(Rows):
         raise NotImplementedError
 
     def _adopt(
-        self, stage: str, rows: int, tolerance: float, undo: bool, store: Any, compute: Any
+        self,
+        stage: str,
+        rows: int | None,
+        tolerance: float,
+        partitions: Any,
+        undo: bool,
+        store: Any,
+        compute: Any,
     ) -> Adoption:
         """See `Stage.adopt`; `vane_dagster.Pipeline` compares the rows."""
         raise NotImplementedError

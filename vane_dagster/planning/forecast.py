@@ -379,7 +379,7 @@ class _Forecaster:
             rows_are=max(rows.known, "at_most" if repeated else "exact", key=_ORDER.index),
             causes=dict(sum((each.causes for each in todo), Counter[str]())),
             copied=sum(each.copied for each in due),
-            adopted=adoption.since if (adoption := self._plan.adopted.get(stage)) else "",
+            adopted="; ".join(each.since for each in self._plan.adopted.get(stage, ())),
         )
         if not todo:
             return found
@@ -413,7 +413,8 @@ class _Forecaster:
 
     def _edits(self, stage: str) -> Sequence[str]:
         """Return how the definition differs from that of the latest results to replace."""
-        name, now = self._pipeline.name, self._plan.definitions[stage]
+        name, now = self._pipeline.name, {self._plan.definitions[stage]}
+        now |= {each for adoption in self._plan.adopted.get(stage, ()) for each in adoption.pair}
         plans = [(each.key, each.stages[stage]) for each in self._plan.partitions]
         formers = [
             (partition_folder(key), str(each.former))
@@ -422,7 +423,7 @@ class _Forecaster:
         ]
 
         def edited(manifests: Iterable[Manifest | None]) -> list[Manifest]:
-            return [each for each in manifests if each is not None and each.definition != now]
+            return [each for each in manifests if each is not None and each.definition not in now]
 
         opened = self._history(stage).opened
         if not (others := edited(opened.get(place) for place in formers)):
@@ -430,7 +431,7 @@ class _Forecaster:
             rest = [place for place in formers[::-step] if place not in opened]
             others = edited(_opened(self._store, name, stage, rest).values())
         latest = max(others, key=lambda each: each.committed_at, default=None)
-        if latest is None or stage in self._plan.adopted:
+        if latest is None:
             return ()
         with contextlib.suppress(StoreError):  # the texts are damaged
             before = read_texts(self._store, name, stage, latest.definition)
@@ -518,7 +519,8 @@ class _History:
     def may_copy(self, plan: StagePlan) -> bool:
         """Whether stored rows of the same partition, by the same definition, may be copied."""
         stored = {manifest.row_definition for manifest in self._manifests}
-        return plan.former is not None and plan.row_definition in stored - {""}
+        equal = plan.equal_rows or {plan.row_definition}
+        return plan.former is not None and not equal.isdisjoint(stored - {""})
 
     def priced(
         self, found: StageForecast, spec: StageSpec, least: float, most: float

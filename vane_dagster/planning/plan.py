@@ -53,6 +53,8 @@ class StagePlan:
         leaving: Indexes of fragments with a part that the store is about to delete.
         former: The manifest that was in force when the plan was made.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
+        equal_rows: The row definitions that count as it; empty if there never were others.
+        known_rows: Those of the manifests in which such rows may be.
         causes: Why the partition is not up to date.
         decisions: The waivers and patches of its rows, the earliest first.
     """
@@ -65,6 +67,8 @@ class StagePlan:
     leaving: frozenset[int] = frozenset()
     former: ManifestName | None = None
     row_definition: str = ""
+    equal_rows: frozenset[str] = frozenset()
+    known_rows: frozenset[str] = frozenset()
     causes: Causes = field(default_factory=Counter)
     decisions: tuple[Decision, ...] = ()
 
@@ -139,9 +143,7 @@ class RunPlan:
         listed_at: Time on the monotonic clock, in seconds, just before the store was listed.
         forced: Whether everything selected is recomputed.
         retried: Whether quarantined rows are computed again.
-        adopted: The stages that adopted results of another definition: `definitions` and
-            `components` have that one.
-        declared: The components of a stage's own definition, where `components` has others.
+        adopted: The adoptions of each selected stage whose definition counts as one with others.
         files: The local files among each selected stage's arguments, with the contents that its
             keys were computed from.
     """
@@ -159,8 +161,7 @@ class RunPlan:
     retried: bool = False
     components: Mapping[str, Sequence[Component]] = field(default_factory=dict)
     files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
-    adopted: Mapping[str, Adoption] = field(default_factory=dict)
-    declared: Mapping[str, Sequence[Component]] = field(default_factory=dict)
+    adopted: Mapping[str, Sequence[Adoption]] = field(default_factory=dict)
     _pools: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def pool(self, spec: MapBatchesSpec) -> str:
@@ -200,7 +201,7 @@ class RunPlan:
         if self.failed:
             text += f" ({len(self.failed):,} cannot be planned)"
         lines = [f"pipeline {self.pipeline.name}: {text}; fragments of {self.rule}"]
-        lines += [f"  {adoption.since}" for adoption in self.adopted.values()]
+        lines += [f"  {each.since}" for adopted in self.adopted.values() for each in adopted]
         for stage in self.selected:
             plans = [partition.stages[stage] for partition in self.partitions]
             todo = [plan for plan in plans if plan.done is None]

@@ -7,12 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
 from vane_dagster.errors import PlanError, SourceError, VaneError, described, names
 from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.branch_targets import with_branch_targets
@@ -22,12 +24,12 @@ from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.inputs import agreed, require_inputs, stages_read
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
-from vane_dagster.planning.stored_parts import stored_parts
+from vane_dagster.planning.stored_parts import equal_parts
 from vane_dagster.sources import FragmentRule, Listed
 from vane_dagster.sources.base import Connect, default_rule
 from vane_dagster.sources.files import file_identity, reconcile
 from vane_dagster.sources.row_ids import with_ids
-from vane_dagster.storage.adoptions import Adoption, adoptions
+from vane_dagster.storage.adoptions import Adoption, Adoptions, adoptions
 from vane_dagster.storage.decisions import Decision, decisions
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Component, FileRecord, Manifest, ManifestName
@@ -64,7 +66,7 @@ def plan_run(
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
         planner.warnings, listed_at, force, retry_quarantined, planner.components, planner.files,
-        planner.adopted, planner.declared,
+        planner.in_force,
     )  # fmt: skip
 
 
@@ -100,10 +102,9 @@ class _Planner:
         self.files = {s: pipeline[s].spec.local_files() for s in selected}
         with files_read_once():
             self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
-        self.adopted: dict[str, Adoption] = {}
-        self.declared: dict[str, Sequence[Component]] = {}
+        self.definitions = {s: definition_digest(each) for s, each in self.components.items()}
+        self.adopted: dict[str, Adoptions] = {}
         self.decisions: dict[tuple[str, str | None], tuple[Decision, ...]] = {}
-        self._name()
         self.rule = fragment_rule(pipeline, store, keep)
         self.source = pipeline.source.bind(store).with_cluster(connect)
         self.source_definition = source_definition(self.source)
@@ -115,34 +116,30 @@ class _Planner:
         self.heads = [s for s in selected if SOURCE in pipeline[s].spec.upstream]
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
         self.listed: Mapping[str | None, Listed] = {}
-        self._row_definitions: dict[tuple[str, str], str] = {}
+        self._known_rows: dict[tuple[str, str], dict[str, Any]] = {}
         self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
         self._fitting: list[tuple[str, pa.Schema]] = []
         self.warnings: list[str] = []
+        self.names: dict[str, Sequence[str]] = {}
+
+    def _adopted(self, stage: str) -> Adoptions:
+        """Return the adoptions of a stage, in force and undone."""
+        return self.adopted.get(stage, Adoptions())
+
+    @property
+    def in_force(self) -> dict[str, Sequence[Adoption]]:
+        """The adoptions in force of the selected stages' definitions."""
+        every = {s: self._adopted(s).of(each) for s, each in self.definitions.items()}
+        return {stage: adopted for stage, adopted in every.items() if adopted}
 
     def _name(self) -> None:
-        """Determine the definitions from the components."""
-        self.definitions = {s: definition_digest(each) for s, each in self.components.items()}
-        # A renamed stage is another one, as are those below it: its rows may differ this time.
-        self.named = {s: digest(each, s) for s, each in self.definitions.items()}
-
-    def _decide(self) -> None:
-        """Look up what people have decided about definitions and rows.
-
-        Stages that adopted the results of another definition are planned by that definition.
-        """
-        known = adoptions(self.store, self.pipeline.name)
-        self.decisions = decisions(self.store, self.pipeline.name, self.selected, known.names)
+        """Determine what the keys of each stage's parts are made of; the first is for new ones."""
         for stage in self.selected:
-            own = self.components[stage]
-            if adoption := known.of(stage, self.definitions[stage]):
-                self.adopted[stage] = adoption
-                self.components[stage] = tuple(adoption.components)
-            definition = definition_digest(self.components[stage])
-            self.components[stage] = known.split(stage, definition, self.components[stage])
-            if self.components[stage] != own:
-                self.declared[stage] = own
-        self._name()
+            spec = self.pipeline[stage].spec
+            copies = isinstance(spec, MapBatchesSpec) and bool(spec.key_columns(self.pipeline))
+            names = self._adopted(stage).names(self.definitions[stage], copies)
+            # A renamed stage is another one, as are those below it: its rows may differ this time.
+            self.names[stage] = [digest(own, stage, *tail) for own, *tail in names]
 
     def look_up(self, partitions: Iterable[str | None]) -> None:
         """List the source files and the manifests in force."""
@@ -152,7 +149,10 @@ class _Planner:
         for stage in (*self.selected, *self.inputs):
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
         if any(self.pipeline[s].spec.runs_udf for s in self.selected):
-            self._decide()
+            records = self.store.records(self.pipeline.name)
+            self.adopted = adoptions(self.store, self.pipeline.name, records)
+            self.decisions = decisions(self.store, self.pipeline.name, self.selected, records)
+        self._name()
 
     def attempt(self, key: str | None) -> PartitionPlan | VaneError:
         """Return a partition's plan, or the error that prevents it."""
@@ -201,10 +201,13 @@ class _Planner:
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
             generation = in_force.generation if in_force else 0
             generation += self._is_raised(key, stage)
-            decided = [each.name for each in self.decisions.get((stage, key), ())]
-            known[stage] = digest(self.named[stage], generation, *upstream, *decided)[:32]
-            is_done = in_force and in_force.plan == known[stage] and not in_force.unfinished
+            # Once an adoption was undone, all parts of the stage are looked up again.
+            undone = [each.name for each in self._adopted(stage).undone]
+            given = [*undone, *upstream, *(d.name for d in self.decisions.get((stage, key), ()))]
+            made = [digest(name, generation, *given)[:32] for name in self.names[stage]]
+            is_done = in_force and in_force.plan in made and not in_force.unfinished
             done = in_force if is_done else None
+            known[stage] = done.plan if done else made[0]
             plans[stage] = StagePlan(known[stage], generation, done, former=in_force)
         return plans
 
@@ -268,22 +271,26 @@ class _Planner:
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
             former = None if self._is_forced(stage) else in_force
-            row_definition = self._row_definition(stage, schemas)
-            decided = self._decided(stage, key, schemas[stage], in_force, bool(row_definition))
+            rows = self._row_definitions(stage, schemas)
+            is_keyed = bool(rows.get("row_definition"))
+            decided = self._decided(stage, key, schemas[stage], in_force, is_keyed)
             patched = [
                 [d.name for d in decided if d.is_patch and fragment.identity not in d.elsewhere]
                 for fragment in fragments
             ]
-            made = (self.named[stage], plan.generation, upstream, former, self.retry, patched)
-            keys[stage] = fragment_keys(*made)
-            where = (store, self.pipeline, stage, key, keys[stage], in_force, condemned)
-            parts, leaving = stored_parts(*where, self.warnings.append)
+            made = (plan.generation, upstream, former, self.retry, patched)
+            named = [fragment_keys(each, *made) for each in self.names[stage]]
+            where = (store, self.pipeline, stage, key, named, in_force, condemned)
+            keys[stage], parts, leaving = equal_parts(*where, self.warnings.append)
             if self._is_forced(stage) and self.run_id is not None:
                 parts = {i: part for i, part in parts.items() if _is_of(part, self.run_id)}
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
-            given = (in_force, plan.digest, self.components[stage], plan.generation, files)
+            now: Sequence[Component] = self.components[stage]
+            if in_force and in_force.definition in self._equals(stage):
+                now = in_force.components
+            given = (in_force, plan.digest, now, plan.generation, files)
             read = {u: plans[u] for u in self.pipeline[stage].spec.upstream if u != SOURCE}
             expanded[stage] = replace(
                 plan,
@@ -292,22 +299,30 @@ class _Planner:
                 parts=parts,
                 done=done,
                 leaving=leaving,
-                row_definition=row_definition,
                 decisions=decided,
+                **rows,
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
 
-    def _row_definition(self, stage: str, schemas: Mapping[str, pa.Schema]) -> str:
+    def _equals(self, stage: str) -> Sequence[str]:
+        """Return the definitions that count as that of a stage, itself first."""
+        return self._adopted(stage).equals(self.definitions[stage])
+
+    def _row_definitions(self, stage: str, schemas: Mapping[str, pa.Schema]) -> dict[str, Any]:
         """Return what determines a stage's output for a row; empty if its rows have no keys."""
         spec = self.pipeline[stage].spec
-        if not spec.runs_udf:
-            return ""
+        if not isinstance(spec, MapBatchesSpec):
+            return {}
         given = schemas[spec.upstream[0]]
         place = (stage, given.to_string(show_schema_metadata=False))
-        if place not in self._row_definitions:
-            made = row_definition(self.pipeline, spec, given, self.components[stage])
-            self._row_definitions[place] = made
-        return self._row_definitions[place]
+        if place not in self._known_rows:
+            made = functools.partial(row_definition, self.pipeline, spec, given)
+            found: dict[str, Any] = {"row_definition": made(self.components[stage])}
+            if found["row_definition"] and stage in self.adopted:
+                equal, known = self.adopted[stage].equal_rows(found["row_definition"], made)
+                found |= {"equal_rows": equal, "known_rows": known} if len(known) > 1 else {}
+            self._known_rows[place] = found
+        return self._known_rows[place]
 
     def _decided(
         self, stage: str, key: str | None, schema: pa.Schema, former: Manifest | None, keyed: bool

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -25,12 +28,24 @@ from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.planner import fragment_rule
 from vane_dagster.sources import FragmentRule, Listed, Source
 from vane_dagster.sources.files import file_version, reconcile
+from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.sources.row_ids import with_ids
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
+from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
 
 MAX_FRAGMENTS = 4
 """Fragments of a partition in the sample of a check, since each is read as a whole."""
+
+
+Lengths = npt.NDArray[Any]
+_LENGTHS: Mapping[int, Callable[[pa.ChunkedArray], pa.ChunkedArray]] = {
+    **{kind.id: pc.binary_length for kind in (pa.string(), pa.large_string())},
+    **{kind.id: pc.binary_length for kind in (pa.binary(), pa.large_binary())},
+    pa.list_(pa.null()).id: pc.list_value_length,
+    pa.large_list(pa.null()).id: pc.list_value_length,
+}
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,7 @@ def plan_sample(
     rows: int | Mapping[str | None, int],
     seed: int,
     fragments: int = MAX_FRAGMENTS,
+    extremes: bool = False,
 ) -> SamplePlan:
     """Plan to recompute some rows of a stage.
 
@@ -83,6 +99,7 @@ def plan_sample(
         rows: The rows of each partition.
         seed: Chooses the rows.
         fragments: The rows of a partition are from at most so many fragments.
+        extremes: Whether to add, in each partition, the longest and the shortest row of these.
     """
     source, rule = pipeline.source.bind(store), fragment_rule(pipeline, store)
     listed: Mapping[str | None, Listed] = {}
@@ -96,7 +113,7 @@ def plan_sample(
         planner = _Sampler(pipeline, stage, manifest, store, source, rule, listed.get(key, ()))
         try:
             share = rows if isinstance(rows, int) else rows[key]
-            partition, sampled[key] = planner.plan(share, seed, fragments)
+            partition, sampled[key] = planner.plan(share, seed, fragments, extremes)
         except VaneError as error:
             failed[key] = error
             continue
@@ -134,6 +151,23 @@ def choose(
     return found
 
 
+def with_extremes(
+    chosen: Mapping[int, tuple[int, ...]], lengths: Mapping[int, Lengths]
+) -> dict[int, tuple[int, ...]]:
+    """Add the longest and the shortest row of the fragments that were chosen."""
+    found = dict(chosen)
+    measured = {index: each for index, each in lengths.items() if len(each)}
+    if measured:
+        longest = max(measured, key=lambda index: measured[index].max())
+        shortest = min(measured, key=lambda index: measured[index].min())
+        for index, place in (
+            (longest, int(measured[longest].argmax())),
+            (shortest, int(measured[shortest].argmin())),
+        ):
+            found[index] = tuple(sorted({*found[index], place}))
+    return found
+
+
 @dataclass(frozen=True)
 class _Sampler:
     """Plans the sample of one partition."""
@@ -156,7 +190,9 @@ class _Sampler:
         where = "" if key is None else f", partition {key!r}"
         return f"stage '{self._pipeline.name}/{self._stage}'{where}"
 
-    def plan(self, rows: int, seed: int, most: int) -> tuple[PartitionPlan, Sampled]:
+    def plan(
+        self, rows: int, seed: int, most: int, extremes: bool
+    ) -> tuple[PartitionPlan, Sampled]:
         manifest, stage = self._manifest, self._stage
         keys = tuple(key.column for key in self._pipeline._keys_of(stage))
         if manifest.keys and tuple(manifest.keys) != keys:
@@ -173,6 +209,12 @@ class _Sampler:
                 own = fragment.stop - fragment.start
                 counts[index] = own if base == SOURCE else inputs[base].parts[index].rows
         chosen = choose(counts, rows, seed, most)
+        schemas = self._schemas(inputs, listed or {}) if chosen else {}
+        if extremes and sum(map(len, chosen.values())) < sum(counts[index] for index in chosen):
+            lengths = in_threads(
+                lambda index: self._lengths(index, inputs.get(base), listed or {}, schemas), chosen
+            )
+            chosen = with_extremes(chosen, dict(zip(chosen, lengths)))
         changed = len(manifest.fragments) - len(counts)
         fragments = tuple(manifest.fragments[i] for i in chosen)
         few = {s: replace(m, parts=[m.parts[i] for i in chosen]) for s, m in inputs.items()}
@@ -185,11 +227,39 @@ class _Sampler:
             stages={stage: StagePlan(manifest.plan, manifest.generation, None, own_keys)},
             inputs=few,
             input_names={},
-            schemas=self._schemas(inputs, listed or {}) if fragments else {},
+            schemas=schemas,
             sample=dict(enumerate(chosen.values())),
         )
         stored = replace(manifest, parts=[manifest.parts[i] for i in chosen], fragments=fragments)
         return plan, Sampled(stored, len(manifest.fragments), changed)
+
+    def _lengths(
+        self,
+        index: int,
+        above: Manifest | None,
+        listed: Mapping[str, FileRecord],
+        schemas: Mapping[str, pa.Schema],
+    ) -> Lengths:
+        """Return the bytes and items of each row that a fragment of the stage is computed from."""
+        schema = above.schema if above else schemas[SOURCE]
+        read = {*self._spec.key_columns(self._pipeline)} if self._spec.runs_udf else set()
+        varying = [field for field in schema if _LENGTHS.get(field.type.id)]
+        wanted = pa.schema([field for field in varying if field.name in read] or varying)
+        if not wanted.names:
+            return np.zeros(0)
+        if above:
+            folder = self._store.parts(self._pipeline.name, above.stage, above.partition)
+            table = read_part(folder, above.parts[index].name, wanted.names)
+        else:
+            fragment, rule = self._manifest.fragments[index], self._pipeline.id_rule
+            files = tuple(listed[span.url] for span in fragment.spans)
+            own = rule.of(schema) if rule else None
+            table = read_planned(self._source, fragment, wanted, files, self._location, own)
+        lengths = [_LENGTHS[field.type.id](table.column(field.name)) for field in wanted]
+        made = np.zeros(table.num_rows)
+        for each in lengths:
+            made += pc.fill_null(each, 0).to_numpy()
+        return made
 
     def _inputs(self) -> dict[str, Manifest]:
         """Return the manifests that the partition was made from, of the stages now read."""

@@ -68,6 +68,37 @@ def stored_parts(
     return found, frozenset(leaving)
 
 
+def equal_parts(
+    store: Store,
+    pipeline: Pipeline,
+    stage: str,
+    partition: str | None,
+    named: Sequence[Sequence[str]],
+    manifest: Manifest | None,
+    condemned: Collection[str],
+    warn: Callable[[str], None],
+) -> tuple[tuple[str, ...], dict[int, Part], frozenset[int]]:
+    """Find a stage's parts, each by the first of some keys that the store has, and those keys.
+
+    Keys in the manifest in force come first. A fragment without a part has its first key.
+    """
+    in_force = {part.key for part in manifest.parts} if manifest else set()
+    own = tuple(named[0])
+    # Stable: of keys with the same answer, the order stays.
+    ranked = [sorted(keys, key=lambda key: key not in in_force) for keys in zip(*named)]
+    chosen, parts, leaving = list(own), dict[int, Part](), frozenset[int]()
+    for keys in zip(*ranked):
+        where = (store, pipeline, stage, partition, keys, manifest, condemned, warn, parts)
+        found, doubtful = stored_parts(*where)
+        leaving |= {i for i in doubtful if i in found or keys[i] == own[i]}
+        parts |= found
+        for index in found:
+            chosen[index] = keys[index]
+        if len(parts) == len(own):
+            break
+    return tuple(chosen), parts, leaving
+
+
 def _first_whole(candidates: Mapping[str, Location], warn: Callable[[str], None]) -> Part | None:
     """Return the first readable part of a fragment's candidates; None to compute a new one."""
     for file in candidates:

@@ -1,19 +1,28 @@
-"""Adoptions: that a definition of a stage makes the same rows as the one of its stored results.
+"""Adoptions: that two definitions of a stage make the same rows.
 
-``<root>/<pipeline>/adopted-<stage>-<definition>.json``, with the definition that was adopted. A run
-of that definition plans, keys and records its work by the components of the stored one.
+``<root>/<pipeline>/adopted-<stage>-<definition>-<stored>-<time>.json``, and beside it, once it was
+undone, a file whose name begins with ``undone`` instead. Neither is ever deleted, and each is one
+write, so an adoption is in force or not, wherever a process is killed.
+
+Definitions that adoptions join are a class. A part that its own code computed is found under the
+names of all of its class; one that may have rows of others has the adoptions in its key as well.
+So the parts of a class that was split are found by those alone that they are true for.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vane_dagster.storage.codec import Codec
+from vane_dagster.storage.codec import Codec, read_file
+from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Component, component_records, read_components
 from vane_dagster.storage.store import Store
+
+_NAME = re.compile(r"(adopted|undone)-(.+)-([0-9a-f]{40})-([0-9a-f]{40})-(\d{19,})\.json")
 
 
 @dataclass(frozen=True)
@@ -24,116 +33,181 @@ class Adoption:
         stage: The stage.
         definition: The definition that was adopted.
         stored: The definition of the stored results.
-        components: What the stored definition consists of.
+        components: What the adopted definition consists of.
+        stored_components: What the stored definition consists of.
         changes: What the two definitions differ in.
-        rows: Number of rows that were computed again and came out the same.
+        rows: Number of rows that were drawn, computed again and came out the same.
+        is_all: Whether these were all stored rows.
         partitions: Number of partitions with these rows.
         tolerance: The largest difference of floating-point numbers that counted as the same.
         seed: The rows were chosen by it.
         user: Who adopted it.
-        at: Unix time in seconds.
+        at: Unix time in nanoseconds.
     """
 
     stage: str
     definition: str
     stored: str
     components: Sequence[Component]
+    stored_components: Sequence[Component]
     changes: Sequence[str]
     rows: int
+    is_all: bool
     partitions: int
     tolerance: float
     seed: int
     user: str
-    at: float
+    at: int
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The two definitions."""
+        return self.definition, self.stored
+
+    @property
+    def name(self) -> str:
+        """The rest of the file's name, after what it says."""
+        return f"-{self.stage}-{self.definition}-{self.stored}-{self.at:019d}.json"
 
     @property
     def since(self) -> str:
         """That it is in effect, in a line."""
-        day = time.strftime("%Y-%m-%d", time.gmtime(self.at))
+        day = time.strftime("%Y-%m-%d", time.gmtime(self.at / 1e9))
         return (
             f"{self.stage}: {', '.join(self.changes)}, adopted on {day} by {self.user} after "
             f"comparing {self.rows:,} rows"
         )
 
     def __str__(self) -> str:
+        at_most = f"at most {min(1.0, 3 / self.rows):.2g} of all rows differ"
+        bound = "no stored row differs" if self.is_all else f"with 95% confidence {at_most}"
         return (
             f"{self.stage}: adopted {', '.join(self.changes)}: {self.rows:,} rows of "
-            f"{self.partitions:,} partitions came out the same within {self.tolerance:g}, so with "
-            f"95% confidence at most {min(1.0, 3 / self.rows):.2g} of all rows differ"
+            f"{self.partitions:,} partitions came out the same within {self.tolerance:g}, so "
+            f"{bound}"
         )
 
 
 _CODEC = Codec(
-    Adoption, read={"components": read_components}, write={"components": component_records}
+    Adoption,
+    read={"components": read_components, "stored_components": read_components},
+    write={"components": component_records, "stored_components": component_records},
 )
 
 
 @dataclass(frozen=True)
 class Adoptions:
-    """The adoptions of a pipeline, and those that were undone, from one listing.
+    """The adoptions of a stage.
 
     Attributes:
-        names: The files in the pipeline's folder.
+        live: Those in force, the oldest first.
+        undone: The others.
+        undone_at: Unix time in seconds at which the last of them was undone.
     """
 
-    _store: Store
-    _pipeline: str
-    names: Collection[str]
+    live: Sequence[Adoption] = ()
+    undone: Sequence[Adoption] = ()
+    undone_at: float = 0.0
 
-    def of(self, stage: str, definition: str) -> Adoption | None:
-        """Return how a definition was adopted; None if it was not, or no longer is."""
-        name = _name("adopted", stage, definition)
-        fix = "Delete it, and the next run computes the stage again"
-        if name not in self.names:
-            return None
-        return self._store.read_record([self._pipeline], name, _CODEC.load, fix)
+    def of(self, definition: str) -> Sequence[Adoption]:
+        """Return those in force that join a definition with others, the latest last."""
+        found = self.equals(definition)
+        return [each for each in self.live if each.definition in found]
 
-    def split(
-        self, stage: str, definition: str, components: Sequence[Component]
-    ) -> tuple[Component, ...]:
-        """Return a definition's components, with one more if an adoption of it was undone.
+    def equals(self, definition: str) -> Sequence[str]:
+        """Return the class of a definition, itself first."""
+        return joined(definition, [each.pair for each in self.live])
 
-        What was computed while two definitions counted as one is then found by neither.
+    def names(self, definition: str, copies_rows: bool) -> Sequence[tuple[str, ...]]:
+        """Return what the keys of parts are made of that are true for a definition.
+
+        The first is for new parts. If they may have rows of other definitions, it has the
+        adoptions in force, and parts from before the latest of these are found too.
         """
-        beginning = _name("undone", stage, definition, suffix="")
-        undone = sorted(name for name in self.names if name.startswith(beginning))
-        return (*components, *(Component("adoption", "undone", name) for name in undone))
+        tails = [each.name for each in self.live] if copies_rows else []
+        own, *others = self.equals(definition)
+        return [
+            (each, *tails[:count]) for each in (own, *others) for count in range(len(tails), -1, -1)
+        ]
+
+    def equal_rows(
+        self, own: str, row_definition: Callable[[Sequence[Component]], str]
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the row definitions whose rows are true, and those to look for them in.
+
+        The latter were once joined, so manifests of one may have rows of another.
+        """
+
+        def pairs(adopted: Iterable[Adoption]) -> list[tuple[str, str]]:
+            sides = [(each.components, each.stored_components) for each in adopted]
+            return [(row_definition(now), row_definition(then)) for now, then in sides]
+
+        live = pairs(self.live)
+        searched = joined(own, [*live, *pairs(self.undone)])
+        return frozenset(joined(own, live)), frozenset(searched)
 
 
-def adoptions(store: Store, pipeline: str) -> Adoptions:
-    """List the adoptions of a pipeline; what a branch undoes is undone there alone."""
-    found: set[str] = set()
-    for each in reversed(store.layers):
-        own = set(each.root.child(pipeline).names())
-        undone = {name.rpartition("-")[0] for name in own - found if name.startswith("undone-")}
-        found -= {f"adopted{name.removeprefix('undone')}.json" for name in undone}
-        found |= own
-    return Adoptions(store, pipeline, frozenset(found))
+def joined(start: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return what is connected with the start, which is first."""
+    found, left = [start], list(pairs)
+    for each in found:
+        for pair in left:
+            if each in pair:
+                found += [other for other in pair if other not in found]
+    return found
+
+
+def adoptions(
+    store: Store, pipeline: str, records: Mapping[str, Location] | None = None
+) -> dict[str, Adoptions]:
+    """Return the adoptions of a pipeline's stages that have any."""
+    files = store.records(pipeline) if records is None else records
+    parsed = [match for name in files if (match := _NAME.fullmatch(name))]
+    undone = {match[0] for match in parsed if match[1] == "undone"}
+    found: dict[str, tuple[list[Adoption], list[Adoption], list[float]]] = {}
+    for match in sorted(parsed, key=lambda match: (int(match[5]), match[0])):
+        if match[1] == "adopted" and (adoption := _read(files[match[0]], match[0])):
+            live, split, times = found.setdefault(match[2], ([], [], []))
+            if (name := f"undone{adoption.name}") in undone:
+                split.append(adoption)
+                times.append(_undone_at(files[name], adoption))
+            else:
+                live.append(adoption)
+    return {
+        stage: Adoptions(live, split, max(times, default=0.0))
+        for stage, (live, split, times) in found.items()
+    }
+
+
+def _read(folder: Location, name: str) -> Adoption | None:
+    fix = "Delete it, and the next run computes the stage again"
+    return read_file(folder, name, _CODEC.load, fix)
+
+
+def _undone_at(folder: Location, adoption: Adoption) -> float:
+    fix = "Restore it, or undo the adoption again"
+    return read_file(folder, f"undone{adoption.name}", lambda record: float(record["at"]), fix) or 0
 
 
 def keep_adoption(store: Store, pipeline: str, adoption: Adoption) -> None:
     """Record an adoption; it takes effect with the next plan."""
-    name = _name("adopted", adoption.stage, adoption.definition)
-    store.root.child(pipeline).write(name, json.dumps(_CODEC.record(adoption)).encode())
+    data = json.dumps(_CODEC.record(adoption)).encode()
+    store.root.child(pipeline).write(f"adopted{adoption.name}", data)
 
 
-def undo_adoption(store: Store, pipeline: str, adoption: Adoption) -> None:
-    """Split two definitions that count as one; see `Adoptions.split`."""
-    folder, moment = store.root.child(pipeline), f"-{time.time_ns()}.json"
-    for definition in (adoption.definition, adoption.stored):
-        folder.write(_name("undone", adoption.stage, definition, moment), b"{}")
-    folder.delete([_name("adopted", adoption.stage, adoption.definition)])
+def undo_adoptions(store: Store, pipeline: str, known: Sequence[Adoption], definition: str) -> None:
+    """Split a class of definitions; see `Adoptions.of`. Its own adoptions are undone last.
+
+    So the class is found again if the process is killed before.
+    """
+    folder = store.root.child(pipeline)
+    for each in sorted(known, key=lambda each: definition in each.pair):
+        folder.write(f"undone{each.name}", json.dumps({"at": time.time()}).encode())
 
 
 def copy_adoptions(source: Store, target: Store, pipeline: str) -> None:
     """Take over the adoptions of another store, and those that were undone there."""
-    folder, other = target.root.child(pipeline), source.root.child(pipeline)
-    for name in sorted(other.names().keys() - folder.names().keys(), reverse=True):
-        if name.startswith("undone-"):  # before those that were adopted again
-            folder.delete([f"adopted{name.rpartition('-')[0].removeprefix('undone')}.json"])
-        if name.startswith(("adopted-", "undone-")):
+    folder, other = (each.root.child(pipeline) for each in (target, source))
+    for name in sorted(other.names().keys() - folder.names().keys()):
+        if _NAME.fullmatch(name):
             folder.create(name, other.read(name))
-
-
-def _name(kind: str, stage: str, definition: str, suffix: str = ".json") -> str:
-    return f"{kind}-{stage}-{definition}{suffix}"

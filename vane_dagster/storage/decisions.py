@@ -17,7 +17,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -120,20 +120,19 @@ _CODEC = Codec(
 
 
 def decisions(
-    store: Store, pipeline: str, stages: Collection[str], listed: Iterable[str] | None = None
+    store: Store,
+    pipeline: str,
+    stages: Collection[str],
+    records: Mapping[str, Location] | None = None,
 ) -> dict[tuple[str, str | None], tuple[Decision, ...]]:
     """Read the decisions about some stages, by stage and partition, the earliest first."""
-    folders = [each.root.child(pipeline) for each in store.layers]
-    files = {n for folder in folders for n in folder.names()} if listed is None else listed
+    files = store.records(pipeline) if records is None else records
     wanted = sorted(n for n in files if (found := _NAME.fullmatch(n)) and found[1] in stages)
     fix = "Restore it; without it, the decision is lost"
 
     def read(name: str) -> Decision | None:
-        for folder in folders:
-            load = functools.partial(_CODEC.load, name=name, folder=folder)
-            if (found := read_file(folder, name, load, fix)) is not None:
-                return found
-        return None
+        load = functools.partial(_CODEC.load, name=name, folder=files[name])
+        return read_file(files[name], name, load, fix)
 
     by_place: dict[tuple[str, str | None], tuple[Decision, ...]] = {}
     for each in sorted(filter(None, in_threads(read, wanted)), key=lambda each: each.at):

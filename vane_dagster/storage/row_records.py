@@ -68,6 +68,17 @@ class RecordedPart:
         return cls(folder, part.name, part.row_records, part.faults, part.rows_in)
 
 
+def computed_by(definition: str, row_definition: str) -> str:
+    """Return the CODE of rows: the stage's definition, and its row definition."""
+    return f"{definition}-{row_definition}"
+
+
+def parse_code(code: str) -> tuple[str, str]:
+    """Return both; the latter is empty in records of earlier releases."""
+    definition, _, row_definition = code.partition("-")
+    return definition, row_definition
+
+
 def records_schema(id_type: pa.DataType) -> pa.Schema:
     """Return the schema of row records."""
     return pa.schema(

@@ -250,6 +250,11 @@ class Store:
         own = read_file(self.root.child(pipeline, stage), CONDEMNED, parse) or {}
         return own if self.fallback is None else self.fallback.condemned(pipeline, stage) | own
 
+    def records(self, pipeline: str) -> dict[str, Location]:
+        """List the files of a pipeline, with the folder of each; those of a branch come first."""
+        folders = [each.root.child(pipeline) for each in reversed(self.layers)]
+        return {name: folder for folder in folders for name in folder.names()}
+
     def read_record(
         self, folder: Sequence[str], name: str, parse: Callable[[Any], _T], fix: str = "Delete it"
     ) -> _T | None:

@@ -42,6 +42,7 @@ from vane_dagster.storage.row_records import (
     OUTCOME,
     RUN_ID,
     Outcome,
+    parse_code,
 )
 from vane_dagster.storage.row_search import Found, RowFile, find, find_any
 from vane_dagster.storage.store import Store
@@ -95,7 +96,8 @@ class ManifestIndex:
         is_patch = found[OUTCOME] == Outcome.PATCHED
         if found[RUN_ID] == part.made.run_id:
             return None
-        origin = (found[RUN_ID], found[MODEL], found[CODE], found[AT].timestamp())
+        code, _ = parse_code(found[CODE])
+        origin = (found[RUN_ID], found[MODEL], code, found[AT].timestamp())
         return RowOrigin(*origin, is_patch)
 
     def _row_records(self, manifest: Manifest, part: PartInfo) -> pa.Table:

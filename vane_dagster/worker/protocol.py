@@ -208,7 +208,7 @@ class RowKeying:
         columns: The columns whose values are the key, in the order in which they count.
         files: Those of them with paths of files of the source.
         model: The class or function that is called, for the record.
-        code: The stage's definition, for the record.
+        code: The stage's definition and its row definition; see `computed_by`.
         epoch: The stage's floor: rows of this run are found until it is raised.
     """
 
@@ -245,6 +245,7 @@ class RowLookup:
         patches: Outputs that people supplied, the latest first; found before all others, by id and
             row key.
         id: The column with the input's ids, by which patches are found.
+        equal_rows: The row definitions whose rows are found; empty for those of all records.
     """
 
     groups: tuple[RecordGroup, ...] = ()
@@ -252,6 +253,7 @@ class RowLookup:
     inherits_failures: bool = False
     patches: tuple[RecordedPart, ...] = ()
     id: str = ""
+    equal_rows: tuple[str, ...] = ()
 
     def sources(self) -> list[tuple[RecordedPart, str]]:
         """Return all parts, each with its column of the input's ids."""

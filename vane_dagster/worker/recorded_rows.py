@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from vane_dagster._private_folder import worker_folder
 from vane_dagster.errors import DamagedPartError, StoreError
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.row_records import (
+    CODE,
     EPOCH,
     ID,
     KEY_HIGH,
@@ -31,6 +32,7 @@ from vane_dagster.storage.row_records import (
     OUTCOME,
     Outcome,
     RecordedPart,
+    parse_code,
 )
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.arrow_files import read_table, write_table
@@ -75,15 +77,24 @@ def _shared(
     return shared_entry(entries, name, find, written, hold=False, unused_seconds=_UNUSED_SECONDS)
 
 
-def open_index(parts: Sequence[RecordedPart], floor: int, folder: Path | None = None) -> pa.Table:
+def open_index(
+    parts: Sequence[RecordedPart],
+    floor: int,
+    equal_rows: Sequence[str] = (),
+    folder: Path | None = None,
+) -> pa.Table:
     """Open the row records of a group of parts, sorted by the row key, for `find_rows`.
 
-    It has no records of an epoch below the floor. Of several with a key, or with an equal high
+    It has no records of an epoch below the floor, nor of other row definitions than those that are
+    given, if any. Of several with a key, or with an equal high
     half, it has the first that did not fail, else the first; other rows are computed again.
     """
     urls = [part.folder.file_url(part.records) for part in parts]
-    made = _shared([floor, urls], ["index"], lambda: {"index": _index(parts, floor)}, folder)
-    return made["index"]
+
+    def make() -> _Tables:
+        return {"index": _index(parts, floor, equal_rows)}
+
+    return _shared([floor, urls, *equal_rows], ["index"], make, folder)["index"]
 
 
 def find_rows(
@@ -102,13 +113,19 @@ def find_rows(
     return part, record
 
 
-def _index(parts: Sequence[RecordedPart], floor: int) -> pa.Table:
+def _index(parts: Sequence[RecordedPart], floor: int, equal_rows: Collection[str]) -> pa.Table:
     pieces = []
+    names = (KEY_HIGH, KEY_LOW, OUTCOME, EPOCH, *([CODE] if equal_rows else []))
     for number, part in enumerate(parts):
-        table = read_part(part.folder, part.records, (KEY_HIGH, KEY_LOW, OUTCOME, EPOCH))
+        table = read_part(part.folder, part.records, names)
         outcome = table[OUTCOME].to_numpy()
         is_found = ~np.isin(outcome, (Outcome.PASSING, Outcome.PATCHED))
-        kept = np.flatnonzero(is_found & (table[EPOCH].to_numpy() >= floor))
+        is_kept = is_found & (table[EPOCH].to_numpy() >= floor)
+        if equal_rows:
+            codes = table[CODE].unify_dictionaries().combine_chunks()
+            is_equal = [parse_code(code)[1] in equal_rows for code in codes.dictionary.to_pylist()]
+            is_kept &= np.asarray([*is_equal, False])[codes.indices.to_numpy()]
+        kept = np.flatnonzero(is_kept)
         pieces.append(
             {
                 KEY_HIGH: table[KEY_HIGH].to_numpy()[kept],

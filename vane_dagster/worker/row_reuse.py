@@ -176,7 +176,7 @@ class _KnownPlaces:
         for group in lookup.groups:
             if group.parts and len(wanted):
                 failed = lookup.inherits_failures and group.is_own
-                index = open_index(group.parts, lookup.floor)
+                index = open_index(group.parts, lookup.floor, lookup.equal_rows)
                 part, record = find_rows(index, high[wanted], low[wanted], failed=failed)
                 is_found = part >= 0
                 hits = wanted[is_found]

@@ -55,6 +55,18 @@ class Fails(Power):
         raise ValueError("no such weights")
 
 
+class Twice:
+    def __init__(self, by: str) -> None:
+        self.by = by
+
+    def __call__(self, batch: Any) -> Any:
+        return {"z": [2 * y for y in batch["y"].to_pylist()]}
+
+
+def cut(text: str, most: int) -> str:
+    return text[:most]
+
+
 def numbers(
     tmp_path: Path, fn: Any = Power, exponent: int = 2, kind: str = "DOUBLE", **options: Any
 ) -> vd.Pipeline:
@@ -89,7 +101,7 @@ def test_an_adopted_edit_computes_nothing_and_neither_does_what_reads_it(
     assert [s.up_to_date for s in edited.plan(store=stored).stages] == [0, 0]
     adoption = edited["power"].adopt(store=stored)
     assert (adoption.rows, adoption.partitions) == (30, 3)
-    assert "at most 0.1 of all rows differ" in str(adoption)
+    assert "no stored row differs" in str(adoption)
 
     found = edited.plan(store=stored)
     assert found.is_up_to_date
@@ -107,7 +119,10 @@ def test_an_adopted_edit_computes_nothing_and_neither_does_what_reads_it(
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ({"fn": Almost}, r"1 of 30 rows differ from the stored rows: ids 5, in 'y'. The first was"),
+        (
+            {"fn": Almost},
+            r"1 of 30 rows differ from the stored rows: ids 5, in 'y':\n  5, y: 25.0 is stored",
+        ),
         ({"exponent": 3}, "28 of 30 rows differ"),
         ({"fn": Fails}, "stored rows cannot be computed again: .*no such weights"),
         ({"kind": "FLOAT"}, "option 'schema' changed, and only edits of code and of arguments"),
@@ -134,17 +149,65 @@ def test_what_is_adopted_only_so(tmp_path, stored, cluster, materialize):
     assert argument["power"].adopt(10, store=stored, compute=vd.RayCompute(cluster=cluster)).rows
     assert argument.plan(store=stored).is_up_to_date
 
-    edited = numbers(tmp_path, Almost)
-    materialize(edited, vd.LocalCompute(), "c")
-    with pytest.raises(PlanError, match="the stored partitions are of 2 definitions"):
-        edited["power"].adopt(store=stored)
+    assert "with 95% confidence at most 0.3 of all rows differ" in str(
+        numbers(tmp_path, Product)["power"].adopt(10, store=stored, partitions=["a", "b"])
+    )
+    cube = numbers(tmp_path, exponent=3)
+    materialize(cube, vd.LocalCompute(), "c")
+    with pytest.raises(PlanError, match="10 of 10 rows differ"):
+        numbers(tmp_path, Almost)["power"].adopt(store=stored, partitions="c")
     with pytest.raises(DefinitionError, match="it has no code of yours"):
         numbers(tmp_path)["last"].adopt(store=stored)
     with pytest.raises(DefinitionError, match="rows is 0"):
-        edited["power"].adopt(0, store=stored)
+        cube["power"].adopt(0, store=stored)
 
 
-def test_what_is_undone_is_computed_again_by_either_definition(
+def test_partitions_that_the_edited_code_computed_before_stay_in_force(
+    tmp_path, stored, materialize
+):
+    edited = numbers(tmp_path, Product)
+    materialize(edited, vd.LocalCompute(), "b")
+    assert edited["power"].adopt(store=stored).partitions == 2
+    assert edited.plan(store=stored).is_up_to_date
+    assert numbers(tmp_path).plan(store=stored).is_up_to_date
+
+
+def test_stages_upstream_are_adopted_first(tmp_path):
+    write_source(tmp_path / "src", {"id": range(20), "x": range(20)})
+    store = str(tmp_path / "store")
+
+    def chain(fn: Any) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        options: Any = {"fn_constructor_kwargs": {"exponent": 2}}
+        x = docs.map_batches("x", fn, schema={"y": "DOUBLE"}, **options)
+        x.map_batches("y", Twice, schema={"z": "DOUBLE"}, fn_constructor_kwargs={"by": fn.__name__})
+        return docs
+
+    chain(Power).run(store=store)
+    edited = chain(Product)
+    with pytest.raises(PlanError, match="its upstream stage 'x' was edited"):
+        edited["y"].adopt(store=store)
+    for stage in ("x", "y"):
+        assert edited[stage].adopt(store=store).is_all
+    assert edited.plan(store=store).is_up_to_date
+
+
+def test_the_longest_and_the_shortest_row_are_compared(tmp_path):
+    texts = ["ab"] * 500 + ["a"] + ["abcd"] + ["abc"] * 498
+    write_source(tmp_path / "src", {"id": range(1000), "text": texts})
+    store = str(tmp_path / "store")
+
+    def pipeline(most: int) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        docs.map("cut", cut, columns={"text": "text"}, schema="VARCHAR", fn_kwargs={"most": most})
+        return docs
+
+    pipeline(9).run(store=store)
+    with pytest.raises(PlanError, match="ids 501"):
+        pipeline(3)["cut"].adopt(1, store=store)
+
+
+def test_what_is_undone_returns_to_the_definition_that_computed_it(
     tmp_path, stored, materialize, monkeypatch
 ):
     former, edited, store = numbers(tmp_path), numbers(tmp_path, OfSmall), tmp_path / "store"
@@ -156,14 +219,16 @@ def test_what_is_undone_is_computed_again_by_either_definition(
     monkeypatch.setattr(Definitions, "stage", lambda self, path: edited[path])
     monkeypatch.setattr(Definitions, "resource", lambda self, key: {"store": stored}.get(key))
     shown = CliRunner().invoke(main, ["adopt", "power", "--undo", "-m", "support.data"])
-    assert (shown.exit_code, "power: adopted" in shown.output) == (0, True), shown.output
-    for pipeline, value in ((former, 10_000), (edited, -1), (former, 10_000)):
+    assert (shown.exit_code, "undone: power" in shown.output) == (0, True), shown.output
+    for pipeline, value, missing in ((former, 10_000, 1), (edited, -1, 1), (former, 10_000, 0)):
         found = pipeline.plan("a", store=stored)
-        assert not found.is_up_to_date
+        assert [stage.fragments for stage in found.stages] == [missing, missing]
         materialize(pipeline, vd.LocalCompute(), "a")
         assert read_stage(store, "numbers", "power", "a")["y"].to_pylist()[-1] == value
         assert read_stage(store, "numbers", "last", "a")["y"].to_pylist()[-1] == value
         assert pipeline.plan("a", store=stored).is_up_to_date
+    found = former.plan(["b", "c"], store=stored).stages[0]
+    assert (found.fragments, found.stored_fragments) == (0, 2), "what it computed is its own again"
     with pytest.raises(PlanError, match="was not adopted, or that was undone"):
         edited["power"].adopt(undo=True, store=stored)
 

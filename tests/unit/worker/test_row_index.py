@@ -72,7 +72,7 @@ def test_rows_find_what_a_plain_search_finds(parts, rows, failed):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         group = [recorded(folder, records, f"p{n}") for n, records in enumerate(parts)]
-        result = found(open_index(group, FLOOR, folder), rows, failed)
+        result = found(open_index(group, FLOOR, folder=folder), rows, failed)
     for row, place, wanted in zip(rows, result, expected(parts, rows, failed), strict=True):
         may_be_missed = len(lows.get(row[0], ())) > 1  # by a high half of several keys
         assert place == wanted or (may_be_missed and place == (-1, -1))
@@ -82,12 +82,12 @@ def test_an_index_is_built_once_and_by_records_and_floor(tmp_path):
     parts = [recorded(tmp_path, [(1, 1, 1, 0, 5)])]
     indexes = tmp_path / "indexes"
     indexes.mkdir()
-    open_index(parts, 1, indexes)
+    open_index(parts, 1, folder=indexes)
     Path(tmp_path, parts[0].records).unlink()
     for _ in range(2):
-        assert found(open_index(parts, 1, indexes), [(1, 1)]) == [(0, 0)]
+        assert found(open_index(parts, 1, folder=indexes), [(1, 1)]) == [(0, 0)]
     with pytest.raises(DamagedPartError, match=parts[0].records):
-        open_index(parts, 2, indexes)
+        open_index(parts, 2, folder=indexes)
     assert (
         len([path for path in indexes.iterdir() if path.is_dir() and path.name != ".partial"]) == 1
     )
@@ -98,18 +98,18 @@ def test_damaged_records_leave_nothing_behind(tmp_path):
     path = tmp_path / part.records
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DamagedPartError):
-        open_index([part], 1, tmp_path)
+        open_index([part], 1, folder=tmp_path)
     assert [path for path in tmp_path.iterdir() if path.is_dir() and path.name != ".partial"] == []
 
 
 @pytest.mark.parametrize("left", [None, -8])
 def test_an_incomplete_index_is_built_again(tmp_path, left):
     part = recorded(tmp_path / "store", [(n, 1, 1, Outcome.OUTPUT, 1) for n in range(3)])
-    open_index([part], 1, tmp_path)
+    open_index([part], 1, folder=tmp_path)
     (stored,) = tmp_path.glob("*/index")
     if left is None:
         stored.unlink()
     else:
         stored.write_bytes(stored.read_bytes()[:left])
-    again = open_index([part], 1, tmp_path)
+    again = open_index([part], 1, folder=tmp_path)
     assert found(again, [(2, 1)]) == [(0, 2)]
