@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, ClassVar
 
@@ -28,7 +29,16 @@ from support.in_process import InProcess, executed
 from support.simulated_stages import is_kept, labelled, pieces, world
 from vane_dagster.compute.api import CallResult, Worker
 from vane_dagster.events import Event, Failed
+from vane_dagster.planning.definition import components, definition_digest
 from vane_dagster.retries import Cause
+from vane_dagster.storage.adoptions import (
+    Adoption,
+    Adoptions,
+    adoptions,
+    joined,
+    keep_adoption,
+    undo_adoptions,
+)
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
@@ -360,8 +370,11 @@ class World:
         self.store = Store(Location("simulated://store"))
         self.fragment_rows = 3
         self._pipelines: dict[Any, vd.Pipeline] = {}
-        self.equal: list[tuple[str, frozenset[str]]] = []
-        """The suffixes that count as one, by stage: those of adopted definitions."""
+        self.equal: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        """The pairs of suffixes that count as one, by stage: those of adopted definitions."""
+        self.was_adopted = False
+        self._since: dict[tuple[str, str], set[str]] = {}
+        """The suffixes of all runs since a stage was forced in a partition."""
         self.stored: dict[tuple[str, str], set[Any]] = defaultdict(set)
         """The rows whose results are in the manifest in force, by stage and partition.
 
@@ -441,13 +454,16 @@ class World:
         partitions: Sequence[str] = PARTITIONS,
         disturbance: Disturbance | None = None,
         **options: Any,
-    ) -> None:
+    ) -> set[tuple[str, str]]:
         """Run the pipeline, and compare what it leaves with a plain loop.
 
         Args:
             partitions: The partitions.
             disturbance: What happens to the run.
             **options: Further arguments of `plan_run`.
+
+        Returns:
+            The calls with results, by stage and value.
         """
         self.write()
         given = disturbance or Disturbance()
@@ -470,15 +486,51 @@ class World:
         finally:
             was_killed = Storage.is_dead
             Storage.end()
+        for node in self.nodes:
+            for partition in PARTITIONS:
+                self._since.get((node.name, partition), set()).add(node.suffix)
         if was_killed:
             for node in filter(lambda each: each.calls_code, self.nodes):
                 for partition in partitions:  # what it has committed replaces what was in force
                     if self.in_force(node.name, partition) != before[node.name, partition]:
                         self.stored[node.name, partition] = set(self._wanted(node, partition))
-            return
+            return set()
         failed = {(e.stage, e.partition): e.error for e in events if isinstance(e, Failed)}
+        if options.get("force"):
+            done = [place for place in self.places(partitions) if place not in failed]
+            suffixes = {node.name: node.suffix for node in self.nodes}
+            self._since |= {(name, key): {suffixes[name]} for name, key in done}
         self._compare(partitions, before, failed)
         self._count(partitions, workers, options, bool(given.fails))
+        return set(workers.calls)
+
+    def adopt(self, node: Node, suffix: str) -> None:
+        """Declare that a stage's definition makes the same rows as that with another suffix."""
+        sides = []
+        present = node.suffix
+        for node.suffix in (suffix, present):
+            pipeline = self.pipeline()
+            sides.append(components(pipeline, pipeline[node.name].spec))
+        digests = [definition_digest(side) for side in sides]
+        what = (*digests[::-1], *sides[::-1], ["argument"], 1, False, 1, 0.0, 0, "me")
+        keep_adoption(self.store, "docs", Adoption(node.name, *what, at=time.time_ns()))
+        self.equal[node.name].append((present, suffix))
+        self.was_adopted = True
+
+    def equal_to(self, node: Node) -> list[str]:
+        """Return the suffixes that count as that of a stage, itself first."""
+        return joined(node.suffix, self.equal[node.name])
+
+    def undo(self, node: Node) -> None:
+        """Split all that counts as a stage's definition."""
+        pipeline = self.pipeline()
+        definition = definition_digest(components(pipeline, pipeline[node.name].spec))
+        known = adoptions(self.store, "docs").get(node.name, Adoptions()).of(definition)
+        undo_adoptions(self.store, "docs", known, definition)
+        equal = self.equal_to(node)
+        left = [pair for pair in self.equal[node.name] if pair[0] not in equal]
+        self.equal[node.name] = left
+        assert len(adoptions(self.store, "docs").get(node.name, Adoptions()).live) == len(left)
 
     def places(self, partitions: Sequence[str]) -> list[tuple[str, str]]:
         return [(node.name, partition) for node in self.nodes for partition in partitions]
@@ -499,20 +551,40 @@ class World:
         self, partitions: Sequence[str], before: Mapping[Any, Any], failed: Mapping[Any, Any]
     ) -> None:
         for partition in partitions:
-            wanted = self._expected(partition)
+            stored: dict[str, Rows | None] = {}
             for node in self.nodes:
-                place, rows = (node.name, partition), wanted[node.name]
+                place, stored[node.name] = (node.name, partition), None
+                above = [stored[each.name] for each in node.upstream] or [self.rows(partition)]
+                rows = self._possible(node, partition, above)
                 manifest = self.in_force(*place)
-                if rows is None:
+                if not rows:
                     assert place in failed, f"{place} should have failed"
                     assert manifest == before[place], f"{place} failed and was committed"
                     continue
                 assert place not in failed, f"{place} failed: {failed[place]}"
                 assert manifest is not None, f"{place} was not committed"
-                assert self._stored(node, partition, manifest) == rows[0], f"rows of {place}"
-                assert sum(part.quarantined for part in manifest.parts) == rows[1], place
+                own = stored[node.name] = self._stored(node, partition, manifest)
+                possible = [_by_input(node, each) for each, _ in rows]
+                for input, made in _by_input(node, own, possible).items():
+                    assert made in [each.get(input, {}) for each in possible], f"{input}: {place}"
+                assert sum(part.quarantined for part in manifest.parts) == rows[0][1], place
                 if node.kind == "write":
-                    assert self._published(node, partition) == rows[0], f"published {place}"
+                    assert self._published(node, partition) == rows[0][0], f"published {place}"
+
+    def _possible(
+        self, node: Node, partition: str, above: Sequence[Rows | None]
+    ) -> list[tuple[Rows, int]]:
+        """Return the rows of each definition that counts as a stage's; none if it fails."""
+        inputs = [each for each in above if each is not None]
+        if len(inputs) < len(above):
+            return []
+        equal = self.equal_to(node)
+        since = self._since.get((node.name, partition), equal)
+        try:
+            made = [replace(node, suffix=suffix) for suffix in equal if suffix in since]
+            return [_computed(each, inputs, may_fail=True) for each in made]
+        except PoisonError:
+            return []
 
     def _stored(self, node: Node, partition: str, manifest: Any) -> Rows:
         folder = self.store.parts("docs", node.name, partition)
@@ -547,6 +619,12 @@ class World:
         has_failures: bool,
     ) -> None:
         """Compare the calls with the rows that had no result, unless calls were lost."""
+        if options.get("force"):  # rows of other partitions are not copied any more either
+            for node, partition in self.places(PARTITIONS):
+                if partition not in partitions:
+                    self.stored[node, partition].clear()
+        if self.was_adopted:  # the values that a stage reads may be of either definition
+            return
         allowed: Counter[tuple[str, str]] = Counter()
         for partition in partitions:
             ends = plain_loop(self.nodes, self.rows(partition))
@@ -583,6 +661,16 @@ class World:
 def is_failure(node: Node, value: str) -> bool:
     """Whether a stage fails for a value."""
     return f"bad {node.name}" in value or f"kill {node.name}" in value
+
+
+def _by_input(
+    node: Node, rows: Rows, others: Sequence[Mapping[Any, Rows]] = ()
+) -> dict[tuple[str, ...], Rows]:
+    """Group rows by the keys of their input rows, with those that others have."""
+    found: dict[tuple[str, ...], Rows] = {keys: {} for each in others for keys in each}
+    for keys, row in rows.items():
+        found.setdefault(keys[1:] if node.kind == "flat_map" else keys, {})[keys] = row
+    return found
 
 
 def _by_keys(node: Node, rows: Sequence[Mapping[str, Any]]) -> Rows:

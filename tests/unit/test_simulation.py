@@ -63,6 +63,7 @@ VALUES = st.one_of(
 DEADLY = st.builds("d+kill s{0}".format, st.integers(0, 4))
 ROWS = st.lists(VALUES, min_size=1, max_size=5)
 ORDER = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
+SUFFIXES = st.sampled_from([".", "!", "?!"])
 NUMBERS = st.integers(0, 60)
 SOMEWHERE = st.sampled_from(["request", "answer"])
 
@@ -114,7 +115,7 @@ class Simulation(RuleBasedStateMachine):
     def cut_fragments(self, rows: int) -> None:
         self.world.fragment_rows = rows
 
-    @rule(number=st.integers(0, 4), suffix=st.sampled_from([".", "!", "?!"]))
+    @rule(number=st.integers(0, 4), suffix=SUFFIXES)
     def edit_an_argument(self, number: int, suffix: str) -> None:
         node = self.world.nodes[number % len(self.world.nodes)]
         if node.kind not in ("join", "write") and node.suffix != suffix:
@@ -122,13 +123,62 @@ class Simulation(RuleBasedStateMachine):
             for partition in PARTITIONS:
                 self.world.stored[node.name, partition].clear()
 
+    @rule(
+        number=st.integers(0, 4),
+        suffix=SUFFIXES,
+        order=ORDER,
+        then=st.sampled_from(["keep", "undo", "edit and undo"]),
+    )
+    def adopt_an_edit(self, number: int, suffix: str, order: tuple[int, ...], then: str) -> None:
+        """It computes nothing, nor does its former definition once it is undone."""
+        node, world = self._coded(number), self.world
+        if node is None or node.suffix == suffix:
+            return
+        world.run()
+        again = world.run()  # what fails is computed each time
+        was_alone = len(world.equal_to(node)) == 1
+        former, node.suffix = node.suffix, suffix
+        world.adopt(node, former)
+        assert world.run(PARTITIONS, Disturbance(order)) <= again
+        if then == "undo":
+            world.undo(node)
+            node.suffix = former
+            if was_alone:
+                assert world.run(PARTITIONS, Disturbance(order)) <= again
+        elif then == "edit and undo":  # parts have rows of both
+            for partition in PARTITIONS:
+                self.turn_a_file(partition, number + 1)
+                self.world.files[partition]["z"] = world.new_rows(["a", "b+c", f"{number}"])
+            world.run(PARTITIONS, Disturbance(order))
+            world.undo(node)
+            world.run()
+
+    @rule(number=st.integers(0, 4), suffix=SUFFIXES)
+    def adopt(self, number: int, suffix: str) -> None:
+        node = self._coded(number)
+        if node is not None and node.suffix != suffix:
+            self.world.adopt(node, suffix)
+
+    @rule(number=st.integers(0, 4))
+    def undo(self, number: int) -> None:
+        if node := self._coded(number):
+            self.world.undo(node)
+
+    def _coded(self, number: int) -> Node | None:
+        nodes = [node for node in self.world.nodes if node.calls_code]
+        return nodes[number % len(nodes)] if nodes else None
+
     @rule(partitions=st.sets(st.sampled_from(PARTITIONS), min_size=1), order=ORDER)
     def run(self, partitions: set[str], order: tuple[int, ...]) -> None:
         self.world.run(sorted(partitions), Disturbance(order))
 
-    @rule(order=ORDER, again=st.sampled_from(["force", "retry_quarantined"]))
-    def run_again(self, order: tuple[int, ...], again: str) -> None:
-        self.world.run(PARTITIONS, Disturbance(order), **{again: True})
+    @rule(
+        partitions=st.sets(st.sampled_from(PARTITIONS), min_size=1),
+        order=ORDER,
+        again=st.sampled_from(["force", "retry_quarantined"]),
+    )
+    def run_again(self, partitions: set[str], order: tuple[int, ...], again: str) -> None:
+        self.world.run(sorted(partitions), Disturbance(order), **{again: True})
 
     @rule(
         order=ORDER,

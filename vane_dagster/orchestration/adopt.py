@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import getpass
 import os
-import random
 import secrets
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +25,7 @@ from vane_dagster.orchestration.run import RunContext, recompute
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.definition import components, definition_digest, stage_definition
-from vane_dagster.planning.sample_plan import plan_sample
+from vane_dagster.planning.sample_plan import plan_sample, spread
 from vane_dagster.storage.adoptions import (
     Adoption,
     Adoptions,
@@ -155,14 +153,13 @@ class _Edit:
             )
         if partitions is not None:
             manifests = {key: each for key, each in manifests.items() if key in partitions}
-        weights = [sum(part.rows_in for part in each.parts) for each in manifests.values()]
-        if not sum(weights):
+        weights = {k: sum(part.rows_in for part in m.parts) for k, m in manifests.items()}
+        if not sum(weights.values()):
             raise PlanError(
                 f"{self.location}: there is no stored row to compare with; materialize it"
             )
         seed = secrets.randbits(32)
-        drawn = sum(weights) if rows is None else min(rows, sum(weights))
-        counts = Counter(random.Random(seed).sample([*manifests], drawn, counts=weights))
+        counts = spread(weights, rows, seed)
         compared = self._compare(run, compute, manifests, counts, tolerance, seed)
         adoption = Adoption(
             stage=self.stage,
@@ -171,8 +168,8 @@ class _Edit:
             components=self.now,
             stored_components=stored.components,
             changes=changes,
-            rows=min(compared, drawn),
-            is_all=compared >= sum(weights),
+            rows=min(compared, counts.total()),
+            is_all=compared >= sum(weights.values()),
             partitions=len(counts),
             tolerance=tolerance,
             seed=seed,

@@ -42,6 +42,7 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.planning.plan import RunPlan
+from vane_dagster.storage.adoptions import Adoption
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
@@ -96,6 +97,7 @@ class RunReport:
         self._done: Iterator[Manifest | StoreError] | None = None
         self._definitions: Mapping[str, str] = {}
         self._inferred: Mapping[str, str] = {}
+        self._adopted: Mapping[str, Sequence[Adoption]] = {}
         self._provenance = Provenance(context, partitions)
         self._source = _source_log(context, pipeline, partitions)
         self._pending: dict[str, list[_Materialized]] = {}
@@ -211,6 +213,7 @@ class RunReport:
         if plan.needed() or plan.failed:  # the summary has the rest
             self._log.info(str(plan))
         self._done = read_ahead(self._store, plan)
+        self._adopted = plan.adopted
         inferred = [stage for stage in self._pipeline if stage.spec.is_inferred]
         self._definitions = {
             **plan.definitions,  # Dagster knows the declared code, without inferred schemas
@@ -259,6 +262,8 @@ class RunReport:
             computed,
             self._inferred.get(event.stage),
         )
+        if adopted := self._adopted.get(event.stage):
+            metadata["adopted"] = "; ".join(each.since for each in adopted)
         made = _Materialized(event.partition, event.name, manifest, metadata)
         self._pending.setdefault(event.stage, []).append(made)
         self._oldest = self._oldest if self._count else time.monotonic()

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import secrets
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -113,7 +116,8 @@ def plan_sample(
         planner = _Sampler(pipeline, stage, manifest, store, source, rule, listed.get(key, ()))
         try:
             share = rows if isinstance(rows, int) else rows[key]
-            partition, sampled[key] = planner.plan(share, seed, fragments, extremes)
+            own = partition_seed(seed, key)
+            partition, sampled[key] = planner.plan(share, own, fragments, extremes)
         except VaneError as error:
             failed[key] = error
             continue
@@ -127,6 +131,18 @@ def plan_sample(
         files=files,
     )  # fmt: skip
     return SamplePlan(plan, sampled, definition)
+
+
+def spread(rows: Mapping[str | None, int], most: int | None, seed: int) -> Counter[str | None]:
+    """Draw so many of the rows of all partitions, or all; return their number by partition."""
+    total = sum(rows.values())
+    drawn = total if most is None else min(most, total)
+    return Counter(Random(seed).sample([*rows], drawn, counts=[*rows.values()]))
+
+
+def partition_seed(seed: int, partition: str | None) -> int:
+    """Return the seed of a partition, so that not the same rows are chosen in each."""
+    return seed if partition is None else zlib.crc32(f"{seed} {partition}".encode())
 
 
 def choose(

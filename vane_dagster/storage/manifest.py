@@ -30,6 +30,8 @@ class PartProvenance:
         seconds: Seconds that all workers took together.
         packages: The installed packages that the user's code imports, as "name==version" on the
             workers; one package in several versions if workers differed.
+        definition: The definition that computed it, of those that count as the manifest's; empty in
+            parts of earlier releases.
     """
 
     run_id: str
@@ -37,6 +39,7 @@ class PartProvenance:
     at: float
     seconds: float
     packages: tuple[str, ...] = ()
+    definition: str = ""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class PartTarget:
         salt: A text that changes the digest, because a file with the same rows is about to be
             deleted.
         sums: Fields of measured struct columns to add up.
+        definition: The definition of the stage that writes it.
     """
 
     folder: Location
@@ -44,6 +45,7 @@ class PartTarget:
     compression: str | None = None
     salt: str | None = None
     sums: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    definition: str = ""
 
 
 def write_part(

@@ -23,6 +23,7 @@ from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.sources.raw_files import FilesSource
 from vane_dagster.sources.row_ids import rule_of
 from vane_dagster.sources.stored import StoredSource
+from vane_dagster.storage.adoptions import Adoptions, adoptions
 from vane_dagster.storage.manifest import (
     FileRecord,
     FileSpan,
@@ -74,6 +75,15 @@ class ManifestIndex:
                 f"{store.root.url!r} holds no stage of a pipeline {pipeline!r}; it has "
                 f"{names(_pipelines(store))}"
             )
+
+    @cached_property
+    def _adoptions(self) -> Mapping[str, Adoptions]:
+        return adoptions(self.store, self.pipeline)
+
+    def adopted(self, manifest: Manifest) -> list[str]:
+        """Return how a stage's definition came to count as one with others."""
+        known = self._adoptions.get(manifest.stage, Adoptions())
+        return [each.since for each in known.of(manifest.definition)]
 
     @cached_property
     def stages(self) -> Sequence[str]:

@@ -55,7 +55,7 @@ class Step:
         manifest: Name of the manifest that contains the part.
         run_id: The run that made the part.
         committed_by: The run that committed the manifest, perhaps a later one.
-        code_version: The stage's definition.
+        code_version: The definition that computed the part.
         model: The user's class or function.
         pool: Identity of the model's pool.
         workers: The workers that computed the part.

@@ -227,7 +227,7 @@ def stage_step(
         manifest=name,
         run_id=made.run_id if made else "",
         committed_by=manifest.run_id,
-        code_version=manifest.definition,
+        code_version=(made.definition if made else "") or manifest.definition,
         model=manifest.model.get("name", ""),
         pool=manifest.model.get("pool", ""),
         workers=made.workers if made else (),
@@ -237,7 +237,7 @@ def stage_step(
         if keys
         else None,
         published=manifest_index.published(manifest, index),
-        notes=tuple(notes),
+        notes=(*notes, *manifest_index.adopted(manifest)),
     )
 
 

@@ -291,7 +291,7 @@ class Host:
         records_name = "" if records is None else write_records(folder, key, records)
         seconds = tally.seconds + time.perf_counter() - started
         workers = tally.workers or (work.worker,)
-        made = PartProvenance(work.run_id, workers, time.time(), seconds, tally.packages)
+        by = (work.run_id, workers, time.time(), seconds, tally.packages, target.definition)
         return write_part(
             computed.rows,
             target,
@@ -302,7 +302,7 @@ class Host:
             nulled=tally.nulled,
             unread=tally.unread,
             faults=faults_name,
-            made=made,
+            made=PartProvenance(*by),
             row_records=records_name,
             copied=computed.copied,
             inherited=computed.inherited,
