@@ -463,7 +463,7 @@ class World:
             **options: Further arguments of `plan_run`.
 
         Returns:
-            The calls with results, by stage and value.
+            The calls with results, by stage and value; not of stages that a failed row may stop.
         """
         self.write()
         given = disturbance or Disturbance()
@@ -502,7 +502,12 @@ class World:
             self._since |= {(name, key): {suffixes[name]} for name, key in done}
         self._compare(partitions, before, failed)
         self._count(partitions, workers, options, bool(given.fails))
-        return set(workers.calls)
+        steady: set[str] = set()
+        for node in self.nodes:
+            fails = node.options.get("on_error") == "raise"
+            if not fails and all(each.name in steady for each in node.upstream):
+                steady.add(node.name)
+        return {call for call in workers.calls if call[0] in steady}
 
     def adopt(self, node: Node, suffix: str) -> None:
         """Declare that a stage's definition makes the same rows as that with another suffix."""

@@ -147,7 +147,8 @@ class Simulation(RuleBasedStateMachine):
                 assert world.run(PARTITIONS, Disturbance(order)) <= again
         elif then == "edit and undo":  # parts have rows of both
             for partition in PARTITIONS:
-                self.turn_a_file(partition, number + 1)
+                if number % 2:
+                    self.turn_a_file(partition, number)
                 self.world.files[partition]["z"] = world.new_rows(["a", "b+c", f"{number}"])
             world.run(PARTITIONS, Disturbance(order))
             world.undo(node)
