@@ -223,6 +223,31 @@ def _no_time_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(recorded_rows, "worker_folder", lambda kind: tmp_path / kind)
 
 
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("reuse", ["rows", "fragments"])
+def test_parts_and_rows_of_both_definitions_are_told_apart(reuse: str, force: bool) -> None:
+    """Once they are split, by the comparison that each run ends with; `force` is for both."""
+    rows: dict[str, Any] = {"reuse": "rows", "on_error": "quarantine", "per_row": False}
+    first = Node("map", "s0", (), rows)
+    if reuse == "fragments":
+        first.options = {"reuse": reuse, "on_error": "quarantine"}
+    world = World([first, Node("map", "s1", (first,), rows)])
+    world.run()
+    first.suffix = "!"
+    world.adopt(first, ".")
+    assert not world.run()
+    world.files["p0"]["b"] = world.new_rows(["c", "d"])  # "c" is copied, "d" is computed
+    world.run()
+    if force:
+        world.run(["p1"], force=True)
+    world.undo(first)
+    world.run()
+    first.suffix = "."
+    world.run()
+    world.adopt(first, "!")
+    world.run()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # killed
 @pytest.mark.parametrize("few", [8, 0])
 def test_simulation(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
