@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from support import published
 from support.data import write_source
 from support.plans import docs, keys, missing, plan, settle, source, triple
+from support.published import docs as publishing
 from vane_dagster.engine.executor import edited
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.planning.plan import RunPlan
@@ -406,7 +406,7 @@ def test_an_upstream_is_read_from_its_manifest(tmp_path, store):
 def test_a_target_that_cannot_take_the_rows_is_refused(tmp_path, store, options, words):
     source(tmp_path, {"a.parquet": 3})
     write_deltalake(tmp_path / "out", pa.table({"id": ["a"], "n": ["1"]}))
-    planned = plan(published.docs(tmp_path, **options), store)
+    planned = plan(publishing(tmp_path, **options), store)
     assert words in str(planned.failed[None])
 
 
