@@ -15,7 +15,7 @@ import vane_dagster as vd
 from support.manifests import manifest, part
 from support.store_contract import interrupted_after
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.adoptions import Adoption, adoptions, keep_adoption, undo_adoption
+from vane_dagster.storage.adoptions import Adoption, adoptions, keep_adoption, undo_adoptions
 from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.definition_texts import keep_texts, read_texts
 from vane_dagster.storage.filesystem import Location
@@ -136,9 +136,16 @@ def test_parts_of_the_branch_come_first_and_marked_ones_do_not_count(store, bran
     assert branch.condemned("docs", "s") == {"p/a": 1.0, "p/b": 1.0}
 
 
-def adoption(definition: str, stored: str) -> Adoption:
-    made = (Component("code", "f", stored),)
-    return Adoption("s", definition, stored, made, ["code"], 9, 1, 0.0, 1, "me", 1.0)
+OLD, NEW, NEWER = ("a" * 40, "b" * 40, "c" * 40)
+
+
+def adoption(definition: str, at: int = 1) -> Adoption:
+    then, now = (Component("code", "f", OLD),), (Component("code", "f", definition),)
+    return Adoption("s", definition, OLD, now, then, ["code"], 9, False, 1, 0.0, 1, "me", at)
+
+
+def adopted(store: Store) -> list[Adoption]:
+    return list(adoptions(store, "docs")["s"].live)
 
 
 def test_records_start_from_the_fallbacks(store, branch):
@@ -146,7 +153,7 @@ def test_records_start_from_the_fallbacks(store, branch):
     pin = SchemaPin(schema, 1, "run", 1.0)
     keep_pin(store, "docs", "s", "d", pin)
     keep_texts(store, "docs", "s", "d", lambda: {"f": "text"})
-    keep_adoption(store, "docs", adoption("new", "old"))
+    keep_adoption(store, "docs", adoption(NEW))
     assert store.setting("docs", "fragments", {"rows": 7}) == {"rows": 7}
     raise_floor(store, "docs", "s", "run")
     before = content(store)
@@ -154,14 +161,13 @@ def test_records_start_from_the_fallbacks(store, branch):
     assert read_pin(branch, "docs", "s", "d") == pin
     assert read_texts(branch, "docs", "s", "d") == {"f": "text"}
     assert branch.setting("docs", "fragments", {"rows": 8}) == {"rows": 7}
-    known = adoptions(branch, "docs").of("s", "new")
-    assert known == adoption("new", "old")
-    undo_adoption(branch, "docs", known)
-    assert adoptions(branch, "docs").of("s", "new") is None
-    assert len(adoptions(branch, "docs").split("s", "new", ())) == 1
-    assert adoptions(store, "docs").of("s", "new") == known
-    keep_adoption(branch, "docs", adoption("new", "other"))
-    assert adoptions(branch, "docs").of("s", "new") == adoption("new", "other")
+    assert adopted(branch) == [adoption(NEW)]
+    undo_adoptions(branch, "docs", adopted(branch), NEW)
+    assert adopted(branch) == []
+    assert list(adoptions(branch, "docs")["s"].undone) == [adoption(NEW)]
+    assert adopted(store) == [adoption(NEW)]
+    keep_adoption(branch, "docs", adoption(NEW, at=2))
+    assert adopted(branch) == [adoption(NEW, at=2)]
 
     floor = read_floor(store, "docs", "s")
     assert read_floor(branch, "docs", "s") == floor
@@ -236,9 +242,9 @@ def work(store: Store, branch: Store) -> None:
             if key is not None:
                 branch.commit(made)
     keep_pin(branch, "docs", "s", "d", SchemaPin(pa.schema([]), 1, "run", 1.0))
-    keep_adoption(store, "docs", adoption("new", "old"))
-    undo_adoption(branch, "docs", adoption("new", "old"))
-    keep_adoption(branch, "docs", adoption("newer", "old"))
+    keep_adoption(store, "docs", adoption(NEW))
+    undo_adoptions(branch, "docs", [adoption(NEW)], NEW)
+    keep_adoption(branch, "docs", adoption(NEWER))
     raise_floor(branch, "docs", "s", "run")
 
 
@@ -268,8 +274,7 @@ def test_a_promotion_puts_manifests_and_their_parts_in_force(store, branch):
     assert promoted(store)
     assert store.in_force("docs", "s", None).plan == "0" * 32
     assert read_pin(store, "docs", "s", "d") is not None
-    assert adoptions(store, "docs").of("s", "new") is None
-    assert adoptions(store, "docs").of("s", "newer") == adoption("newer", "old")
+    assert adopted(store) == [adoption(NEWER)]
     assert read_floor(store, "docs", "s") == read_floor(branch, "docs", "s") > 0
     assert content(branch) == own
     before = content(store)
@@ -295,7 +300,7 @@ def test_a_promotion_that_is_killed_between_any_two_writes_is_run_again(store, b
         assert kills < 60
     assert kills > 3
     assert promoted(store)
-    assert adoptions(store, "docs").of("s", "new") is None
+    assert adopted(store) == [adoption(NEWER)]
 
 
 @pytest.mark.parametrize("stage", ["s", "t"])
