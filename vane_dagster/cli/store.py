@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from typing import Any
@@ -174,10 +175,12 @@ def promote(
             f"{_count(parts, 'part')}"
         )
     if found is None:
-        click.echo(
-            f"Nothing is published and reported yet: run the partitions with the store {target!r}, "
-            "which computes nothing else"
-        )
+        text = "Nothing is published or reported yet; the next run of the partitions there does it"
+    elif os.environ.get("DAGSTER_HOME"):
+        text = "Published, and reported to Dagster"
+    else:
+        text = "Published. $DAGSTER_HOME is not set, so the next run reports it to Dagster"
+    click.echo(text)
 
 
 def _changes(stage: GcReport) -> list[tuple[str, dict[str, int], str]]:

@@ -7,16 +7,21 @@ from dataclasses import replace
 from vane_dagster._arguments import PLACEHOLDER, check_placeholders
 from vane_dagster.errors import PlanError, names
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.storage.filesystem import absolute_url
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.store import PUBLISHED, Store
 
-_WITHOUT_FOLDER = ("iceberg",)
-"""Formats whose tables are registered elsewhere, so they cannot be below a root."""
+_TABLE = "table"
+"""The option of formats whose tables have a name in a catalog besides the folder of their files."""
 
 
 def with_branch_targets(pipeline: Pipeline, store: Store) -> Pipeline:
-    """Return the pipeline as it publishes with a store."""
+    """Return the pipeline as it publishes with a store.
+
+    Raises:
+        PlanError: If the store's `targets` names no write stage, or a target outside of branches.
+    """
     if store.fallback is None:
         return pipeline
     writes = {f"{pipeline.name}/{s.name}": s.spec for s in pipeline if s.spec.publishes}
@@ -27,29 +32,43 @@ def with_branch_targets(pipeline: Pipeline, store: Store) -> Pipeline:
             f"{pipeline.name!r}; expected {names(writes) if writes else 'none'}"
         )
     for label, spec in writes.items():
-        target = _branch_target(f"stage {label!r}", label, spec.target, store)
-        if store.targets.get(label):
+        if spec.publishes:
+            target = _branch_target(label, spec.target, store)
             if publisher_class(target.format).has_folder_per_partition:
                 check_placeholders(f"stage {label!r}", target.url, pipeline.partitions_def)
-            if target.url == spec.target.url:
-                raise PlanError(
-                    f"stage {label!r}: targets names {target.url!r}, its target outside of "
-                    "branches, which is published by `vane-dagster store promote`. Name another one"
-                )
-        pipeline = pipeline._with_spec(replace(spec, branch_target=target))
+            pipeline = pipeline._with_spec(replace(spec, branch_target=target))
     return pipeline
 
 
-def _branch_target(where: str, label: str, declared: Target, store: Store) -> Target:
-    if url := store.targets.get(label):
+def _branch_target(label: str, declared: Target, store: Store) -> Target:
+    given = store.targets.get(label)
+    if _TABLE in declared.options:
+        if given is None:
+            raise PlanError(
+                f"stage {label!r}: a branch publishes below its root, {store.root.url!r}, and a "
+                f"table of format {declared.format!r} has a name in a catalog. Name another one "
+                f"there, as FragmentStore(targets={{{label!r}: 'db.branch'}})"
+            )
+        target = _below(store, label, declared)
+        target = replace(target, options={**declared.options, _TABLE: given})
+        is_declared = given == declared.options[_TABLE]
+    elif given is None:
+        return _below(store, label, declared)
+    else:
+        url = absolute_url(given)
         options = declared.storage_options or store.root.options_for(url)
-        return replace(declared, url=url, storage_options=options)
-    if declared.format in _WITHOUT_FOLDER:
+        target = replace(declared, url=url, storage_options=options)
+        is_declared = url.rstrip("/") == declared.url.rstrip("/")
+    if is_declared:
         raise PlanError(
-            f"{where}: a branch publishes below its root, {store.root.url!r}, and a table of "
-            f"format {declared.format!r} is registered in a catalog. Name another table of the "
-            f"catalog, as FragmentStore(targets={{{label!r}: ...}})"
+            f"stage {label!r}: targets names {given!r}, its target outside of branches, into which "
+            "`vane-dagster store promote` publishes. Name another one"
         )
+    return target
+
+
+def _below(store: Store, label: str, declared: Target) -> Target:
+    """Return a target below the root of a store, with the placeholders of the declared one."""
     folder = store.root.child(PUBLISHED, *label.split("/"))
     parts = declared.url.split("/")
     first = next((i for i, part in enumerate(parts) if PLACEHOLDER.search(part)), len(parts))

@@ -146,22 +146,20 @@ class Promotion:
             if manifest.branched_from == ("" if now is None else str(now)):
                 continue
             if now is None or _content(now) not in own[place[0]]:  # by an earlier promotion
-                yield self._differs(place, manifest.branched_from)
+                yield self._differs(place, manifest.branched_from, now)
 
     def _stale(self) -> Iterator[str]:
         """Yield what was made from another version of an upstream stage than will be in force."""
         for (_, key), (_, manifest) in self._found.items():
-            for stage, name in manifest.upstream.items():
-                own, now = self._found.get((stage, key)), self._before.get((stage, key))
-                if name != str(own[0] if own else now):
-                    yield self._differs((stage, key), name)
+            for stage, known in manifest.upstream.items():
+                place = stage, key
+                now = self._found[place][0] if place in self._found else self._before.get(place)
+                if known != str(now):
+                    yield self._differs(place, known, now)
 
-    def _differs(self, place: Place, known: str) -> str:
-        own, now = self._found.get(place), self._before.get(place)
-        return (
-            f"{self._label(place)}: the branch was made from {known or 'none'}, and in force is "
-            f"{(own[0] if own and known != own[1].branched_from else now) or 'none'}"
-        )
+    def _differs(self, place: Place, known: str, now: ManifestName | None) -> str:
+        made_from = known or "nothing"
+        return f"{self._label(place)}: the branch was made from {made_from}, in force is {now}"
 
     def _label(self, place: Place) -> str:
         stage, key = place

@@ -9,8 +9,11 @@ from typing import Any
 import dagster as dg
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 import vane_dagster as vd
+from support.data import write_source
+from support.iceberg_tables import catalog_in, opened
 from support.results import metadata
 from vane_dagster.errors import PlanError, StoreError
 from vane_dagster.orchestration.promote import promote
@@ -152,3 +155,133 @@ def test_promotion_is_refused_for_other_definitions(tmp_path, production, branch
     with pytest.raises(PlanError, match="not up to date with the definitions"):
         promote(branch, production, "docs", docs(tmp_path, "c"))
     assert before == files(tmp_path / "store")
+
+
+class Upper:
+    def __init__(self, mark: str = "") -> None:
+        self.mark = mark
+
+    def __call__(self, batch: Any) -> Any:
+        return {"upper": [text.upper() + self.mark for text in batch["text"].to_pylist()]}
+
+
+def texts(source: Any, mark: str = "", name: str = "texts") -> vd.Pipeline:
+    made = vd.Pipeline(name, source=source, id="id")
+    given = {"fn_constructor_kwargs": {"mark": mark}, "schema": {"upper": "VARCHAR"}}
+    made.map_batches("upper", Upper, **given)
+    return made
+
+
+def names(folder: Path) -> set[str]:
+    return {each.name for each in folder.rglob("*") if each.is_file()}
+
+
+def test_parts_of_the_fallback_are_used_and_copied(tmp_path, branch):
+    """A file is added: the branch's manifest has two parts, of which it computed one."""
+    production = vd.FragmentStore(root=branch.fallback)
+    source = vd.parquet(f"{tmp_path}/source/*.parquet")
+    write_source(tmp_path / "source", {"id": [0, 1, 2], "text": ["a", "b", "c"]}, "a.parquet")
+    texts(source).run(store=production)
+    before = files(tmp_path / "store")
+    write_source(tmp_path / "source", {"id": [3, 4], "text": ["d", "e"]}, "b.parquet")
+
+    texts(source).run(store=branch)
+    assert before == files(tmp_path / "store")
+    made = branch.open().in_force("texts", "upper", None)
+    assert [part.made.run_id == made.run_id for part in made.parts] == [False, True]
+    assert {part.name for part in made.parts} <= names(tmp_path / "branch/texts/upper/parts")
+    for part in (tmp_path / "store/texts/upper/parts/~unpartitioned").iterdir():
+        part.unlink()  # as a collection may do
+    assert vd.load("texts/upper", store=branch).column("upper").to_pylist() == [*"ABCDE"]
+
+    production_part = made.parts[0].name
+    texts(source, "!").run(store=branch)
+    texts(source).run(store=branch)  # what is gone from the fallback is computed again
+    made = branch.open().in_force("texts", "upper", None)
+    assert made.parts[0].name == production_part
+    assert vd.load("texts/upper", store=branch).column("upper").to_pylist() == [*"ABCDE"]
+
+
+def test_a_part_that_was_collected_from_the_fallback_is_computed_again(tmp_path, branch):
+    production = vd.FragmentStore(root=branch.fallback)
+    write_source(tmp_path / "source", {"id": [0, 1], "text": ["a", "b"]}, "a.parquet")
+    source = vd.parquet(f"{tmp_path}/source/*.parquet")
+    texts(source).run(store=production)
+    for part in (tmp_path / "store/texts/upper/parts/~unpartitioned").iterdir():
+        part.unlink()
+    both = texts(source)
+    both["upper"].project("last", ["id", "upper"])
+    both.run(store=branch)
+    assert vd.load("texts/last", store=branch).column("upper").to_pylist() == ["A", "B"]
+    assert vd.load("texts/upper", store=branch).column("upper").to_pylist() == ["A", "B"]
+
+
+def test_converted_files_are_taken_from_the_fallback(tmp_path, branch):
+    production = vd.FragmentStore(root=branch.fallback)
+    (tmp_path / "texts.csv").write_text("id,text\n1,a\n2,b")
+    source = vd.csv(f"{tmp_path}/texts.csv")
+    texts(source).run(store=production)
+    before = files(tmp_path / "store")
+    texts(source, "!").run(store=branch)
+    assert before == files(tmp_path / "store")
+    assert names(tmp_path / "branch/~tables") == names(tmp_path / "store/~tables")
+    assert vd.load("texts/upper", store=branch).column("upper").to_pylist() == ["A!", "B!"]
+
+
+def test_a_stored_asset_of_the_fallback_is_a_source_and_its_edit_is_one(tmp_path, branch):
+    production = vd.FragmentStore(root=branch.fallback)
+    write_source(tmp_path / "source", {"id": [0, 1], "text": ["a", "b"]}, "a.parquet")
+    source = vd.parquet(f"{tmp_path}/source/*.parquet")
+    first = texts(source)
+    first["upper"].project("text", {"text": "upper"})
+    first.run(store=production)
+    second = texts(vd.stored("texts/text"), "?", "more")
+    second.run(store=production)
+    second.run(store=branch)
+    assert not (tmp_path / "branch/more").exists()
+    first = texts(source, "!")
+    first["upper"].project("text", {"text": "upper"})
+    first.run(store=branch)
+    second.run(store=branch)
+    assert vd.load("more/upper", store=branch).column("upper").to_pylist() == ["A!?", "B!?"]
+    assert vd.load("more/upper", store=production).column("upper").to_pylist() == ["A?", "B?"]
+
+
+def test_tables_are_published_below_the_root_or_where_targets_says(tmp_path, branch):
+    write_source(tmp_path / "source", {"id": [0, 1], "text": ["a", "b"]}, "a.parquet")
+    source, url = vd.parquet(f"{tmp_path}/source/*.parquet"), f"{tmp_path}/table"
+
+    def published(mark: str, format: str = "delta", url: str = url, **given: Any) -> vd.Pipeline:
+        made = texts(source, mark)
+        made["upper"].write("out", url, format=format, **given)
+        return made
+
+    published("").run(store=vd.FragmentStore(root=branch.fallback))
+    before = files(tmp_path / "table")
+    published("!").run(store=branch)
+    table = DeltaTable(f"{tmp_path}/branch/~published/texts/out").to_pyarrow_table()
+    assert table.column("upper").to_pylist() == ["A!", "B!"]
+    elsewhere = {"texts/out": f"{tmp_path}/elsewhere"}
+    there = vd.FragmentStore(root=branch.root, fallback=branch.fallback, targets=elsewhere)
+    published("?").run(store=there)
+    table = DeltaTable(f"{tmp_path}/elsewhere").to_pyarrow_table()
+    assert table.column("upper").to_pylist() == ["A?", "B?"]
+    assert files(tmp_path / "table") == before
+
+    for targets, message in (
+        ({"texts/upper": "x"}, "no write stage of pipeline 'texts'; expected 'texts/out'"),
+        ({"texts/out": url}, "its target outside of branches"),
+    ):
+        wrong = vd.FragmentStore(root=branch.root, fallback=branch.fallback, targets=targets)
+        with pytest.raises(PlanError, match=message):
+            published("?").run(store=wrong)
+    catalog = catalog_in(tmp_path / "catalog")
+    lake = {"options": {"catalog": catalog, "table": "db.out"}}
+    iceberg = published("", "iceberg", f"{tmp_path}/lake", **lake)
+    with pytest.raises(PlanError, match=r"FragmentStore\(targets=\{'texts/out': 'db.branch'"):
+        iceberg.run(store=branch)
+    targets = {"texts/out": "db.branch"}
+    iceberg.run(store=vd.FragmentStore(root=branch.root, fallback=branch.fallback, targets=targets))
+    assert opened(catalog).list_tables("db") == [("db", "branch")]
+    assert opened(catalog).load_table("db.branch").scan().to_arrow().num_rows == 2
+    assert not (tmp_path / "lake").exists()

@@ -320,7 +320,7 @@ def test_a_promotion_is_refused_for_what_was_made_of_another_version(store, bran
     branch.commit(replace(made, branched_from=str(base)))
     Promotion(branch, store, "docs")
     commit(store, [2], plan="2")
-    with pytest.raises(StoreError, match=f"docs/s, partition 'p': .* made from {above}, and in "):
+    with pytest.raises(StoreError, match=f"docs/s, partition 'p': .* made from {above}, in force"):
         Promotion(branch, store, "docs")
     with pytest.raises(StoreError, match="has committed nothing of pipeline 'other'"):
         Promotion(branch, store, "other")

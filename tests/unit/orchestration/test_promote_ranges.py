@@ -1,0 +1,34 @@
+"""The runs that publish and report what was promoted."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+import vane_dagster as vd
+from vane_dagster.orchestration.promote import _by_stages, _ranges
+
+DAYS = dg.StaticPartitionsDefinition([*"abcdef"])
+TWO = dg.MultiPartitionsDefinition({"day": DAYS, "kind": dg.StaticPartitionsDefinition(["x"])})
+
+
+@pytest.mark.parametrize(
+    ("definition", "keys", "ranges"),
+    [
+        (DAYS, "abcdef", ["af"]),
+        (DAYS, "fcba", ["ac", "ff"]),
+        (DAYS, "e", ["ee"]),
+        (TWO, ["a|x", "b|x"], [("a|x", "a|x"), ("b|x", "b|x")]),
+        (None, [None], [(None, None)]),
+    ],
+)
+def test_neighbouring_partitions_are_reported_by_one_run(definition, keys, ranges):
+    column = None if definition is None else "day"
+    source = vd.table([{"id": 1, "day": "a"}], partition_column=column)
+    docs = vd.Pipeline("docs", source=source, id="id", partitions_def=definition)
+    assert list(_ranges(docs, [*keys])) == [tuple(each) for each in ranges]
+
+
+def test_partitions_with_the_same_stages_are_together():
+    places = [("s", "a"), ("t", "a"), ("s", "b"), ("s", "c"), ("t", "c")]
+    assert _by_stages(places) == {("s", "t"): ["a", "c"], ("s",): ["b"]}
