@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster.errors import PlanError, StoreError, names
+from vane_dagster.errors import PlanError, StoreError
 from vane_dagster.orchestration.assets import build_assets
 from vane_dagster.orchestration.forecasts import make_forecast, partition_order
 from vane_dagster.orchestration.io_manager import FragmentStore
@@ -41,7 +41,8 @@ def promote(
         StoreError: If another version is in force than the branch has started from.
         PlanError: If the definitions are others than those of the branch.
     """
-    promotion = Promotion(branch.open(), target.open(), name)
+    stages = None if pipeline is None else [*pipeline.stages]  # the branch may have former ones
+    promotion = Promotion(branch.open(), target.open(), name, stages)
     if pipeline is not None:
         _require_up_to_date(branch, pipeline, promotion.places)
     promoted = list(promotion.carry_out())
@@ -64,11 +65,6 @@ def _by_stages(places: Sequence[Place]) -> Mapping[tuple[str, ...], list[str | N
 def _require_up_to_date(branch: FragmentStore, pipeline: Pipeline, places: Sequence[Place]) -> None:
     """Refuse definitions that would compute what is promoted again."""
     for stages, keys in _by_stages(places).items():
-        if unknown := [stage for stage in stages if stage not in pipeline.stages]:
-            raise PlanError(
-                f"pipeline {pipeline.name!r} has no stage {names(unknown)}, which the branch "
-                f"{branch.root!r} has committed. Give the definitions of the branch"
-            )
         plan = make_forecast(pipeline, None if keys == [None] else keys, stages, branch)
         if not plan.is_up_to_date:
             raise PlanError(

@@ -8,7 +8,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vane_dagster.errors import StoreError
@@ -46,22 +46,34 @@ class Promotion:
 
     Stages that publish are not promoted: a run with the other store publishes them there.
 
+    Args:
+        branch: The branch.
+        target: The store that it started from.
+        pipeline: The pipeline's name.
+        stages: The stages to promote. Default: all that the branch has committed.
+
     Raises:
         StoreError: If the branch has nothing to promote, or what it was made from is not in force.
     """
 
-    def __init__(self, branch: Store, target: Store, pipeline: str) -> None:
+    def __init__(
+        self,
+        branch: Store,
+        target: Store,
+        pipeline: str,
+        stages: Collection[str] | None = None,
+    ) -> None:
         # What a branch reads from its fallback is there already.
         self._branch, self._target = Store(branch.root), Store(target.root)
         self._pipeline = pipeline
-        self._found = self._in_force()
+        self._found = self._in_force(stages)
         self._before = self._present()
         if problems := [*self._superseded(), *self._stale()]:
             more = f"; and {len(problems) - 3} more" * (len(problems) > 3)
             raise StoreError(
-                f"{branch.root.url!r} was not promoted into {target.root.url!r}, where other "
-                f"versions are in force by now: {'; '.join(problems[:3])}{more}. Materialize in a "
-                "new branch, which starts from them"
+                f"{branch.root.url!r} was not promoted into {target.root.url!r}, because its "
+                f"versions were made from others than are in force: {'; '.join(problems[:3])}"
+                f"{more}. Materialize what another run has committed there in a new branch"
             )
 
     @property
@@ -85,19 +97,20 @@ class Promotion:
                     f"{self._label(place)}: another run has committed it during the promotion. "
                     "What was promoted before is complete; run the promotion again"
                 )
-            upstream = {
-                stage: committed.get((stage, place[1]), known)
-                for stage, known in manifest.upstream.items()
-            }
+            above = ((stage, place[1]) for stage in manifest.upstream)
+            upstream = {each[0]: committed.get(each) or str(self._before[each]) for each in above}
             made = replace(manifest, upstream=upstream, branched_from="")
             committed[place] = str(self._target.commit(made))
             self._copy_parts(manifest)  # what a collection has deleted before the commit
             yield Promoted(*place, copied)
 
-    def _in_force(self) -> Mapping[Place, tuple[ManifestName, Manifest]]:
+    def _in_force(
+        self, stages: Collection[str] | None
+    ) -> Mapping[Place, tuple[ManifestName, Manifest]]:
         """Read the manifests of the branch that do not publish, upstream stages first."""
         found: dict[Place, tuple[ManifestName, Manifest]] = {}
-        for stage in self._branch.stages(self._pipeline):
+        committed = self._branch.stages(self._pipeline)
+        for stage in committed if stages is None else [s for s in committed if s in stages]:
             latest = self._branch.latest_of_all(self._pipeline, stage)
             given = [(self._pipeline, stage, folder, str(name)) for folder, name in latest.items()]
             read = in_threads(lambda place: self._branch.opened(*place), given)
@@ -150,12 +163,16 @@ class Promotion:
 
     def _stale(self) -> Iterator[str]:
         """Yield what was made from another version of an upstream stage than will be in force."""
-        for (_, key), (_, manifest) in self._found.items():
+        for (own, key), (_, manifest) in self._found.items():
             for stage, known in manifest.upstream.items():
                 place = stage, key
-                now = self._found[place][0] if place in self._found else self._before.get(place)
-                if known != str(now):
-                    yield self._differs(place, known, now)
+                if place not in self._found:
+                    now, made_from = self._before.get(place), ManifestName.parse(known)
+                    if now is None or made_from is None or _content(now) != _content(made_from):
+                        yield self._differs(place, known, now)
+                elif known != str(self._found[place][0]):
+                    label = self._label((own, key))
+                    yield f"{label}: the branch has another version of {stage!r}; materialize it"
 
     def _differs(self, place: Place, known: str, now: ManifestName | None) -> str:
         made_from = known or "nothing"

@@ -16,6 +16,8 @@ def trace_command(store: Store, manifest: Manifest) -> str | None:
     id = manifest.sample[0].get(manifest.keys[0]) if manifest.sample else None
     if id is None or id.endswith("…") or "`" in id or "\n" in id:
         return None
+    if store.fallback is not None:
+        return None  # the command opens one root, and the row may come from the other
     words = ["vane-dagster", "trace", label]
     if manifest.partition is not None:
         words += ["--partition", manifest.partition]

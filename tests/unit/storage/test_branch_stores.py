@@ -319,6 +319,11 @@ def test_a_promotion_is_refused_for_what_was_made_of_another_version(store, bran
     made = replace(manifest(stage="t", plan="1"), upstream={"s": str(above)})
     branch.commit(replace(made, branched_from=str(base)))
     Promotion(branch, store, "docs")
+    changed = commit(branch, [3], plan="3")
+    with pytest.raises(StoreError, match="docs/t, partition 'p': the branch has another version"):
+        Promotion(branch, store, "docs")
+    assert [*Promotion(branch, store, "docs", ["t"]).places] == [("t", "p")]
+    branch.manifests("docs", "s", "p").delete([str(changed)])
     commit(store, [2], plan="2")
     with pytest.raises(StoreError, match=f"docs/s, partition 'p': .* made from {above}, in force"):
         Promotion(branch, store, "docs")
