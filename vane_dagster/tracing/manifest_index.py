@@ -234,7 +234,9 @@ class ManifestIndex:
         rule = rule_of(manifest.id_rule, name) if manifest.id_rule else None
         in_store = bool(spans) and identity_of(spans[0].url) is not None
         # The store is read whatever the pipeline declares now.
-        source = TableReader(self.store.root) if in_store else self._source_of(manifest)
+        source = (
+            TableReader(manifest.root or self.store.root) if in_store else self._source_of(manifest)
+        )
         if source is None and (rule is None or rule.columns):
             raise StoreError(
                 f"the files are of a source of kind {manifest.source!r}, which the store alone "
