@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
 import vane_dagster as vd
 import vane_dagster.testing
 from support.data import read_stage
+from support.prompts import Reversed
 from support.results import evaluations, materializing, metadata
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError
 from vane_dagster.orchestration.decide import patch, waive
@@ -315,3 +318,49 @@ def test_provenance_is_of_one_stage_with_a_function(tmp_path):
     named = docs["doubled"].project("named", {"id": "id", "_vane_run": "twice"})
     with pytest.raises(SchemaError, match="provenance adds '_vane_run', which the rows have"):
         assert named.write("other", str(tmp_path / "other"), provenance=True).schema
+
+
+def test_answers_have_their_tokens_and_cost_and_a_patch_needs_none(runs):
+    rows = [{"id": f"ä/{n}", "text": text} for n, text in enumerate(["a fox", "poison", "a dog"])]
+    docs = vd.Pipeline("docs", source=vd.table(rows), id="id")
+    model = vd.Model("m", prices={"prompt": 1e6, "completion": 2e6})
+    asked = docs.prompt("asked", "{text}", provider=Reversed, model=model, on_error="quarantine")
+    asked.write("published", str(runs.folder / "out"), format="delta", provenance=True)
+    assert runs.materialize(docs).success
+    fixed = pa.table({"asked": ["nosiop"], "id": ["ä/1"]})
+
+    patch(docs["asked"], None, fixed, runs.store)
+
+    assert runs.materialize(docs).success
+    made = DeltaTable(str(runs.folder / "out")).to_pyarrow_table().sort_by("id").to_pylist()
+    assert [
+        (row["asked"], row["_vane_outcome"], row["_vane_tokens"], row["_vane_cost"])
+        for row in made
+    ] == [
+        ("xof a", "copied", 10, 15.0), ("nosiop", "patched", None, None),
+        ("god a", "copied", 10, 15.0),
+    ]  # fmt: skip
+
+
+def ranked(batch: pa.Table) -> Any:
+    return {"rank": list(range(batch.num_rows))}
+
+
+def test_rows_without_keys_have_the_provenance_of_their_part(runs):
+    docs = vd.Pipeline("docs", source=vd.table(ROWS), id="id", fragment_rows=50)
+    rank = docs.map_batches("ranks", ranked, schema={"rank": "BIGINT"})
+    made = rank.project("named", {"id": "id", "n": "rank"})
+    made.write("published", str(runs.folder / "out"), provenance=True, format="lance")
+
+    result = runs.materialize(docs)
+
+    assert result.success
+    rows = lance.dataset(str(runs.folder / "out")).to_table().to_pylist()
+    assert {(row["_vane_outcome"], row["_vane_run"], row["_vane_model"]) for row in rows} == {
+        ("computed", result.run_id, "ranked")
+    }
+    assert len(rows) == 100
+    assert "_vane_tokens" not in rows[0]
+    one = pa.table({"id": [1], "rank": [1]})
+    with pytest.raises(StoreError, match="no row keys, by which a decision is found again"):
+        patch(docs["ranks"], None, one, runs.store)
