@@ -364,3 +364,41 @@ def test_rows_without_keys_have_the_provenance_of_their_part(runs):
     one = pa.table({"id": [1], "rank": [1]})
     with pytest.raises(StoreError, match="no row keys, by which a decision is found again"):
         patch(docs["ranks"], None, one, runs.store)
+
+
+def test_partitions_of_a_store_on_s3_have_decisions_of_their_own(tmp_path, local, s3):
+    keys = ["2026-01-01", "ä b"]
+    rows = [{**row, "day": key} for key in keys for row in with_bad(3)[:6]]
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.table(rows, partition_column="day"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(keys),
+    )
+    read = docs.map_batches(
+        "read", Reader, columns=["text"], schema={"words": "BIGINT"}, on_error="quarantine",
+        fn_constructor_kwargs={"folder": f"in {tmp_path}"},
+    )  # fmt: skip
+    read.write("published", str(tmp_path / "out"), format="delta", provenance=True)
+    store = vd.FragmentStore(root="s3://lake/store", storage_options=s3)
+    docs.run(store=store, compute=local)
+
+    waivers = waive(read, None, ["3"], "empty", store)
+    patched = patch(read, keys[1], pa.table({"id": [3], "words": [30]}), store)
+
+    assert {each.partition for each in waivers} == {*keys}
+    assert patched.partition == keys[1]
+    (tmp_path / "called").write_text("")
+    before = DeltaTable(str(tmp_path / "out")).version()
+    docs.run(store=store, compute=local)
+    assert (tmp_path / "called").read_text() == ""
+    made = DeltaTable(str(tmp_path / "out"))
+    rows = made.to_pyarrow_table().to_pylist()
+    assert [(row["partition_key"], row["words"]) for row in rows if row["id"] == 3] == [
+        (keys[1], 30)
+    ]
+    assert made.version() == before + 1, "a waiver publishes nothing"
+    left = vd.quarantine("docs/read", store=store).to_pylist()
+    assert [(row["partition"], row["id"], row["waived"][:5]) for row in left] == [
+        (keys[0], 3, "empty")
+    ]
