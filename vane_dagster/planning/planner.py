@@ -275,7 +275,7 @@ class _Planner:
             is_keyed = bool(rows.get("row_definition"))
             decided = self._decided(stage, key, schemas[stage], in_force, is_keyed)
             patched = [
-                [d.name for d in decided if d.is_patch and fragment.identity not in d.elsewhere]
+                [each.name for each in decided if each.may_patch(fragment.identity)]
                 for fragment in fragments
             ]
             made = (plan.generation, upstream, former, self.retry, patched)

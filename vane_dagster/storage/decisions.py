@@ -95,6 +95,14 @@ class Decision:
         """Whether it supplies outputs."""
         return self.kind == "patched"
 
+    @functools.cached_property
+    def _elsewhere(self) -> frozenset[str]:
+        return frozenset(self.elsewhere)
+
+    def may_patch(self, fragment: str) -> bool:
+        """Whether it is a patch that may have rows of a fragment, given by its identity."""
+        return self.is_patch and fragment not in self._elsewhere
+
     def covering(self, manifest: Manifest | None) -> Decision:
         """Return a waiver with the rows that it still covers after a manifest's commit."""
         left = None if manifest is None else manifest.decisions.get(self.name)
