@@ -22,7 +22,7 @@ from vane_dagster.engine.row_lookups import RowLookups
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.tasks import Task, WorkBuilder
-from vane_dagster.errors import VaneError
+from vane_dagster.errors import VaneError, described
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -101,8 +101,9 @@ class _RowCounter:
                     table = compute_here(work, tables).rows
                     states[spec.name].table = Held(table, table.num_rows)
                     self._rows[planned.key, spec.name, index] = table.num_rows
-            except VaneError as error:  # the run will meet it too
-                self._problems[str(error)] = None
+            except Exception as error:  # the run will meet it too
+                text = str(error) if isinstance(error, VaneError) else described(error)
+                self._problems[f"rows of {spec.name!r} were not counted: {text}"] = None
 
     def _read_by(self, spec: StageSpec) -> Iterable[str]:
         beside = spec.quarantining(self._pipeline).values()

@@ -165,9 +165,12 @@ class _Asked:
         if found is None:
             raise DefinitionError(f"{self.location}: preview: the source has no rows")
         table = pa.concat_tables(found.tables).slice(0, self.rows)
-        failed = [*self._failed(found)]
         ids = [*self._input_ids(found)]
         id = input_id(found.plan.pipeline, self.stage)
+        made = {*table.column(id).to_pylist()}  # with on_error="null" failed rows are among them
+        failed = [
+            each for each in self._failed(found) if each.stage != self.stage or each.id not in made
+        ]
         costs = [*self._costs(found, session.loads)]
         name = f"{pipeline.name}/{self.stage}"
         return Preview(name, table, failed[: self.rows], costs, ids, id)

@@ -118,6 +118,9 @@ class StageForecast:
 
     def _costs(self) -> Iterator[str]:
         if self.seconds is None or self.worker_seconds is None:
+            if not self.rows:
+                yield "less than a second"
+                return
             yield "unknown, because nothing stored is there to measure by; --sample 50 measures it"
             return
         shared = self.seconds != self.worker_seconds and self.seconds[1] >= 1

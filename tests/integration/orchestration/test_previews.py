@@ -107,6 +107,7 @@ def test_a_failed_row_is_in_its_place_with_its_error(tmp_path, on_error):
     found = half.preview(rows=3, where="n >= 12")
     if on_error == "null":  # the row is there, with its error
         assert found.table["half"].to_pylist() == [6.0, None, 7.0]
+        assert (found.failed, [*found.places()]) == ([], [0, 1, 2])
         return
     assert ids(found) == [12, 14]
     (place,) = [each for each in found.places() if isinstance(each, FailedRow)]

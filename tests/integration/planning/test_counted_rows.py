@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 import vane_dagster as vd
 from support.data import write_source
 from support.results import metadata
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
 
 
 class Add:
@@ -136,3 +140,45 @@ def test_rows_that_cannot_be_read_are_not_counted_and_said(tmp_path, store):
     found = made.plan(store=store, rows=True)
     assert counted(found)["added"] == (2, "at_most", 0)
     assert "the source has" in str(found)
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+def test_counts_hold_for_the_runs_that_follow(tmp_path, store, local, seed):
+    """Files come and change at random, in partitions that share rows."""
+    chance, stored, ids = random.Random(seed), Store(Location(store)), itertools.count()
+
+    def write_some(key: str, file: str) -> None:
+        values = [chance.choice([chance.randint(0, 20), next(ids)]) for _ in range(20)]
+        write(tmp_path, {next(ids): value for value in values}, file, key)
+
+    for key in "abc":
+        write_some(key, "0.parquet")
+    for step in range(3):
+        made = numbers(tmp_path, "abc", 1 + step // 2, vd.Reuse("rows", partitions=seed % 3))
+        made.fragment_rows = 10
+        keys = chance.choice(["abc", "a", "bc"])
+        before = {(s, k): stored.in_force("numbers", s, k) for s in made.stages for k in keys}
+        stages = made.plan([*keys], store=store, rows=True).stages
+        made.run([*keys], store=store, compute=local)
+        for stage in stages:
+            computed = 0
+            for key in keys:
+                now, former = stored.in_force("numbers", stage.stage, key), before[stage.stage, key]
+                assert now is not None
+                if former is None or former.run_id != now.run_id:
+                    parts = [p for p in now.parts if p.made and p.made.run_id == now.run_id]
+                    computed += sum(part.rows_in - part.copied for part in parts)
+            assert computed <= stage.rows
+            assert computed == stage.rows or stage.rows_are == "at_most"
+        write_some(chance.choice("abc"), f"{chance.randint(0, 2)}.parquet")
+
+
+def test_rows_are_counted_on_an_object_store(tmp_path, s3, local):
+    store = vd.FragmentStore(root="s3://lake/counted", storage_options=s3)
+    write(tmp_path, {id: id for id in range(100)})
+    made = numbers(tmp_path)
+    made.run(store=store, compute=local)
+    write(tmp_path, {id: id + 10 for id in range(100)})
+    assert counted(made.plan(store=store, rows=True))["added"] == (5, "exact", 45)
+    found = made["added"].preview(3, where="x > 20", store=store, compute=local)
+    assert found.table["y"].to_pylist() == [23, 25, 27]
