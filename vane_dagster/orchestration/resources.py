@@ -6,6 +6,7 @@ Dagster inspects the annotations of resources at runtime, so this module does no
 evaluation.
 """
 
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -172,12 +173,11 @@ class RayCompute(Compute):
 
     def running_backend(self) -> "Backend | None":
         """Implement `Compute.running_backend`."""
-        import ray
-
         if self.address is None and isinstance(self.cluster, (LocalCluster, type(None))):
             is_running = (self.cluster or LocalCluster())._head().find() is not None
         else:
-            is_running = ray.is_initialized()
+            ray = sys.modules.get("ray")
+            is_running = ray is not None and ray.is_initialized()
         return self.backend() if is_running else None
 
     def with_subprocesses(self, backend: "Backend") -> "Backend":
