@@ -172,6 +172,21 @@ def test_partitions_that_the_edited_code_computed_before_stay_in_force(
     assert numbers(tmp_path).plan(store=stored).is_up_to_date
 
 
+def test_a_run_adopts_by_its_config_and_shows_it(tmp_path, stored, materialize):
+    edited = numbers(tmp_path, Product)
+    config = {"adopt": ["power"], "adopt_rows": 20}
+    done = materialize(edited, vd.LocalCompute(), "a", config=config)
+    assert metadata(done, "power")["fragments_computed"] == 0
+    assert "code of Power, adopted on" in metadata(done, "power")["adopted"]
+    assert "(power: code of Product" in str(vd.trace("numbers/power", 3, "a", store=stored))
+    materialize(edited, vd.LocalCompute(), "b", config=config)  # it is adopted already
+    differs = materialize(
+        numbers(tmp_path, Almost), vd.LocalCompute(), "a", config={"adopt": ["power"]}, raises=False
+    )
+    assert not differs.success
+    assert edited.plan(store=stored).is_up_to_date
+
+
 def test_stages_upstream_are_adopted_first(tmp_path):
     write_source(tmp_path / "src", {"id": range(20), "x": range(20)})
     store = str(tmp_path / "store")
