@@ -397,7 +397,7 @@ class WorkBuilder:
         measured = spec.made_columns(self._pipeline, partition.schemas[task.stage])
         id = self._pipeline[task.stage].id
         sums = {} if (usage := spec.usage) is None else usage.sums
-        made = (sums, self._plan.definitions[task.stage])
+        made = (sums, self._plan.definitions.get(task.stage, ""))
         return PartTarget(folder, plan.keys[index], id, measured, compression, salt, *made)
 
     def _input(self, task: Task, upstream: str, position: int) -> tuple[Rows, list[Any]]:

@@ -151,6 +151,7 @@ class _Edit:
                 f"{self.location}: {', '.join(others)} changed, and only edits of code and of "
                 "arguments are adopted. Materialize the stage"
             )
+        total = sum(part.rows_in for each in manifests.values() for part in each.parts)
         if partitions is not None:
             manifests = {key: each for key, each in manifests.items() if key in partitions}
         weights = {k: sum(part.rows_in for part in m.parts) for k, m in manifests.items()}
@@ -169,7 +170,7 @@ class _Edit:
             stored_components=stored.components,
             changes=changes,
             rows=min(compared, counts.total()),
-            is_all=compared >= sum(weights.values()),
+            is_all=compared >= total,
             partitions=len(counts),
             tolerance=tolerance,
             seed=seed,

@@ -60,6 +60,7 @@ class Fragment:
             listed={URL: FileRecord(URL, 1, "v")}, sample=sample or {},
         )  # fmt: skip
         plan: Any = SimpleNamespace(
+            definitions={},
             pipeline=docs,
             partitions=[partition],
             source=docs.source,
