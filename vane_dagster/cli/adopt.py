@@ -11,7 +11,9 @@ from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 @click.argument("stage")
 @FILE
 @MODULE
-@click.option("--sample", default=200, show_default=True, type=click.IntRange(1), help="Rows.")
+@click.option(
+    "--sample", default=200, show_default=True, type=click.IntRange(1), help="Rows to draw."
+)
 @click.option("--all", "every", is_flag=True, help="Compare every stored row.")
 @click.option("--partitions", help="To sample, as 2026-01-01..2026-01-31 or a,b. [default: all]")
 @click.option("--tolerance", default=0.0, show_default=True, help="Of floating-point numbers.")
