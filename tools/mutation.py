@@ -47,8 +47,8 @@ GROUPS = {
     ),
     "committer": (
         "engine/committer.py",
-        "engine/test_run_state.py checks/test_checks.py storage/test_store.py "
-        "storage/test_damage.py test_simulation.py",
+        "engine/test_run_state.py engine/test_committer.py checks/test_checks.py "
+        "storage/test_store.py storage/test_damage.py test_simulation.py",
     ),
     "pool state": (
         "compute/pool_state.py",

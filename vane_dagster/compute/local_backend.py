@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -179,6 +180,27 @@ def _shut_down_at_end(process: subprocess.Popen[bytes], connection: socket.socke
             connection.shutdown(socket.SHUT_RDWR)
 
 
+def local_capacity(
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    taken_gpus: int = 0,
+) -> Capacity:
+    """Return what a `LocalBackend` of these arguments has, without starting one."""
+    node = _node(num_cpus, own_gpus(num_gpus, taken_gpus), resources)
+    return Capacity(
+        (node,), shutil.disk_usage(_roomy_folder() or tempfile.gettempdir()).free, is_cluster=False
+    )
+
+
+def _node(
+    num_cpus: int | None, devices: Sequence[Any], resources: Mapping[str, float] | None
+) -> dict[str, float]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    gpus = {"GPU": len(devices)} if devices else {}
+    return {"CPU": num_cpus or os.cpu_count() or 1, **gpus, "memory": memory, **(resources or {})}
+
+
 class LocalBackend:
     """Pools of subprocesses of this process, warm while it lives.
 
@@ -196,10 +218,7 @@ class LocalBackend:
         taken_gpus: int = 0,
     ) -> None:
         self._devices = own_gpus(num_gpus, taken_gpus)
-        cpus = num_cpus or os.cpu_count() or 1
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        gpus = {"GPU": len(self._devices)} if self._devices else {}
-        self._node = {"CPU": cpus, **gpus, "memory": memory, **(resources or {})}
+        self._node = _node(num_cpus, self._devices, resources)
         self._pool_state = PoolState()
         self.processes: dict[str, WorkerProcess] = {}
         self.folder = str(new_temporary_folder("vane-", _roomy_folder()))

@@ -15,7 +15,6 @@ from vane_dagster.engine.inference import with_pins
 from vane_dagster.errors import DefinitionError, VaneError, names
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.read import open_store
-from vane_dagster.orchestration.run import Connection
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.forecast import NOT_COUNTED, CountedRows, Forecast, Sample, forecast
 from vane_dagster.planning.plan import RunPlan
@@ -115,13 +114,8 @@ def _holdups(plan: RunPlan, found: Forecast, store: Store, compute: Any) -> Iter
 
     capacity, running = None, set[str]()
     try:
-        if compute is not None and (backend := compute.running_backend()) is not None:
-            connection = Connection(compute, plan.pipeline, plan.needed(), backend)
-            try:
-                capacity = connection.backend().capacity()
-                running = running_pools() if capacity.is_cluster else set()
-            finally:
-                connection.close()
+        if compute is not None and (capacity := compute.running_capacity()) is not None:
+            running = running_pools() if capacity.is_cluster else set()
     except VaneError as error:
         yield str(error)
     yield from holdups(plan, found, store, capacity, running)

@@ -8,6 +8,7 @@ evaluation.
 
 import sys
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
@@ -17,7 +18,7 @@ from vane_dagster.errors import ComputeError
 from vane_dagster.orchestration.resource_arguments import DeclaredArguments
 
 if TYPE_CHECKING:
-    from vane_dagster.compute.api import Backend
+    from vane_dagster.compute.api import Backend, Capacity
 
 _connecting = threading.Lock()
 
@@ -102,8 +103,8 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
         """Connect to the backend that runs the pools."""
         raise NotImplementedError
 
-    def running_backend(self) -> "Backend | None":
-        """Connect to the backend if that starts no cluster and asks none elsewhere."""
+    def running_capacity(self) -> "Capacity | None":
+        """Return its resources, unless that starts a cluster or asks one elsewhere."""
         return None
 
     def with_subprocesses(self, backend: "Backend") -> "Backend":
@@ -171,14 +172,26 @@ class RayCompute(Compute):
 
         return RayBackend(self.idle_timeout)
 
-    def running_backend(self) -> "Backend | None":
-        """Implement `Compute.running_backend`."""
+    def running_capacity(self) -> "Capacity | None":
+        """Implement `Compute.running_capacity`."""
         if self.address is None and isinstance(self.cluster, (LocalCluster, type(None))):
             is_running = (self.cluster or LocalCluster())._head().find() is not None
         else:
             ray = sys.modules.get("ray")
             is_running = ray is not None and ray.is_initialized()
-        return self.backend() if is_running else None
+        if not is_running:
+            return None
+        from vane_dagster.compute.local_backend import local_capacity
+        from vane_dagster.compute.ray_backend import RayBackend
+
+        backend, own = self.backend(), self.subprocesses or LocalCompute()
+        assert isinstance(backend, RayBackend)
+        assert isinstance(own, LocalCompute)
+        try:
+            settings = (own.num_cpus, own.num_gpus, dict(own.resources), backend.gpus_here())
+            return replace(backend.capacity(), driver=local_capacity(*settings))
+        finally:
+            self.close(backend)
 
     def with_subprocesses(self, backend: "Backend") -> "Backend":
         """Implement `Compute.with_subprocesses`.
@@ -249,6 +262,8 @@ class LocalCompute(Compute):
 
         return LocalBackend.warm(self.num_cpus, self.num_gpus, dict(self.resources))
 
-    def running_backend(self) -> "Backend | None":
-        """Implement `Compute.running_backend`."""
-        return self.backend()
+    def running_capacity(self) -> "Capacity | None":
+        """Implement `Compute.running_capacity`."""
+        from vane_dagster.compute.local_backend import local_capacity
+
+        return local_capacity(self.num_cpus, self.num_gpus, dict(self.resources))

@@ -109,7 +109,7 @@ def test_digests_are_frozen():
 
 
 FROZEN_BLOCKS = [
-    "ee1f4bf4a1dc6aeab16a3b30f4656efe2dd43371",
-    "d70d927b4ece76a3d833d475abd9d99f4470d010",
-    "fc6f6affd244fc121be6cc155ab06d962dbee246",
+    "354bda24373a149f9e0915a790f792aa0084c14a",
+    "779bff6912c1ab2b6c7f06f257ac3435e018e1b2",
+    "57a42c01931f1d910e6b0a06430e2c140c3219dc",
 ]

@@ -145,9 +145,9 @@ def test_a_manifest_that_goes_while_it_is_read_is_passed_over(made, monkeypatch)
     opened = Store.opened
     former = min((made / "store/docs/clean/manifests").glob("*/*.json"))
 
-    def raced(store: Store, location: Location, name: str) -> Any:
+    def raced(store: Store, *place: str) -> Any:
         former.unlink(missing_ok=True)
-        return opened(store, location, name)
+        return opened(store, *place)
 
     monkeypatch.setattr(Store, "opened", raced)
     assert counts(gc(made), "clean") == (0, 0, 0, 0)
