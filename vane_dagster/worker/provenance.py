@@ -43,6 +43,7 @@ def _origins(rows: pa.Table, given: Provenance) -> dict[str, pa.Array]:
     records = read_part(given.folder, given.records, (ID, OUTCOME, *ORIGIN))
     records = records.take(_places(rows, given, records.column(ID)))
     outcome, run = records.column(OUTCOME), records.column(RUN_ID).cast(pa.string())
+    codes = records.column(CODE).cast(pa.string())  # the definition, and the row definition
     failed = pa.array([Outcome.FAILED, Outcome.PASSING], pa.uint8())
     texts = pc.case_when(
         pc.make_struct(
@@ -57,7 +58,7 @@ def _origins(rows: pa.Table, given: Provenance) -> dict[str, pa.Array]:
         "_vane_outcome": texts,
         "_vane_run": run,
         "_vane_model": records.column(MODEL).cast(pa.string()),
-        "_vane_code": records.column(CODE).cast(pa.string()),
+        "_vane_code": pc.list_element(pc.split_pattern(codes, "-"), 0),
         "_vane_at": records.column(AT),
     }
 
