@@ -39,6 +39,7 @@ from vane_dagster.storage.adoptions import (
     keep_adoption,
     undo_adoptions,
 )
+from vane_dagster.storage.decisions import patch
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
@@ -304,14 +305,19 @@ class PoisonError(Exception):
     """A row fails a partition."""
 
 
+Patches = Mapping[tuple[str, str, str], str]
+"""Outputs that a person supplied, by stage, id and the value that the stage reads."""
+
+
 def plain_loop(
-    nodes: Sequence[Node], source: Rows, may_fail: bool = True
+    nodes: Sequence[Node], source: Rows, patches: Patches, may_fail: bool = True
 ) -> dict[str, tuple[Rows, int] | None]:
     """Compute the rows of each stage and the number of failed rows; None of one that fails.
 
     Args:
         nodes: The stages.
         source: The rows of the source.
+        patches: The patches of the partition.
         may_fail: Whether a stage without quarantine fails; otherwise it leaves out failed rows.
     """
     done: dict[str, tuple[Rows, int] | None] = {}
@@ -322,19 +328,23 @@ def plain_loop(
             continue
         inputs = [each[0] for each in above if each] or [source]
         try:
-            done[node.name] = _computed(node, inputs, may_fail)
+            done[node.name] = _computed(node, inputs, patches, may_fail)
         except PoisonError:
             done[node.name] = None
     return done
 
 
-def _computed(node: Node, inputs: Sequence[Rows], may_fail: bool) -> tuple[Rows, int]:
+def _computed(
+    node: Node, inputs: Sequence[Rows], patches: Patches, may_fail: bool
+) -> tuple[Rows, int]:
     read = node.read
     made: Rows = {}
     failed = 0
     for keys, row in inputs[0].items():
         value = row[read]
-        if node.calls_code and (f"bad {node.name}" in value or f"kill {node.name}" in value):
+        if (node.name, keys[0], value) in patches:
+            made[keys] = {node.name: patches[node.name, keys[0], value]}
+        elif node.calls_code and is_failure(node, value):
             failed += 1
         elif node.kind == "project" or node.kind == "map":
             made[keys] = {node.name: value + node.suffix}
@@ -378,8 +388,13 @@ class World:
         self.stored: dict[tuple[str, str], set[Any]] = defaultdict(set)
         """The rows whose results are in the manifest in force, by stage and partition.
 
-        A row is its value, with its id if it has a result of its own.
+        A row is its value, with its id if it has a result of its own. Without those of partitions
+        that have a part from before a forced run, which are not copied any more.
         """
+        self._outdated: set[tuple[str, str]] = set()
+        self.failed: set[tuple[str, str]] = set()
+        """The stages that failed in the latest run, by partition."""
+        self.patches: dict[str, dict[tuple[str, str, str], str]] = defaultdict(dict)
         self.ids = 0
         self.files = {partition: {"a": self.new_rows(["a+b", "c"])} for partition in PARTITIONS}
 
@@ -390,6 +405,28 @@ class World:
     def rows(self, partition: str) -> Rows:
         files = self.files[partition]
         return {(id,): {"text": text} for name in sorted(files) for id, text in files[name]}
+
+    def plain_loop(self, partition: str, **options: Any) -> dict[str, tuple[Rows, int] | None]:
+        """Compute a partition as a plain loop does."""
+        return plain_loop(self.nodes, self.rows(partition), self.patches[partition], **options)
+
+    def patch(self, node: Node, partition: str, number: int) -> None:
+        """Supply the output of a row of a stage, unless the latest run failed there."""
+        if (node.name, partition) in self.failed:
+            return
+        rows = self.rows(partition)
+        for above in node.upstream:  # of whichever definition they are
+            rows = self._stored(above, partition, self.in_force(above.name, partition))
+        if not rows:
+            return
+        keys, row = list(rows.items())[number % len(rows)]
+        self.ids += 1
+        output = f"patch {self.ids}"
+        manifest = self.in_force(node.name, partition)
+        columns = pa.schema([manifest.schema.field(node.name)])
+        ids = pa.chunked_array([[keys[0]]])
+        patch(self.store, manifest, ids, pa.table({node.name: [output]}, columns), "here")
+        self.patches[partition][node.name, keys[0], row[node.read]] = output
 
     def write(self) -> None:
         """Write the files of the source, those that have changed."""
@@ -468,11 +505,12 @@ class World:
         self.write()
         given = disturbance or Disturbance()
         numbers = iter(given.order * 10_000)
+        existing, is_forced = self.parts(), bool(options.get("force"))
         workers = Workers(
             lambda count: next(numbers),
             given.losses,
             given.kill_answer,
-            set() if options.get("force") else self.parts(),  # those of another forced run, too
+            set() if is_forced else existing,  # those of another forced run, too
         )
         before = {each: self.in_force(*each) for each in self.places(partitions)}
         Storage.begin(given.fails, given.kill_operation)
@@ -493,10 +531,12 @@ class World:
             for node in filter(lambda each: each.calls_code, self.nodes):
                 for partition in partitions:  # what it has committed replaces what was in force
                     if self.in_force(node.name, partition) != before[node.name, partition]:
-                        self.stored[node.name, partition] = set(self._wanted(node, partition))
+                        self._keep(node, partition, self._wanted(node, partition))
             return set()
         failed = {(e.stage, e.partition): e.error for e in events if isinstance(e, Failed)}
-        if options.get("force"):
+        self.failed = set(failed)
+        if is_forced:
+            self._outdated |= existing
             done = [place for place in self.places(partitions) if place not in failed]
             suffixes = {node.name: node.suffix for node in self.nodes}
             self._since |= {(name, key): {suffixes[name]} for name, key in done}
@@ -587,7 +627,7 @@ class World:
         since = self._since.get((node.name, partition), equal)
         try:
             made = [replace(node, suffix=suffix) for suffix in equal if suffix in since]
-            return [_computed(each, inputs, may_fail=True) for each in made]
+            return [_computed(each, inputs, self.patches[partition], True) for each in made]
         except PoisonError:
             return []
 
@@ -610,11 +650,22 @@ class World:
         """The rows that a stage computes, as in `stored`; those of partitions that fail too."""
         rows = self.rows(partition)
         if node.upstream:
-            above = plain_loop(self.nodes, rows, may_fail=False)[node.upstream[0].name]
+            above = self.plain_loop(partition, may_fail=False)[node.upstream[0].name]
             assert above is not None, "nothing fails"
             rows = above[0]
-        own = bool(node.options.get("per_row"))
-        return [(keys[0] if own else "", row[node.read]) for keys, row in rows.items()]
+        own, patched = bool(node.options.get("per_row")), self.patches[partition]
+        return [
+            (keys[0] if own else "", row[node.read])
+            for keys, row in rows.items()
+            if (node.name, keys[0], row[node.read]) not in patched
+        ]
+
+    def _keep(self, node: Node, partition: str, wanted: Sequence[tuple[str, str]]) -> None:
+        """Note the rows of the manifest in force whose results may be copied."""
+        parts = self.in_force(node.name, partition).parts
+        url = self.store.parts("docs", node.name, partition).url
+        is_outdated = any((url, part.key) in self._outdated for part in parts)
+        self.stored[node.name, partition] = set() if is_outdated else set(wanted)
 
     def _count(
         self,
@@ -632,7 +683,7 @@ class World:
             return
         allowed: Counter[tuple[str, str]] = Counter()
         for partition in partitions:
-            ends = plain_loop(self.nodes, self.rows(partition))
+            ends = self.plain_loop(partition)
             for node in self.nodes:
                 if not node.calls_code:
                     continue
@@ -642,7 +693,7 @@ class World:
                     stored = {each for each in stored if not is_failure(node, each[1])}
                 allowed.update((node.name, each[1]) for each in wanted if each not in stored)
                 if ends[node.name] is not None:
-                    self.stored[node.name, partition] = set(wanted)
+                    self._keep(node, partition, wanted)
                 elif options.get("force"):  # its results are never copied again
                     self.stored[node.name, partition] = set()
         # What cannot be looked up, because the storage fails, is computed.
