@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from vane_dagster.cli.definitions import FILE, MODULE, Definitions
+from vane_dagster.cli.definitions import Definitions
+from vane_dagster.cli.options import FILE, MODULE, PARTITIONS
 
 
 @click.command()
@@ -12,11 +13,20 @@ from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 @FILE
 @MODULE
 @click.option(
-    "--sample", default=200, show_default=True, type=click.IntRange(1), help="Rows to draw."
+    "--sample",
+    default=200,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Rows to draw.",
 )
 @click.option("--all", "every", is_flag=True, help="Compare every stored row.")
-@click.option("--partitions", help="To sample, as 2026-01-01..2026-01-31 or a,b. [default: all]")
-@click.option("--tolerance", default=0.0, show_default=True, help="Of floating-point numbers.")
+@PARTITIONS
+@click.option(
+    "--tolerance",
+    default=0.0,
+    show_default=True,
+    help="Of floating-point numbers.",
+)
 @click.option("--undo", is_flag=True, help="Split what counts as one definition.")
 def adopt(
     stage: str,
@@ -24,7 +34,7 @@ def adopt(
     module: str | None,
     sample: int,
     every: bool,
-    partitions: str | None,
+    partitions: list[str] | None,
     tolerance: float,
     undo: bool,
 ) -> None:
@@ -39,7 +49,7 @@ def adopt(
     found = definitions.stage(stage).adopt(
         None if every else sample,
         tolerance=tolerance,
-        partitions=None if partitions is None else [key.strip() for key in partitions.split(",")],
+        partitions=partitions,
         undo=undo,
         store=store,
         compute=compute,

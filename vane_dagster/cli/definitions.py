@@ -17,9 +17,6 @@ import dagster as dg
 from vane_dagster.errors import described
 from vane_dagster.orchestration.assets import PIPELINES
 
-FILE = click.option("-f", "--python-file", "file", help="The file with the definitions.")
-MODULE = click.option("-m", "--module-name", "module", help="The module with the definitions.")
-
 
 class Definitions:
     """Definitions, imported as Dagster does: the working folder is on the path."""

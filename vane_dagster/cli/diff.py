@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from vane_dagster.cli.options import PARTITIONS, STORAGE_OPTIONS, STORE
 from vane_dagster.cli.output import table
-from vane_dagster.cli.store import JsonObject, opened
+from vane_dagster.cli.store import opened
 from vane_dagster.orchestration.diff import diff as compare
 
 
@@ -22,9 +23,9 @@ from vane_dagster.orchestration.diff import diff as compare
     metavar="A B",
     help="Two versions: the id of a run, the root of a store, or `latest`, that in force.",
 )
-@click.option("--partition", "partitions", multiple=True, help="A key. [default: all of both]")
-@click.option("--store", help="The store's root. Default: $VANE_DAGSTER_STORE, else this user's.")
-@click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+@PARTITIONS
+@STORE
+@STORAGE_OPTIONS
 @click.option("--tolerance", default=0.0, show_default=True, help="Of numbers and vectors.")
 @click.option("--sample", default=20_000, show_default=True, help="Rows to measure columns over.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write it to a file too.")
@@ -32,7 +33,7 @@ from vane_dagster.orchestration.diff import diff as compare
 def diff(
     stage: str,
     between: tuple[str, str],
-    partitions: tuple[str, ...],
+    partitions: list[str] | None,
     store: str | None,
     storage_options: dict[str, Any],
     tolerance: float,
@@ -50,7 +51,7 @@ def diff(
     found = compare(
         stage,
         *between,
-        partitions=[*partitions] or None,
+        partitions=partitions,
         store=opened(store, storage_options),
         tolerance=tolerance,
         sample=sample,

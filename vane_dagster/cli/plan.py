@@ -6,7 +6,8 @@ import json
 
 import click
 
-from vane_dagster.cli.definitions import FILE, MODULE, Definitions
+from vane_dagster.cli.definitions import Definitions
+from vane_dagster.cli.options import FILE, MODULE, PARTITIONS
 
 
 @click.command()
@@ -16,13 +17,15 @@ from vane_dagster.cli.definitions import FILE, MODULE, Definitions
 @click.option(
     "--select", help="Stages, as clean,embedding+ (with those downstream). [default: all]"
 )
-@click.option("--partitions", help="Keys, as 2026-01-01..2026-01-31 or a,b. [default: all]")
+@PARTITIONS
 @click.option("--store", help="The store's root. [default: that of the definitions]")
 @click.option("--force", is_flag=True, help="As if the run's config had force.")
 @click.option("--retry-quarantined", is_flag=True, help="As if it had retry_quarantined.")
-@click.option("--rows", is_flag=True, help="Read changed inputs, and count rows by their keys.")
+@click.option("--count-rows", is_flag=True, help="Read the inputs, and count rows by their keys.")
 @click.option(
-    "--sample", type=click.IntRange(1), help="Compute so many rows where nothing says the cost."
+    "--sample",
+    type=click.IntRange(1),
+    help="Rows to compute of a stage of unknown cost.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def plan(
@@ -30,11 +33,11 @@ def plan(
     file: str | None,
     module: str | None,
     select: str | None,
-    partitions: str | None,
+    partitions: list[str] | None,
     store: str | None,
     force: bool,
     retry_quarantined: bool,
-    rows: bool,
+    count_rows: bool,
     sample: int | None,
     as_json: bool,
 ) -> None:
@@ -47,13 +50,13 @@ def plan(
     """
     definitions = Definitions(file, module)
     found = definitions.pipeline(pipeline).plan(
-        None if partitions is None else [key.strip() for key in partitions.split(",")],
+        partitions,
         select=select,
         store=store if store is not None else definitions.resource("store"),
         compute=definitions.resource("compute"),
         force=force,
         retry_quarantined=retry_quarantined,
-        rows=rows,
+        rows=count_rows,
         sample=sample,
     )
     click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))

@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 import click
 
-from vane_dagster.cli.definitions import FILE, MODULE, Definitions
+from vane_dagster.cli.definitions import Definitions
+from vane_dagster.cli.options import FILE, IDS, MODULE, PARTITION
 from vane_dagster.pipeline.preview import FailedRow
 
 
@@ -18,8 +19,8 @@ from vane_dagster.pipeline.preview import FailedRow
 @FILE
 @MODULE
 @click.option("--rows", default=10, show_default=True, type=click.IntRange(1), help="Input rows.")
-@click.option("--partition", help="The partition, if the pipeline has any.")
-@click.option("--ids", help="Ids of input rows, as a,b, in place of the first ones.")
+@PARTITION
+@IDS
 @click.option("--where", help="SQL condition on the stage's input.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each row.")
 def preview(
@@ -28,7 +29,7 @@ def preview(
     module: str | None,
     rows: int,
     partition: str | None,
-    ids: str | None,
+    ids: list[str] | None,
     where: str | None,
     as_json: bool,
 ) -> None:
@@ -45,7 +46,7 @@ def preview(
         made = definitions.stage(stage).preview(
             rows,
             partition=partition,
-            ids=None if ids is None else [id.strip() for id in ids.split(",")],
+            ids=ids,
             where=where,
             store=store,
             compute=compute,

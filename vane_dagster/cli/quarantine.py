@@ -14,10 +14,19 @@ import pyarrow as pa
 
 from vane_dagster._lazy import pc, pq
 from vane_dagster._texts import count
-from vane_dagster.cli.definitions import FILE, MODULE, Definitions
-from vane_dagster.cli.store import JsonObject, opened
+from vane_dagster.cli.definitions import Definitions
+from vane_dagster.cli.options import (
+    FILE,
+    IDS,
+    MODULE,
+    PARTITIONS,
+    STORAGE_OPTIONS,
+    STORE_OR_DEFINED,
+)
+from vane_dagster.cli.store import opened
 from vane_dagster.errors import described
 from vane_dagster.orchestration.decide import patch, waive
+from vane_dagster.orchestration.forecasts import partition_keys
 from vane_dagster.orchestration.read import quarantine as failed_rows
 
 _SHOWN = 3
@@ -27,24 +36,24 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 
 @click.command()
 @click.argument("stage")
-@click.option("--partition", "partitions", multiple=True, help="A partition's key. Default: all.")
-@click.option("--store", help="The store's root. Default: $VANE_DAGSTER_STORE, else this user's.")
-@click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+@PARTITIONS
+@STORE_OR_DEFINED
+@STORAGE_OPTIONS
 @click.option("--retry", is_flag=True, help="Compute them again, and what is made of them.")
 @click.option("--waive", "reason", help="Accept their failure, for this reason.")
-@click.option("--ids", multiple=True, help="An id to waive; repeat it for each.")
+@IDS
 @click.option("--patch", "fixes", help="A Parquet file with outputs by id, one for each row.")
 @FILE
 @MODULE
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with all ids.")
 def quarantine(
     stage: str,
-    partitions: tuple[str, ...],
+    partitions: list[str] | None,
     store: str | None,
     storage_options: dict[str, Any],
     retry: bool,
     reason: str | None,
-    ids: tuple[str, ...],
+    ids: list[str] | None,
     fixes: str | None,
     file: str | None,
     module: str | None,
@@ -67,36 +76,36 @@ def quarantine(
     """
     if [retry, reason is not None, fixes is not None].count(True) > 1:
         raise click.UsageError("give one of --retry, --waive and --patch")
-    if bool(ids) != (reason is not None):
+    if (ids is not None) != (reason is not None):
         raise click.UsageError("--waive and --ids go together, as --waive 'empty pages' --ids 17")
     found: Any = stage
-    definitions, keys = None, [*partitions] or None
+    definitions = None
     if retry or fixes is not None or file or module:
-        if store is not None or storage_options:
-            raise click.UsageError(
-                "leave out --store and --storage-options: the store is that of the definitions"
-            )
+        if storage_options:
+            raise click.UsageError("leave out --storage-options: the definitions have the store's")
         definitions = Definitions(file, module)
-        found, place = definitions.stage(stage), definitions.resource("store")
+        found = definitions.stage(stage)
+        place = store if store is not None else definitions.resource("store")
+        if partitions is not None:
+            partitions = _keys(partition_keys(found.pipeline, partitions, "--partitions"))
     else:
         place = opened(store, storage_options)
-    if reason is not None:
+    keys = partitions
+    if reason is not None and ids is not None:
         made = waive(found, keys, ids, reason, place)
         _say(f"waived {count(sum(len(each.ids) for each in made), 'row')} of {stage}")
         keys = _keys(each.partition for each in made)
     elif fixes is not None:
-        if len(partitions) > 1:
-            raise click.UsageError("--patch supplies rows of one partition; name one --partition")
-        partition = partitions[0] if partitions else None
-        patched = patch(found, partition, _read(fixes), place)
+        if partitions is not None and len(partitions) > 1:
+            raise click.UsageError("--patch supplies rows of one partition; name one")
+        patched = patch(found, partitions[0] if partitions else None, _read(fixes), place)
         _say(f"patched {count(len(patched.ids), 'row')} of {stage}")
         keys = _keys([patched.partition])
     if definitions is not None and (retry or reason is not None or fixes is not None):
         _run(found, keys, place, definitions.resource("compute"), retry)
     elif reason is not None:
         _say("The next run of the stage counts them as accepted")
-    keys = [*partitions] or None
-    rows = failed_rows(found, keys, store=place).to_pylist()
+    rows = failed_rows(found, partitions, store=place).to_pylist()
     groups = grouped(rows)
     if as_json:
         click.echo(json.dumps(groups, indent=1, default=str))

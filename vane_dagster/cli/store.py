@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -11,7 +10,8 @@ from typing import Any
 import click
 
 from vane_dagster._texts import count
-from vane_dagster.cli.definitions import FILE, MODULE, Definitions
+from vane_dagster.cli.definitions import Definitions
+from vane_dagster.cli.options import FILE, MODULE, STORAGE_OPTIONS
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.promote import promote as run_promotion
 from vane_dagster.orchestration.read import open_store
@@ -35,22 +35,6 @@ class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gen
         if match is None:
             self.fail(f"{value!r} is no duration; expected a number with s, m, h or d, as 7d")
         return float(match.group(1)) * _UNITS[match.group(2)]
-
-
-# Generic in some versions only, as above.
-class JsonObject(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases
-    """A JSON object."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> dict[str, Any]:
-        try:
-            found = json.loads(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(f"not JSON: {error}")
-        if not isinstance(found, dict):
-            self.fail("expected a JSON object, as '{\"anon\": true}'")
-        return found
 
 
 def opened(root: Any, options: dict[str, Any]) -> Store:
@@ -81,7 +65,7 @@ def store() -> None:
     help="Time between marking a part for deletion and deleting it; longer than any run.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+@STORAGE_OPTIONS
 @click.option("-v", "--verbose", is_flag=True, help="Name every file.")
 def gc(
     root: str,
@@ -130,7 +114,7 @@ def gc(
 @click.argument("pipeline")
 @FILE
 @MODULE
-@click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+@STORAGE_OPTIONS
 def promote(
     branch: str,
     target: str,

@@ -7,20 +7,25 @@ from typing import Any
 
 import click
 
-from vane_dagster.cli.definitions import FILE, MODULE, Definitions
-from vane_dagster.cli.store import JsonObject, opened
+from vane_dagster.cli.definitions import Definitions
+from vane_dagster.cli.options import FILE, MODULE, PARTITION, STORAGE_OPTIONS, STORE_OR_DEFINED
+from vane_dagster.cli.store import opened
 from vane_dagster.orchestration.trace import trace as trace_row
 
 
 @click.command()
 @click.argument("stage")
 @click.option(
-    "--id", "ids", required=True, multiple=True, help="The row's id; of several columns, each."
+    "--id",
+    "ids",
+    required=True,
+    multiple=True,
+    help="The row's id; of several columns, each.",
 )
-@click.option("--partition", help="The partition's key; none for an unpartitioned pipeline.")
+@PARTITION
 @click.option("--forward", is_flag=True, help="Follow the row to all rows made from it.")
-@click.option("--store", help="The store's root. Default: $VANE_DAGSTER_STORE, else this user's.")
-@click.option("--storage-options", type=JsonObject(), default="{}", help="For fsspec, as JSON.")
+@STORE_OR_DEFINED
+@STORAGE_OPTIONS
 @FILE
 @MODULE
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")

@@ -99,9 +99,7 @@ class StageForecast:
             return
         if not todo:
             yield "up to date"
-        if self.adopted:
-            yield self.adopted
-        if not todo:
+            yield from self.adopted.split("; ") if self.adopted else ()
             return
         partitions = count(self.partitions, "partition")
         rows = {"exact": "", "at_most": "at most ", "about": "about "}[self.rows_are]
@@ -109,6 +107,7 @@ class StageForecast:
         stored = f", {self.stored_fragments:,} more in the store" if self.stored_fragments else ""
         copied = f", {count(self.copied, 'row')} copied from equal ones" if self.copied else ""
         yield f"{todo:,} of {partitions}: {rows}{copied}{stored}"
+        yield from self.adopted.split("; ") if self.adopted else ()
         yield f"because: {describe(Counter(self.causes), todo)}"
         if self.fragments:
             yield f"cost: {', '.join(self._costs())}"
@@ -382,7 +381,7 @@ class _Forecaster:
             rows_are=max(rows.known, "at_most" if repeated else "exact", key=_ORDER.index),
             causes=dict(sum((each.causes for each in todo), Counter[str]())),
             copied=sum(each.copied for each in due),
-            adopted="; ".join(each.since for each in self._plan.adopted.get(stage, ())),
+            adopted="; ".join(each.summary for each in self._plan.adopted.get(stage, ())),
         )
         if not todo:
             return found

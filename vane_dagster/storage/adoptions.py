@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vane_dagster._texts import count
 from vane_dagster.storage.codec import Codec, read_file
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Component, component_records, read_components
@@ -71,20 +72,25 @@ class Adoption:
 
     @property
     def since(self) -> str:
-        """That it is in effect, in a line."""
+        """That it is in effect, in a line with the stage."""
+        return f"{self.stage}: {self.summary}"
+
+    @property
+    def summary(self) -> str:
+        """What was adopted, when, by whom, and after how many rows."""
         day = time.strftime("%Y-%m-%d", time.gmtime(self.at / 1e9))
         return (
-            f"{self.stage}: {', '.join(self.changes)}, adopted on {day} by {self.user} after "
-            f"comparing {self.rows:,} rows"
+            f"{', '.join(self.changes)}, adopted on {day} by {self.user} after "
+            f"comparing {count(self.rows, 'row')}"
         )
 
     def __str__(self) -> str:
         at_most = f"at most {min(1.0, 3 / self.rows):.2g} of all rows differ"
+        within = f" within {self.tolerance:g}" if self.tolerance else ""
         bound = "no stored row differs" if self.is_all else f"with 95% confidence {at_most}"
         return (
-            f"{self.stage}: adopted {', '.join(self.changes)}: {self.rows:,} rows of "
-            f"{self.partitions:,} partitions came out the same within {self.tolerance:g}, so "
-            f"{bound}"
+            f"{self.stage}: adopted {', '.join(self.changes)}: {count(self.rows, 'row')} of "
+            f"{count(self.partitions, 'partition')} came out the same{within}, so {bound}"
         )
 
 

@@ -40,19 +40,19 @@ def test_rows_are_waived_and_patched_and_what_follows_is_computed(tmp_path, monk
         "  waived: 3",
         "  partitions: b",
     ]
-    assert "rows '5' are not quarantined" in run(*waive, "--ids", "5", fails=1).output
+    assert "rows '5' are not quarantined" in run(*waive, "--ids", "3,5", fails=1).output
     assert "--waive and --ids go together" in run(*waive, fails=2).output
     assert "give one of" in run(*waive, "--ids", "3", "--retry", fails=2).output
 
     pq.write_table(pa.table({"id": [3], "y": [30]}), "fixes.parquet")
     patch = ["--patch", "fixes.parquet", "-f", "repairs.py"]
     assert "the stage is partitioned; name one, of 'a', 'b'" in run(*patch, fails=1).output
-    assert "no input row with id 3" in run(*patch, "--partition", "a", fails=1).output
-    assert "name one --partition" in run(*patch, "--partition=a", "--partition=b", fails=2).output
+    assert "no input row with id 3" in run(*patch, "--partitions", "a", fails=1).output
+    assert "rows of one partition; name one" in run(*patch, "--partitions=a..b", fails=2).output
     assert "cannot be read" in run("--patch", "x.parquet", *patch[2:], fails=2).output
     Path("calls").unlink()
 
-    done = run(*patch, "--partition", "b")
+    done = run(*patch, "--partitions", "b")
 
     assert done.stderr.splitlines()[0] == "patched 1 row of repairs/checked"
     assert done.stdout == "No row is quarantined.\n"

@@ -43,7 +43,10 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan", "two", "-f", "none.py"], "there is no file 'none.py'"),
         (["preview", "one/none", "-m", "defs_of_test"], "'none' is no stage of one: same"),
         (["preview", "three/same", "-m", "defs_of_test"], "name one of the pipelines"),
-        (["quarantine", "one/same", "--retry", "--store", "x"], "the store is that of the defi"),
+        (
+            ["quarantine", "a/b", "--storage-options", '{"a": 1}', "--retry"],
+            "have the store's",
+        ),
     ],
 )
 def test_wrong_usage(words: list[str], message: str) -> None:

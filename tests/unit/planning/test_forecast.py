@@ -34,6 +34,18 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
     [
         ({"up_to_date": 3, "fragments": 0}, ["up to date"]),
         (
+            {"up_to_date": 3, "fragments": 0, "adopted": "code of A, adopted; code of B, adopted"},
+            ["up to date", "code of A, adopted", "code of B, adopted"],
+        ),
+        (
+            {"fragments": 0, "rows": 0, "adopted": "code of A, adopted"},
+            [
+                "2 of 3 partitions: 0 rows in 0 fragments",
+                "code of A, adopted",
+                "because: code of Model changed",
+            ],
+        ),
+        (
             {},
             [
                 "2 of 3 partitions: 1,200 rows in 4 fragments",
