@@ -66,6 +66,7 @@ class StageForecast:
         token_cost: Price of these tokens; None without prices.
         cost: Price of tokens and GPU hours together; None without prices.
         sampled: Rows of a sample by which it was measured; 0 if stored rows are the measure.
+        is_sampled_on_request: A plan with a sample can measure it: a stage that does not publish.
         adopted: The adoption by which stored results stay in force, in a line; empty without one.
         edits: What was edited since the stored results were made, as lines of a unified diff; empty
             if that is not known.
@@ -88,6 +89,7 @@ class StageForecast:
     token_cost: Interval | None = None
     cost: Interval | None = None
     sampled: int = 0
+    is_sampled_on_request: bool = True
     adopted: str = ""
     edits: Sequence[str] = ()
 
@@ -120,7 +122,8 @@ class StageForecast:
             if not self.rows:
                 yield "less than a second"
                 return
-            yield "unknown, because nothing stored is there to measure by; --sample 50 measures it"
+            hint = "; --sample 50 measures it" if self.is_sampled_on_request else ""
+            yield f"unknown, because nothing stored is there to measure by{hint}"
             return
         shared = self.seconds != self.worker_seconds and self.seconds[1] >= 1
         yield _times(self.seconds) + f" ({_times(self.worker_seconds)} of workers)" * shared
@@ -381,6 +384,7 @@ class _Forecaster:
             rows_are=max(rows.known, "at_most" if repeated else "exact", key=_ORDER.index),
             causes=dict(sum((each.causes for each in todo), Counter[str]())),
             copied=sum(each.copied for each in due),
+            is_sampled_on_request=not self._pipeline[stage].spec.publishes,
             adopted="; ".join(each.summary for each in self._plan.adopted.get(stage, ())),
         )
         if not todo:

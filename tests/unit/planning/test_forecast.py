@@ -55,6 +55,14 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             ],
         ),
         (
+            {"is_sampled_on_request": False},
+            [
+                "2 of 3 partitions: 1,200 rows in 4 fragments",
+                "because: code of Model changed",
+                "cost: unknown, because nothing stored is there to measure by",
+            ],
+        ),
+        (
             {
                 "rows_are": "at_most",
                 "stored_fragments": 5,
