@@ -165,12 +165,14 @@ class Promotion:
         """Yield what was made from another version of an upstream stage than will be in force."""
         for (own, key), (_, manifest) in self._found.items():
             for stage, known in manifest.upstream.items():
-                place = stage, key
+                place, made_from = (stage, key), ManifestName.parse(known)
+                now = self._found[place][0] if place in self._found else self._before.get(place)
+                # A branch that has come back to a version has it under another number.
+                if now is not None and made_from and _content(now) == _content(made_from):
+                    continue
                 if place not in self._found:
-                    now, made_from = self._before.get(place), ManifestName.parse(known)
-                    if now is None or made_from is None or _content(now) != _content(made_from):
-                        yield self._differs(place, known, now)
-                elif known != str(self._found[place][0]):
+                    yield self._differs(place, known, now)
+                else:
                     label = self._label((own, key))
                     yield f"{label}: the branch has another version of {stage!r}; materialize it"
 
