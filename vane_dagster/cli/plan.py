@@ -21,7 +21,7 @@ from vane_dagster.cli.options import FILE, MODULE, PARTITIONS
 @click.option("--store", help="The store's root. [default: that of the definitions]")
 @click.option("--force", is_flag=True, help="As if the run's config had force.")
 @click.option("--retry-quarantined", is_flag=True, help="As if it had retry_quarantined.")
-@click.option("--count-rows", is_flag=True, help="Read the inputs, and count rows by their keys.")
+@click.option("--rows", is_flag=True, help="Read the inputs, and count rows by their keys.")
 @click.option(
     "--sample",
     type=click.IntRange(1),
@@ -37,7 +37,7 @@ def plan(
     store: str | None,
     force: bool,
     retry_quarantined: bool,
-    count_rows: bool,
+    rows: bool,
     sample: int | None,
     as_json: bool,
 ) -> None:
@@ -56,7 +56,7 @@ def plan(
         compute=definitions.resource("compute"),
         force=force,
         retry_quarantined=retry_quarantined,
-        rows=count_rows,
+        rows=rows,
         sample=sample,
     )
     click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))

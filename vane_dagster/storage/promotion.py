@@ -163,7 +163,14 @@ class Promotion:
 
     def _stale(self) -> Iterator[str]:
         """Yield what was made from another version of an upstream stage than will be in force."""
+        root = self._branch.root
+        below = f"{root.fs.unstrip_protocol(root.path).rstrip('/')}/"
         for (own, key), (_, manifest) in self._found.items():
+            if any(file.url.startswith(below) for file in manifest.files):
+                yield (
+                    f"{self._label((own, key))}: its source is an asset that the branch has "
+                    "committed; promote that one, and materialize this in the other store"
+                )
             for stage, known in manifest.upstream.items():
                 place, made_from = (stage, key), ManifestName.parse(known)
                 now = self._found[place][0] if place in self._found else self._before.get(place)

@@ -261,6 +261,8 @@ def test_a_stored_asset_of_the_fallback_is_a_source_and_its_edit_is_one(tmp_path
     first.run(store=branch)
     second.run(store=branch)
     assert vd.load("more/upper", store=branch).column("upper").to_pylist() == ["A!?", "B!?"]
+    with pytest.raises(StoreError, match="its source is an asset that the branch has committed"):
+        promote(branch, production, "more")
     assert vd.load("more/upper", store=production).column("upper").to_pylist() == ["A?", "B?"]
 
 
