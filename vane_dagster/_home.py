@@ -1,7 +1,8 @@
-"""Locations of this package's own state and of the default store; imports nothing else."""
+"""This user's name, and the locations of own state and of the default store."""
 
 from __future__ import annotations
 
+import getpass
 import os
 from pathlib import Path
 
@@ -32,3 +33,11 @@ def state_home() -> Path:
 def default_root() -> str:
     """Return the default store root: ``$VANE_DAGSTER_STORE``, else a folder in `state_home`."""
     return os.environ.get("VANE_DAGSTER_STORE") or str(state_home() / "store")
+
+
+def user_name() -> str:
+    """Return the user's name, or number if the system has no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return f"user {os.getuid()}"

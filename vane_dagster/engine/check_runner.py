@@ -97,7 +97,7 @@ class CheckRunner:
             manifest=manifest,
             id=self._pipeline[manifest.stage].id,
             dataset=functools.cache(lambda: self._dataset(manifest)),
-            first_faults=functools.partial(self._first_faults, manifest),
+            first_faults=functools.partial(first_faults, self._store.parts_of(manifest), manifest),
             find_previous=functools.cache(lambda: self._previous(manifest)),
             run_id=self._run_id,
         )
@@ -112,10 +112,6 @@ class CheckRunner:
         if key is None:
             return None
         return self._context(self._store.read(manifest.pipeline, manifest.stage, key, found[key]))
-
-    def _first_faults(self, manifest: Manifest, limit: int) -> Sequence[str]:
-        folder = self._store.parts_of(manifest)
-        return first_faults(folder, manifest, limit)
 
     def _dataset(self, manifest: Manifest) -> ds.Dataset:
         import pyarrow.dataset as ds

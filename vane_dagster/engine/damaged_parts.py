@@ -22,13 +22,15 @@ def remove_damaged(state: RunState, partition: int, fault: Fault) -> int | None:
         for fragment, part in parts.items() if index == partition else ():
             if fault.part in part.info.files and fault.part != part.info.row_records:
                 place = f"the stage '{state.pipeline.name}/{owner}'{where}"
+                was, fix = f"It was removed from {place}", ""
                 if part.folder.is_read_only:
-                    text = f"{fault.message}. It is one of the fallback's, of {place}. Materialize "
-                    text += f"{owner!r} again there, or here with force"
+                    was, fix = (
+                        f"It is one of the fallback's, of {place}",
+                        " there, or here with force",
+                    )
                 else:
                     part.folder.delete([fault.part])
-                    text = f"{fault.message}. It was removed from {place}. Materialize {owner!r} "
-                    text += "again"
+                text = f"{fault.message}. {was}. Materialize {owner!r} again{fix}"
                 del parts[fragment]
                 state.damaged[partition, fragment] = StoreError(text)
                 state.emit(Noticed(text))

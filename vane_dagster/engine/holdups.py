@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from vane_dagster._texts import count
 from vane_dagster.compute.api import Capacity
 from vane_dagster.engine.check_runner import results_for
-from vane_dagster.engine.preflight import unreservable
+from vane_dagster.engine.preflight import placed
 from vane_dagster.engine.server_pools import declared_servers
 from vane_dagster.errors import VaneError
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -39,7 +39,7 @@ def holdups(
     yield from _budgets(plan, found)
     needed = plan.needed()
     if capacity is not None:
-        yield from unreservable(plan.pipeline, needed, capacity, store)
+        yield from placed(plan.pipeline, needed, capacity, store)[1]
     for server in declared_servers(plan.pipeline, needed):
         try:
             identity = server.identity()

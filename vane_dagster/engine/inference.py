@@ -134,8 +134,7 @@ class SchemaInference:
         """
         found: FirstRows | None = None
         for plan in previews(self._planned(pipeline, stage), stage, rows):
-            self._executed.append(plan)
-            found = _first_rows(plan, stage, self.execute(plan))
+            found = self._computed(plan, stage)
             enough = 1 if sum(plan.partitions[0].preview) >= _MANY * rows else rows
             if found.rows_in >= enough and (found.rows or found.error):
                 break
@@ -150,8 +149,7 @@ class SchemaInference:
         for plan in previews(self._planned(pipeline, filter), filter, rows, EVERY):
             if calls_models(plan) and sum(plan.partitions[0].preview) > _MOST_COMPUTED * rows:
                 break
-            self._executed.append(plan)
-            found = _first_rows(plan, filter, self.execute(plan))
+            found = self._computed(plan, filter)
             if found.rows >= rows:
                 break
         return found
@@ -159,9 +157,20 @@ class SchemaInference:
     def rows_of(self, pipeline: Pipeline, stage: str, read: FirstRows) -> FirstRows:
         """Compute a stage from as many of the first rows as were read before."""
         size = sum(read.plan.partitions[0].preview)
-        plan = next(previews(self._planned(pipeline, stage), stage, size))
+        return self._computed(next(previews(self._planned(pipeline, stage), stage, size)), stage)
+
+    def _computed(self, plan: RunPlan, stage: str) -> FirstRows:
         self._executed.append(plan)
-        return _first_rows(plan, stage, self.execute(plan))
+        made = self.execute(plan)
+        parts, (partition,) = made[stage], plan.partitions
+        return FirstRows(
+            [read_part(part.folder, part.info.name) for part in parts],
+            sum(part.info.rows_in for part in parts),
+            partition.schemas[plan.pipeline[stage].spec.upstream[0]],
+            next((error for part in parts if (error := _first_error(part))), ""),
+            plan,
+            made,
+        )
 
     def _infer(self, pipeline: Pipeline, stage: str) -> SchemaPin:
         spec, location = pipeline[stage].spec, f"stage '{pipeline.name}/{stage}'"
@@ -210,18 +219,6 @@ class SchemaInference:
 def calls_models(plan: RunPlan) -> bool:
     """Whether a plan computes a stage that runs user code or calls a model."""
     return any(plan.pipeline[stage].spec.runs_udf for stage in plan.needed())
-
-
-def _first_rows(plan: RunPlan, stage: str, made: Mapping[str, Sequence[Part]]) -> FirstRows:
-    parts, (partition,) = made[stage], plan.partitions
-    return FirstRows(
-        [read_part(part.folder, part.info.name) for part in parts],
-        sum(part.info.rows_in for part in parts),
-        partition.schemas[plan.pipeline[stage].spec.upstream[0]],
-        next((error for part in parts if (error := _first_error(part))), ""),
-        plan,
-        made,
-    )
 
 
 def _first_error(part: Part) -> str:

@@ -63,35 +63,23 @@ def check_all(plan: RunPlan, store: Store, backend: Backend) -> Checked:
         ]
         code, identities, findings = packed(pipeline, stages)
         capacity = backend.capacity()
-        findings += misplaced(pipeline, stages, capacity)
-        findings += too_large(pipeline, stages, capacity)
-        servers, more = _servers(pipeline, stages, capacity, store)
-        findings += more
+        servers, unplaced = placed(pipeline, stages, capacity, store)
+        findings += unplaced
         for asked in written:
             findings += asked.result()
-    findings += missing_keys(pipeline, stages, capacity)
     return Checked(capacity, code, identities, servers, findings)
 
 
-def unreservable(
+def placed(
     pipeline: Pipeline, stages: Sequence[str], capacity: Capacity, store: Store
-) -> Iterator[str]:
-    """Find the stages and servers whose workers cannot run where they belong."""
-    yield from misplaced(pipeline, stages, capacity)
-    yield from too_large(pipeline, stages, capacity)
-    yield from _servers(pipeline, stages, capacity, store)[1]
-    yield from missing_keys(pipeline, stages, capacity)
-
-
-def _servers(
-    pipeline: Pipeline,
-    stages: Sequence[str],
-    capacity: Capacity,
-    store: Store,
 ) -> tuple[dict[ModelServer, PoolSpec], list[str]]:
-    """The pools of the servers that stages use, and a finding for each that cannot be started."""
+    """The pools of servers, and the stages and servers that cannot run where they belong."""
     pools: dict[ModelServer, PoolSpec] = {}
-    findings = []
+    findings = [
+        finding
+        for find in (misplaced, too_large, missing_keys)
+        for finding in find(pipeline, stages, capacity)
+    ]
     for server in declared_servers(pipeline, stages):
         try:
             pools[server] = pool = server_pool(server, capacity, store.root)

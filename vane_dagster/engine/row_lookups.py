@@ -71,10 +71,10 @@ class RowLookups:
     def must_wait(self, partition: int, stages: Sequence[str]) -> bool:
         """Whether a partition waits for the rows of another one of this run."""
         return any(
-            self._is_pending(index, stage)
+            key in self._indexes and self._is_pending(self._indexes[key], stage)
             for stage in stages
             if self._definition(partition, stage) and self._is_worthwhile(stage)
-            for index in self._preceding_here(partition, stage)
+            for key in self._keys(partition, stage)
         )
 
     def record(self, run: FragmentState, stage: str, report: WorkReport) -> None:
@@ -113,11 +113,6 @@ class RowLookups:
             return ()
         return self._before(key, spec.reuse.partitions)
 
-    def _preceding_here(self, partition: int, stage: str) -> Iterator[int]:
-        for key in self._keys(partition, stage):
-            if key in self._indexes:
-                yield self._indexes[key]
-
     def _groups(self, partition: int, spec: MapBatchesSpec) -> Iterator[RecordGroup]:
         planned, stage = self._plan.partitions[partition], spec.name
         plan, store, pipeline = planned.stages[stage], self._state.store, self._state.pipeline.name
@@ -128,10 +123,7 @@ class RowLookups:
             yield from add(partial(store.read, pipeline, stage, planned.key, plan.former), names)
         for key in self._keys(partition, stage):
             index = self._indexes.get(key)
-            computed = None
-            if index is not None:
-                computed = self._computed(index, stage, plan.row_definition)
-            if index is None or computed is None:
+            if index is None or not (computed := self._computed(index, stage, plan.row_definition)):
                 yield from add(partial(store.in_force, pipeline, stage, key))
                 continue
             yield from _recorded_groups(computed, id, False)
@@ -140,13 +132,12 @@ class RowLookups:
                 names = {part.info.name for part in computed}
                 yield from add(partial(store.read, pipeline, stage, key, former), names)
 
-    def _computed(self, index: int, stage: str, definition: str) -> list[Part] | None:
+    def _computed(self, index: int, stage: str, definition: str) -> list[Part]:
         """The parts of another partition that this run has completed."""
         planned, parts = self._plan.partitions[index], self._state.parts[index, stage]
-        if planned.stages[stage].done or len(parts) < len(planned.fragments) or not parts:
-            return None
-        if planned.stages[stage].row_definition != definition:
-            return None
+        plan = planned.stages[stage]
+        if plan.done or plan.row_definition != definition or len(parts) < len(planned.fragments):
+            return []
         return [part for _, part in sorted(parts.items())]
 
     def _stored(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -11,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vane_dagster._arguments import positive
+from vane_dagster._home import user_name
 from vane_dagster._secrets import errors_masked
 from vane_dagster.checks.base import bound
 from vane_dagster.checks.comparison import Difference, compare, described
@@ -35,7 +34,6 @@ from vane_dagster.storage.adoptions import (
 )
 from vane_dagster.storage.manifest import Component, Manifest
 from vane_dagster.storage.reader import find_all
-from vane_dagster.storage.store import Store
 
 _ADOPTABLE = ("code", "argument")
 _SHOWN = 5
@@ -58,12 +56,12 @@ def adopt(
     keys = None if partitions is None else partition_keys(pipeline, partitions, location)
     opened = open_store(store, location)
     run = RunContext(opened, f"adopt-{secrets.token_hex(4)}", CheckRunner(pipeline, opened))
+    compute = LocalCompute() if compute is None else compute
     with errors_masked():
-        edit = _Edit.of(pipeline, stage, opened)
+        edit = _Edit.of(pipeline, stage, run, compute, tolerance)
         if undo:
             return edit.undo()
-        compute = LocalCompute() if compute is None else compute
-        if (adoption := edit.adopt(run, compute, rows, tolerance, keys)) is None:
+        if (adoption := edit.adopt(rows, keys)) is None:
             raise PlanError(f"{location}: all stored partitions are of the present definition")
         return adoption
 
@@ -82,9 +80,7 @@ def adopt_first(
             f"pipeline {pipeline.name!r}: adopt names {unknown[0]!r}, which is no stage of it"
         )
     wanted = [stage.name for stage in pipeline if stage.name in stages]
-    made = (
-        _Edit.of(pipeline, name, run.store).adopt(run, compute, rows, tolerance) for name in wanted
-    )
+    made = (_Edit.of(pipeline, name, run, compute, tolerance).adopt(rows) for name in wanted)
     return [adoption for adoption in made if adoption is not None]
 
 
@@ -94,23 +90,28 @@ class _Edit:
 
     pipeline: Pipeline
     stage: str
-    store: Store
+    run: RunContext
+    compute: Any
+    tolerance: float
     now: Sequence[Component]
     known: Mapping[str, Adoptions]
 
     @classmethod
-    def of(cls, pipeline: Pipeline, stage: str, store: Store) -> _Edit:
+    def of(
+        cls, pipeline: Pipeline, stage: str, run: RunContext, compute: Any, tolerance: float
+    ) -> _Edit:
         location = f"stage '{pipeline.name}/{stage}': adopt"
         if not pipeline[stage].spec.runs_udf:
             raise DefinitionError(
                 f"{location}: it has no code of yours; its edits are quick to compute"
             )
         try:
-            pipeline = pinned(pipeline, stage, store)
+            pipeline = pinned(pipeline, stage, run.store)
         except SchemaError as error:
             raise PlanError(f"{location}: declare its schema, which is inferred") from error
         now = components(pipeline, pipeline[stage].spec)
-        return cls(pipeline, stage, store, now, adoptions(store, pipeline.name))
+        known = adoptions(run.store, pipeline.name)
+        return cls(pipeline, stage, run, compute, tolerance, now, known)
 
     @property
     def location(self) -> str:
@@ -125,19 +126,14 @@ class _Edit:
         known = self._of(self.stage).of(self.definition)
         if not known:
             raise PlanError(f"{self.location}: its definition was not adopted, or that was undone")
-        undo_adoptions(self.store, self.pipeline.name, known, self.definition)
+        undo_adoptions(self.run.store, self.pipeline.name, known, self.definition)
         return known[-1]
 
     def adopt(
-        self,
-        run: RunContext,
-        compute: Any,
-        rows: int | None,
-        tolerance: float,
-        partitions: Sequence[str | None] | None = None,
+        self, rows: int | None, partitions: Sequence[str | None] | None = None
     ) -> Adoption | None:
         """Adopt the edit if no row differs; None if nothing is stored of other definitions."""
-        bound(self.location, "tolerance", tolerance)
+        bound(self.location, "tolerance", self.tolerance)
         manifests = self._former()
         if not manifests:
             return None
@@ -155,13 +151,13 @@ class _Edit:
         if partitions is not None:
             manifests = {key: each for key, each in manifests.items() if key in partitions}
         weights = {k: sum(part.rows_in for part in m.parts) for k, m in manifests.items()}
-        if not sum(weights.values()):
+        seed = secrets.randbits(32)
+        counts = spread(weights, rows, seed)
+        compared = self._compare(manifests, counts, seed) if counts else 0
+        if not compared:
             raise PlanError(
                 f"{self.location}: there is no stored row to compare with; materialize it"
             )
-        seed = secrets.randbits(32)
-        counts = spread(weights, rows, seed)
-        compared = self._compare(run, compute, manifests, counts, tolerance, seed)
         adoption = Adoption(
             stage=self.stage,
             definition=self.definition,
@@ -172,12 +168,12 @@ class _Edit:
             rows=min(compared, counts.total()),
             is_all=compared >= total,
             partitions=len(counts),
-            tolerance=tolerance,
+            tolerance=self.tolerance,
             seed=seed,
-            user=_user(),
+            user=user_name(),
             at=time.time_ns(),
         )
-        keep_adoption(self.store, self.pipeline.name, adoption)
+        keep_adoption(self.run.store, self.pipeline.name, adoption)
         return adoption
 
     def _of(self, stage: str) -> Adoptions:
@@ -185,7 +181,8 @@ class _Edit:
 
     def _former(self) -> Mapping[str | None, Manifest]:
         """Return the partitions of the latest stored definition that does not count as this one."""
-        of, found = self._of(self.stage), find_all(self.store, self.stage_path, None)
+        path = self.pipeline[self.stage].key.path
+        of, found = self._of(self.stage), find_all(self.run.store, path, None)
         others = {k: m for k, m in found.items() if m.definition not in of.equals(self.definition)}
         # Of a partition from before, some parts may be of a definition that was split off since.
         whole = {k: m for k, m in others.items() if m.committed_at > of.undone_at}
@@ -198,16 +195,12 @@ class _Edit:
         former = of.equals(latest.definition) if latest else ()
         return {key: each for key, each in whole.items() if each.definition in former}
 
-    @property
-    def stage_path(self) -> Sequence[str]:
-        return self.pipeline[self.stage].key.path
-
     def _require_upstream(self) -> None:
         """Check that the stages upstream are those that the latest results were made from."""
         for name in with_upstream(self.pipeline, self.stage):
             if name in (SOURCE, self.stage):
                 continue
-            stored = find_all(self.store, self.pipeline[name].key.path, None)
+            stored = find_all(self.run.store, self.pipeline[name].key.path, None)
             latest = max(stored.values(), key=lambda each: each.committed_at)
             definition = stage_definition(self.pipeline, self.pipeline[name].spec)
             if latest.definition not in self._of(name).equals(definition):
@@ -218,15 +211,13 @@ class _Edit:
 
     def _compare(
         self,
-        run: RunContext,
-        compute: Any,
         manifests: Mapping[str | None, Manifest],
         counts: Mapping[str | None, int],
-        tolerance: float,
         seed: int,
     ) -> int:
         """Compute some stored rows again; return their number, or raise if one differs."""
-        store, stage, chosen = self.store, self.stage, {key: manifests[key] for key in counts}
+        store, stage = self.run.store, self.stage
+        chosen = {key: manifests[key] for key in counts}
         largest = max(counts.values())
         sample = plan_sample(self.pipeline, stage, chosen, store, counts, seed, largest, True)
         for error in sample.plan.failed.values():
@@ -240,7 +231,7 @@ class _Edit:
                     raise PlanError(
                         f"{self.location}: the types of its columns changed. Materialize it"
                     )
-            results = recompute(run, plan, compute)
+            results = recompute(self.run, plan, self.compute)
             for error in results.failed.values():
                 raise PlanError(f"{self.location}: stored rows cannot be computed again: {error}")
             for partition in plan.partitions:
@@ -248,17 +239,15 @@ class _Edit:
                 read = (sample.sampled[key], results.made[key], store)
                 for each in read_sample(plan, partition, *read):
                     compared += sum(id not in each.stored.failed for id in each.ids)
-                    differences += compare(each.stored, each.computed, each.ids, None, tolerance)
+                    differences += compare(
+                        each.stored, each.computed, each.ids, None, self.tolerance
+                    )
         finally:
             delete_parts(plan, store)
         if differences:
             raise PlanError(
                 f"{self.location}: nothing was adopted: "
                 f"{described(differences, compared, 'stored rows')}:\n{_shown(differences)}"
-            )
-        if not compared:
-            raise PlanError(
-                f"{self.location}: there is no stored row to compare with; materialize it"
             )
         return compared
 
@@ -277,11 +266,3 @@ def _shown(differences: Sequence[Difference]) -> str:
     ]
     more = len(differences) - _SHOWN
     return "\n".join([*lines, *([f"  and {more:,} more"] if more > 0 else [])])
-
-
-def _user() -> str:
-    """Return the user's name, or number if the system has no name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return f"user {os.getuid()}"

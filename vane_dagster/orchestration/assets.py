@@ -145,8 +145,6 @@ class PlanOptions(dg.Config):
         default=None,
         description='Stages, as "clean,embedding+" with those downstream. Default: all.',
     )
-    force: bool = Field(default=False, description="As if the planned run had force.")
-    retry_quarantined: bool = Field(default=False, description="As if it had retry_quarantined.")
     rows: bool = Field(
         default=False, description="Read the inputs of changed fragments, and count rows by keys."
     )
@@ -165,8 +163,7 @@ def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
         from vane_dagster.orchestration.forecasts import make_forecast
 
         partitions = config.partitions.split(",") if config.partitions else None
-        asked = (partitions, config.select, store, config.force, config.retry_quarantined)
-        found = make_forecast(pipeline, *asked, rows=config.rows)
+        found = make_forecast(pipeline, partitions, config.select, store, rows=config.rows)
         context.log.info(str(found))
         text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
         context.add_output_metadata({"plan": text, "up_to_date": found.is_up_to_date})

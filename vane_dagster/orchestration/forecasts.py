@@ -16,7 +16,7 @@ from vane_dagster.errors import DefinitionError, VaneError, names
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
-from vane_dagster.planning.forecast import NOT_COUNTED, CountedRows, Forecast, Sample, forecast
+from vane_dagster.planning.forecast import NOT_COUNTED, Forecast, Sample, forecast
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.store import Store
@@ -63,7 +63,11 @@ def make_forecast(
         asked = (resolved, selected, keys, opened, force, _RUN, retry_quarantined)
         price = None if compute is None else compute.gpu_hour_price
         plan = plan_run(*asked, keep=False)
-        counted = _counted(plan, opened) if rows else NOT_COUNTED
+        counted = NOT_COUNTED
+        if rows:
+            from vane_dagster.engine.row_counts import count_rows  # imports what workers do
+
+            counted = count_rows(plan, opened, _RUN, partition_order(pipeline).before)
         sampler = None if sample is None else _Sampler(plan, opened, compute, sample)
         found = forecast(plan, opened, price, counted, True, sampler)
         failed = [] if sampler is None else sampler.failed
@@ -96,11 +100,11 @@ class _Sampler:
             missing = [each.key for each in self._plan.partitions if each.stages[stage].missing]
             try:
                 given = (pipeline, stage, missing, self._store, self._compute)
-                with previewing(*given, show=lambda event: None) as session:
-                    session.inference.first_rows(pipeline, stage, 1)  # first calls are slower
-                    made = session.inference.first_rows(pipeline, stage, self._rows)
+                with previewing(*given, show=lambda event: None) as (inference, loads):
+                    inference.first_rows(pipeline, stage, 1)  # first calls are slower
+                    made = inference.first_rows(pipeline, stage, self._rows)
                     for name, parts in made.computed.items() if made else ():
-                        found.setdefault(name, Sample(parts, session.loads.get(name)))
+                        found.setdefault(name, Sample(parts, loads.get(name)))
             except VaneError as error:
                 self.failed.append(f"a sample of {stage!r} could not be computed: {error}")
         return found
@@ -119,12 +123,6 @@ def _holdups(plan: RunPlan, found: Forecast, store: Store, compute: Any) -> Iter
     except VaneError as error:
         yield str(error)
     yield from holdups(plan, found, store, capacity, running)
-
-
-def _counted(plan: RunPlan, store: Store) -> CountedRows:
-    from vane_dagster.engine.row_counts import count_rows  # imports what workers do
-
-    return count_rows(plan, store, _RUN, partition_order(plan.pipeline).before)
 
 
 def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:

@@ -104,7 +104,7 @@ def stage_metadata(
     spec: StageSpec,
     partition: str | None,
     manifest: Manifest,
-    name: ManifestName,
+    version: ManifestName,
     store: Store,
     figures: Mapping[str, Any],
     computed: int,
@@ -117,7 +117,7 @@ def stage_metadata(
     home = Store(manifest.root or store.root)
     folder = home.manifests(manifest.pipeline, manifest.stage, partition)
     rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"
-    place = {"dagster/uri": folder.file_url(str(name))}
+    place = {"dagster/uri": folder.file_url(str(version))}
     if manifest.published:
         place = publisher_class(manifest.published.format).metadata(manifest.published)
     found: dict[str, Any] = {
@@ -128,16 +128,9 @@ def stage_metadata(
         "fragments_computed": computed,
         "fragments_reused": max(0, len(manifest.parts) - computed),
     }
-    if quarantined := sum(part.quarantined for part in manifest.parts):
-        found["rows_quarantined"] = quarantined
-    if nulled := sum(part.nulled for part in manifest.parts):
-        found["rows_nulled"] = nulled
-    if unread := sum(part.unread for part in manifest.parts):
-        found["rows_unread"] = unread
-    if waived := sum(part.waived for part in manifest.parts):
-        found["rows_waived"] = waived
-    if patched := sum(part.patched for part in manifest.parts):
-        found["rows_patched"] = patched
+    for name in ("quarantined", "nulled", "unread", "waived", "patched"):
+        if counted := sum(getattr(part, name) for part in manifest.parts):
+            found[f"rows_{name}"] = counted
     if (usage := spec.usage) is not None:
         used = usage.used(merge_measures(part.measures for part in manifest.parts))
         found |= usage.metadata(used)

@@ -60,35 +60,17 @@ class Pipeline(declared.Pipeline):
         schema = self.source.schema(location)
         return self.id_rule.schema(schema, location) if self.id_rule else schema
 
-    def _preview(
-        self,
-        stage: str,
-        rows: int,
-        partition: str | None,
-        ids: Sequence[Any] | None,
-        where: str | None,
-        store: Any,
-        compute: Any,
-    ) -> Preview:
+    def _preview(self, stage: str, *given: Any) -> Preview:
         """See `Stage.preview`."""
         from vane_dagster.orchestration.preview import preview
 
-        return preview(self, stage, rows, partition, ids, where, store, compute)
+        return preview(self, stage, *given)
 
-    def _adopt(
-        self,
-        stage: str,
-        rows: int | None,
-        tolerance: float,
-        partitions: Any,
-        undo: bool,
-        store: Any,
-        compute: Any,
-    ) -> Adoption:
+    def _adopt(self, stage: str, *given: Any) -> Adoption:
         """See `Stage.adopt`."""
         from vane_dagster.orchestration.adopt import adopt
 
-        return adopt(self, stage, rows, tolerance, partitions, undo, store, compute)
+        return adopt(self, stage, *given)
 
     @known_keywords("Pipeline.plan")
     def plan(

@@ -37,19 +37,6 @@ _INPUT = "input of {}"
 """The name of the stage that chooses the rows which a previewed stage reads."""
 
 
-@dataclass(frozen=True)
-class _Session:
-    """What computes previews, until it is closed.
-
-    Attributes:
-        inference: Finds schemas, and computes rows.
-        loads: Seconds in which workers loaded the models of stages, by stage.
-    """
-
-    inference: SchemaInference
-    loads: Mapping[str, float]
-
-
 @contextlib.contextmanager
 def previewing(
     pipeline: Pipeline,
@@ -58,8 +45,12 @@ def previewing(
     store: Store,
     compute: Compute | None,
     show: Callable[[Event], None],
-) -> Iterator[_Session]:
-    """Connect to what computes previews of a stage; delete what they wrote at the end."""
+) -> Iterator[tuple[SchemaInference, Mapping[str, float]]]:
+    """Connect to what computes previews of a stage; delete what they wrote at the end.
+
+    Yields:
+        What finds schemas and computes rows; the seconds in which workers loaded models, by stage.
+    """
     with ExitStack() as stack:
         selected = with_upstream(pipeline, stage) - {SOURCE}
         connection = Connection(LocalCompute() if compute is None else compute, pipeline, selected)
@@ -78,7 +69,7 @@ def previewing(
 
         computed = selected | {_INPUT.format(stage)}
         given = (store, run, run_id, show, computed, partitions, False, connection.connect)
-        yield _Session(stack.enter_context(SchemaInference(*given)), loads)
+        yield stack.enter_context(SchemaInference(*given)), loads
 
 
 def preview(
@@ -114,8 +105,7 @@ def preview(
         else:
             opened = open_store(store, f"{location}: preview")
         given = (pipeline, stage, [partition], opened, compute, _show)
-        session = stack.enter_context(previewing(*given))
-        return asked.preview(session)
+        return asked.preview(*stack.enter_context(previewing(*given)))
 
 
 @dataclass
@@ -150,11 +140,9 @@ class _Asked:
     def _is_join(self) -> bool:
         return len(self.pipeline[self.stage].spec.upstream) > 1
 
-    def preview(self, session: _Session) -> Preview:
+    def preview(self, inference: SchemaInference, loads: Mapping[str, float]) -> Preview:
         """Compute the preview."""
-        inference = session.inference
-        pipeline = inference.resolve(self.pipeline)
-        pipeline = pipeline._isolating_rows()
+        pipeline = inference.resolve(self.pipeline)._isolating_rows()
         if self._is_join:
             found = inference.first_rows(pipeline, self.stage, self.rows)
         elif self.ids or self.where:
@@ -171,7 +159,7 @@ class _Asked:
         failed = [
             each for each in self._failed(found) if each.stage != self.stage or each.id not in made
         ]
-        costs = [*self._costs(found, session.loads)]
+        costs = [*self._costs(found, loads)]
         name = f"{pipeline.name}/{self.stage}"
         return Preview(name, table, failed[: self.rows], costs, ids, id)
 
@@ -185,16 +173,14 @@ class _Asked:
         found = [] if read is None else [*self._input_ids(read)][: self.rows]
         if missing := set(self.ids or ()) - {str(each) for each in found}:
             asked = f"has no row with the id {names(sorted(missing))}"
-            if self.where:
-                asked += f", or where={self.where!r} is not true for it"
         elif not found:
-            asked = f"has no row for which where={self.where!r} is true"
+            asked = "has no row"
         else:
             assert read is not None
             reading = pipeline._with_input(self.stage, self.input, _is_in(id, found))
             return inference.rows_of(reading, self.stage, read)
-        count = read.rows_in if read else 0
-        fix = ""
+        count, fix = read.rows_in if read else 0, ""
+        asked += f" for which where={self.where!r} is true" * bool(self.where)
         if read is not None and calls_models(read.plan):
             fix = ". Stages upstream that are not stored are computed for some rows alone"
         raise DefinitionError(

@@ -184,11 +184,10 @@ class RayCompute(Compute):
         from vane_dagster.compute.local_backend import local_capacity
         from vane_dagster.compute.ray_backend import RayBackend
 
-        backend, own = self.backend(), self.subprocesses or LocalCompute()
+        backend = self.backend()
         assert isinstance(backend, RayBackend)
-        assert isinstance(own, LocalCompute)
         try:
-            settings = (own.num_cpus, own.num_gpus, dict(own.resources), backend.gpus_here())
+            settings = self._settings_here(backend)
             return replace(backend.capacity(), driver=local_capacity(*settings))
         finally:
             self.close(backend)
@@ -204,13 +203,16 @@ class RayCompute(Compute):
         from vane_dagster.compute.routed_backend import RoutedBackend
 
         assert isinstance(backend, RayBackend)
+        return RoutedBackend(backend, LocalBackend.warm(*self._settings_here(backend)))
+
+    def _settings_here(self, backend: Any) -> tuple[Any, ...]:
+        """Return what subprocesses beside a cluster may reserve on this machine."""
         own = LocalCompute() if self.subprocesses is None else self.subprocesses
         if not isinstance(own, LocalCompute):
             raise ComputeError(
                 f"RayCompute: subprocesses is a {type(own).__name__}; expected a LocalCompute"
             )
-        settings = (own.num_cpus, own.num_gpus, dict(own.resources), backend.gpus_here())
-        return RoutedBackend(backend, LocalBackend.warm(*settings))
+        return (own.num_cpus, own.num_gpus, dict(own.resources), backend.gpus_here())
 
     def _connect(self, start: bool) -> None:
         from vane_dagster.compute.connection import connect_address

@@ -170,14 +170,8 @@ class Connection:
     Subprocesses are beside it if a selected stage runs in them.
     """
 
-    def __init__(
-        self,
-        compute: Compute,
-        pipeline: Pipeline,
-        selected: Collection[str],
-        connected: Backend | None = None,
-    ) -> None:
-        self._compute, self._connected = compute, connected
+    def __init__(self, compute: Compute, pipeline: Pipeline, selected: Collection[str]) -> None:
+        self._compute = compute
         specs = [stage.spec for stage in pipeline if stage.name in selected]
         self._on_driver = any(spec.runs_udf and spec.on_driver for spec in specs)
         self._backend: Backend | None = None
@@ -187,7 +181,7 @@ class Connection:
         """Return the backend."""
         with self._lock:
             if self._backend is None:
-                self._backend = self._connected or self._compute.backend()
+                self._backend = self._compute.backend()
                 if self._on_driver:
                     self._backend = self._compute.with_subprocesses(self._backend)
             return self._backend

@@ -122,7 +122,8 @@ class Stage(Rows):
             DefinitionError: If an argument is invalid, or no row has an id or fits the condition.
             VaneError: If the rows cannot be computed.
         """
-        return self.pipeline._preview(self.name, rows, partition, ids, where, store, compute)
+        given = (rows, partition, ids, where, store, compute)
+        return self.pipeline._preview(self.name, *given)
 
     @known_keywords("Stage.adopt")
     def adopt(
@@ -284,29 +285,11 @@ class Pipeline(Rows):
         """Return the source's columns and types; `vane_dagster.Pipeline` reads them."""
         raise NotImplementedError
 
-    def _preview(
-        self,
-        stage: str,
-        rows: int,
-        partition: str | None,
-        ids: Sequence[Any] | None,
-        where: str | None,
-        store: Any,
-        compute: Any,
-    ) -> Preview:
+    def _preview(self, stage: str, *given: Any) -> Preview:
         """See `Stage.preview`; `vane_dagster.Pipeline` computes the rows."""
         raise NotImplementedError
 
-    def _adopt(
-        self,
-        stage: str,
-        rows: int | None,
-        tolerance: float,
-        partitions: Any,
-        undo: bool,
-        store: Any,
-        compute: Any,
-    ) -> Adoption:
+    def _adopt(self, stage: str, *given: Any) -> Adoption:
         """See `Stage.adopt`; `vane_dagster.Pipeline` compares the rows."""
         raise NotImplementedError
 

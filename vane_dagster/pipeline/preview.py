@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -17,9 +17,7 @@ from vane_dagster.types.tensors import as_storage
 
 _WIDTH, _HTML_WIDTH = 40, 200
 _THUMBNAIL = 96
-_MAX_EMBEDDED = 100_000
-"""Bytes of an image that is drawn as it is, if Pillow is not installed."""
-_IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+_IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF")
 
 
 @dataclass(frozen=True)
@@ -99,46 +97,38 @@ class Preview:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return rows, failures and costs as plain values."""
-        return {
-            "stage": self.stage,
-            "rows": self.table.to_pylist(),
-            "failed": [asdict(each) for each in self.failed],
-            "costs": [asdict(each) for each in self.costs],
-        }
-
     def places(self) -> Iterator[int | FailedRow]:
         """Yield the row's index in `table`, or the failure, in the order of the input."""
         owners = self.table.column(self.id).to_pylist()
         rows: dict[Any, list[int]] = {}
         for place, owner in enumerate(owners):
             rows.setdefault(owner, []).append(place)
-        own = self.stage.rpartition("/")[2]
-        failed = {each.id: each for each in self.failed if each.stage == own}
+        failed = {each.id: each for each in self.failed if each.stage == self._name}
         for id in dict.fromkeys([*self.input_ids, *owners, *failed]):
             yield from rows.get(id, ())
             if id in failed:
                 yield failed[id]
-        yield from (each for each in self.failed if each.stage != own)
+        yield from (each for each in self.failed if each.stage != self._name)
+
+    @property
+    def _name(self) -> str:
+        return self.stage.rpartition("/")[2]
 
     def cells(self, width: int = _WIDTH) -> list[list[str]]:
         """Return the table as short texts, its header first; errors are in the last column."""
         names = self.table.column_names
-        values = [_values(self.table.column(name)) for name in names]
+        values = [python_values(as_storage(column)) for column in self.table.columns]
         rows = [[*names, "error"] if self.failed else names]
         for place in self.places():
             if isinstance(place, FailedRow):
-                rows.append([*self._failed_cells(place), shortened(_error(place, self), width)])
+                where = "" if place.stage == self._name else f"in {place.stage}: "
+                shown = self.id if self.id in names else names[0]
+                own = [shortened(place.id) if name == shown else "" for name in names]
+                rows.append([*own, shortened(where + place.error, width)])
                 continue
             error = [""] if self.failed else []
             rows.append([*(shortened(column[place], width) for column in values), *error])
         return rows
-
-    def _failed_cells(self, row: FailedRow) -> list[str]:
-        names = self.table.column_names
-        shown = self.id if self.id in names else names[0]
-        return [shortened(row.id, _WIDTH) if name == shown else "" for name in names]
 
     def __str__(self) -> str:
         cells = self.cells()
@@ -166,15 +156,6 @@ class Preview:
         )
 
 
-def _error(row: FailedRow, preview: Preview) -> str:
-    own = row.stage == preview.stage.rpartition("/")[2]
-    return row.error if own else f"in {row.stage}: {row.error}"
-
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    return python_values(as_storage(column))
-
-
 def shortened(value: Any, width: int = _WIDTH) -> str:
     """Return a value on one line, with the beginning of a long one."""
     if isinstance(value, bytes):
@@ -192,8 +173,7 @@ def _may_be_images(column: pa.ChunkedArray) -> bool:
 
 def thumbnail(data: bytes | None) -> str:
     """Return an encoded image as a small one in HTML; empty if it is none."""
-    kind = next((name for magic, name in _IMAGES.items() if (data or b"").startswith(magic)), None)
-    if data is None or kind is None:
+    if data is None or not data.startswith(_IMAGES):
         return ""
     try:
         from PIL import Image
@@ -202,9 +182,7 @@ def thumbnail(data: bytes | None) -> str:
         image.thumbnail((_THUMBNAIL, _THUMBNAIL))
         sink = io.BytesIO()
         image.convert("RGBA").save(sink, "png")
-        data, kind = sink.getvalue(), "png"
     except Exception:  # Pillow is not installed, or cannot read it
-        if len(data) > _MAX_EMBEDDED:
-            return ""
-    encoded = base64.b64encode(data).decode()
-    return f'<img src="data:image/{kind};base64,{encoded}" style="max-height:{_THUMBNAIL}px">'
+        return ""
+    encoded = base64.b64encode(sink.getvalue()).decode()
+    return f'<img src="data:image/png;base64,{encoded}">'

@@ -288,7 +288,8 @@ class _Planner:
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
             now: Sequence[Component] = self.components[stage]
-            if in_force and in_force.definition in self._equals(stage):
+            equal = self._adopted(stage).equals(self.definitions[stage])
+            if in_force and in_force.definition in equal:
                 now = in_force.components
             given = (in_force, plan.digest, now, plan.generation, files)
             read = {u: plans[u] for u in self.pipeline[stage].spec.upstream if u != SOURCE}
@@ -303,10 +304,6 @@ class _Planner:
                 **rows,
             )
         return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
-
-    def _equals(self, stage: str) -> Sequence[str]:
-        """Return the definitions that count as that of a stage, itself first."""
-        return self._adopted(stage).equals(self.definitions[stage])
 
     def _row_definitions(self, stage: str, schemas: Mapping[str, pa.Schema]) -> dict[str, Any]:
         """Return what determines a stage's output for a row; empty if its rows have no keys."""

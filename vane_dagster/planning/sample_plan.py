@@ -137,7 +137,7 @@ def spread(rows: Mapping[str | None, int], most: int | None, seed: int) -> Count
     """Draw so many of the rows of all partitions, or all; return their number by partition."""
     total = sum(rows.values())
     drawn = total if most is None else min(most, total)
-    return Counter(Random(seed).sample([*rows], drawn, counts=[*rows.values()]))
+    return Counter(Random(seed).sample([*rows], drawn, counts=[*rows.values()]) if total else ())
 
 
 def partition_seed(seed: int, partition: str | None) -> int:

@@ -21,7 +21,7 @@ from vane_dagster._texts import count
 from vane_dagster.storage.codec import Codec, read_file
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Component, component_records, read_components
-from vane_dagster.storage.store import Store
+from vane_dagster.storage.store import Store, copy_missing
 
 _NAME = re.compile(r"(adopted|undone)-(.+)-([0-9a-f]{40})-([0-9a-f]{40})-(\d{19,})\.json")
 
@@ -176,7 +176,9 @@ def adoptions(
             live, split, times = found.setdefault(match[2], ([], [], []))
             if (name := f"undone{adoption.name}") in undone:
                 split.append(adoption)
-                times.append(_undone_at(files[name], adoption))
+                fix = "Restore it, or undo the adoption again"
+                at = read_file(files[name], name, lambda record: float(record["at"]), fix)
+                times.append(at or 0)
             else:
                 live.append(adoption)
     return {
@@ -188,11 +190,6 @@ def adoptions(
 def _read(folder: Location, name: str) -> Adoption | None:
     fix = "Delete it, and the next run computes the stage again"
     return read_file(folder, name, _CODEC.load, fix)
-
-
-def _undone_at(folder: Location, adoption: Adoption) -> float:
-    fix = "Restore it, or undo the adoption again"
-    return read_file(folder, f"undone{adoption.name}", lambda record: float(record["at"]), fix) or 0
 
 
 def keep_adoption(store: Store, pipeline: str, adoption: Adoption) -> None:
@@ -213,7 +210,4 @@ def undo_adoptions(store: Store, pipeline: str, known: Sequence[Adoption], defin
 
 def copy_adoptions(source: Store, target: Store, pipeline: str) -> None:
     """Take over the adoptions of another store, and those that were undone there."""
-    folder, other = (each.root.child(pipeline) for each in (target, source))
-    for name in sorted(other.names().keys() - folder.names().keys()):
-        if _NAME.fullmatch(name):
-            folder.create(name, other.read(name))
+    copy_missing(source.root.child(pipeline), target.root.child(pipeline), _NAME.fullmatch)

@@ -12,18 +12,18 @@ later one counts.
 from __future__ import annotations
 
 import functools
-import getpass
 import json
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
 
 import pyarrow as pa
 
+from vane_dagster._home import user_name
 from vane_dagster._lazy import pc, pq
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.codec import Codec, read_file
@@ -154,17 +154,17 @@ def waive(
 ) -> Decision:
     """Record that failed rows of a partition may be missing; takes effect with the next run.
 
+    Args:
+        store: The store.
+        manifest: The partition's manifest in force.
+        ids: The ids of quarantined rows.
+        reason: Why.
+        location: The stage, for messages.
+
     Raises:
-        StoreError: If an id is not that of a failed row, or the rows have no keys.
+        StoreError: If the rows have no keys.
     """
     found = _find(store, manifest, ids, location)
-    outcomes = found.column(OUTCOME).to_pylist()
-    pairs = zip(found.column(ID).to_pylist(), outcomes)
-    if others := [id for id, outcome in pairs if outcome not in _FAILURES]:
-        raise StoreError(
-            f"{location}: rows {names(others, _SHOWN)} did not fail; waive ids that "
-            "vane-dagster quarantine lists"
-        )
     return _keep(store, manifest, _decision("waived", manifest, found, reason))
 
 
@@ -213,7 +213,7 @@ def _decision(
         manifest.partition,
         found.column(ID).to_pylist(),
         _hex_keys(found),
-        getpass.getuser(),
+        user_name(),
         time.time(),
         reason,
         name=f"{kind}-{manifest.stage}-{secrets.token_hex(8)}.json",
@@ -221,10 +221,8 @@ def _decision(
 
 
 def _keep(store: Store, manifest: Manifest, decision: Decision) -> Decision:
-    record, folder = (
-        json.dumps(_CODEC.record(decision)).encode(),
-        store.root.child(manifest.pipeline),
-    )
+    record = json.dumps(_CODEC.record(decision)).encode()
+    folder = store.root.child(manifest.pipeline)
     folder.write(decision.name, record)
     return replace(decision, folder=folder)
 
@@ -253,11 +251,10 @@ def _find(store: Store, manifest: Manifest, ids: Sequence[Any], location: str) -
         )
     parts = [(index, part) for index, part in enumerate(manifest.parts) if part.row_records]
     folder = store.parts_of(manifest)
-    columns = (ID, KEY_HIGH, KEY_LOW, OUTCOME)
 
     def read(item: tuple[int, PartInfo]) -> pa.Table:
         index, part = item
-        records = read_part(folder, part.row_records, columns)
+        records = read_part(folder, part.row_records, (ID, KEY_HIGH, KEY_LOW))
         try:
             wanted = pa.array(list(ids)).cast(records.schema.field(ID).type)
         except pa.ArrowException as error:
@@ -266,15 +263,13 @@ def _find(store: Store, manifest: Manifest, ids: Sequence[Any], location: str) -
         return rows.append_column(_FRAGMENT, pa.array([index] * len(rows), pa.int64()))
 
     tables = in_threads(read, parts)
-    found = pa.concat_tables(tables).combine_chunks() if tables else None
-    known = set() if found is None else set(map(str, found.column(ID).to_pylist()))
-    if found is None or (missing := [id for id in ids if str(id) not in known]):
-        listed = ids if found is None else missing
+    known = {str(id) for table in tables for id in table.column(ID).to_pylist()}
+    if missing := [id for id in ids if str(id) not in known]:
         raise StoreError(
-            f"{location}: the partition has no input row with id {names(listed, _SHOWN)}. Name its "
-            "partition, and materialize it if the row is new"
+            f"{location}: the partition has no input row with id {names(missing, _SHOWN)}. Name "
+            "its partition, and materialize it if the row is new"
         )
-    return found
+    return pa.concat_tables(tables).combine_chunks()
 
 
 def count_waived(folder: Location, manifest: Manifest, given: Sequence[Decision]) -> Manifest:
@@ -291,20 +286,15 @@ def count_waived(folder: Location, manifest: Manifest, given: Sequence[Decision]
     for part in manifest.parts:
         rows = 0
         if waived and part.row_records and part.quarantined + part.nulled:
-            for pair in _failed(folder, part):
+            records = read_part(folder, part.row_records, (ID, KEY_HIGH, KEY_LOW, OUTCOME))
+            failed = pc.is_in(records.column(OUTCOME), value_set=pa.array(_FAILURES, pa.uint8()))
+            records = records.filter(failed)
+            for pair in zip(records.column(ID).to_pylist(), _hex_keys(records)):
                 if name := waived.get(pair):
                     counted[name].append(pair[0])
                     rows += 1
-        parts.append(part if part.waived == rows else replace(part, waived=rows))
+        parts.append(replace(part, waived=rows))
     return replace(manifest, parts=parts, decisions=counted)
-
-
-def _failed(folder: Location, part: PartInfo) -> Iterable[tuple[Any, str]]:
-    """Return the ids and row keys of a part's failed rows."""
-    records = read_part(folder, part.row_records, (ID, KEY_HIGH, KEY_LOW, OUTCOME))
-    failed = pc.is_in(records.column(OUTCOME), value_set=pa.array(_FAILURES, pa.uint8()))
-    records = records.filter(failed)
-    return zip(records.column(ID).to_pylist(), _hex_keys(records))
 
 
 def _hex_keys(records: pa.Table) -> list[str]:

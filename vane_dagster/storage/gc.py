@@ -339,7 +339,6 @@ class _StageFolders:
         for url in urls:
             folder, _, name = url.rpartition("/")
             by_folder.setdefault(folder, []).append(name)
-        in_threads(lambda item: self._delete(*item), by_folder.items())
-
-    def _delete(self, folder: str, names: list[str]) -> None:
-        Location(folder, self._store.root.options_for(folder)).delete(names)
+        root = self._store.root
+        places = [(Location(url, root.options_for(url)), own) for url, own in by_folder.items()]
+        in_threads(lambda item: item[0].delete(item[1]), places)

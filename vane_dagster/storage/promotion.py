@@ -20,7 +20,7 @@ from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.row_floor import copy_floor
 from vane_dagster.storage.schema_pins import SCHEMAS
-from vane_dagster.storage.store import Store, copy_files
+from vane_dagster.storage.store import Store, copy_files, copy_missing
 
 Place = tuple[str, str | None]
 """A stage and the key of a partition."""
@@ -92,7 +92,7 @@ class Promotion:
                 yield Promoted(*place, ())
                 continue
             copied = self._copy_parts(manifest)
-            if self._latest(place) != before:
+            if self._target.latest_own(self._pipeline, *place) != before:
                 raise StoreError(
                     f"{self._label(place)}: another run has committed it during the promotion. "
                     "What was promoted before is complete; run the promotion again"
@@ -191,9 +191,6 @@ class Promotion:
         stage, key = place
         return f"{self._pipeline}/{stage}" + ("" if key is None else f", partition {key!r}")
 
-    def _latest(self, place: Place) -> ManifestName | None:
-        return self._target.latest_own(self._pipeline, *place)
-
     def _copy_parts(self, manifest: Manifest) -> Sequence[PartInfo]:
         """Copy the parts that the other store lacks or is about to delete."""
         source = self._branch.parts_of(manifest)
@@ -226,15 +223,11 @@ class Promotion:
             copy_floor(self._branch, self._target, self._pipeline, stage)
             made = {m.definition for (s, _), (_, m) in self._found.items() if s == stage}
             texts = {file_of(definition) for definition in made}
-            for kind, wanted in ((SCHEMAS, None), (DEFINITIONS, texts)):
-                source, target = (
-                    each.root.child(self._pipeline, stage, kind)
-                    for each in (self._branch, self._target)
-                )
-                present = target.names()
-                for name in source.names():
-                    if name not in present and (wanted is None or name in wanted):
-                        target.create(name, source.read(name))
+            source, target = (
+                each.root.child(self._pipeline, stage) for each in (self._branch, self._target)
+            )
+            copy_missing(source.child(SCHEMAS), target.child(SCHEMAS), bool)
+            copy_missing(source.child(DEFINITIONS), target.child(DEFINITIONS), texts.__contains__)
 
 
 def _content(name: ManifestName) -> tuple[int, str, str]:

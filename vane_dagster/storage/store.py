@@ -337,6 +337,13 @@ def copy_files(source: Location, target: Location, names: Iterable[str]) -> None
         target.write(name, source.read(name))
 
 
+def copy_missing(source: Location, target: Location, wanted: Callable[[str], Any]) -> None:
+    """Copy the wanted files that a folder lacks."""
+    for name in sorted(source.names().keys() - target.names().keys()):
+        if wanted(name):
+            target.create(name, source.read(name))
+
+
 def read_part_info(folder: Location, name: str) -> PartInfo:
     """Read the description of a part in its footer."""
     import pyarrow.parquet as pq

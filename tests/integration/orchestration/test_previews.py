@@ -76,7 +76,7 @@ def test_ids_and_conditions_choose_rows_of_the_input(tmp_path):
         (
             {"ids": ["it's 001"], "where": "n > 1"},
             DefinitionError,
-            "no row with the id \"it's 001\", or where='n > 1' is not true for it",
+            "no row with the id \"it's 001\" for which where='n > 1' is true",
         ),
         ({"where": "n > 999"}, DefinitionError, "no row for which where='n > 999' is true, among"),
         ({"ids": []}, DefinitionError, "the number of ids is 0"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import Any
 
 import pyarrow as pa
@@ -49,8 +48,6 @@ def test_it_is_text_html_and_plain_values():
     assert "x" * 190 in html
     assert "x" * 201 not in html
     assert html.count("color:#b00") == 2
-    record = json.loads(json.dumps(shown().to_dict()))
-    assert [record["rows"][1]["id"], record["failed"][0]["id"]] == ["c", "b"]
     assert pa.table(shown()) == ROWS
     assert len(shown()) == 2
 
@@ -84,8 +81,7 @@ def test_images_are_thumbnails():
     image.new("RGB", (400, 200)).save(sink, "jpeg")
     assert thumbnail(sink.getvalue()).startswith('<img src="data:image/png;base64,')
     assert thumbnail(b"no image") == thumbnail(None) == thumbnail(b"") == ""
-    assert thumbnail(b"\x89PNG broken").startswith("<img")  # the browser says what it makes of it
-    assert thumbnail(b"\x89PNG" + bytes(200_000)) == ""
+    assert thumbnail(b"\x89PNG broken") == ""
     found = shown(table=pa.table({"id": ["a"], "image": [sink.getvalue()]}), input_ids=["a"])
     assert found._repr_html_().count("<img") == 1
     assert "bytes" in str(found)

@@ -111,12 +111,11 @@ def test_a_waiver_counts_while_the_row_fails_with_its_values_and_then_ends(store
     ("ids", "message"),
     [
         ([], "there is no id"),
-        (["1"], "rows 1 did not fail"),
         ([2, 7], "no input row with id 7"),
         (["x"], "Failed to parse string: 'x'"),
     ],
 )
-def test_ids_that_did_not_fail_are_refused(store, ids, message):
+def test_ids_that_the_partition_lacks_are_refused(store, ids, message):
     with pytest.raises(StoreError, match=message):
         waive(store, stored(store, *FRAGMENTS), ids, "empty", "here")
     assert decisions(store, "docs", ["s"]) == {}
