@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from vane_dagster.cli.definitions import Definitions
@@ -34,9 +36,7 @@ def adopt(
     module: str | None,
     sample: int,
     every: bool,
-    partitions: list[str] | None,
-    tolerance: float,
-    undo: bool,
+    **options: Any,
 ) -> None:
     """Keeps the stored rows of STAGE, as docs/embedding, in force after an edit of its code.
 
@@ -48,10 +48,8 @@ def adopt(
     store, compute = definitions.resource("store"), definitions.resource("compute")
     found = definitions.stage(stage).adopt(
         None if every else sample,
-        tolerance=tolerance,
-        partitions=partitions,
-        undo=undo,
         store=store,
         compute=compute,
+        **options,
     )
-    click.echo(f"undone: {found.since}" if undo else found)
+    click.echo(f"undone: {found.since}" if options["undo"] else found)

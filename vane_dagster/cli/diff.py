@@ -36,10 +36,9 @@ def diff(
     partitions: list[str] | None,
     store: str | None,
     storage_options: dict[str, Any],
-    tolerance: float,
-    sample: int,
     html: str | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Compares two versions of the rows of STAGE, as docs/embedding, by id.
 
@@ -53,8 +52,7 @@ def diff(
         *between,
         partitions=partitions,
         store=opened(store, storage_options),
-        tolerance=tolerance,
-        sample=sample,
+        **options,
     )
     if html:
         Path(html).write_text(f'<meta charset="utf-8">{found._repr_html_()}', "utf-8")

@@ -11,17 +11,8 @@ import click
 from vane_dagster import __version__
 from vane_dagster.errors import VaneError
 
-_COMMANDS = {
-    "plan": "vane_dagster.cli.plan:plan",
-    "preview": "vane_dagster.cli.preview:preview",
-    "quarantine": "vane_dagster.cli.quarantine:quarantine",
-    "adopt": "vane_dagster.cli.adopt:adopt",
-    "diff": "vane_dagster.cli.diff:diff",
-    "cluster": "vane_dagster.cli.cluster:cluster",
-    "pools": "vane_dagster.cli.pools:pools",
-    "store": "vane_dagster.cli.store:store",
-    "trace": "vane_dagster.cli.trace:trace",
-}
+_COMMANDS = ["plan", "preview", "quarantine", "adopt", "diff", "cluster", "pools", "store", "trace"]
+"""The commands; each is the function of this name in the module of this name."""
 
 
 class _Commands(click.Group):
@@ -32,13 +23,12 @@ class _Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return _COMMANDS
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module, _, name = _COMMANDS[cmd_name].partition(":")
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(f"vane_dagster.cli.{cmd_name}"), cmd_name)
         assert isinstance(found, click.Command)
         return found
 

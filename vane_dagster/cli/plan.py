@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -32,14 +33,9 @@ def plan(
     pipeline: str | None,
     file: str | None,
     module: str | None,
-    select: str | None,
-    partitions: list[str] | None,
     store: str | None,
-    force: bool,
-    retry_quarantined: bool,
-    rows: bool,
-    sample: int | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Says what a run of PIPELINE would compute, why, and what it would cost.
 
@@ -50,13 +46,8 @@ def plan(
     """
     definitions = Definitions(file, module)
     found = definitions.pipeline(pipeline).plan(
-        partitions,
-        select=select,
         store=store if store is not None else definitions.resource("store"),
         compute=definitions.resource("compute"),
-        force=force,
-        retry_quarantined=retry_quarantined,
-        rows=rows,
-        sample=sample,
+        **options,
     )
     click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))

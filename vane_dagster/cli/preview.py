@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -27,11 +28,8 @@ def preview(
     stage: str,
     file: str | None,
     module: str | None,
-    rows: int,
-    partition: str | None,
-    ids: list[str] | None,
-    where: str | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Computes some rows of STAGE, as docs/embedding, and stores nothing.
 
@@ -44,12 +42,9 @@ def preview(
     store, compute = definitions.resource("store"), definitions.resource("compute")
     with contextlib.redirect_stdout(sys.stderr):  # what code prints is no result
         made = definitions.stage(stage).preview(
-            rows,
-            partition=partition,
-            ids=ids,
-            where=where,
             store=store,
             compute=compute,
+            **options,
         )
     if not as_json:
         click.echo(str(made))

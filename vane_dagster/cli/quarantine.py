@@ -90,20 +90,20 @@ def quarantine(
             partitions = _keys(partition_keys(found.pipeline, partitions, "--partitions"))
     else:
         place = opened(store, storage_options)
-    keys = partitions
+    keys, made = partitions, []
     if reason is not None and ids is not None:
         made = waive(found, keys, ids, reason, place)
-        _say(f"waived {count(sum(len(each.ids) for each in made), 'row')} of {stage}")
-        keys = _keys(each.partition for each in made)
     elif fixes is not None:
         if partitions is not None and len(partitions) > 1:
             raise click.UsageError("--patch supplies rows of one partition; name one")
-        patched = patch(found, partitions[0] if partitions else None, _read(fixes), place)
-        _say(f"patched {count(len(patched.ids), 'row')} of {stage}")
-        keys = _keys([patched.partition])
-    if definitions is not None and (retry or reason is not None or fixes is not None):
+        made = [patch(found, partitions[0] if partitions else None, _read(fixes), place)]
+    if made:
+        rows_made = count(sum(len(each.ids) for each in made), "row")
+        _say(f"{made[0].kind} {rows_made} of {stage}")
+        keys = _keys(each.partition for each in made)
+    if definitions is not None and (retry or made):
         _run(found, keys, place, definitions.resource("compute"), retry)
-    elif reason is not None:
+    elif made:
         _say("The next run of the stage counts them as accepted")
     rows = failed_rows(found, partitions, store=place).to_pylist()
     groups = grouped(rows)

@@ -67,14 +67,7 @@ def store() -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @STORAGE_OPTIONS
 @click.option("-v", "--verbose", is_flag=True, help="Name every file.")
-def gc(
-    root: str,
-    keep: float,
-    grace: float,
-    dry_run: bool,
-    storage_options: dict[str, Any],
-    verbose: bool,
-) -> None:
+def gc(root: str, storage_options: dict[str, Any], verbose: bool, **policy: Any) -> None:
     """Removes parts of the store at ROOT that nobody needs any more.
 
     A part is needed while a manifest names it that is in force, was superseded within --keep, or
@@ -85,9 +78,9 @@ def gc(
     stages only files of killed runs in _vane_staging are collected, with --storage-options for
     targets of ROOT's protocol.
     """
-    terms = GcPolicy(time.time(), keep, grace, dry_run)
+    terms = GcPolicy(time.time(), **policy)
     stages = nothing = 0
-    would = "would have " * dry_run
+    would = "would have " * terms.dry_run
     for stage in collect(Store(Location(root, storage_options)), terms):
         stages += 1
         changes = _changes(stage)

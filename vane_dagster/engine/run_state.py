@@ -150,9 +150,9 @@ class RunState:
             manifest = self.store.in_force(self.pipeline.name, stage, partition.key)
             condemned = self.store.condemned(self.pipeline.name, stage)
             found[stage], _ = stored_parts(
-                self.store, self.pipeline, stage, partition.key, partition.stages[stage].keys,
-                manifest, condemned, lambda text: self.emit(Noticed(text)),
-                set(self.parts[index, stage]),
+                partition.stages[stage].keys, manifest, self.store, self.pipeline, stage,
+                partition.key, condemned, lambda text: self.emit(Noticed(text)),
+                known=set(self.parts[index, stage]),
             )  # fmt: skip
         return found
 

@@ -196,10 +196,11 @@ class WorkBuilder:
         The latter takes half a microsecond a row, which fast functions do not repay.
         """
         run, known = task.run, task.run.known.get(task.stage)
+        id = input_id(self._pipeline, task.stage)
         if known is not None and self._slice_sizer.is_costly(task.stage):
             plan = self._partition(task).stages[task.stage]
             parts = list(self._state.parts[run.partition, task.stage].values())
-            own = written_groups(parts, len(plan.parts), input_id(self._pipeline, task.stage))
+            own = written_groups(parts, len(plan.parts), id)
             known = replace(known, groups=(*own, *known.groups))
         if known is not None and run.unreadable:
             groups = [
@@ -208,7 +209,7 @@ class WorkBuilder:
             ]
             known = replace(known, groups=tuple(groups))
         if known is not None:
-            known = replace(known, patches=self._patches(task), id=self._ids(task)[0])
+            known = replace(known, patches=self._patches(task), id=id)
         task.state.known = known
         return known
 
@@ -218,10 +219,6 @@ class WorkBuilder:
         made = self._partition(task).stages[task.stage].decisions
         patches = [each for each in made if each.may_patch(identity)]
         return tuple(each.part() for each in reversed(patches))
-
-    def _ids(self, task: Task) -> tuple[str, ...]:
-        """The key columns of a map's input, its id first."""
-        return tuple(key.column for key in self._pipeline._keys_of(task.spec.upstream[0]))
 
     def _slice(self, task: Task, start: int, rows: int) -> _Built:
         """Build work that calls the user's code on some rows of a map's input."""
@@ -287,18 +284,14 @@ class WorkBuilder:
     def _provenance(self, task: Task, stage: str) -> Provenance:
         """What is known of the rows that a stage has made of a fragment."""
         part, spec = self._stored(task, stage), self._pipeline[stage].spec
-        folder, made = part.folder, part.info.made
         assert spec.runs_udf
         above = self._partition(task).inputs.get(stage)
         return Provenance(
-            self._pipeline._keys_of(spec.upstream[0])[0].column,
-            folder,
-            part.info.name,
-            part.info.row_records,
-            made.run_id if made else "",
+            input_id(self._pipeline, stage),
+            part.folder,
+            part.info,
             spec.udf.name,
             above.definition if above else self._plan.definitions[stage],
-            made.at if made else 0.0,
             spec.usage,
         )
 

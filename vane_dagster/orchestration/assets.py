@@ -168,11 +168,7 @@ def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
         text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
         context.add_output_metadata({"plan": text, "up_to_date": found.is_up_to_date})
 
-    @dg.job(name=name)
-    def job() -> None:
-        plan()
-
-    return job
+    return _job(plan)
 
 
 class PreviewOptions(dg.Config):
@@ -215,8 +211,12 @@ def build_preview_job(pipeline: Pipeline) -> dg.JobDefinition:
         text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
         context.add_output_metadata({"preview": text, "failed": len(found.failed)})
 
-    @dg.job(name=name)
+    return _job(preview)
+
+
+def _job(op: dg.OpDefinition) -> dg.JobDefinition:
+    @dg.job(name=op.name)
     def job() -> None:
-        preview()
+        op()
 
     return job

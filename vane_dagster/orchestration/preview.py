@@ -165,7 +165,7 @@ class _Asked:
 
     def _chosen(self, inference: SchemaInference, pipeline: Pipeline) -> FirstRows:
         """Compute the stage for the first input rows that `ids` and `where` choose."""
-        id = pipeline._keys_of(pipeline[self.stage].spec.upstream[0])[0].column
+        id = input_id(pipeline, self.stage)
         where = [f"({self.where})"] if self.where else []
         where += [_is_in(id, self.ids)] if self.ids else []
         filtering = pipeline._with_input(self.stage, self.input, " AND ".join(where))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -101,47 +102,34 @@ class _StageProgress:
         return summary
 
 
-@dataclass
-class _StageSummary:
-    """Totals of a stage over all partitions."""
+_SUMMED = ["rows_in", "rows_out", "copied", "computed", "seconds", "work_seconds", "call_seconds"]
 
-    committed: int = 0
-    up_to_date: int = 0
-    failed: int = 0
-    rows: int = 0
-    seconds: float = 0.0
-    work_seconds: float = 0.0
-    call_seconds: float = 0.0
-    computed: int = 0
-    reused: int = 0
-    stored_rows: int = 0
-    stored_fragments: int = 0
-    quarantined: int = 0
-    given: int = 0
-    copied: int = 0
+
+class _StageSummary(defaultdict[str, Any]):
+    """Totals of a stage over all partitions, by the names of `StageStats` and others."""
 
     def __str__(self) -> str:
-        stored = f"{count(self.stored_rows, 'row')} in {count(self.stored_fragments, 'fragment')}"
+        rows, seconds, work = self["rows_out"], self["seconds"], self["work_seconds"]
+        stored = count(self["stored_rows"], "row"), count(self["stored_fragments"], "fragment")
         partitions = (
-            (self.committed, "committed"),
-            (self.up_to_date, f"up to date ({stored})"),
-            (self.failed, "failed"),
+            (self["committed"], "committed"),
+            (self["up_to_date"], f"up to date ({' in '.join(stored)})"),
+            (self["failed"], "failed"),
         )
         counts = [f"{number:,} {state}" for number, state in partitions if number]
         lines = [f"partitions: {', '.join(counts)}"]
-        if self.rows:
-            speed = f", {rate(self.rows / self.seconds)}" if self.seconds else ""
-            lines.append(f"{count(self.rows, 'row')} in {duration(self.seconds)}{speed}")
-        if self.seconds and self.work_seconds and self.call_seconds:
-            workers = self.work_seconds / self.seconds
-            share = min(1.0, self.call_seconds / self.work_seconds)  # calls of async code overlap
-            lines.append(f"{workers:.1f} workers busy, {share:.0%} of it in your code")
-        if self.committed:
-            lines.append(f"fragments: {self.computed:,} computed, {self.reused:,} reused")
-        if self.copied:
-            lines.append(f"input rows: {self.given:,} computed, {self.copied:,} copied")
-        if self.quarantined:
-            lines.append(f"{count(self.quarantined, 'row')} quarantined")
+        if rows:
+            speed = f", {rate(rows / seconds)}" if seconds else ""
+            lines.append(f"{count(rows, 'row')} in {duration(seconds)}{speed}")
+        if seconds and work and self["call_seconds"]:
+            share = min(1.0, self["call_seconds"] / work)  # calls of async code overlap
+            lines.append(f"{work / seconds:.1f} workers busy, {share:.0%} of it in your code")
+        if self["committed"]:
+            lines.append(f"fragments: {self['computed']:,} computed, {self['reused']:,} reused")
+        if self["copied"]:
+            lines.append(f"input rows: {self['rows_in']:,} computed, {self['copied']:,} copied")
+        if self["quarantined"]:
+            lines.append(f"{count(self['quarantined'], 'row')} quarantined")
         return "; ".join(lines)
 
 
@@ -183,33 +171,28 @@ class RunSummary:
             use = self.models.setdefault(event.model, ModelUse(kind=kind or "model"))
             use.add(event.report)
         elif isinstance(event, Failed):
-            self._stage(event.stage).failed += 1
+            self._stage(event.stage)["failed"] += 1
         elif isinstance(event, Committed):
             self._committed(self._stage(event.stage), event)
 
     def up_to_date(self, manifest: Manifest) -> None:
         """Add a partition of a stage that was already up to date."""
         stage = self._stage(manifest.stage)
-        stage.up_to_date += 1
-        stage.stored_rows += manifest.rows
-        stage.stored_fragments += len(manifest.parts)
-        stage.quarantined += sum(part.quarantined for part in manifest.parts)
+        stage["up_to_date"] += 1
+        stage["stored_rows"] += manifest.rows
+        stage["stored_fragments"] += len(manifest.parts)
+        stage["quarantined"] += sum(part.quarantined for part in manifest.parts)
 
     def _stage(self, name: str) -> _StageSummary:
-        return self._stages.setdefault(name, _StageSummary())
+        return self._stages.setdefault(name, _StageSummary(int))
 
     def _committed(self, stage: _StageSummary, event: Committed) -> None:
         stats, parts = event.stats, event.manifest.parts
-        stage.committed += 1
-        stage.rows += stats.rows_out
-        stage.seconds += stats.seconds
-        stage.work_seconds += stats.work_seconds
-        stage.call_seconds += stats.call_seconds
-        stage.computed += stats.computed
-        stage.reused += max(0, len(parts) - stats.computed)
-        stage.given += stats.rows_in
-        stage.copied += stats.copied
-        stage.quarantined += sum(part.quarantined for part in parts)
+        for name in _SUMMED:
+            stage[name] += getattr(stats, name)
+        stage["committed"] += 1
+        stage["reused"] += max(0, len(parts) - stats.computed)
+        stage["quarantined"] += sum(part.quarantined for part in parts)
 
     def text(self, finished: bool = True) -> str:
         """Return the summary lines of a run that finished or was stopped."""

@@ -114,7 +114,7 @@ class ReproducibilityRunner:
             seed=seed,
             loads=loads.loads,
             warm=loads.warm,
-            code_changed=manifest.definition != sample.definition,
+            code_changed=manifest.definition != sample.plan.definitions[manifest.stage],
             fragments=sampled.fragments if sampled else 0,
             sampled_fragments=len(sampled.stored.parts) if sampled else 0,
             changed_fragments=sampled.changed if sampled else 0,

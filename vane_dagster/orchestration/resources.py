@@ -66,14 +66,8 @@ class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[
     def _head(self) -> Any:
         from vane_dagster.compute.local_head import LocalHead
 
-        return LocalHead(
-            num_cpus=self.num_cpus,
-            num_gpus=self.num_gpus,
-            resources=self.resources,
-            object_store_memory=self.object_store_memory,
-            name=self.name,
-            idle_minutes=self.idle_minutes or None,
-        )
+        given = {name: getattr(self, name) for name in LocalCluster.model_fields}
+        return LocalHead(**{**given, "idle_minutes": self.idle_minutes or None})
 
 
 # As for LocalCluster.

@@ -280,8 +280,8 @@ class _Planner:
             ]
             made = (plan.generation, upstream, former, self.retry, patched)
             named = [fragment_keys(each, *made) for each in self.names[stage]]
-            where = (store, self.pipeline, stage, key, named, in_force, condemned)
-            keys[stage], parts, leaving = equal_parts(*where, self.warnings.append)
+            where = (store, self.pipeline, stage, key, condemned, self.warnings.append)
+            keys[stage], parts, leaving = equal_parts(named, in_force, *where)
             if self._is_forced(stage) and self.run_id is not None:
                 parts = {i: part for i, part in parts.items() if _is_of(part, self.run_id)}
             publisher = self.pipeline[stage].spec.publisher(key)

@@ -74,12 +74,10 @@ class SamplePlan:
     Attributes:
         plan: The plan; a partition without a row to compute is not in it.
         sampled: The origin of the sample, for each partition that did not fail.
-        definition: The stage's definition.
     """
 
     plan: RunPlan
     sampled: Mapping[str | None, Sampled]
-    definition: str
 
 
 def plan_sample(
@@ -124,13 +122,12 @@ def plan_sample(
         if partition.fragments:
             planned.append(partition)
     files = {stage: pipeline[stage].spec.local_files()}
-    definition = stage_definition(pipeline, pipeline[stage].spec)
-    present = {stage: definition}
+    present = {stage: stage_definition(pipeline, pipeline[stage].spec)}
     plan = RunPlan(
         pipeline, (stage,), planned, failed, present, rule, source, listed_at=time.monotonic(),
         files=files,
     )  # fmt: skip
-    return SamplePlan(plan, sampled, definition)
+    return SamplePlan(plan, sampled)
 
 
 def spread(rows: Mapping[str | None, int], most: int | None, seed: int) -> Counter[str | None]:

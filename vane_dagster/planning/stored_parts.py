@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -15,14 +16,15 @@ from vane_dagster.storage.store import Store, read_part_info
 
 
 def stored_parts(
+    keys: Sequence[str],
+    manifest: Manifest | None,
     store: Store,
     pipeline: Pipeline,
     stage: str,
     partition: str | None,
-    keys: Sequence[str],
-    manifest: Manifest | None,
     condemned: Collection[str],
     warn: Callable[[str], None],
+    *,
     known: Collection[int] = (),
 ) -> tuple[dict[int, Part], frozenset[int]]:
     """Find the parts of a stage's partition by listing its folder.
@@ -69,18 +71,12 @@ def stored_parts(
 
 
 def equal_parts(
-    store: Store,
-    pipeline: Pipeline,
-    stage: str,
-    partition: str | None,
-    named: Sequence[Sequence[str]],
-    manifest: Manifest | None,
-    condemned: Collection[str],
-    warn: Callable[[str], None],
+    named: Sequence[Sequence[str]], manifest: Manifest | None, *where: Any
 ) -> tuple[tuple[str, ...], dict[int, Part], frozenset[int]]:
     """Find a stage's parts, each by the first of some keys that the store has, and those keys.
 
-    Keys in the manifest in force come first. A fragment without a part has its first key.
+    The further arguments are those of `stored_parts`. Keys in the manifest in force come first. A
+    fragment without a part has its first key.
     """
     in_force = {part.key for part in manifest.parts} if manifest else set()
     own = tuple(named[0])
@@ -88,8 +84,7 @@ def equal_parts(
     ranked = [sorted(keys, key=lambda key: key not in in_force) for keys in zip(*named)]
     chosen, parts, leaving = list(own), dict[int, Part](), frozenset[int]()
     for keys in zip(*ranked):
-        where = (store, pipeline, stage, partition, keys, manifest, condemned, warn, parts)
-        found, doubtful = stored_parts(*where)
+        found, doubtful = stored_parts(keys, manifest, *where, known=parts)
         leaving |= {i for i in doubtful if i in found or keys[i] == own[i]}
         parts |= found
         for index in found:

@@ -26,25 +26,13 @@ from vane_dagster.types.tensors import holds_tensors
 
 _BATCH = 65_536
 
-FORMS: Mapping[tuple[str, str], str] = {
-    ("pyarrow", "Table"): "pyarrow.Table",
-    ("pyarrow", "Dataset"): "pyarrow.dataset.Dataset",
-    ("pyarrow", "RecordBatchReader"): "pyarrow.RecordBatchReader",
-    ("pandas", "DataFrame"): "pandas.DataFrame",
-    ("polars", "DataFrame"): "polars.DataFrame",
-    ("polars", "LazyFrame"): "polars.LazyFrame",
-    ("duckdb", "DuckDBPyRelation"): "duckdb.DuckDBPyRelation",
-    ("ray", "Dataset"): "ray.data.Dataset",
-}
-"""The names of the forms, by package and name of the type."""
-
 NEEDS_RAY = "ray.data.Dataset"
 
 
 def form_of(kind: Any) -> str | None:
     """Return the form of a type; None for another type."""
     package = str(getattr(kind, "__module__", "")).partition(".")[0].lstrip("_")
-    return FORMS.get((package, str(getattr(kind, "__qualname__", ""))))
+    return _FORMS.get((package, str(getattr(kind, "__qualname__", ""))))
 
 
 def form_of_value(value: Any) -> str | None:
@@ -54,7 +42,7 @@ def form_of_value(value: Any) -> str | None:
 
 def known_forms() -> str:
     """List the forms, for messages."""
-    return ", ".join(FORMS.values())
+    return ", ".join(_LOADERS)
 
 
 def loaded(rows: StoredRows, form: str) -> Any:
@@ -221,6 +209,8 @@ _LOADERS: Mapping[str, Any] = {
     "ray.data.Dataset": _ray_dataset,
 }
 
+_FORMS = {(form.partition(".")[0], form.rpartition(".")[2]): form for form in _LOADERS}
+"""The names of the forms, by package and name of the type."""
 _Batches = tuple[pa.Schema, Iterable[Any]]
 _NO_ARROW_TYPE = {
     "period[": "by .dt.to_timestamp() or .astype(str)",

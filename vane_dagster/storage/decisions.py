@@ -16,7 +16,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -42,7 +42,7 @@ from vane_dagster.storage.row_records import (
     records_schema,
     write_records,
 )
-from vane_dagster.storage.store import Store, copy_files
+from vane_dagster.storage.store import Store, copy_missing
 from vane_dagster.types.schema import read_schema, schema_record
 
 PATCH_ID = "_vane_id"
@@ -84,7 +84,7 @@ class Decision:
     user: str
     at: float
     reason: str = ""
-    elsewhere: Sequence[str] = ()
+    elsewhere: Set[str] = frozenset()
     schema: pa.Schema | None = None
     rows: str = ""
     name: str = ""
@@ -95,13 +95,9 @@ class Decision:
         """Whether it supplies outputs."""
         return self.kind == "patched"
 
-    @functools.cached_property
-    def _elsewhere(self) -> frozenset[str]:
-        return frozenset(self.elsewhere)
-
     def may_patch(self, fragment: str) -> bool:
         """Whether it is a patch that may have rows of a fragment, given by its identity."""
-        return self.is_patch and fragment not in self._elsewhere
+        return self.is_patch and fragment not in self.elsewhere
 
     def covering(self, manifest: Manifest | None) -> Decision:
         """Return a waiver with the rows that it still covers after a manifest's commit."""
@@ -121,8 +117,8 @@ class Decision:
 
 _CODEC = Codec(
     Decision,
-    read={"schema": lambda record: record and read_schema(record)},
-    write={"schema": lambda schema: schema and schema_record(schema)},
+    read={"schema": lambda record: record and read_schema(record), "elsewhere": frozenset},
+    write={"schema": lambda schema: schema and schema_record(schema), "elsewhere": sorted},
     omitted=("name", "folder"),
 )
 
@@ -186,7 +182,7 @@ def patch(
     found = _find(store, manifest, ids.to_pylist(), location)
     decision = _decision("patched", manifest, found, "")
     held = set(found.column(_FRAGMENT).to_pylist())
-    elsewhere = [each.identity for i, each in enumerate(manifest.fragments) if i not in held]
+    elsewhere = {each.identity for i, each in enumerate(manifest.fragments) if i not in held}
     folder, origin = store.root.child(manifest.pipeline, manifest.stage, PATCHES), (
         Outcome.PATCHED, 0, decision.name.removesuffix(".json"), decision.user, "",
         datetime.fromtimestamp(decision.at, timezone.utc),
@@ -230,14 +226,10 @@ def _keep(store: Store, manifest: Manifest, decision: Decision) -> Decision:
 def copy_decisions(source: Store, target: Store, manifest: Manifest) -> None:
     """Copy the decisions that a manifest was made with, from a branch."""
     folder, other = (each.root.child(manifest.pipeline) for each in (source, target))
-    there = {*folder.names()} - {*other.names()}
-    for name in filter(there.__contains__, manifest.decisions):
-        record = folder.read(name)
-        decision = _CODEC.load(json.loads(record), name=name, folder=folder)
-        if decision.is_patch:
-            part = decision.part()
-            copy_files(part.folder, other.child(decision.stage, PATCHES), part.files)
-        other.create(name, record)
+    rows = tuple(name.removesuffix(".json") for name in manifest.decisions)
+    place = (manifest.stage, PATCHES)
+    copy_missing(folder.child(*place), other.child(*place), lambda name: name.startswith(rows))
+    copy_missing(folder, other, manifest.decisions.__contains__)
 
 
 def _find(store: Store, manifest: Manifest, ids: Sequence[Any], location: str) -> pa.Table:

@@ -136,10 +136,8 @@ class Promotion:
 
     def _present(self) -> Mapping[Place, ManifestName]:
         """Return the manifests in force of the other store, of what is promoted and read by it."""
-        read = {
-            (u, key): None for (_, key), (_, each) in self._found.items() for u in each.upstream
-        }
-        places = {**dict.fromkeys(self._found), **read}
+        found_in = ((key, each.upstream) for (_, key), (_, each) in self._found.items())
+        places = {*self._found, *((u, key) for key, upstream in found_in for u in upstream)}
         found: dict[Place, ManifestName] = {}
         for stage in {stage for stage, _ in places}:
             keys = [key for name, key in places if name == stage]
@@ -149,11 +147,10 @@ class Promotion:
 
     def _superseded(self) -> Iterator[str]:
         """Yield what has another version in force than the one that the branch started from."""
-        own: dict[str, set[tuple[int, str, str]]] = {}
-        for stage, _ in self._found:
-            if stage not in own:
-                history = self._branch.history(self._pipeline, stage)
-                own[stage] = {_content(name) for _, name in history}
+        own = {
+            stage: {_content(name) for _, name in self._branch.history(self._pipeline, stage)}
+            for stage in {stage for stage, _ in self._found}
+        }
         for place, (_, manifest) in self._found.items():
             now = self._before.get(place)
             if manifest.branched_from == ("" if now is None else str(now)):

@@ -17,7 +17,7 @@ from vane_dagster.retries import Policy, RowLoss
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.decisions import PATCH_ID
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import FileRecord, FragmentRecord
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.reports import Tally
@@ -351,23 +351,17 @@ class Provenance:
     Attributes:
         id: The rows' column with the ids of the stage's input.
         folder: The folder of the stage's part.
-        part: The part's file name.
-        records: The file name of its row records; empty without any: the rest is then of all rows.
-        run_id: The run that made the part.
+        part: The part. Without row records, what is known of it holds for all rows.
         model: The stage's class or function.
         code: The stage's definition.
-        at: Unix time in seconds at which the part was written.
         usage: The usage of a model's answers; None without it.
     """
 
     id: str
     folder: Location
-    part: str
-    records: str
-    run_id: str
+    part: PartInfo
     model: str
     code: str
-    at: float
     usage: UsageAccount | None = None
 
 

@@ -34,23 +34,24 @@ def with_provenance(rows: pa.Table, given: Provenance, schema: pa.Schema) -> pa.
 
 def _origins(rows: pa.Table, given: Provenance) -> dict[str, pa.Array]:
     """Return the origin of rows by their row records; else that of the part."""
-    if not given.records:
-        values = ("computed", given.run_id, given.model, given.code)
+    made = given.part.made
+    run_id = made.run_id if made else ""
+    if not given.part.row_records:
+        values = ("computed", run_id, given.model, given.code)
         named = zip(("_vane_outcome", "_vane_run", "_vane_model", "_vane_code"), values)
         found = {name: pa.array([value] * len(rows), pa.string()) for name, value in named}
-        at = pa.scalar(int(given.at * 1e6), pa.timestamp("us", "UTC"))
+        at = pa.scalar(int(made.at * 1e6) if made else 0, pa.timestamp("us", "UTC"))
         return {**found, "_vane_at": pa.array([at.as_py()] * len(rows), at.type)}
-    records = read_part(given.folder, given.records, (ID, OUTCOME, *ORIGIN))
+    records = read_part(given.folder, given.part.row_records, (ID, OUTCOME, *ORIGIN))
     records = records.take(_places(rows, given, records.column(ID)))
     outcome, run = records.column(OUTCOME), records.column(RUN_ID).cast(pa.string())
-    codes = records.column(CODE).cast(pa.string())  # the definition, and the row definition
     failed = pa.array([Outcome.FAILED, Outcome.PASSING], pa.uint8())
     texts = pc.case_when(
         pc.make_struct(
             pc.is_null(outcome),
             pc.equal(outcome, pa.scalar(Outcome.PATCHED, pa.uint8())),
             pc.is_in(outcome, value_set=failed),
-            pc.equal(run, given.run_id),
+            pc.equal(run, run_id),
         ),
         pa.scalar(None, pa.string()), "patched", "failed", "computed", "copied",
     )  # fmt: skip
@@ -58,7 +59,8 @@ def _origins(rows: pa.Table, given: Provenance) -> dict[str, pa.Array]:
         "_vane_outcome": texts,
         "_vane_run": run,
         "_vane_model": records.column(MODEL).cast(pa.string()),
-        "_vane_code": pc.list_element(pc.split_pattern(codes, "-"), 0),
+        # Without the row definition; see `computed_by`.
+        "_vane_code": pc.replace_substring_regex(records.column(CODE).cast(pa.string()), "-.*", ""),
         "_vane_at": records.column(AT),
     }
 
@@ -66,7 +68,7 @@ def _origins(rows: pa.Table, given: Provenance) -> dict[str, pa.Array]:
 def _usage(rows: pa.Table, given: Provenance) -> dict[str, pa.Array]:
     """Return tokens and cost of rows, by the answers in the part; null for patched ones."""
     assert given.usage is not None
-    part = read_part(given.folder, given.part, (given.id, given.usage.column))
+    part = read_part(given.folder, given.part.name, (given.id, given.usage.column))
     places = _places(rows, given, part.column(given.id))
     usage = part.column(given.usage.column).combine_chunks().take(places)
     counts = {name: pc.struct_field(usage, name) for name in COUNTS}

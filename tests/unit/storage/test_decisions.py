@@ -73,7 +73,7 @@ def test_a_patch_holds_outputs_and_the_fragments_that_have_none_of_its_rows(stor
     made = patch(store, stored(store, *FRAGMENTS), pa.chunked_array([[2, 1]]), columns, "here")
 
     assert decisions(store, "docs", ["s"]) == {("s", "p"): (made,)}
-    assert made.elsewhere == ["f1"]
+    assert made.elsewhere == {"f1"}
     outputs = made.part()
     assert read_part(outputs.folder, outputs.part).to_pylist() == [
         {PATCH_ID: 1, "y": 20, "z": [1.0]}, {PATCH_ID: 2, "y": 40, "z": None},
