@@ -21,6 +21,7 @@ from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.row_floor import copy_floor
 from vane_dagster.storage.schema_pins import SCHEMAS
 from vane_dagster.storage.store import Store, copy_files, copy_missing
+from vane_dagster.storage.stored_tables import borrow, identity_of
 
 Place = tuple[str, str | None]
 """A stage and the key of a partition."""
@@ -213,6 +214,9 @@ class Promotion:
         if rule := self._branch.read_record([self._pipeline], "fragments.json", dict):
             self._target.setting(self._pipeline, "fragments", rule)
         copy_adoptions(self._branch, self._target, self._pipeline)
+        urls = {file.url for _, manifest in self._found.values() for file in manifest.files}
+        for identity in filter(None, map(identity_of, urls)):
+            borrow(self._target.root, self._branch.root, identity)
         for _, manifest in self._found.values():
             if manifest.decisions:
                 copy_decisions(self._branch, self._target, manifest)

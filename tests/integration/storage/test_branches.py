@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,16 @@ def test_what_is_promoted_is_done_published_and_reported(tmp_path, production, b
     run(edited, branch)
     promote(branch, production, "docs", edited)
     assert set(computed(run(edited, production)).values()) == {0}
+
+
+def test_the_table_of_a_source_is_promoted(tmp_path, production, branch):
+    more = docs(tmp_path, last=8)
+    more.run(store=branch)
+    promote(branch, production, "docs")
+    shutil.rmtree(branch.root)
+    traced = vd.trace("docs/loud", 6, partition=DAYS[0], store=production)
+    assert "table://" in str(traced)
+    assert "cannot be read" not in str(traced)
 
 
 def test_promotion_is_refused_if_another_version_is_in_force(tmp_path, production, branch):
