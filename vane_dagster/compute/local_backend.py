@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -189,7 +188,7 @@ def local_capacity(
     """Return what a `LocalBackend` of these arguments has, without starting one."""
     node = _node(num_cpus, own_gpus(num_gpus, taken_gpus), resources)
     return Capacity(
-        (node,), shutil.disk_usage(_roomy_folder() or tempfile.gettempdir()).free, is_cluster=False
+        (node,), shutil.disk_usage(_roomy_folder() or temporary_root()).free, is_cluster=False
     )
 
 
