@@ -20,7 +20,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._private_folder import is_safe_to_import_from, new_temporary_folder
+from vane_dagster._private_folder import (
+    is_safe_to_import_from,
+    new_temporary_folder,
+    temporary_root,
+)
 from vane_dagster.compute.api import (
     TICKETS,
     CallResult,
