@@ -261,7 +261,7 @@ class _Sampler:
         if not wanted.names:
             return np.zeros(0)
         if above:
-            folder = self._store.parts(self._pipeline.name, above.stage, above.partition)
+            folder = self._store.parts_of(above)
             table = read_part(folder, above.parts[index].name, wanted.names)
         else:
             fragment, rule = self._manifest.fragments[index], self._pipeline.id_rule

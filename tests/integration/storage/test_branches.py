@@ -34,7 +34,11 @@ def shout(batch: Any) -> Any:
     return {"loud": [tag.upper() for tag in batch["tag"].to_pylist()]}
 
 
-def docs(folder: Path, text: str = "a", last: int = 6) -> vd.Pipeline:
+def cry(batch: Any) -> Any:
+    return {"loud": [str.upper(tag) for tag in batch["tag"].to_pylist()]}
+
+
+def docs(folder: Path, text: str = "a", last: int = 6, fn: Any = shout) -> vd.Pipeline:
     rows = [{"id": n, "n": n, "day": DAYS[n % 2]} for n in range(last)]
     made = vd.Pipeline(
         "docs",
@@ -46,7 +50,7 @@ def docs(folder: Path, text: str = "a", last: int = 6) -> vd.Pipeline:
     tagged = clean.map_batches(
         "tagged", Tag, fn_constructor_kwargs={"text": text}, schema={"tag": "VARCHAR"}
     )
-    loud = tagged.map_batches("loud", shout, schema={"loud": "VARCHAR"})
+    loud = tagged.map_batches("loud", fn, schema={"loud": "VARCHAR"})
     loud.write("published", f"{folder}/target/{{partition_key}}")
     return made
 
@@ -196,6 +200,16 @@ def texts(source: Any, mark: str = "", name: str = "texts") -> vd.Pipeline:
     given = {"fn_constructor_kwargs": {"mark": mark}, "schema": {"upper": "VARCHAR"}}
     made.map_batches("upper", Upper, **given)
     return made
+
+
+def test_an_edit_is_adopted_in_a_branch_by_rows_of_the_fallback(tmp_path, production, branch):
+    before = files(tmp_path / "store")
+    edited = docs(tmp_path, fn=cry)
+    edited["loud"].adopt(2, store=branch, compute=vd.LocalCompute())
+    assert computed(run(edited, branch))["loud"] == 0
+    assert computed(run(edited, production))["loud"] == 1, "the adoption is the branch's"
+    changed = {name for name in before if files(tmp_path / "store").get(name) != before[name]}
+    assert not changed
 
 
 def names(folder: Path) -> set[str]:
