@@ -49,6 +49,9 @@ class InProcess:
     def capacity(self) -> Capacity:
         return Capacity(({"CPU": 2.0},), 1 << 30, is_cluster=False)
 
+    def running(self) -> set[str]:
+        return set()
+
     def variables(self) -> None:
         return None
 

@@ -16,6 +16,7 @@ import dagster as dg
 
 from vane_dagster.errors import described
 from vane_dagster.orchestration.assets import PIPELINES
+from vane_dagster.orchestration.resources import LocalCluster
 
 
 class Definitions:
@@ -59,12 +60,21 @@ class Definitions:
             raise click.UsageError(f"{name!r} is no stage of {found.name}: {stages}")
         return found[name]
 
-    def resource(self, key: str) -> Any:
-        """Return the resource with a key, with its values; None without one."""
+    def resource(self, key: str, starts: bool = True) -> Any:
+        """Return the resource with a key, initialized until the command ends; None without one.
+
+        Args:
+            key: The key.
+            starts: Whether a resource may be initialized that starts a cluster by that.
+        """
         for definitions in self._definitions:
             if (resource := (definitions.resources or {}).get(key)) is not None:
+                cluster = getattr(resource, "cluster", None)
+                if not (starts or isinstance(cluster, (LocalCluster, type(None)))):
+                    return resource
                 try:
-                    return resource.process_config_and_initialize()
+                    opened = resource.process_config_and_initialize_cm()
+                    return click.get_current_context().with_resource(opened)
                 except Exception as error:  # as a variable that is not set
                     text = f"the resource {key!r} is not complete: {described(error)}"
                     raise click.ClickException(text) from error

@@ -47,7 +47,7 @@ def plan(
     definitions = Definitions(file, module)
     found = definitions.pipeline(pipeline).plan(
         store=store if store is not None else definitions.resource("store"),
-        compute=definitions.resource("compute"),
+        compute=definitions.resource("compute", starts=options["sample"] is not None),
         **options,
     )
     click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))

@@ -23,6 +23,7 @@ from vane_dagster.pipeline.preview import FailedRow
 @PARTITION
 @IDS
 @click.option("--where", help="SQL condition on the stage's input.")
+@click.option("--reload", is_flag=True, help="Construct models of edited classes anew.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each row.")
 def preview(
     stage: str,

@@ -156,6 +156,9 @@ class Backend(Protocol):
     def capacity(self) -> Capacity:
         """Resources of the cluster."""
 
+    def running(self) -> set[str]:
+        """Identities of the pools that have workers."""
+
     def claims(self, run_id: str) -> Claims:
         """The run's claims on fragments, which other runs with the same workers respect."""
 

@@ -252,6 +252,10 @@ class LocalBackend:
         """See `Backend.capacity`."""
         return Capacity((self._node,), shutil.disk_usage(self.folder).free, is_cluster=False)
 
+    def running(self) -> set[str]:
+        """See `Backend.running`."""
+        return {process.claim.identity for process in self.processes.values()}
+
     def claims(self, run_id: str) -> NoClaims:
         """See `Backend.claims`. No other process shares these workers."""
         return NoClaims()

@@ -22,7 +22,7 @@ from vane_dagster.compute.api import (
     forwarded,
     lease_expired,
 )
-from vane_dagster.compute.client import PoolManagerClient, brief
+from vane_dagster.compute.client import PoolManagerClient, brief, running_pools
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord
 from vane_dagster.compute.waits import Waits, short
@@ -96,6 +96,10 @@ class RayBackend:
         if not self._watch.lost:  # if lost, the watch ends calls after which Ray would reconnect
             self._pool_manager.watch = None
         self._watch.close()
+
+    def running(self) -> set[str]:
+        """See `Backend.running`."""
+        return self._watch.call(running_pools)
 
     def claims(self, run_id: str) -> RayClaims:
         """See `Backend.claims`."""

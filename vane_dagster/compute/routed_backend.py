@@ -35,6 +35,10 @@ class RoutedBackend:
         """See `Backend.capacity`."""
         return replace(self._cluster.capacity(), driver=self._driver.capacity())
 
+    def running(self) -> set[str]:
+        """See `Backend.running`."""
+        return self._cluster.running() | self._driver.running()
+
     def claims(self, run_id: str) -> Claims:
         """See `Backend.claims`."""
         return self._cluster.claims(run_id)

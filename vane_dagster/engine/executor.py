@@ -192,6 +192,7 @@ def _pool(
             bundle.payload,
             distributions((*checked.identities[stage].packages, *spec.packages)),
             exact=plan.forced,
+            is_kept=stage in plan.kept,
             files=store.root if plan.files.get(stage) else None,
         ),
         archive=bundle.archive,

@@ -297,6 +297,8 @@ class WorkBuilder:
 
     def _operation(self, spec: StageSpec) -> Op:
         op = operation(spec, self._pipeline)
+        if isinstance(op, CallUdf):
+            op = replace(op, kept=self._plan.kept.get(spec.name, b""))
         files = self._plan.files.get(spec.name)
         if not files or not spec.runs_udf or not isinstance(op, CallUdf):
             return op

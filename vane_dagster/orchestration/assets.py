@@ -181,6 +181,7 @@ class PreviewOptions(dg.Config):
         default_factory=list, description="Ids of input rows, in place of the first ones."
     )
     where: str | None = Field(default=None, description="SQL condition on the stage's input.")
+    reload: bool = Field(default=False, description="Construct models of edited classes anew.")
 
 
 def build_preview_job(pipeline: Pipeline) -> dg.JobDefinition:
@@ -204,6 +205,7 @@ def build_preview_job(pipeline: Pipeline) -> dg.JobDefinition:
             partition=config.partition,
             ids=config.ids or None,
             where=config.where,
+            reload=config.reload,
             store=store,
             compute=compute,
         )

@@ -17,6 +17,7 @@ from vane_dagster._secrets import errors_masked
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.fragment_state import input_id
 from vane_dagster.engine.inference import FirstRows, SchemaInference, calls_models
+from vane_dagster.engine.kept_instances import with_kept_instances
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.events import Event, SchemaInferred, WorkerReady
 from vane_dagster.orchestration.progress import PRINTED, log_text
@@ -45,8 +46,18 @@ def previewing(
     store: Store,
     compute: Compute | None,
     show: Callable[[Event], None],
+    keep: bool = False,
 ) -> Iterator[tuple[SchemaInference, Mapping[str, float]]]:
     """Connect to what computes previews of a stage; delete what they wrote at the end.
+
+    Args:
+        pipeline: The pipeline.
+        stage: The stage.
+        partitions: The partitions.
+        store: The store.
+        compute: The compute resource.
+        show: Gets events.
+        keep: Whether instances of former code may be used.
 
     Yields:
         What finds schemas and computes rows; the seconds in which workers loaded models, by stage.
@@ -65,7 +76,10 @@ def previewing(
         def run(plan: RunPlan) -> Mapping[str, Sequence[Part]]:
             checks = CheckRunner(plan.pipeline, store)
             context = RunContext(store, run_id, checks, listen)
-            return execute_preview(context, plan, connection.backend())
+            backend = connection.backend()
+            if keep:
+                plan = with_kept_instances(plan, backend.running(), show)
+            return execute_preview(context, plan, backend)
 
         computed = selected | {_INPUT.format(stage)}
         given = (store, run, run_id, show, computed, partitions, False, connection.connect)
@@ -79,6 +93,7 @@ def preview(
     partition: str | None,
     ids: Sequence[Any] | None,
     where: str | None,
+    reload: bool,
     store: Any,
     compute: Compute | None,
 ) -> Preview:
@@ -104,7 +119,7 @@ def preview(
             opened = Store(Location(str(stack.enter_context(temporary_folder("vane-preview-")))))
         else:
             opened = open_store(store, f"{location}: preview")
-        given = (pipeline, stage, [partition], opened, compute, _show)
+        given = (pipeline, stage, [partition], opened, compute, _show, not reload)
         return asked.preview(*stack.enter_context(previewing(*given)))
 
 

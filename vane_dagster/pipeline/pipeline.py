@@ -90,6 +90,7 @@ class Stage(Rows):
         partition: str | None = None,
         ids: Sequence[Any] | None = None,
         where: str | None = None,
+        reload: bool = False,
         store: Any = None,
         compute: Any = None,
     ) -> Preview:
@@ -100,6 +101,9 @@ class Stage(Rows):
         its error, whatever `on_error` is. For each stage with ``schema="infer"`` the schema is
         printed as code to paste.
 
+        After an edit of a class whose constructor and its arguments are as before, a loaded
+        instance is used with the methods of the edited class, and a line says so.
+
         Args:
             rows: The number of input rows, and the largest number of rows returned. More input is
                 read if a filter drops the first rows.
@@ -108,6 +112,7 @@ class Stage(Rows):
             where: An SQL condition on the columns of the stage's input; the first rows for which it
                 is true are computed. Where a model upstream has stored nothing, at most 64 times as
                 many rows are looked at.
+            reload: Whether to construct each model anew that other code has constructed.
             store: A `FragmentStore` whose stored rows and pinned schemas are used instead of being
                 computed. Needed if the source is another asset's rows. Of a preview only copies of
                 a `local_file` stay there, until ``vane-dagster store gc`` removes them.
@@ -122,7 +127,7 @@ class Stage(Rows):
             DefinitionError: If an argument is invalid, or no row has an id or fits the condition.
             VaneError: If the rows cannot be computed.
         """
-        given = (rows, partition, ids, where, store, compute)
+        given = (rows, partition, ids, where, reload, store, compute)
         return self.pipeline._preview(self.name, *given)
 
     @known_keywords("Stage.adopt")

@@ -21,12 +21,14 @@ from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import KIND, with_upstream
 from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.row_keys import ENCODING, row_keys
+from vane_dagster.types.callables import constructors
 from vane_dagster.types.schema import empty_table
 
 ROW_VERSION = 1
 """Increment if row definitions are computed differently: no rows of former versions are found."""
 VERSION = 4
 """Increment if definitions are computed differently, or if parameters change their meaning."""
+_ALIKE = 8
 
 
 def stage_definition(pipeline: Pipeline, spec: StageSpec) -> str:
@@ -104,27 +106,38 @@ def inference_definition(pipeline: Pipeline, stage: str) -> str:
 
 
 def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
-    """Return the digest of what a stage's workers construct and reserve; 16 hex digits.
+    """Return the digest of what a stage's workers construct and reserve; 24 hex digits.
 
-    Stages with the same digest share warm workers. A function's arguments count too: the function
+    Stages with the same digest share warm workers. The first 8 digits leave out all code but the
+    constructor's own; see `constructed_alike`. A function's arguments count too: the function
     may cache the content of a file that an argument names, and must not reuse it once the file has
     changed. With `version=`, which replaces content in keys, what the workers are constructed from
     counts as it is pickled for them: two stages with equal versions may differ in it. Subprocesses
     beside a cluster have an identity of their own.
     """
     udf = spec.udf
-    return digest(
+    constructed = digest(
         spec.slots,
-        spec.worker_code(pipeline),
         *(each.digest for each in constructor_arguments(pipeline, spec)),
-        *([] if udf.stateful else (each.digest for each in call_arguments(pipeline, spec))),
         sorted(spec.bundle.items()),
         sorted(spec.workers._env_vars),
         *(each.digest for each in environment(pipeline, spec)),
         *(["driver"] if spec.on_driver else []),
         *((key, server.identity()) for key, server in udf.servers.items()),
+    )
+    code = spec.worker_code(pipeline)
+    whole = digest(
+        constructed,
+        code,
+        *([] if udf.stateful else (each.digest for each in call_arguments(pipeline, spec))),
         *([] if udf.version is None else [_pickled(spec)]),
-    )[:16]
+    )
+    return digest(constructed, *(constructors(udf.target) or [code]))[:_ALIKE] + whole[:16]
+
+
+def constructed_alike(one: str, other: str) -> bool:
+    """Return whether two pools' instances come from the same constructor and arguments."""
+    return one[:_ALIKE] == other[:_ALIKE]
 
 
 def _pickled(spec: MapBatchesSpec) -> str:

@@ -146,6 +146,8 @@ class RunPlan:
         adopted: The adoptions of each selected stage whose definition counts as one with others.
         files: The local files among each selected stage's arguments, with the contents that its
             keys were computed from.
+        kept: The pickled classes of stages that use instances of former code; see
+            `engine.kept_instances`.
     """
 
     pipeline: Pipeline
@@ -162,6 +164,7 @@ class RunPlan:
     components: Mapping[str, Sequence[Component]] = field(default_factory=dict)
     files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
     adopted: Mapping[str, Sequence[Adoption]] = field(default_factory=dict)
+    kept: Mapping[str, bytes] = field(default_factory=dict)
     _pools: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def pool(self, spec: MapBatchesSpec) -> str:

@@ -36,6 +36,22 @@ def captured_by(function: Any) -> dict[str, Any]:
     return found
 
 
+def constructors(target: Any) -> list[str]:
+    """Return the names of a class and its bases, and their constructors' source.
+
+    Empty for anything but a class, and if the source of a constructor is not there.
+    """
+    found = []
+    for base in inspect.getmro(target) if inspect.isclass(target) else ():
+        found.append(f"{base.__module__}.{base.__qualname__}")
+        if inspect.isfunction(constructor := vars(base).get("__init__")):
+            try:
+                found.append(inspect.getsource(constructor))
+            except (OSError, TypeError):
+                return []
+    return found
+
+
 def signature_of(function: Any) -> inspect.Signature | None:
     """Return the signature of a function or class; None if it declares none."""
     try:

@@ -147,6 +147,10 @@ class Host:
             if (model := call.model) is None:
                 connection()
                 return
+            if model.is_kept:
+                raise ModelLoadError(
+                    f"{model.label}: the instance of its former code has ended. Preview again"
+                )
             with directory.constructing():
                 root = worker_folder("code")
                 user_code.activate(user_code.unpack(call.archive, model.code, root))

@@ -25,6 +25,7 @@ class ModelSpec:
         payload: The pickled class or function with its constructor's arguments.
         packages: The installed packages that the code imports. Parts record their versions.
         exact: Whether a model that other code constructed must not be used.
+        is_kept: Whether only a model that other code constructed is used.
         files: The store with the local files among its arguments; None without such files.
     """
 
@@ -34,6 +35,7 @@ class ModelSpec:
     payload: bytes = field(repr=False)
     packages: tuple[str, ...] = ()
     exact: bool = False
+    is_kept: bool = False
     files: Location | None = None
 
     @property

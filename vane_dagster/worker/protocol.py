@@ -151,6 +151,8 @@ class CallUdf:
         files: The store with the local files among the arguments; None without such files.
         pinned: Whether the schema was inferred, and results with further columns are refused.
         servers: The keys of the servers that the code calls.
+        kept: The pickled class whose methods the worker's model has in place of its own; empty for
+            its own.
     """
 
     arguments: bytes = field(repr=False)
@@ -169,6 +171,7 @@ class CallUdf:
     files: Location | None = None
     pinned: bool = False
     servers: tuple[str, ...] = ()
+    kept: bytes = field(default=b"", repr=False)
 
     @property
     def is_async(self) -> bool:

@@ -76,7 +76,8 @@ class UdfCaller:
         self.health.check(now_and_then=True)
         kwargs = load(op.arguments, op.files)
         keep_arguments((), kwargs)
-        call = getattr(self._target, op.method) if op.method != CALL else self._target
+        target = _with_class(self._target, load(op.kept)) if op.kept else self._target
+        call = getattr(target, op.method) if op.method != CALL else target
         keeps_nulls, own = op.policy.on_error == "null", work
         if keeps_nulls:  # only this package fills the column of errors
             schema = work.schema.remove(work.schema.get_field_index(ERROR_COLUMN))
@@ -137,6 +138,13 @@ class UdfCaller:
             finally:
                 for _ in range(taken):
                     room.release()
+
+
+def _with_class(instance: Any, cls: type) -> Any:
+    """Return an object of a class with the state of an instance, which it shares."""
+    made: Any = object.__new__(cls)
+    made.__dict__ = instance.__dict__
+    return made
 
 
 def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 import vane_dagster as vd
@@ -51,9 +52,17 @@ assets = [each.build_assets() for each in (one, two, numbers)]
 resources = {"compute": vd.LocalCompute(num_cpus=2), "store": vd.FragmentStore(root="its store")}
 """
 PLAIN = "defs = dg.Definitions(assets=assets, resources=resources)"
+CLUSTER = """
+class Cluster(dg.ConfigurableResource):
+    def setup_for_execution(self, context):
+        raise RuntimeError("a cluster was started")
+
+resources["compute"] = vd.RayCompute(cluster={})
+"""
 LAZY = f"@dg.definitions\ndef {PLAIN.replace(' =', '(): return')}"
 
 
+@pytest.mark.filterwarnings("ignore:The `__fields__` attribute")  # of Dagster, for `Cluster`
 def test_an_operator_plans_previews_traces_and_retries(tmp_path, monkeypatch):
     (tmp_path / "defs_of_test.py").write_text(DEFINITIONS + PLAIN)
     (tmp_path / "ids.csv").write_text("id\n2\n1\n")
@@ -76,6 +85,15 @@ def test_an_operator_plans_previews_traces_and_retries(tmp_path, monkeypatch):
     assert Path("its store").exists()  # rows in memory are kept there
     shown = run("plan", "one", *file, "--store", "other")
     assert "same  1 of 1 partition: 2 rows in 1 fragment" in shown
+
+    # A plan starts no cluster.
+    for cluster in ("None", "vd.LocalCluster(num_cpus=2)", "Cluster()"):
+        text = DEFINITIONS + CLUSTER.format(cluster) + PLAIN
+        Path("defs_of_test.py").write_text(text)
+        assert "same  1 of 1 partition" in run("plan", "one", *file, "--store", "other")
+    sampled = run("plan", "one", *file, "--store", "other", "--sample", "1", fails=1)
+    assert "a cluster was started" in sampled
+    Path("defs_of_test.py").write_text(DEFINITIONS + PLAIN)
 
     # Previews.
     *table, cost = run("preview", "one/same", *file, "--rows", "1").splitlines()

@@ -9,6 +9,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
+from support.edits import Project
 from support.prompts import Reversed
 from vane_dagster.errors import DefinitionError, SchemaError, VaneError
 from vane_dagster.pipeline.preview import FailedRow
@@ -67,6 +68,44 @@ def test_ids_and_conditions_choose_rows_of_the_input(tmp_path):
     numbers = vd.Pipeline("numbers", source=vd.table([{"id": 1}, {"id": 20}]), id="id")
     numbers.project("same", ["id"])
     assert numbers["same"].preview(ids=[20], store=str(tmp_path / "s")).table.num_rows == 1
+
+
+MODEL = """
+import os
+
+class Model:
+    def __init__(self, folder):
+        with open(os.path.join(folder, "loads.txt"), "a") as file:
+            file.write("x")
+
+    def __call__(self, batch):
+        return {"half": [n / 2 for n in batch["n"].to_pylist()]}
+"""
+
+
+def test_an_edited_class_uses_the_loaded_instance(tmp_path, monkeypatch):
+    root = tmp_path / "project"
+    monkeypatch.syspath_prepend(str(root))
+    project = Project(root)
+    project.write(edited_model=MODEL)
+
+    def values(**given: Any) -> list[float]:
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        model = project.load("Model", "edited_model")
+        kwargs = {"folder": str(tmp_path)}
+        docs.map_batches(
+            "half", model, schema={"half": "DOUBLE"}, fn_constructor_kwargs=kwargs, columns=["n"]
+        )
+        return docs["half"].preview(3, **given).table["half"].to_pylist()
+
+    write_source(tmp_path / "src", {"id": range(5), "n": range(5)})
+    assert values() == [0.0, 0.5, 1.0]
+    project.edit("edited_model.py", "n / 2", "n / 4")
+    assert values() == [0.0, 0.25, 0.5]
+    assert (tmp_path / "loads.txt").read_text() == "x"
+    assert values(reload=True) == [0.0, 0.25, 0.5]
+    assert (tmp_path / "loads.txt").read_text() == "xx"
+    project.forget()
 
 
 @pytest.mark.parametrize(

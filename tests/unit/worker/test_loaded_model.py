@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from support.edits import Project
 from vane_dagster._private_folder import private_folder
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.code import code_identity
+from vane_dagster.fingerprint.portable import portable_payload
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.worker import host as host_module
 from vane_dagster.worker.calls import LoadCall
@@ -27,8 +29,11 @@ from vane_dagster.worker.reports import LoadReport
 SCHEMA = pa.schema({"id": pa.int64(), "out": pa.int64()})
 MODEL = """
 class Model:
+    def __init__(self):
+        self.first = 100
+
     def __call__(self, batch):
-        return {"out": [n + 100 for n in batch["id"].to_pylist()]}
+        return {"out": [n + self.first for n in batch["id"].to_pylist()]}
 """
 
 
@@ -40,25 +45,32 @@ class Worker:
         self.host = Host()
         self._path = list(sys.path)
 
-    def load(self, exact: bool = False) -> tuple[LoadReport, Callable[..., list[int]]]:
-        """Load the model as a run does; return the report, and a function that calls it."""
+    @contextlib.contextmanager
+    def driver(self) -> Iterator[tuple[type, Sequence[str]]]:
+        """Import the model as a driver does; yield it, with its modules."""
         path, module = list(sys.path), sys.modules.pop("defs", None)
         sys.path[:] = self._path
         found = self.project.load("Model")
-        bundle = pack(code_identity(found).modules, (found, (), {}))
+        yield found, code_identity(found).modules
         self.project.forget()
         sys.path[:] = path
         if module is not None:
             sys.modules["defs"] = module
-        model = ModelSpec("Model", True, bundle.digest, bundle.payload, exact=exact)
+
+    def load(self, **given: bool) -> tuple[LoadReport, Callable[..., list[int]]]:
+        """Load the model as a run does; return the report, and a function that calls it."""
+        with self.driver() as (found, modules):
+            bundle = pack(modules, (found, (), {}))
+        model = ModelSpec("Model", True, bundle.digest, bundle.payload, **given)
         report = self.host.load(LoadCall(model, bundle.archive))
         return report, self.call
 
-    def call(self, *ids: int) -> list[int]:
+    def call(self, *ids: int, kept: bytes = b"") -> list[int]:
         table = pa.table({"id": pa.array(ids, pa.int64())})
         op = CallUdf(
             cloudpickle.dumps({}), None, BatchCall(), None, "one_to_one", 1, ("id",), ("out",)
         )
+        op = replace(op, kept=kept)
         work = Work("stage 'docs/m', fragment 0", op, (TableRows(0),), SCHEMA, "id", None, True)
         rows, report = self.host.run(work, table)
         assert report.fault is None, report.fault
@@ -95,6 +107,25 @@ def test_a_forced_run_uses_no_model_that_other_files_constructed(worker):
     assert worker.load(exact=True)[0].outdated == "", "the same code"
     worker.project.edit("defs.py", "class Model", "UNRELATED = 1\n\nclass Model")
     assert "other code has constructed" in worker.load(exact=True)[0].outdated
+
+
+def test_a_preview_has_the_methods_of_an_edited_class_on_the_instance(worker):
+    worker.load()
+    worker.host.instance.first = 200  # what a call has left in it
+    worker.project.edit("defs.py", "n + self.first", "n - self.first")
+    with worker.driver() as (edited, modules):
+        payload = portable_payload(modules, edited)
+    worker.load(is_kept=True)
+    assert payload is not None
+    assert worker.call(1, kept=payload) == [-199]
+    assert worker.call(1) == [201], "the instance itself has its own methods"
+
+
+def test_nothing_is_constructed_for_a_preview_of_a_former_instance(worker):
+    report, call = worker.load(is_kept=True)
+    assert "the instance of its former code has ended" in report.fault.message
+    report, call = worker.load()
+    assert (report.fault, call(1)) == (None, [101])
 
 
 def test_the_content_of_a_model_names_all_that_travels():
