@@ -16,6 +16,7 @@ import pytest
 import vane_dagster as vd
 from support.manifests import manifest, part
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
+from vane_dagster.errors import StoreError
 from vane_dagster.storage.manifest import (
     Manifest,
     ManifestName,
@@ -176,6 +177,16 @@ def test_what_another_run_has_committed_meanwhile_is_not_committed_again(store):
     store.announce(manifest([other]))
     unfinished = store.commit_once(manifest([other]), before)[1]
     assert unfinished.sequence == name.sequence + 3, "a publication that is not ended"
+
+
+def test_a_run_that_began_before_a_forced_one_does_not_replace_its_results(store):
+    before = store.commit(manifest())
+    forced = store.commit_once(replace(manifest(), generation=1), before)[1]
+    late = replace(manifest([part(store.parts("docs", "s", "p"), [1])]), run_id="late")
+    for commit in (store.commit_once, store.committed_since):
+        with pytest.raises(StoreError, match="a run that began later has computed it again"):
+            commit(late, before)
+    assert store.latest("docs", "s", ["p"])["p"] == forced
 
 
 def commit(store: Store, made: Manifest, **given: Any) -> ManifestName | vd.VaneError:

@@ -174,7 +174,11 @@ class Store:
     def commit_once(
         self, manifest: Manifest, former: ManifestName | None
     ) -> tuple[Manifest, ManifestName]:
-        """Put a manifest in force, unless another run has since committed the same content."""
+        """Put a manifest in force, unless another run has since committed the same content.
+
+        Raises:
+            StoreError: If a later run with force has committed the partition.
+        """
         names = self._manifest_names(manifest)
         other = self._same(manifest, former, names)
         return other or (manifest, self._commit(manifest, names))
@@ -190,6 +194,13 @@ class Store:
     ) -> tuple[Manifest, ManifestName] | None:
         """Return the manifest in force if it is whole, not `former`, and has the same content."""
         name = latest_name(names)
+        if name is not None and name.generation > manifest.generation:
+            where = "" if manifest.partition is None else f", partition {manifest.partition!r}"
+            raise StoreError(
+                f"{manifest.pipeline}/{manifest.stage}{where}: a run that began later has computed "
+                "it again (force, retry_quarantined or reuse='none'), and its results stay. Run "
+                "again for what has changed since"
+            )
         if name is None or name == former or name.unfinished:
             return None
         same = (manifest.generation, manifest.plan, manifest.content)
