@@ -153,9 +153,8 @@ class RowLookups:
         except VaneError as error:
             self._state.emit(Noticed(f"rows could not be looked up, and are computed: {error}"))
             return
-        own = self._definition(partition, stage)
-        searched = self._stage_plan(partition, stage).known_rows or frozenset([own])
-        if manifest is None or manifest.row_definition not in searched:
+        known = self._stage_plan(partition, stage).known_rows
+        if manifest is None or manifest.row_definition not in known:
             return
         folder = self._state.store.parts_of(manifest)
         parts = [Part(folder, part) for part in manifest.parts if part.name not in without]

@@ -262,6 +262,7 @@ class RunState:
             source="" if self.plan.source.kind == PARQUET else self.plan.source.kind,
             id_rule=self._id_rule(partition),
             row_definition=stage_plan.row_definition,
+            undone=stage_plan.undone,
         )
         in_force = {u: str(n) for u, n in partition.input_names.items() if u in spec.upstream}
         in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}

@@ -184,8 +184,9 @@ class _Edit:
         path = self.pipeline[self.stage].key.path
         of, found = self._of(self.stage), find_all(self.run.store, path, None)
         others = {k: m for k, m in found.items() if m.definition not in of.equals(self.definition)}
-        # Of a partition from before, some parts may be of a definition that was split off since.
-        whole = {k: m for k, m in others.items() if m.committed_at > of.undone_at}
+        # Of a partition from before, some rows may be of a definition that was split off since.
+        undone = {each.name for each in of.undone}
+        whole = {k: m for k, m in others.items() if undone <= {*m.undone}}
         if others and not whole:
             raise PlanError(
                 f"{self.location}: an adoption was undone after its results were stored. "

@@ -525,8 +525,7 @@ class _History:
     def may_copy(self, plan: StagePlan) -> bool:
         """Whether stored rows of the same partition, by the same definition, may be copied."""
         stored = {manifest.row_definition for manifest in self._manifests}
-        equal = plan.equal_rows or {plan.row_definition}
-        return plan.former is not None and not equal.isdisjoint(stored - {""})
+        return plan.former is not None and not plan.equal_rows.isdisjoint(stored)
 
     def priced(
         self, found: StageForecast, spec: StageSpec, least: float, most: float

@@ -53,10 +53,11 @@ class StagePlan:
         leaving: Indexes of fragments with a part that the store is about to delete.
         former: The manifest that was in force when the plan was made.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
-        equal_rows: The row definitions that count as it; empty if there never were others.
+        equal_rows: The row definitions that count as it, itself included.
         known_rows: Those of the manifests in which such rows may be.
         causes: Why the partition is not up to date.
         decisions: The waivers and patches of its rows, the earliest first.
+        undone: The names of adoptions that were undone: no part is used because of them.
     """
 
     digest: str
@@ -71,6 +72,7 @@ class StagePlan:
     known_rows: frozenset[str] = frozenset()
     causes: Causes = field(default_factory=Counter)
     decisions: tuple[Decision, ...] = ()
+    undone: tuple[str, ...] = ()
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -202,13 +202,13 @@ class _Planner:
             generation = in_force.generation if in_force else 0
             generation += self._is_raised(key, stage)
             # Once an adoption was undone, all parts of the stage are looked up again.
-            undone = [each.name for each in self._adopted(stage).undone]
+            undone = tuple(each.name for each in self._adopted(stage).undone)
             given = [*undone, *upstream, *(d.name for d in self.decisions.get((stage, key), ()))]
             made = [digest(name, generation, *given)[:32] for name in self.names[stage]]
             is_done = in_force and in_force.plan in made and not in_force.unfinished
             done = in_force if is_done else None
             known[stage] = done.plan if done else made[0]
-            plans[stage] = StagePlan(known[stage], generation, done, former=in_force)
+            plans[stage] = StagePlan(known[stage], generation, done, former=in_force, undone=undone)
         return plans
 
     def _is_raised(self, key: str | None, stage: str) -> bool:
@@ -315,9 +315,9 @@ class _Planner:
         if place not in self._known_rows:
             made = functools.partial(row_definition, self.pipeline, spec, given)
             found: dict[str, Any] = {"row_definition": made(self.components[stage])}
-            if found["row_definition"] and stage in self.adopted:
-                equal, known = self.adopted[stage].equal_rows(found["row_definition"], made)
-                found |= {"equal_rows": equal, "known_rows": known} if len(known) > 1 else {}
+            if own := found["row_definition"]:
+                equal, known = self._adopted(stage).equal_rows(own, made)
+                found |= {"equal_rows": equal, "known_rows": known}
             self._known_rows[place] = found
         return self._known_rows[place]
 

@@ -108,12 +108,10 @@ class Adoptions:
     Attributes:
         live: Those in force, the oldest first.
         undone: The others.
-        undone_at: Unix time in seconds at which the last of them was undone.
     """
 
     live: Sequence[Adoption] = ()
     undone: Sequence[Adoption] = ()
-    undone_at: float = 0.0
 
     def of(self, definition: str) -> Sequence[Adoption]:
         """Return those in force that join a definition with others, the latest last."""
@@ -170,21 +168,12 @@ def adoptions(
     files = store.records(pipeline) if records is None else records
     parsed = [match for name in files if (match := _NAME.fullmatch(name))]
     undone = {match[0] for match in parsed if match[1] == "undone"}
-    found: dict[str, tuple[list[Adoption], list[Adoption], list[float]]] = {}
+    found: dict[str, tuple[list[Adoption], list[Adoption]]] = {}
     for match in sorted(parsed, key=lambda match: (int(match[5]), match[0])):
         if match[1] == "adopted" and (adoption := _read(files[match[0]], match[0])):
-            live, split, times = found.setdefault(match[2], ([], [], []))
-            if (name := f"undone{adoption.name}") in undone:
-                split.append(adoption)
-                fix = "Restore it, or undo the adoption again"
-                at = read_file(files[name], name, lambda record: float(record["at"]), fix)
-                times.append(at or 0)
-            else:
-                live.append(adoption)
-    return {
-        stage: Adoptions(live, split, max(times, default=0.0))
-        for stage, (live, split, times) in found.items()
-    }
+            live, split = found.setdefault(match[2], ([], []))
+            (split if f"undone{adoption.name}" in undone else live).append(adoption)
+    return {stage: Adoptions(*each) for stage, each in found.items()}
 
 
 def _read(folder: Location, name: str) -> Adoption | None:
@@ -205,7 +194,7 @@ def undo_adoptions(store: Store, pipeline: str, known: Sequence[Adoption], defin
     """
     folder = store.root.child(pipeline)
     for each in sorted(known, key=lambda each: definition in each.pair):
-        folder.write(f"undone{each.name}", json.dumps({"at": time.time()}).encode())
+        folder.write(f"undone{each.name}", json.dumps({"at": time.time()}).encode())  # for people
 
 
 def copy_adoptions(source: Store, target: Store, pipeline: str) -> None:

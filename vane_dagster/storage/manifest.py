@@ -338,6 +338,8 @@ class Manifest:
         root: The root of the store that it was read from; not recorded.
         decisions: The waivers and patches that it was made with, by the names of their records; of
             a waiver the ids of the rows that it still covers.
+        undone: The names of the stage's adoptions that were undone by then, so that none of its
+            rows are there because of them.
     """
 
     pipeline: str
@@ -370,6 +372,7 @@ class Manifest:
     branched_from: str = ""
     root: Location | None = field(default=None, repr=False, compare=False)
     decisions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    undone: Sequence[str] = ()
 
     @property
     def rows(self) -> int:
@@ -447,6 +450,7 @@ _MANIFEST_CODEC = Codec(
     read={
         "keys": tuple,
         "reads": tuple,
+        "undone": tuple,
         "sample": tuple,
         "schema": read_schema,
         "fragments": _many(_FRAGMENT_CODEC.load),

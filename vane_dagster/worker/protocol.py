@@ -248,7 +248,7 @@ class RowLookup:
         patches: Outputs that people supplied, the latest first; found before all others, by id and
             row key.
         id: The column with the input's ids, by which patches are found.
-        equal_rows: The row definitions whose rows are found; empty for those of all records.
+        equal_rows: The row definitions whose rows are found.
     """
 
     groups: tuple[RecordGroup, ...] = ()

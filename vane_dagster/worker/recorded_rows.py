@@ -80,14 +80,15 @@ def _shared(
 def open_index(
     parts: Sequence[RecordedPart],
     floor: int,
-    equal_rows: Sequence[str] = (),
+    equal_rows: Sequence[str],
     folder: Path | None = None,
 ) -> pa.Table:
     """Open the row records of a group of parts, sorted by the row key, for `find_rows`.
 
-    It has no records of an epoch below the floor, nor of other row definitions than those that are
-    given, if any. Of several with a key, or with an equal high
-    half, it has the first that did not fail, else the first; other rows are computed again.
+    It has no records of an epoch below the floor, nor of other row definitions than those given,
+    whatever the manifest's is: an adoption by which it has them may be gone. Of several with a key,
+    or with an equal high half, it has the first that did not fail, else the first; other rows are
+    computed again.
     """
     urls = [part.folder.file_url(part.records) for part in parts]
 
@@ -115,17 +116,15 @@ def find_rows(
 
 def _index(parts: Sequence[RecordedPart], floor: int, equal_rows: Collection[str]) -> pa.Table:
     pieces = []
-    names = (KEY_HIGH, KEY_LOW, OUTCOME, EPOCH, *([CODE] if equal_rows else []))
+    names = (KEY_HIGH, KEY_LOW, OUTCOME, EPOCH, CODE)
     for number, part in enumerate(parts):
         table = read_part(part.folder, part.records, names)
         outcome = table[OUTCOME].to_numpy()
         is_found = ~np.isin(outcome, (Outcome.PASSING, Outcome.PATCHED))
-        is_kept = is_found & (table[EPOCH].to_numpy() >= floor)
-        if equal_rows:
-            codes = table[CODE].unify_dictionaries().combine_chunks()
-            is_equal = [parse_code(code)[1] in equal_rows for code in codes.dictionary.to_pylist()]
-            is_kept &= np.asarray([*is_equal, False])[codes.indices.to_numpy()]
-        kept = np.flatnonzero(is_kept)
+        codes = table[CODE].unify_dictionaries().combine_chunks()
+        is_equal = [parse_code(code)[1] in equal_rows for code in codes.dictionary.to_pylist()]
+        is_equal = np.asarray([*is_equal, False])[codes.indices.to_numpy()]
+        kept = np.flatnonzero(is_found & is_equal & (table[EPOCH].to_numpy() >= floor))
         pieces.append(
             {
                 KEY_HIGH: table[KEY_HIGH].to_numpy()[kept],

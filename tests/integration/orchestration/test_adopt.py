@@ -12,10 +12,12 @@ from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
+from support.in_process import InProcessCompute
 from support.results import metadata
 from vane_dagster.cli.definitions import Definitions
 from vane_dagster.cli.main import main
 from vane_dagster.errors import DefinitionError, PlanError
+from vane_dagster.orchestration.promote import promote
 
 KEYS = ["a", "b", "c"]
 
@@ -267,3 +269,21 @@ def test_rows_are_drawn_from_all_fragments_alike(tmp_path):
             pipeline(OfSmall)["power"].adopt(store=store)
             found += 1
     assert found == 0
+
+
+def test_results_of_runs_that_did_not_know_of_a_split_are_not_compared(tmp_path, stored):
+    """It is undone in a branch; meanwhile a run commits rows of both definitions."""
+    former, edited = numbers(tmp_path), numbers(tmp_path, OfSmall)
+    branch = vd.FragmentStore(root=str(tmp_path / "branch"), fallback=stored)
+    compute = InProcessCompute()
+    edited["power"].adopt(store=stored, compute=compute)
+    write_source(tmp_path / "src" / "b", {"id": [100], "x": [100]}, "more.parquet")
+    former.run("b", store=stored, compute=compute)
+    edited["power"].adopt(undo=True, store=branch)
+    edited.run("a", store=branch, compute=compute)
+    write_source(tmp_path / "src" / "b", {"id": [7], "x": [7]}, "most.parquet")
+    edited.run("b", store=stored, compute=compute)
+    promote(branch, vd.FragmentStore(root=stored), "numbers")
+    assert read_stage(tmp_path / "store", "numbers", "power", "b")["y"].to_pylist()[-2] == 10_000
+    with pytest.raises(PlanError, match="there is no stored row to compare with"):
+        numbers(tmp_path, Product)["power"].adopt(store=stored, partitions="b", compute=compute)

@@ -14,12 +14,21 @@ from hypothesis import strategies as st
 
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.row_records import Outcome, RecordedPart, records_schema, write_records
+from vane_dagster.storage.row_records import (
+    CODE,
+    Outcome,
+    RecordedPart,
+    computed_by,
+    records_schema,
+    write_records,
+)
 from vane_dagster.worker.recorded_rows import find_rows, open_index
 
 Record = tuple[int, int, int, int, int]  # high, low, id, outcome, epoch
 Row = tuple[int, int]  # high, low
 FLOOR = 2
+OWN = ["own"]  # the row definitions that count as the present one
+OTHERS = 4  # the id of rows of another one
 
 
 def recorded(folder: Path, records: Sequence[Record], key: str = "a") -> RecordedPart:
@@ -27,6 +36,8 @@ def recorded(folder: Path, records: Sequence[Record], key: str = "a") -> Recorde
     schema = records_schema(pa.int64())
     arrays = [pa.array(v, schema.field(n).type) for n, v in enumerate(columns)]
     arrays += [pa.nulls(len(records), field.type) for field in list(schema)[5:]]
+    codes = [computed_by("d", "other" if id == OTHERS else OWN[0]) for id in columns[2]]
+    arrays[schema.get_field_index(CODE)] = pa.array(codes, pa.string()).dictionary_encode()
     location = Location(str(folder))
     table = pa.Table.from_arrays(arrays, schema=schema)
     return RecordedPart(location, f"{key}.parquet", write_records(location, key, table))
@@ -45,8 +56,9 @@ def expected(
 ) -> list[tuple[int, int]]:
     of_key: dict[tuple[int, int], list[tuple[bool, int, int]]] = {}
     for part, records in enumerate(parts):
-        for number, (high, low, _, outcome, epoch) in enumerate(records):
+        for number, (high, low, id, outcome, epoch) in enumerate(records):
             hidden = outcome == Outcome.PASSING or (outcome == Outcome.FAILED and not failed)
+            hidden |= id == OTHERS
             if epoch >= FLOOR and not hidden:
                 of_key.setdefault((high, low), []).append((outcome == Outcome.FAILED, part, number))
     return [min(of_key[row])[1:] if row in of_key else (-1, -1) for row in rows]
@@ -72,7 +84,7 @@ def test_rows_find_what_a_plain_search_finds(parts, rows, failed):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         group = [recorded(folder, records, f"p{n}") for n, records in enumerate(parts)]
-        result = found(open_index(group, FLOOR, folder=folder), rows, failed)
+        result = found(open_index(group, FLOOR, OWN, folder), rows, failed)
     for row, place, wanted in zip(rows, result, expected(parts, rows, failed), strict=True):
         may_be_missed = len(lows.get(row[0], ())) > 1  # by a high half of several keys
         assert place == wanted or (may_be_missed and place == (-1, -1))
@@ -82,12 +94,12 @@ def test_an_index_is_built_once_and_by_records_and_floor(tmp_path):
     parts = [recorded(tmp_path, [(1, 1, 1, 0, 5)])]
     indexes = tmp_path / "indexes"
     indexes.mkdir()
-    open_index(parts, 1, folder=indexes)
+    open_index(parts, 1, OWN, indexes)
     Path(tmp_path, parts[0].records).unlink()
     for _ in range(2):
-        assert found(open_index(parts, 1, folder=indexes), [(1, 1)]) == [(0, 0)]
+        assert found(open_index(parts, 1, OWN, indexes), [(1, 1)]) == [(0, 0)]
     with pytest.raises(DamagedPartError, match=parts[0].records):
-        open_index(parts, 2, folder=indexes)
+        open_index(parts, 2, OWN, indexes)
     assert (
         len([path for path in indexes.iterdir() if path.is_dir() and path.name != ".partial"]) == 1
     )
@@ -98,18 +110,18 @@ def test_damaged_records_leave_nothing_behind(tmp_path):
     path = tmp_path / part.records
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DamagedPartError):
-        open_index([part], 1, folder=tmp_path)
+        open_index([part], 1, OWN, tmp_path)
     assert [path for path in tmp_path.iterdir() if path.is_dir() and path.name != ".partial"] == []
 
 
 @pytest.mark.parametrize("left", [None, -8])
 def test_an_incomplete_index_is_built_again(tmp_path, left):
     part = recorded(tmp_path / "store", [(n, 1, 1, Outcome.OUTPUT, 1) for n in range(3)])
-    open_index([part], 1, folder=tmp_path)
+    open_index([part], 1, OWN, tmp_path)
     (stored,) = tmp_path.glob("*/index")
     if left is None:
         stored.unlink()
     else:
         stored.write_bytes(stored.read_bytes()[:left])
-    again = open_index([part], 1, folder=tmp_path)
+    again = open_index([part], 1, OWN, tmp_path)
     assert found(again, [(2, 1)]) == [(0, 2)]

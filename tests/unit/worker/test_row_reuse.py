@@ -21,7 +21,7 @@ from vane_dagster.storage.decisions import PATCH_ID
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.quarantine import write_faults
-from vane_dagster.storage.row_records import Outcome, RecordedPart, write_records
+from vane_dagster.storage.row_records import Outcome, RecordedPart, parse_code, write_records
 from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.protocol import (
     Arrange,
@@ -150,7 +150,8 @@ class Stage:
         return "doc" if self.many else "id"
 
     def lookup(self, *parts: RecordedPart, own: bool = True, **options: Any) -> RowLookup:
-        given_ = {"inherits_failures": True, **options}
+        _, row_definition = parse_code("code")
+        given_ = {"inherits_failures": True, "equal_rows": (row_definition,), **options}
         return RowLookup((RecordGroup(parts, self.id, own),), **given_)
 
 
