@@ -268,6 +268,25 @@ def test_rows_from_before_a_forced_run_are_not_copied_though_their_part_is_kept(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # killed
+@pytest.mark.parametrize("reuse", ["rows", "fragments"])
+def test_what_is_computed_by_force_has_the_name_of_its_own_definition(reuse: str) -> None:
+    """Even if a forced run of the definition that it counts as was killed after a part."""
+    for answer in range(7, 11):  # after a part, before the commit
+        options = {"reuse": reuse, "on_error": "quarantine"}
+        first = Node("map", "s0", (), options | ({"per_row": False} if reuse == "rows" else {}))
+        world = World([first])
+        world.fragment_rows = 1
+        world.run()
+        world.run(["p0"], Disturbance(kill_answer=answer), force=True)
+        first.suffix = "!"
+        world.adopt(first, ".")
+        world.run(["p0"], force=True)
+        world.undo(first)
+        first.suffix = "."
+        world.run()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # killed
 @pytest.mark.parametrize("few", [8, 0])
 def test_simulation(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     """With 0, each copy is one of few rows of a part."""

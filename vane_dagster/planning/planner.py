@@ -279,7 +279,9 @@ class _Planner:
                 for fragment in fragments
             ]
             made = (plan.generation, upstream, former, self.retry, patched)
-            named = [fragment_keys(each, *made) for each in self.names[stage]]
+            # What is computed by force is not written under the name of another definition.
+            known_as = self.names[stage][: 1 if self._is_forced(stage) else None]
+            named = [fragment_keys(each, *made) for each in known_as]
             where = (store, self.pipeline, stage, key, condemned, self.warnings.append)
             keys[stage], parts, leaving = equal_parts(named, in_force, *where)
             if self._is_forced(stage) and self.run_id is not None:
