@@ -39,7 +39,7 @@ from vane_dagster.storage.adoptions import (
     keep_adoption,
     undo_adoptions,
 )
-from vane_dagster.storage.decisions import patch
+from vane_dagster.storage.decisions import decisions, patch, undo
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
@@ -427,6 +427,16 @@ class World:
         ids = pa.chunked_array([[keys[0]]])
         patch(self.store, manifest, ids, pa.table({node.name: [output]}, columns), "here")
         self.patches[partition][node.name, keys[0], row[node.read]] = output
+
+    def unpatch(self, node: Node, partition: str) -> None:
+        """Undo all patches of a row of a stage: of the one that was patched last."""
+        made = decisions(self.store, "docs", [node.name]).get((node.name, partition), ())
+        patches = [each for each in made if each.is_patch and each.ids]
+        for each in patches:
+            if (id := patches[-1].ids[0]) in each.ids:
+                undo(self.store, "docs", each, {id})
+                for key in [key for key in self.patches[partition] if key[:2] == (node.name, id)]:
+                    del self.patches[partition][key]
 
     def write(self) -> None:
         """Write the files of the source, those that have changed."""

@@ -178,6 +178,11 @@ class Simulation(RuleBasedStateMachine):
             self.world.patch(nodes[number % len(nodes)], partition, number)
             self.world.run([partition], Disturbance(kill_answer=number if kills else None))
 
+    @rule(partition=st.sampled_from(PARTITIONS), number=st.integers(0, 9))
+    def undo_a_patch(self, partition: str, number: int) -> None:
+        if node := self._coded(number):
+            self.world.unpatch(node, partition)
+
     @rule(partitions=st.sets(st.sampled_from(PARTITIONS), min_size=1), order=ORDER)
     def run(self, partitions: set[str], order: tuple[int, ...]) -> None:
         self.world.run(sorted(partitions), Disturbance(order))

@@ -1,4 +1,4 @@
-"""``vane-dagster quarantine``: the failed rows of a stage by error; retries, waivers, patches."""
+"""``vane-dagster quarantine``: failed rows of a stage by error; retries, waivers and patches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vane_dagster.cli.options import (
 )
 from vane_dagster.cli.store import opened
 from vane_dagster.errors import described
-from vane_dagster.orchestration.decide import patch, waive
+from vane_dagster.orchestration.decide import patch, undo, waive
 from vane_dagster.orchestration.forecasts import partition_keys
 from vane_dagster.orchestration.read import quarantine as failed_rows
 
@@ -43,6 +43,7 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 @click.option("--waive", "reason", help="Accept their failure, for this reason.")
 @IDS
 @click.option("--patch", "fixes", help="A Parquet file with outputs by id, one for each row.")
+@click.option("--undo", "is_undo", is_flag=True, help="End waivers and patches of --ids.")
 @FILE
 @MODULE
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with all ids.")
@@ -55,6 +56,7 @@ def quarantine(
     reason: str | None,
     ids: list[str] | None,
     fixes: str | None,
+    is_undo: bool,
     file: str | None,
     module: str | None,
     as_json: bool,
@@ -70,14 +72,17 @@ def quarantine(
 
     With --waive, the checks count the rows with --ids as accepted, as long as they fail with the
     values that they have. With --patch, rows have the outputs of a file until a value changes that
-    the stage reads. Both take effect in the next run; with -f or -m, it begins at once.
+    the stage reads. --undo ends the waivers and patches of the rows with --ids; their records stay.
+    All of these take effect in the next run; with -f or -m, it begins at once.
 
     Example: vane-dagster quarantine docs/embedding --retry -f definitions.py
     """
-    if [retry, reason is not None, fixes is not None].count(True) > 1:
-        raise click.UsageError("give one of --retry, --waive and --patch")
-    if (ids is not None) != (reason is not None):
-        raise click.UsageError("--waive and --ids go together, as --waive 'empty pages' --ids 17")
+    if [retry, reason is not None, fixes is not None, is_undo].count(True) > 1:
+        raise click.UsageError("give one of --retry, --waive, --patch and --undo")
+    if (ids is not None) != (reason is not None or is_undo):
+        raise click.UsageError(
+            "--ids goes with --waive or --undo, as --waive 'empty pages' --ids 17"
+        )
     found: Any = stage
     definitions = None
     if retry or fixes is not None or file or module:
@@ -93,18 +98,21 @@ def quarantine(
     keys, made = partitions, []
     if reason is not None and ids is not None:
         made = waive(found, keys, ids, reason, place)
+    elif is_undo and ids is not None:
+        made = undo(found, keys, ids, place)
     elif fixes is not None:
         if partitions is not None and len(partitions) > 1:
             raise click.UsageError("--patch supplies rows of one partition; name one")
         made = [patch(found, partitions[0] if partitions else None, _read(fixes), place)]
+    for kind in dict.fromkeys(each.kind for each in made):
+        rows_made = sum(len(each.ids) for each in made if each.kind == kind)
+        _say(f"{kind} {count(rows_made, 'row')} of {stage}")
     if made:
-        rows_made = count(sum(len(each.ids) for each in made), "row")
-        _say(f"{made[0].kind} {rows_made} of {stage}")
         keys = _keys(each.partition for each in made)
     if definitions is not None and (retry or made):
         _run(found, keys, place, definitions.resource("compute"), retry)
     elif made:
-        _say("The next run of the stage counts them as accepted")
+        _say("This takes effect in the next run of the stage")
     rows = failed_rows(found, partitions, store=place).to_pylist()
     groups = grouped(rows)
     if as_json:
@@ -118,7 +126,7 @@ def quarantine(
             click.echo(f"  waived: {_some(group['waived'])}")
         if group["partitions"] != [None]:
             click.echo(f"  partitions: {_some(group['partitions'])}")
-    if groups and not as_json:
+    if any(group["rows"] > len(group["waived"]) for group in groups) and not as_json:
         click.echo(f"Retry them: vane-dagster quarantine {stage} --retry -f definitions.py")
 
 

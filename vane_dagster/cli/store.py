@@ -147,10 +147,12 @@ def promote(
     for stage in dict.fromkeys(each.stage for each in promoted):
         of_stage = [each for each in promoted if each.stage == stage]
         parts = {part.name: part.bytes for each in of_stage for part in each.parts}
-        click.echo(
-            f"{pipeline}/{stage}: {count(len(of_stage), 'partition')} promoted, copied "
-            f"{_count(parts, 'part')}"
-        )
+        before = sum(each.was_in_force for each in of_stage)
+        texts = [f"{count(before, 'partition')} promoted before"] if before else []
+        if new := len(of_stage) - before:
+            text = f"{count(new, 'partition')} promoted, copied {_count(parts, 'part')}"
+            texts.insert(0, text)
+        click.echo(f"{pipeline}/{stage}: {'; '.join(texts)}")
     if found is None:
         text = "Nothing is published or reported yet; the next run of the partitions there does it"
     elif os.environ.get("DAGSTER_HOME"):

@@ -196,7 +196,7 @@ class RunState:
         checks = findings_of(self.pipeline._checks_of(stage))
         limits = [check for check in checks if isinstance(check, ErrorRate)]
         rows, made = partition.source_rows, partition.stages[stage].decisions
-        waived = sum(len(each.ids) for each in made if not each.is_patch)
+        waived = sum(len(each.ids) for each in made if each.is_waiver)
         return limits[0].allowed(rows) + waived if limits else rows
 
     def faults_allowed(self, index: int, stage: str) -> int:

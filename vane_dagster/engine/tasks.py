@@ -217,7 +217,7 @@ class WorkBuilder:
         """The patches that may have rows of a fragment, the latest first."""
         identity = task.run.fragment.identity
         made = self._partition(task).stages[task.stage].decisions
-        patches = [each for each in made if each.may_patch(identity)]
+        patches = [each for each in made if each.is_patch and each.changes(identity)]
         return tuple(each.part() for each in reversed(patches))
 
     def _slice(self, task: Task, start: int, rows: int) -> _Built:

@@ -1,4 +1,4 @@
-"""Records what people decide about rows of a stage: waivers and patches, for the command line."""
+"""Records what people decide about rows of a stage: waivers, patches, and what undoes them."""
 
 from __future__ import annotations
 
@@ -46,6 +46,31 @@ def waive(
         decisions.waive(opened, found[key], listed, reason, location)
         for key, listed in by_partition.items()
     ]
+
+
+def undo(
+    stage: Any, partitions: Sequence[str] | None, ids: Sequence[str], store: Any
+) -> list[Decision]:
+    """Undo the waivers and patches of rows, given by the texts of their ids.
+
+    Raises:
+        StoreError: If an id has neither a waiver nor a patch.
+    """
+    path = asset_path(stage, "undo")
+    found: list[tuple[Decision, set[Any]]] = []
+    opened, known = open_store(store, "undo"), set[str]()
+    by_partition = decisions.decisions(opened, path[0], path[1:])
+    for each in (each for listed in by_partition.values() for each in listed):
+        named = {id for id in each.ids if str(id) in ids}
+        if named and not each.undoes and (partitions is None or each.partition in partitions):
+            known |= {str(id) for id in named}
+            found.append((each, named))
+    if missing := [id for id in ids if id not in known]:
+        raise StoreError(
+            f"stage '{'/'.join(path)}': undo: rows {names(missing)} have neither a waiver nor a "
+            "patch in this store; vane-dagster quarantine lists waivers, and trace shows patches"
+        )
+    return [decisions.undo(opened, path[0], each, named) for each, named in found]
 
 
 def patch(stage: Stage, partition: str | None, rows: pa.Table, store: Any) -> Decision:

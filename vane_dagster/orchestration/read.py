@@ -98,7 +98,7 @@ def quarantine(
         waived = {
             id: f"{each.reason} ({each.user})"
             for each in decided.get((manifest.stage, manifest.partition), ())
-            for id in (() if each.is_patch else each.covering(manifest).ids)
+            for id in (each.covering(manifest).ids if each.is_waiver else ())
         }
         texts = [waived.get(id) for id in rows["id"].to_pylist()]
         found.append(rows.append_column("waived", pa.array(texts, pa.string())))

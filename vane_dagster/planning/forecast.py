@@ -67,7 +67,7 @@ class StageForecast:
         cost: Price of tokens and GPU hours together; None without prices.
         sampled: Rows of a sample by which it was measured; 0 if stored rows are the measure.
         is_sampled_on_request: A plan with a sample can measure it: a stage that does not publish.
-        adopted: The adoption by which stored results stay in force, in a line; empty without one.
+        adopted: The adoptions by which stored results stay in force, each in a line.
         edits: What was edited since the stored results were made, as lines of a unified diff; empty
             if that is not known.
     """
@@ -90,7 +90,7 @@ class StageForecast:
     cost: Interval | None = None
     sampled: int = 0
     is_sampled_on_request: bool = True
-    adopted: str = ""
+    adopted: Sequence[str] = ()
     edits: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
@@ -101,7 +101,7 @@ class StageForecast:
             return
         if not todo:
             yield "up to date"
-            yield from self.adopted.split("; ") if self.adopted else ()
+            yield from self.adopted
             return
         partitions = count(self.partitions, "partition")
         rows = {"exact": "", "at_most": "at most ", "about": "about "}[self.rows_are]
@@ -109,7 +109,7 @@ class StageForecast:
         stored = f", {self.stored_fragments:,} more in the store" if self.stored_fragments else ""
         copied = f", {count(self.copied, 'row')} copied from equal ones" if self.copied else ""
         yield f"{todo:,} of {partitions}: {rows}{copied}{stored}"
-        yield from self.adopted.split("; ") if self.adopted else ()
+        yield from self.adopted
         yield f"because: {describe(Counter(self.causes), todo)}"
         if self.fragments:
             yield f"cost: {', '.join(self._costs())}"
@@ -385,7 +385,7 @@ class _Forecaster:
             causes=dict(sum((each.causes for each in todo), Counter[str]())),
             copied=sum(each.copied for each in due),
             is_sampled_on_request=not self._pipeline[stage].spec.publishes,
-            adopted="; ".join(each.summary for each in self._plan.adopted.get(stage, ())),
+            adopted=[each.summary for each in self._plan.adopted.get(stage, ())],
         )
         if not todo:
             return found

@@ -275,7 +275,7 @@ class _Planner:
             is_keyed = bool(rows.get("row_definition"))
             decided = self._decided(stage, key, schemas[stage], in_force, is_keyed)
             patched = [
-                [each.name for each in decided if each.may_patch(fragment.identity)]
+                [each.name for each in decided if each.changes(fragment.identity)]
                 for fragment in fragments
             ]
             made = (plan.generation, upstream, former, self.retry, patched)
@@ -333,7 +333,8 @@ class _Planner:
             spec = self.pipeline[stage].spec
             made = spec.made_columns(self.pipeline, spec.schema) if spec.runs_udf else ()
             columns = pa.schema([schema.field(name) for name in made])
-            if each.schema is not None and not (keyed and each.schema.equals(columns)):
+            fits = each.schema is None or (keyed and each.schema.equals(columns))
+            if each.ids and not fits:
                 found.pop()
                 now = ", ".join(f"{f.name} {f.type}" for f in columns) if keyed else "no row keys"
                 self.warnings.append(

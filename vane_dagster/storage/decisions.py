@@ -2,11 +2,13 @@
 
 ``<root>/<pipeline>/<kind>-<stage>-<random>.json``, with the ids and the row keys of the rows. The
 outputs of a patch are in ``<root>/<pipeline>/<stage>/patches``, in two files that are read like a
-part and its row records. Nothing deletes either: no run could make them again.
+part and its row records. Nothing deletes either: no run could make them again. The record is
+written last and alone names the files, so those of a process that died before are never read.
 
 A decision belongs to an id and a row key, so it ends when a value changes that the stage reads. A
 waiver also ends when a run commits its partition without the failure. Of two patches of a row, the
-later one counts.
+later one counts. To undo a decision for some of its ids is a decision too: its record names the
+other one, and is counted, found and promoted in the same way.
 """
 
 from __future__ import annotations
@@ -47,12 +49,14 @@ from vane_dagster.types.schema import read_schema, schema_record
 
 PATCH_ID = "_vane_id"
 """The column of a patch's outputs with the id of the input row."""
-_NAME = re.compile(r"(?:waived|patched)-(\w+)-[0-9a-f]{16}\.json")
+_NAME = re.compile(r"(?:un)?(?:waived|patched)-(\w+)-[0-9a-f]{16}\.json")
 PATCHES = "patches"
 """The folder of the outputs of patches, in the stage's."""
 _SHOWN = 5
 _FRAGMENT = "fragment"
 _FAILURES = (Outcome.FAILED, Outcome.PASSING)
+
+Kind = Literal["waived", "patched", "unwaived", "unpatched"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Decision:
     """A decision about some rows of a stage in a partition.
 
     Attributes:
-        kind: "waived" or "patched".
+        kind: "waived" or "patched", or what undoes one of these.
         stage: The stage.
         partition: The partition's key; None for an unpartitioned pipeline.
         ids: The ids of the input rows.
@@ -72,11 +76,13 @@ class Decision:
             keys of all others depend on a patch.
         schema: The columns of a patch; None for a waiver.
         rows: The name of a patch's outputs, without suffix.
+        undoes: The name of the decision that it undoes for its ids; empty for others.
+        undone: Ids for which it was undone, which are not among `ids`; not recorded.
         name: The record's file name; not recorded.
         folder: The pipeline's folder that it is in, of a branch or of its fallback; not recorded.
     """
 
-    kind: Literal["waived", "patched"]
+    kind: Kind
     stage: str
     partition: str | None
     ids: Sequence[Any]
@@ -87,39 +93,50 @@ class Decision:
     elsewhere: Set[str] = frozenset()
     schema: pa.Schema | None = None
     rows: str = ""
+    undoes: str = ""
+    undone: Sequence[Any] = ()
     name: str = ""
     folder: Location | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_waiver(self) -> bool:
+        """Whether it accepts failures."""
+        return self.kind == "waived"
 
     @property
     def is_patch(self) -> bool:
         """Whether it supplies outputs."""
         return self.kind == "patched"
 
-    def may_patch(self, fragment: str) -> bool:
-        """Whether it is a patch that may have rows of a fragment, given by its identity."""
-        return self.is_patch and fragment not in self.elsewhere
+    def changes(self, fragment: str) -> bool:
+        """Whether it supplies or undoes outputs of a fragment, given by its identity."""
+        return self.kind in ("patched", "unpatched") and fragment not in self.elsewhere
 
     def covering(self, manifest: Manifest | None) -> Decision:
         """Return a waiver with the rows that it still covers after a manifest's commit."""
         left = None if manifest is None else manifest.decisions.get(self.name)
-        if left is None or self.is_patch:
-            return self
-        kept = set(left)
-        pairs = [pair for pair in zip(self.ids, self.keys) if pair[0] in kept]
+        return self if left is None or not self.is_waiver else self._of({*left})
+
+    def without(self, ids: Set[Any]) -> Decision:
+        """Return the decision as it is when it was undone for some ids."""
+        return replace(self._of({*self.ids} - ids), undone=[*ids]) if ids else self
+
+    def _of(self, ids: Set[Any]) -> Decision:
+        pairs = [pair for pair in zip(self.ids, self.keys) if pair[0] in ids]
         return replace(self, ids=[id for id, _ in pairs], keys=[key for _, key in pairs])
 
     def part(self) -> RecordedPart:
         """Return a patch's outputs, as a part with row records."""
         assert self.folder is not None, "it was read from the store"
-        folder = self.folder.child(self.stage, PATCHES)
-        return RecordedPart(folder, f"{self.rows}.parquet", f"{self.rows}{SUFFIX}")
+        folder, undone = self.folder.child(self.stage, PATCHES), tuple(self.undone)
+        return RecordedPart(folder, f"{self.rows}.parquet", f"{self.rows}{SUFFIX}", undone=undone)
 
 
 _CODEC = Codec(
     Decision,
     read={"schema": lambda record: record and read_schema(record), "elsewhere": frozenset},
     write={"schema": lambda schema: schema and schema_record(schema), "elsewhere": sorted},
-    omitted=("name", "folder"),
+    omitted=("undone", "name", "folder"),
 )
 
 
@@ -129,7 +146,10 @@ def decisions(
     stages: Collection[str],
     records: Mapping[str, Location] | None = None,
 ) -> dict[tuple[str, str | None], tuple[Decision, ...]]:
-    """Read the decisions about some stages, by stage and partition, the earliest first."""
+    """Read the decisions about some stages, by stage and partition, the earliest first.
+
+    Those that were undone for some of their ids are there without these.
+    """
     files = store.records(pipeline) if records is None else records
     wanted = sorted(n for n in files if (found := _NAME.fullmatch(n)) and found[1] in stages)
     fix = "Restore it; without it, the decision is lost"
@@ -139,9 +159,14 @@ def decisions(
         return read_file(files[name], name, load, fix)
 
     by_place: dict[tuple[str, str | None], tuple[Decision, ...]] = {}
-    for each in sorted(filter(None, in_threads(read, wanted)), key=lambda each: each.at):
+    every = sorted(filter(None, in_threads(read, wanted)), key=lambda each: each.at)
+    undone: dict[str, set[Any]] = {each.name: set() for each in every}
+    for each in every:
+        if each.undoes in undone:
+            undone[each.undoes].update(each.ids)
+    for each in every:
         place = (each.stage, each.partition)
-        by_place[place] = (*by_place.get(place, ()), each)
+        by_place[place] = (*by_place.get(place, ()), each.without(undone[each.name]))
     return by_place
 
 
@@ -161,7 +186,7 @@ def waive(
         StoreError: If the rows have no keys.
     """
     found = _find(store, manifest, ids, location)
-    return _keep(store, manifest, _decision("waived", manifest, found, reason))
+    return _keep(store, manifest.pipeline, _decision("waived", manifest, found, reason))
 
 
 def patch(
@@ -197,12 +222,19 @@ def patch(
     pq.write_table(columns.take(places).add_column(0, PATCH_ID, found.column(ID)), sink)
     folder.write(f"{rows}.parquet", memoryview(sink.getvalue()))
     decision = replace(decision, elsewhere=elsewhere, schema=columns.schema, rows=rows)
-    return _keep(store, manifest, decision)
+    return _keep(store, manifest.pipeline, decision)
 
 
-def _decision(
-    kind: Literal["waived", "patched"], manifest: Manifest, found: pa.Table, reason: str
-) -> Decision:
+def undo(store: Store, pipeline: str, decision: Decision, ids: Set[Any]) -> Decision:
+    """Record that a decision does not count for some of its ids; takes effect with the next run."""
+    kind: Kind = "unpatched" if decision.is_patch else "unwaived"
+    name = _new_name(kind, decision.stage)
+    rest = replace(decision, user=user_name(), at=time.time(), reason="", schema=None, rows="")
+    rest = replace(rest._of(ids), kind=kind, undoes=decision.name, undone=(), name=name)
+    return _keep(store, pipeline, rest)
+
+
+def _decision(kind: Kind, manifest: Manifest, found: pa.Table, reason: str) -> Decision:
     return Decision(
         kind,
         manifest.stage,
@@ -212,13 +244,17 @@ def _decision(
         user_name(),
         time.time(),
         reason,
-        name=f"{kind}-{manifest.stage}-{secrets.token_hex(8)}.json",
+        name=_new_name(kind, manifest.stage),
     )
 
 
-def _keep(store: Store, manifest: Manifest, decision: Decision) -> Decision:
+def _new_name(kind: Kind, stage: str) -> str:
+    return f"{kind}-{stage}-{secrets.token_hex(8)}.json"
+
+
+def _keep(store: Store, pipeline: str, decision: Decision) -> Decision:
     record = json.dumps(_CODEC.record(decision)).encode()
-    folder = store.root.child(manifest.pipeline)
+    folder = store.root.child(pipeline)
     folder.write(decision.name, record)
     return replace(decision, folder=folder)
 
@@ -269,7 +305,7 @@ def count_waived(folder: Location, manifest: Manifest, given: Sequence[Decision]
 
     A waiver counts for the rows that fail, and ends for the others.
     """
-    waivers = [each for each in given if not each.is_patch]
+    waivers = [each for each in given if each.is_waiver]
     waived: dict[tuple[Any, str], str] = {
         pair: each.name for each in waivers for pair in zip(each.ids, each.keys)
     }

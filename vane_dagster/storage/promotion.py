@@ -35,11 +35,13 @@ class Promoted:
         stage: The stage.
         partition: The partition's key.
         parts: The parts that were copied; none if the other store has them.
+        was_in_force: Whether the other store had the same results in force, as after a promotion.
     """
 
     stage: str
     partition: str | None
     parts: Sequence[PartInfo]
+    was_in_force: bool = False
 
 
 class Promotion:
@@ -90,7 +92,7 @@ class Promotion:
             before = self._before.get(place)
             if before is not None and _content(before) == _content(name):
                 committed[place] = str(before)
-                yield Promoted(*place, ())
+                yield Promoted(*place, (), was_in_force=True)
                 continue
             copied = self._copy_parts(manifest)
             if self._target.latest_own(self._pipeline, *place) != before:

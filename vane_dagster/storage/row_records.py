@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -49,6 +50,7 @@ class RecordedPart:
         records: The file name of the row records.
         faults: The file name of the records of failed rows; empty without any.
         rows: The number of input rows.
+        undone: Ids of rows that are not taken from it, of a patch.
     """
 
     folder: Location
@@ -56,6 +58,7 @@ class RecordedPart:
     records: str
     faults: str = ""
     rows: int = 0
+    undone: tuple[Any, ...] = ()
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -193,7 +193,9 @@ class _KnownPlaces:
         records = read_patch(patch, (ID, KEY_HIGH, KEY_LOW))
         wanted = records.column(ID).combine_chunks().cast(ids.type)
         places = _numpy(pc.fill_null(pc.index_in(wanted, value_set=ids), -1))
-        record = np.flatnonzero(places >= 0)
+        undone = pa.array(patch.undone, records.schema.field(ID).type)
+        is_undone = _numpy(pc.is_in(records.column(ID), value_set=undone))
+        record = np.flatnonzero((places >= 0) & ~is_undone)
         for name, halves in ((KEY_HIGH, high), (KEY_LOW, low)):
             record = record[_numpy(records.column(name))[record] == halves[places[record]]]
         record = record[self.part[places[record]] == COMPUTED]

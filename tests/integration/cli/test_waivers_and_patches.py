@@ -40,8 +40,9 @@ def test_rows_are_waived_and_patched_and_what_follows_is_computed(tmp_path, monk
         "  waived: 3",
         "  partitions: b",
     ]
+    assert "Retry them" not in done.output, "all are waived"
     assert "rows '5' are not quarantined" in run(*waive, "--ids", "3,5", fails=1).output
-    assert "--waive and --ids go together" in run(*waive, fails=2).output
+    assert "--ids goes with --waive or --undo" in run(*waive, fails=2).output
     assert "give one of" in run(*waive, "--ids", "3", "--retry", fails=2).output
 
     pq.write_table(pa.table({"id": [3], "y": [30]}), "fixes.parquet")
@@ -58,6 +59,16 @@ def test_rows_are_waived_and_patched_and_what_follows_is_computed(tmp_path, monk
     assert done.stdout == "No row is quarantined.\n"
     assert not Path("calls").exists()
     assert vd.load("repairs/last", store="store")["y"].to_pylist() == [0, 1, 2, 30, 4, 5]
+
+    done = run("--undo", "--ids", "3", "-f", "repairs.py")
+
+    assert done.stderr.splitlines()[:2] == [
+        "unwaived 1 row of repairs/checked", "unpatched 1 row of repairs/checked",
+    ]  # fmt: skip
+    assert done.stdout.splitlines()[0] == "1 row: ValueError: broken"
+    assert "waived: 3" not in done.stdout
+    assert "Retry them" in done.stdout
+    assert vd.load("repairs/last", store="store")["y"].to_pylist() == [0, 1, 2, 4, 5]
 
 
 REPAIRS = """

@@ -107,7 +107,7 @@ def test_an_adopted_edit_computes_nothing_and_neither_does_what_reads_it(
 
     found = edited.plan(store=stored)
     assert found.is_up_to_date
-    assert "code of Product, code of Power, adopted on" in found.stages[0].adopted
+    assert "code of Product, code of Power, adopted on" in found.stages[0].adopted[0]
     done = materialize(edited, vd.LocalCompute(), "a")
     assert metadata(done, "power")["fragments_computed"] == 0
     assert numbers(tmp_path).plan(store=stored).is_up_to_date, "the former code too"

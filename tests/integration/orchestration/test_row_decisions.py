@@ -19,7 +19,8 @@ from support.data import read_stage
 from support.prompts import Reversed
 from support.results import evaluations, materializing, metadata
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError
-from vane_dagster.orchestration.decide import patch, waive
+from vane_dagster.orchestration.decide import patch, undo, waive
+from vane_dagster.orchestration.promote import promote
 
 ROWS = [{"id": n, "text": f"page {n}", "kept": n < 20} for n in range(100)]
 BAD = (3, 4, 5)
@@ -193,6 +194,39 @@ def test_patched_rows_keep_their_outputs_until_their_values_change(runs):
     assert {id: runs.made()[id] for id in (3, 4, 7, 8)} == {3: 100, 4: 2, 7: 700, 8: 2}
     assert runs.run(bad).success  # the values of before, and with them the patch
     assert runs.made() == expected
+
+
+def test_a_branch_undoes_what_its_fallback_has_decided(tmp_path, local):
+    place = str(tmp_path / "store")
+    production = vd.FragmentStore(root=place)
+    branch = vd.FragmentStore(root=str(tmp_path / "branch"), fallback=place)
+    docs = pages(tmp_path, with_bad(3, 4))
+    docs.run(store=production, compute=local)
+    waive("docs/read", None, ["3", "4"], "empty", production)
+    patch(docs["read"], None, pa.table({"id": [7, 8], "words": [700, 800]}), production)
+    docs.run(store=production, compute=local)
+
+    made = undo("docs/read", None, ["3", "7"], branch)
+
+    assert [each.kind for each in made] == ["unwaived", "unpatched"]
+    with pytest.raises(StoreError, match="rows '3', '9' have neither a waiver nor a patch"):
+        undo("docs/read", None, ["3", "8", "9"], branch)
+    assert docs.plan(store=production).is_up_to_date
+    assert "rows unpatched by" in str(docs.plan(store=branch))
+    (tmp_path / "called").write_text("")
+    docs.run(store=branch, compute=local)
+    assert (tmp_path / "called").read_text() == "page 7\n"
+
+    def decided(store: vd.FragmentStore) -> Any:
+        rows = dict(zip(*vd.load("docs/read", store=store).to_pydict().values()))
+        failed = vd.quarantine("docs/read", store=store).to_pylist()
+        return rows[7], rows[8], {row["id"]: bool(row["waived"]) for row in failed}
+
+    assert decided(production) == (700, 800, {3: True, 4: True})
+    assert decided(branch) == (2, 800, {3: False, 4: True})
+    promote(branch, production, "docs")
+    assert decided(production) == (2, 800, {3: False, 4: True})
+    assert docs.plan(store=production).is_up_to_date
 
 
 class Same(Reader):

@@ -34,11 +34,15 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
     [
         ({"up_to_date": 3, "fragments": 0}, ["up to date"]),
         (
-            {"up_to_date": 3, "fragments": 0, "adopted": "code of A, adopted; code of B, adopted"},
+            {
+                "up_to_date": 3,
+                "fragments": 0,
+                "adopted": ["code of A, adopted", "code of B, adopted"],
+            },
             ["up to date", "code of A, adopted", "code of B, adopted"],
         ),
         (
-            {"fragments": 0, "rows": 0, "adopted": "code of A, adopted"},
+            {"fragments": 0, "rows": 0, "adopted": ["code of A, adopted"]},
             [
                 "2 of 3 partitions: 0 rows in 0 fragments",
                 "code of A, adopted",

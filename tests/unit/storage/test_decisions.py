@@ -11,7 +11,14 @@ import pytest
 
 from support.manifests import manifest, part
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.decisions import PATCH_ID, count_waived, decisions, patch, waive
+from vane_dagster.storage.decisions import (
+    PATCH_ID,
+    count_waived,
+    decisions,
+    patch,
+    undo,
+    waive,
+)
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.part_file import read_part
@@ -105,6 +112,29 @@ def test_a_waiver_counts_while_the_row_fails_with_its_values_and_then_ends(store
     ended = count_waived(folder, computed, [waiver.covering(again)])
     assert ended.decisions == {waiver.name: []}
     assert count_waived(folder, replace(counted, decisions={}), []).parts[1].waived == 0
+
+
+def test_a_decision_that_was_undone_for_an_id_counts_for_the_others(store):
+    made = stored(store, *FRAGMENTS)
+    waiver = waive(store, made, [2, 3], "empty", "here")
+    outputs = pa.table({"y": [10, 20]})
+    patched = patch(store, made, pa.chunked_array([[1, 2]]), outputs, "here")
+
+    undone = [undo(store, "docs", each, {2}) for each in (waiver, patched)]
+
+    found = decisions(store, "docs", ["s"])["s", "p"]
+    assert [(each.kind, each.ids, each.undoes) for each in found] == [
+        ("waived", [3], ""), ("patched", [1], ""),
+        ("unwaived", [2], waiver.name), ("unpatched", [2], patched.name),
+    ]  # fmt: skip
+    assert found[1].part().undone == (2,)
+    assert [each.changes("f0") for each in found] == [False, True, False, True]
+    assert not any(each.changes("f1") for each in found)
+    counted = count_waived(store.parts("docs", "s", "p"), made, found)
+    assert [part.waived for part in counted.parts] == [0, 1]
+    assert counted.decisions.keys() == {each.name for each in (waiver, patched, *undone)}
+    again = waive(store, made, [2], "gone", "here")
+    assert decisions(store, "docs", ["s"])["s", "p"][-1] == again
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,12 @@ def test_a_patch_wins_over_stored_and_computed_outcomes_of_its_row_alone(tmp_pat
     found = stage.run(now, stage.lookup(again, inherits_failures=False, **given_))
     assert stage.model.calls == ["bad", "c", "none"]
     assert found.patched == 0
+    # Where it was undone, an earlier one counts, or the function is called.
+    undone = {"patches": (replace(new, undone=("1", "5")), old), "id": "id"}
+    found = stage.run(table, RowLookup(**undone))
+    assert {row["id"]: row["upper"] for row in found.rows.to_pylist()} == {
+        "1": "old", "2": "two", "3": "A",
+    }  # fmt: skip
 
 
 def test_a_patched_row_of_nulls_has_no_error(tmp_path):
