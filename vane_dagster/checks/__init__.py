@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from vane_dagster.checks.builtin import PackagesUnchanged as PackagesUnchanged
     from vane_dagster.checks.builtin import Text as Text
     from vane_dagster.checks.builtin import Vectors as Vectors
+    from vane_dagster.checks.compared import Compared as Compared
     from vane_dagster.checks.context import CheckContext as CheckContext
     from vane_dagster.checks.context import CheckOutcome as CheckOutcome
     from vane_dagster.checks.context import ColumnStatistics as ColumnStatistics

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
 from vane_dagster._lazy import pc
 from vane_dagster.errors import VaneError
+
+if TYPE_CHECKING:
+    from vane_dagster.checks.versions import Diff
 
 Severity = Literal["ERROR", "WARN"]
 
@@ -266,6 +269,28 @@ class CheckContext(Protocol):
 
         Raises:
             DefinitionError: If the check does not set `Check.compares`.
+        """
+
+    def diff(
+        self,
+        with_: Any = None,
+        columns: Sequence[str] | None = None,
+        tolerance: float = 0.0,
+        sample: int = 20_000,
+    ) -> Diff | None:
+        """Compare the partition with another version in force, as `vane_dagster.diff` does.
+
+        Args:
+            with_: The name of a stage, a `FragmentStore`, or None, as for `Compared`.
+            columns: As for `Compared`.
+            tolerance: As for `Compared`.
+            sample: As for `Compared`.
+
+        Returns:
+            The differences; None if the other version lacks the partition.
+
+        Raises:
+            StoreError: As for `Compared`.
         """
 
     def recomputed(self) -> Recomputation:

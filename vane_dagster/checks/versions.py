@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from html import escape
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,11 +15,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster._lazy import pc
+from vane_dagster._texts import count
 from vane_dagster.checks.comparison import apart
 from vane_dagster.checks.drift import cosine_distance
+from vane_dagster.errors import StoreError, names
+from vane_dagster.storage.dataframes import loaded
+from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.reader import StoredRows, rows_of
 from vane_dagster.storage.row_keys import row_keys
+from vane_dagster.storage.store import Store
 from vane_dagster.types.kinds import is_floats, is_number, is_text
-from vane_dagster.types.schema import plain_type
+from vane_dagster.types.schema import ERROR_COLUMN, plain_type
 
 _MAX_LABELS = 20
 _SHOWN = 5
@@ -63,6 +71,193 @@ class ColumnDiff:
     measures: Mapping[str, Sequence[float]]
     labels: Mapping[tuple[str, str], int]
     examples: Sequence[Example]
+
+
+@dataclass(frozen=True)
+class Version:
+    """One side of a comparison.
+
+    Attributes:
+        name: As the user has named it.
+        rows: Its rows in the partitions that are compared.
+        seconds_per_thousand: Worker seconds of a thousand computed rows; None if unknown.
+        tokens_per_thousand: Tokens of a thousand computed rows; None without prompts.
+        columns: Columns that the other version lacks.
+    """
+
+    name: str
+    rows: int
+    seconds_per_thousand: float | None
+    tokens_per_thousand: float | None
+    columns: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Diff:
+    """How two versions of a stage's rows differ. It prints, and draws itself in notebooks.
+
+    Attributes:
+        stage: As "docs/embedding".
+        before: The first version.
+        now: The second version.
+        partitions: Number of partitions that both versions have.
+        only_before: Number of rows of the first version alone.
+        only_now: Number of rows of the second version alone.
+        equal: Number of rows with equal values in all columns of both.
+        different: Number of the other rows of both.
+        sampled: Number of rows that the measures of columns are over.
+        columns: How each column differs.
+    """
+
+    stage: str
+    before: Version
+    now: Version
+    partitions: int
+    only_before: int
+    only_now: int
+    equal: int
+    different: int
+    sampled: int
+    columns: Sequence[ColumnDiff]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both versions have the same rows and columns."""
+        lacking = (*self.before.columns, *self.now.columns)
+        return not (self.only_before or self.only_now or self.different or lacking)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert the record to JSON types."""
+        columns = [
+            asdict(column) | {"labels": [[*pair, n] for pair, n in column.labels.items()]}
+            for column in self.columns
+        ]
+        return asdict(self) | {"columns": columns}
+
+    def tables(self) -> Iterator[tuple[str, Sequence[Sequence[str]]]]:
+        """Yield tables with their titles; the first row of each is its header."""
+        a, b = self.before, self.now
+        yield (
+            f"{self.stage}, {count(self.partitions, 'partition')}",
+            [
+                ("", a.name, b.name),
+                ("rows", f"{a.rows:,}", f"{b.rows:,}"),
+                ("only here", f"{self.only_before:,}", f"{self.only_now:,}"),
+                ("equal", f"{self.equal:,}", f"{self.equal:,}"),
+                ("different", f"{self.different:,}", f"{self.different:,}"),
+                ("columns only here", ", ".join(a.columns) or "-", ", ".join(b.columns) or "-"),
+                ("worker s per 1,000 rows", *_amounts(a, b, "seconds_per_thousand")),
+                ("tokens per 1,000 rows", *_amounts(a, b, "tokens_per_thousand")),
+            ],
+        )
+        for column in self.columns:
+            if not column.different:
+                continue
+            title = f"{column.column}: {count(column.different, 'row')} differ"
+            title = title if column.different > 1 else f"{title}s"
+            if column.measures:
+                measures = [
+                    (name, *[f"{value:.5g}" for value in values], *[""] * (2 - len(values)))
+                    for name, values in column.measures.items()
+                ]
+                yield (
+                    f"{title}; measured over {count(self.sampled, 'row')}",
+                    [("", a.name, b.name), *measures],
+                )
+            if column.labels:
+                pairs = [(*pair, f"{number:,}") for pair, number in column.labels.items()]
+                yield title, [(a.name, b.name, "rows"), *pairs]
+            examples = [(each.id, each.before, each.now) for each in column.examples]
+            yield f"{column.column}: rows that differ most", [("id", a.name, b.name), *examples]
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<table><caption>{escape(title)}</caption>"
+            f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in rows[0])}</tr>"
+            + "".join(
+                f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+                for row in rows[1:]
+            )
+            + "</table>"
+            for title, rows in self.tables()
+        )
+
+
+@dataclass(frozen=True)
+class Side:
+    """A version to compare.
+
+    Attributes:
+        name: As the user has named it.
+        store: The store that it is in.
+        manifests: Its manifests, by partition.
+    """
+
+    name: str
+    store: Store
+    manifests: Mapping[str | None, Manifest]
+
+
+def compare_versions(
+    location: str,
+    label: str,
+    sides: tuple[Side, Side],
+    columns: Sequence[str] | None,
+    tolerance: float,
+    sample: int,
+) -> Diff:
+    """Compare two versions of a stage's rows by id, in the partitions that both have.
+
+    Args:
+        location: For messages.
+        label: The stage, as "docs/embedding".
+        sides: The versions.
+        columns: The columns to compare, of those that both have; None for all.
+        tolerance: See `VersionComparison`.
+        sample: Number of rows that measures of columns are computed over.
+
+    Raises:
+        StoreError: If they have no partition in common, or ids of different names or types.
+    """
+    before, now = sides
+    common = [key for key in before.manifests if key in now.manifests]
+    if not common:
+        raise StoreError(
+            f"{location}: {before.name!r} and {now.name!r} have no partition of {label!r} in "
+            "common: " + " and ".join(names(map(str, side.manifests)) for side in sides)
+        )
+    chosen = [[side.manifests[key] for key in common] for side in sides]
+    id_name = _id_of(location, chosen)
+    share = sample / max(1, sum(manifest.rows for manifest in chosen[1]))
+    comparison = VersionComparison(tolerance, share)
+    for pair in zip(*chosen):
+        rows = [rows_of(side.store, label, {None: each}) for side, each in zip(sides, pair)]
+        both = [n for n in rows[0].schema.names if n in rows[1].schema.names and n != id_name]
+        ids = _columns(rows, id_name)
+        if ids[0].type != ids[1].type:
+            raise StoreError(
+                f"{location}: the ids of {label!r} are {ids[0].type} in {before.name!r} and "
+                f"{ids[1].type} in {now.name!r}; they cannot be compared"
+            )
+        chosen_columns = [name for name in both if columns is None or name in columns]
+        comparison.add(chosen_columns, partial(_columns, rows), ids)
+    schemas = [set().union(*(manifest.schema.names for manifest in side)) for side in chosen]
+    versions = [
+        _version(side.name, own, sorted(schemas[place] - schemas[1 - place] - {ERROR_COLUMN}))
+        for place, (side, own) in enumerate(zip(sides, chosen))
+    ]
+    return Diff(
+        label,
+        versions[0],
+        versions[1],
+        len(common),
+        comparison.only_before,
+        comparison.only_now,
+        comparison.equal,
+        comparison.different,
+        comparison.sampled,
+        comparison.columns(),
+    )
 
 
 class VersionComparison:
@@ -134,6 +329,51 @@ class VersionComparison:
             return np.zeros(0, bool)
         keys = np.frombuffer(row_keys([ids]).buffers()[1], np.uint64)[::2]
         return np.asarray(keys <= self._limit)
+
+
+def _id_of(location: str, sides: Sequence[Sequence[Manifest]]) -> str:
+    ids = [{manifest.keys[0] for manifest in side if manifest.keys} for side in sides]
+    if len(set().union(*ids)) != 1 or not all(ids):
+        raise StoreError(
+            f"{location}: the rows have no id of one name to compare them by: it is "
+            f"{names(sorted(ids[0])) or 'none'} in the first and {names(sorted(ids[1])) or 'none'} "
+            "in the second version"
+        )
+    return next(iter(ids[0]))
+
+
+def _columns(versions: Sequence[StoredRows], name: str) -> tuple[pa.Array, pa.Array]:
+    return _column(versions[0], name), _column(versions[1], name)
+
+
+def _column(rows: StoredRows, name: str) -> pa.Array:
+    column = loaded(rows.select([name]), "pyarrow.Table").column(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _version(name: str, manifests: Sequence[Manifest], columns: Sequence[str]) -> Version:
+    parts = [part for manifest in manifests for part in manifest.parts]
+    computed = sum(part.rows_in - part.copied for part in parts if part.made) / 1000
+    seconds = sum(part.made.seconds for part in parts if part.made)
+    tokens = [
+        sums.get("prompt_tokens", 0) + sums.get("completion_tokens", 0)
+        for part in parts
+        for sums in part.spent.values()
+        if "prompt_tokens" in sums
+    ]
+    return Version(
+        name,
+        sum(manifest.rows for manifest in manifests),
+        seconds / computed if computed else None,
+        sum(tokens) / computed if tokens and computed else None,
+        columns,
+    )
+
+
+def _amounts(before: Version, now: Version, field: str) -> Iterator[str]:
+    for version in (before, now):
+        value: Mapping[str, Any] | float | None = getattr(version, field)
+        yield "-" if value is None else f"{value:,.3g}"
 
 
 @dataclass

@@ -36,7 +36,7 @@ from vane_dagster.storage.damage import verified
 from vane_dagster.storage.manifest import CheckResult, Manifest, PartInfo
 from vane_dagster.storage.packages import version_of
 from vane_dagster.storage.quarantine import first_faults
-from vane_dagster.storage.reader import places, with_rows
+from vane_dagster.storage.reader import find, find_all, places, with_rows
 from vane_dagster.storage.store import Store
 from vane_dagster.types.schema import empty_table
 from vane_dagster.types.sql import unused
@@ -44,6 +44,8 @@ from vane_dagster.types.tensors import unsliced
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
+
+    from vane_dagster.checks.versions import Diff
 
 _INTERRUPTS = {"KeyboardInterrupt", "DagsterExecutionInterruptedError"}
 _LOOKED_BACK = 64
@@ -99,6 +101,7 @@ class CheckRunner:
             dataset=functools.cache(lambda: self._dataset(manifest)),
             first_faults=functools.partial(first_faults, self._store.parts_of(manifest), manifest),
             find_previous=functools.cache(lambda: self._previous(manifest)),
+            compare=functools.partial(self._diff, manifest),
             run_id=self._run_id,
         )
 
@@ -112,6 +115,26 @@ class CheckRunner:
         if key is None:
             return None
         return self._context(self._store.read(manifest.pipeline, manifest.stage, key, found[key]))
+
+    def _diff(self, manifest: Manifest, with_: Any, *options: Any) -> Diff | None:
+        """Compare a partition with another version; see `CheckContext.diff`."""
+        from vane_dagster.checks.versions import Side, compare_versions
+
+        own = other = f"{manifest.pipeline}/{manifest.stage}"
+        store = self._store
+        if isinstance(with_, str):
+            other = name = with_
+        elif (found := with_.open() if with_ is not None else store.fallback) is not None:
+            store, name = found, found.root.url
+        else:
+            return None
+        manifests = find(store, other.split("/"), [manifest.partition])
+        if not manifests and with_ is not None:
+            find_all(store, other.split("/"), None)  # raises if it has no partition at all
+        if not manifests:
+            return None
+        sides = Side(name, store, manifests), Side(own, self._store, {manifest.partition: manifest})
+        return compare_versions(f"stage {own!r}", own, sides, *options)
 
     def _dataset(self, manifest: Manifest) -> ds.Dataset:
         import pyarrow.dataset as ds
@@ -244,6 +267,7 @@ class ManifestContext:
         dataset: Opens its rows; called each time a check reads rows.
         first_faults: Describes the first of its failed rows, at most a number of them.
         find_previous: Finds the stage's previous partition.
+        compare: Compares it with another version; see `CheckContext.diff`.
         run_id: The current run; empty outside of one.
         recomputation: Recomputed rows, if any.
     """
@@ -253,6 +277,7 @@ class ManifestContext:
     dataset: Callable[[], ds.Dataset]
     first_faults: Callable[[int], Sequence[str]] = lambda limit: ()
     find_previous: Callable[[], ManifestContext | None] = lambda: None
+    compare: Callable[..., Diff | None] = lambda *given: None
     run_id: str = ""
     recomputation: Recomputation | None = None
 
@@ -343,6 +368,15 @@ class ManifestContext:
 
     def previous(self) -> CheckContext | None:
         return self.find_previous()
+
+    def diff(
+        self,
+        with_: Any = None,
+        columns: Sequence[str] | None = None,
+        tolerance: float = 0.0,
+        sample: int = 20_000,
+    ) -> Diff | None:
+        return self.compare(with_, columns, tolerance, sample)
 
     def recomputed(self) -> Recomputation:
         if self.recomputation is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from vane_dagster.checks.builtin import ErrorRate, findings_of
+from vane_dagster.checks.compared import Compared
 from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
@@ -167,7 +169,8 @@ class RunState:
             if name in lost and (index, name) not in self.failed:
                 self.failed[index, name] = error
                 self.emit(Failed(name, key, error, None if name == stage else stage))
-        self._commit_complete(index + 1)  # which may have waited for this
+        for waiting in (index, index + 1):  # they may have waited for this
+            self._commit_complete(waiting)
         return lost
 
     def fail_damaged(self) -> None:
@@ -217,7 +220,7 @@ class RunState:
             above = [u for u in self.pipeline[stage].spec.upstream if u in partition.stages]
             ready = all(partition.stages[u].done or (index, u) in self._queued for u in above)
             if ready and len(self.parts[index, stage]) == len(partition.fragments):
-                if self._waits_for_former(index, stage):
+                if self._waits_for_compared(index, stage):
                     continue
                 self._queued.add((index, stage))
                 if partition.is_sample:
@@ -227,11 +230,15 @@ class RunState:
                 self._committer.put(self._commit(index, partition, stage, above))
                 self._commit_complete(index + 1)  # which may have waited for this
 
-    def _waits_for_former(self, index: int, stage: str) -> bool:
-        """Whether a check compares a partition with the previous one, not committed yet."""
-        if index == 0 or not any(c.compares for c in self.pipeline._checks_of(stage)):
-            return False
-        return not self._is_settled(index - 1, stage)
+    def _waits_for_compared(self, index: int, stage: str) -> bool:
+        """Whether a check compares with the previous partition or a stage, not committed yet."""
+        checks, stages = self.pipeline._checks_of(stage), self.plan.partitions[index].stages
+        others = {c.stage_of(self.pipeline.name) for c in checks if isinstance(c, Compared)}
+        before = itertools.takewhile(stage.__ne__, stages)  # so that none waits for another in turn
+        places = [(index, other) for other in before if other in others]
+        if index and any(check.compares for check in checks):
+            places.append((index - 1, stage))
+        return not all(self._is_settled(*place) for place in places)
 
     def _commit(self, index: int, partition: PartitionPlan, stage: str, above: list[str]) -> Commit:
         spec = self.pipeline[stage].spec

@@ -22,6 +22,7 @@ from vane_dagster._arguments import (
 from vane_dagster._keywords import known_keywords
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.builtin import defaults_for, merge
+from vane_dagster.checks.compared import Compared
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.known_arguments import adds_stage
@@ -478,7 +479,7 @@ class Pipeline(Rows):
             )
         # Nothing is changed in place: neither by a stage that is refused, nor below built assets.
         draft = copy.copy(self)
-        draft._keys = {**self._keys, spec.name: spec.row_keys(self)}
+        draft._stages, draft._keys = kept, {**self._keys, spec.name: spec.row_keys(self)}
         checks = _stage_checks(draft, spec, location)
         if removed := sorted(replaced - {spec.name}):
             warnings.warn(
@@ -507,6 +508,13 @@ def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[C
             f"{location}: check {late[0].name!r} computes rows again, and a write stage computes "
             "none; give it to the stage that is published"
         )
+    for check in checks:
+        other = check.stage_of(pipeline.name) if isinstance(check, Compared) else ""
+        if other and other not in pipeline._stages:
+            raise DefinitionError(
+                f"{location}: check {check.name!r} compares with {other!r}, which is not declared "
+                f"yet; the pipeline has {names(pipeline._stages)}. Declare it first"
+            )
     _fit_checks(pipeline, spec, checks, location)
     return checks
 

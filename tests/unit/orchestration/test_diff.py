@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import write_source
-from support.in_process import compute
+from support.in_process import InProcess, compute
 from vane_dagster.cli.main import main
-from vane_dagster.errors import StoreError
+from vane_dagster.errors import DefinitionError, StoreError
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -29,7 +29,7 @@ def second(batch: Any) -> Any:
     return {"y": [float(x) + (x == 3) for x in batch["x"].to_pylist()]}
 
 
-def pipeline(tmp_path: Path, fn: Any, rows: int = 10) -> vd.Pipeline:
+def pipeline(tmp_path: Path, fn: Any, rows: int = 10, **options: Any) -> vd.Pipeline:
     for day, key in enumerate(KEYS):
         ids = range(10 * day, 10 * day + rows)
         write_source(tmp_path / "src" / key, {"id": ids, "x": ids})
@@ -39,8 +39,64 @@ def pipeline(tmp_path: Path, fn: Any, rows: int = 10) -> vd.Pipeline:
         id="id",
         partitions_def=dg.StaticPartitionsDefinition(KEYS),
     )
-    made.map_batches("y", fn, schema={"y": "DOUBLE"})
+    made.map_batches("y", fn, schema={"y": "DOUBLE"}, **options)
     return made
+
+
+def test_a_check_compares_with_a_stage_that_the_same_run_computes(tmp_path: Path) -> None:
+    docs = pipeline(tmp_path, first)
+    compared = vd.checks.Compared(docs["y"], columns=["y"], max_different=0.05)
+    docs.map_batches("z", second, schema={"y": "DOUBLE"}, asset=vd.Asset(checks=[compared]))
+    store = Store(Location(str(tmp_path / "store")))
+
+    compute(docs, store, KEYS, InProcess(lambda count: -1))
+
+    found = {key: results(store, "z", key)["compared"] for key in KEYS}
+    assert [found[key].passed for key in KEYS] == [False, True]
+    assert found["a"].description == (
+        "1 of 10 rows differ from numbers/y, and 0 are only there and 0 only here (10.00%); the "
+        "limit is 0.05"
+    )
+    metadata = found["a"].metadata
+    assert (metadata["equal"], metadata["different"], metadata["share_different"]) == (9, 1, 0.1)
+    assert metadata["y: rows that differ most"] == [
+        {"id": "3", "numbers/y": "3.0", "numbers/z": "4.0"}
+    ]
+    assert metadata["numbers/z, 1 partition"][1] == {
+        "measure": "only here", "numbers/y": "0", "numbers/z": "0",
+    }  # fmt: skip
+    later = vd.checks.Compared("numbers/later")
+    with pytest.raises(DefinitionError, match="'later', which is not declared yet"):
+        docs.map_batches("w", first, schema={"y": "DOUBLE"}, asset=vd.Asset(checks=[later]))
+
+
+def test_a_check_compares_a_branch_with_its_fallback_and_with_another_store(tmp_path: Path) -> None:
+    def checked(fn: Any, with_: Any = None) -> vd.Pipeline:
+        asset = vd.Asset(checks=[vd.checks.Compared(with_, tolerance=0.1)])
+        return pipeline(tmp_path, fn, asset=asset)
+
+    place = str(tmp_path / "store")
+    production = Store(Location(place))
+    branch = Store(Location(str(tmp_path / "branch")), fallback=production)
+    compute(checked(first), production, KEYS[:1])
+    assert "no other version" in results(production, "y", "a")["compared"].description
+    compute(checked(second), branch, KEYS)
+    found = {key: results(branch, "y", key)["compared"] for key in KEYS}
+    assert found["a"].passed, "without a limit"
+    assert found["a"].metadata["different"] == 1
+    assert "no other version" in found["b"].description, "the fallback lacks the partition"
+
+    other = Store(Location(str(tmp_path / "other")))
+    compute(checked(first, vd.FragmentStore(root=place)), other, KEYS[:1])
+    assert results(other, "y", "a")["compared"].metadata["equal"] == 10
+    compute(checked(second, "numbres/y"), other, KEYS[:1])
+    assert "never materialized" in results(other, "y", "a")["compared"].description
+
+
+def results(store: Store, stage: str, key: str) -> dict[str, Any]:
+    manifest = store.in_force("numbers", stage, key)
+    assert manifest is not None
+    return {result.name: result for result in manifest.checks}
 
 
 def ran(store: str, docs: vd.Pipeline, key: str, run_id: str) -> str:

@@ -1,0 +1,125 @@
+"""Comparison of rows with another version of them, as by `diff`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vane_dagster._arguments import NAME, positive
+from vane_dagster.checks.base import Check, bound, checked_columns
+from vane_dagster.checks.context import CheckContext, CheckOutcome
+from vane_dagster.errors import DefinitionError, SchemaError, names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from vane_dagster.checks.versions import Diff
+
+_STAGE = re.compile(f"{NAME.pattern}/{NAME.pattern}")
+_MAX_TABLES = 30
+
+
+@dataclass(frozen=True)
+class Compared(Check):
+    """How rows differ by id from those of another stage or store.
+
+    The comparison is that of `vane_dagster.diff`, with the version that is in force when the check
+    is evaluated, in each run of the partition. A partition that the other version lacks passes.
+
+    Attributes:
+        with_: A stage, or its name such as "docs/embedding", in the same store; a stage of the same
+            pipeline has to be declared before. A `FragmentStore`: the same stage there. Default:
+            the same stage in the fallback of a branch; in a store without a fallback nothing is
+            compared.
+        max_different: The largest share of the rows of both versions together that may be different
+            or in one version alone, from 0 to 1. Default: no limit.
+        columns: The columns to compare, without those that always differ, such as the usage of a
+            prompt, which has seconds. Default: those that both versions have.
+        tolerance: Largest difference of equal numbers and components of vectors, relative to one
+            plus their magnitude.
+        sample: Number of rows that the statistics of columns are computed over.
+    """
+
+    with_: Any = field(default=None, hash=False)
+    max_different: float | None = field(default=None, kw_only=True)
+    columns: Sequence[str] | None = field(default=None, kw_only=True)
+    tolerance: float = field(default=0.0, kw_only=True)
+    sample: int = field(default=20_000, kw_only=True)
+
+    lasting: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        path = getattr(getattr(self.with_, "key", self.with_), "path", ())
+        with_ = "/".join(path) or self.with_
+        is_store = hasattr(with_, "open") and not isinstance(with_, os.PathLike)
+        is_stage = isinstance(with_, str) and _STAGE.fullmatch(with_)
+        if not (with_ is None or is_stage or is_store):
+            raise DefinitionError(
+                f"{self._location}: with_ is {self.with_!r}; expected a stage, its name such as "
+                "'docs/embedding', or a FragmentStore with the same stage"
+            )
+        positive(self._location, "sample", self.sample)
+        limits = {"tolerance": bound(self._location, "tolerance", self.tolerance)}
+        if self.max_different is not None:
+            limits["max_different"] = bound(self._location, "max_different", self.max_different, 1)
+        columns = checked_columns(self._location, self.columns)
+        self._set(with_=with_, columns=columns, **limits)
+
+    @property
+    def description(self) -> str:
+        other = self.with_ if isinstance(self.with_, str) else "the same stage in another store"
+        limit = self.max_different
+        most = "" if limit is None else f"; at most {limit:.4g} of the rows may differ"
+        return f"The rows are compared by id with those of {other}{most}"
+
+    def fit(self, schema: pa.Schema, location: str) -> None:
+        self._require(schema, location, self.columns)
+
+    def stage_of(self, pipeline: str) -> str:
+        """Return the stage of a pipeline that it compares with; empty for none."""
+        name, _, stage = self.with_.partition("/") if isinstance(self.with_, str) else ("", "", "")
+        return stage if name == pipeline else ""
+
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        """Compare the rows.
+
+        Raises:
+            SchemaError: If the other version lacks a column to compare.
+            StoreError: If the ids have different names or types, or the other stage has no rows in
+                any partition.
+        """
+        found = context.diff(self.with_, self.columns, self.tolerance, self.sample)
+        if found is None:
+            return CheckOutcome(True, "There is no other version of the partition to compare with")
+        if lacking := {*(self.columns or ())} & {*found.now.columns}:
+            raise SchemaError(f"{found.before.name} has no column {names(sorted(lacking))}")
+        one_sided = found.only_before + found.only_now
+        rows = one_sided + found.equal + found.different
+        share = (one_sided + found.different) / max(1, rows)
+        text = (
+            f"{found.different:,} of {rows:,} rows differ from {found.before.name}, and "
+            f"{found.only_before:,} are only there and {found.only_now:,} only here"
+        )
+        metadata: dict[str, Any] = {
+            "equal": found.equal,
+            "different": found.different,
+            "only_there": found.only_before,
+            "only_here": found.only_now,
+            "share_different": share,
+        }
+        if self.max_different is not None:
+            text += f" ({share:.2%}); the limit is {self.max_different:.4g}"
+            metadata["max_different"] = self.max_different
+        metadata |= dict(_tables(found))
+        passed = self.max_different is None or share <= self.max_different
+        return CheckOutcome(passed, text, metadata)
+
+
+def _tables(found: Diff) -> Iterator[tuple[str, Sequence[dict[str, str]]]]:
+    """Yield the tables of a comparison as metadata."""
+    for title, (header, *rows) in [*found.tables()][:_MAX_TABLES]:
+        yield title, [dict(zip((name or "measure" for name in header), row)) for row in rows]
