@@ -169,19 +169,23 @@ class Simulation(RuleBasedStateMachine):
         nodes = [node for node in self.world.nodes if node.calls_code]
         return nodes[number % len(nodes)] if nodes else None
 
-    @rule(partition=st.sampled_from(PARTITIONS), number=st.integers(0, 9), kills=st.booleans())
-    def patch_a_row(self, partition: str, number: int, kills: bool) -> None:
-        """Patch a row; the run that takes it up may be killed."""
+    @rule(
+        partition=st.sampled_from(PARTITIONS),
+        number=st.integers(0, 9),
+        kills=st.booleans(),
+        undoes=st.booleans(),
+    )
+    def patch_a_row(self, partition: str, number: int, kills: bool, undoes: bool) -> None:
+        """Patch a row; the run that takes it up may be killed. Then undo it, or not."""
         nodes = [n for n in self.world.nodes if n.kind == "map" and n.options["reuse"] == "rows"]
         if nodes:
             self.world.run([partition])
-            self.world.patch(nodes[number % len(nodes)], partition, number)
+            node = nodes[number % len(nodes)]
+            self.world.patch(node, partition, number)
             self.world.run([partition], Disturbance(kill_answer=number if kills else None))
-
-    @rule(partition=st.sampled_from(PARTITIONS), number=st.integers(0, 9))
-    def undo_a_patch(self, partition: str, number: int) -> None:
-        if node := self._coded(number):
-            self.world.unpatch(node, partition)
+            if undoes:
+                self.world.unpatch(node, partition)
+                self.world.run([partition])
 
     @rule(partitions=st.sets(st.sampled_from(PARTITIONS), min_size=1), order=ORDER)
     def run(self, partitions: set[str], order: tuple[int, ...]) -> None:
