@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 
-from vane_dagster._arguments import list_of_names, one_of
+from vane_dagster._arguments import list_of_names
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError
 from vane_dagster.sources.column_types import shown
@@ -26,7 +26,7 @@ from vane_dagster.sources.text_stream import (
     whole_lines,
     with_compressed,
 )
-from vane_dagster.sources.text_types import TextTypes
+from vane_dagster.sources.text_types import typed
 from vane_dagster.types.schema import SchemaLike
 
 _UNQUOTED = python_csv.QUOTE_NONE
@@ -52,16 +52,10 @@ class CsvSource(IngestedSource):
     escape: str | None = None
     null_values: tuple[str, ...] = ()
     skip_rows: int = 0
-    decimal_separator: str = "."
-    date_formats: tuple[str, ...] = ()
-
-    @property
-    def forms(self) -> TextTypes:
-        return TextTypes(self.date_formats, self.decimal_separator)
 
     def shown(self, rows: pa.Table) -> pa.Schema:
-        typed = (self.forms.typed(values.combine_chunks()) for values in rows.columns)
-        return pa.schema(list(map(shown, rows.column_names, typed)))
+        found = (typed(values.combine_chunks()) for values in rows.columns)
+        return pa.schema(list(map(shown, rows.column_names, found)))
 
     def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         blocks = stream.blocks()
@@ -185,8 +179,6 @@ def csv(
     null_values: Sequence[str] = (),
     skip_rows: int = 0,
     encoding: str = "utf-8",
-    decimal_separator: str = ".",
-    date_format: str | Sequence[str] | None = None,
     include_paths: bool = False,
     asset: Any = None,
     allow_empty: bool = False,
@@ -196,8 +188,8 @@ def csv(
 
     The first run that needs a file converts it into Parquet in the store. A column has the type
     that all of its values in the first run's files have: ``007`` makes it text, and so does a date
-    that is not in the ISO format, unless `date_format` is given. These types are kept for later
-    runs. A row of a later file with a value of another type is quarantined, and columns that later
+    that is not in the ISO format; a `project` converts it. These types are kept for later runs. A
+    row of a later file with a value of another type is quarantined, and columns that later
     files add are not read until `types` names them.
 
     Args:
@@ -217,9 +209,6 @@ def csv(
             empty text is an empty text in columns of text, and null in others.
         skip_rows: Lines before the header, or before the first row, that are no data.
         encoding: The encoding of the files: any that Python knows.
-        decimal_separator: "." or ",".
-        date_format: The format of dates as of `strptime`, such as ``%d.%m.%Y``, or of timestamps,
-            such as ``%d.%m.%Y %H:%M``; or a list of both. Default: ISO.
         include_paths: Whether there is a column `path` with the file's URL.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether files without any rows are accepted; an error by default.
@@ -241,7 +230,6 @@ def csv(
             raise DefinitionError(f"{where}: {name} is {value!r}; expected one ASCII character")
     if type(skip_rows) is not int or skip_rows < 0:
         raise DefinitionError(f"{where}: skip_rows is {skip_rows!r}; expected a number from 0 up")
-    formats = [date_format] if isinstance(date_format, str) else date_format
     return CsvSource.declared(
         *(url, schema, types, include_paths, asset, allow_empty, storage_options, encoding),
         delimiter=delimiter,
@@ -250,6 +238,4 @@ def csv(
         escape=None if escape == quote else escape,
         null_values=list_of_names(where, "null_values", null_values) or (),
         skip_rows=skip_rows,
-        decimal_separator=one_of(where, "decimal_separator", decimal_separator, (".", ",")),
-        date_formats=list_of_names(where, "date_format", formats) or (),
     )

@@ -53,7 +53,7 @@ from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.planned_read import check_unchanged
 from vane_dagster.sources.table_reader import TableReader
 from vane_dagster.sources.text_stream import UTF_8, TextStream, parse_encoding
-from vane_dagster.sources.text_types import TextTypes, cast_each, is_readable
+from vane_dagster.sources.text_types import cast_each, cast_text, is_readable
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.stored_tables import (
@@ -138,11 +138,6 @@ class IngestedSource(FileSource, InStore):
         """Return what rows show of the types of their columns; see `column_types`."""
         return pa.schema([shown(*column) for column in zip(rows.column_names, rows.columns)])
 
-    @property
-    def forms(self) -> TextTypes:
-        """The forms of values in text."""
-        return TextTypes()
-
     def cast(self, column: pa.Field, is_found: bool, values: pa.Array) -> pa.Array:
         """Convert values to the type of a column without changing any of them."""
         own, kind = values.type, column.type
@@ -150,7 +145,7 @@ class IngestedSource(FileSource, InStore):
         if pa.types.is_string(own) or (is_number and pa.types.is_decimal(kind)):
             if is_found and not self.is_text and not pa.types.is_string(kind):
                 raise pa.ArrowInvalid("a text is of no other type")
-            return self.forms.cast(values.cast(pa.string()), kind, is_found)
+            return cast_text(values.cast(pa.string()), kind, is_found)
         check_castable(own, kind)
         return checked_cast(values, kind)
 
