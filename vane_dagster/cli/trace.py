@@ -15,13 +15,7 @@ from vane_dagster.orchestration.trace import trace as trace_row
 
 @click.command()
 @click.argument("stage")
-@click.option(
-    "--id",
-    "ids",
-    required=True,
-    multiple=True,
-    help="The row's id; of several columns, each.",
-)
+@click.option("--id", required=True, help="The row's id.")
 @PARTITION
 @click.option("--forward", is_flag=True, help="Follow the row to all rows made from it.")
 @STORE_OR_DEFINED
@@ -31,7 +25,7 @@ from vane_dagster.orchestration.trace import trace as trace_row
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def trace(
     stage: str,
-    ids: tuple[str, ...],
+    id: str,
     partition: str | None,
     forward: bool,
     store: str | None,
@@ -53,7 +47,6 @@ def trace(
         definitions = Definitions(file, module)
         found_in = definitions.stage(stage)
         place = definitions.resource("store") if store is None else store
-    id = ids if len(ids) > 1 else ids[0]
     place = opened(place, storage_options)
     found = trace_row(found_in, id, partition, forward=forward, store=place)
     click.echo(json.dumps(found.to_dict(), indent=2, default=str) if as_json else str(found))

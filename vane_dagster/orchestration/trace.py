@@ -31,8 +31,7 @@ def trace(
     Args:
         stage: As "docs/enriched", or a stage or its asset key. A forward trace also accepts
             "docs/source", or "docs", for a row of the source.
-        id: The row's id; a text is converted if the ids are numbers. An id of several columns is
-            their values as a tuple or dict, or its text.
+        id: The row's id; a text is converted if the ids are numbers.
         partition: The partition's key; None for an unpartitioned pipeline.
         forward: Whether to trace forward from the row.
         store: A `FragmentStore` or the URL of a store's root. Default: ``$VANE_DAGSTER_STORE``,

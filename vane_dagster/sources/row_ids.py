@@ -32,7 +32,6 @@ from vane_dagster.storage.manifest import FileSpan, FragmentRecord
 from vane_dagster.types.id_texts import (
     is_identifying,
     joined,
-    joined_values,
     parse_kind,
 )
 
@@ -137,25 +136,6 @@ class IdRule:
         url, row = row_of(id) or ("", -1)
         held = (span for span in spans if span.url == url and span.start <= row < span.stop)
         return next(((span, row) for span in held), None)
-
-    def text(self, id: Any) -> str:
-        """Return the id of a row that a user names: its text, or the values that it is made of."""
-        if isinstance(id, str):
-            return id
-        parts = self.columns or ("file", "row number")
-        if isinstance(id, Mapping) and set(id) == set(parts):
-            id = tuple(id[name] for name in parts)
-        if not isinstance(id, (tuple, list)) or len(id) != len(parts):
-            raise ValueError(
-                f"expected the values of ({', '.join(parts)}) as a tuple or dict, or their text"
-            )
-        if not self.columns:
-            return f"{id[0]}{_MARK}{id[1]}"
-        try:
-            return joined_values(id, self.types)
-        except (ValueError, TypeError, pa.ArrowException) as error:
-            types = ", ".join(f"{name} {kind}" for name, kind in zip(self.columns, self.types))
-            raise ValueError(f"expected values of {types}: {error}") from error
 
 
 def _numbered(fragment: FragmentRecord) -> pa.ChunkedArray:

@@ -262,17 +262,10 @@ class ManifestIndex:
     def converted(self, manifest: Manifest, position: int, stage: str, id: Any) -> Any:
         """Convert the id that a user names to a value of a key column."""
         label, column = self.label(stage), manifest.keys[position]
-        is_source_id = position in (-1, len(manifest.keys) - 1)
-        if manifest.id_rule and is_source_id:
-            rule = rule_of(manifest.id_rule, column)
-            try:
-                return rule.text(id)
-            except ValueError as error:
-                raise TraceError(f"{label!r}: id is {id!r}; {error}") from None
         if isinstance(id, (tuple, list, Mapping)):
             raise TraceError(
-                f"{label!r}: id is {id!r}; expected one value, because {column!r} is no id of "
-                "several columns"
+                f"{label!r}: id is {id!r}; expected one value of {column!r}. An id of several "
+                "columns is a text, as 'a|3', and one of file and row number, as 'a.parquet#3'"
             )
         return as_id(id, manifest.schema.field(column).type, label, column)
 

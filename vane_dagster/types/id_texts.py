@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -46,17 +45,6 @@ def joined(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(*map(texts, columns), SEPARATOR, null_handling="emit_null")
 
 
-def joined_values(values: Sequence[Any], kinds: Sequence[pa.DataType | None]) -> str:
-    """Return the id of one row."""
-    columns = [_column(value, kind) for value, kind in zip(values, kinds)]
-    for column, value in zip(columns, values):
-        if column.null_count or not is_identifying(column.type):
-            raise ValueError(f"{value!r} cannot be part of an id")
-    (text,) = joined(columns).to_pylist()
-    assert isinstance(text, str)
-    return text
-
-
 def texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the text of each value of a column: the same for equal values of one type."""
     kind = column.type
@@ -77,11 +65,3 @@ def texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
         column = pc.replace_substring_regex(column, r"(\.\d*[1-9])0+(Z?)$", r"\1\2")
         column = pc.replace_substring_regex(column, r"\.0+(Z?)$", r"\1")
     return column
-
-
-def _column(value: Any, kind: pa.DataType | None) -> pa.ChunkedArray:
-    if kind is not None and isinstance(value, str) and not (is_text(kind) or is_bytes(kind)):
-        array = pa.array([value]).cast(kind)
-    else:
-        array = pa.array([value], kind)
-    return pa.chunked_array([array])

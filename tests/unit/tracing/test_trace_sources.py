@@ -89,7 +89,7 @@ def test_a_row_leads_to_its_file_and_number(traced, kind, stage):
         assert "which the store alone cannot read; trace with the stage's object" in note
         assert "the row was one of" in place
         pipeline = declared("csv", vd.csv(path.parent))
-        assert vd.trace(pipeline["some"], ("a3", 3), store=traced).steps[0].row == 13
+        assert vd.trace(pipeline["some"], "a3|3", store=traced).steps[0].row == 13
         return
     assert (step["row"], step["notes"]) == (13, [])
     if kind == "delta":

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from vane_dagster.types.id_texts import (
     is_identifying,
     joined,
-    joined_values,
     parse_kind,
     texts,
 )
@@ -65,7 +64,6 @@ def test_different_rows_have_different_texts(rows):
 def test_the_text_of_a_value_never_changes(value, kind, text):
     """Ids are stored. This pins Arrow's own conversions too."""
     assert texts(column([value, None], kind)).to_pylist() == [text, None]
-    assert joined_values([value], [kind]) == text
 
 
 def test_the_text_does_not_depend_on_the_encoding():
@@ -90,20 +88,3 @@ def test_types_are_read_by_their_names(kind):
 )
 def test_types_without_an_exact_text(kind):
     assert not is_identifying(kind)
-
-
-def test_values_are_converted_to_the_types_of_their_columns():
-    kinds = [pa.string(), pa.int64(), pa.date32(), pa.float64()]
-    day = dt.date(2026, 1, 2)
-    assert joined_values(["a", 3, day, 3], kinds) == "a|3|2026-01-02|3"
-    assert joined_values(["a", "3", "2026-01-02", "3.0"], kinds) == "a|3|2026-01-02|3"
-    assert joined_values(["a", 3, day], [None, None, None]) == "a|3|2026-01-02"
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [(None, pa.int8()), (None, None), (300, pa.int8()), ("x", pa.int8()), ([1], None)],
-)
-def test_values_that_are_no_part_of_an_id(value, kind):
-    with pytest.raises((ValueError, TypeError)):
-        joined_values([value], [kind])
