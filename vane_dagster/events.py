@@ -88,8 +88,7 @@ class StageStats:
         faults: Rows that could not be computed.
         copied: Input rows with the outcome of an equal row, of this run or an earlier one.
         spent: Usage of the rows that were computed, by the names of the stage's `sums`.
-        fits: The batch size that the workers determined, or that fit into memory after a larger one
-            did not.
+        fits: The batch size that fit into memory after a larger one did not.
         call_seconds: Seconds in the user's code, summed over all workers.
         work_seconds: Seconds of all work on the stage, summed over all workers.
         seconds: Seconds in which calls for the stage were in flight. Partitions with calls in

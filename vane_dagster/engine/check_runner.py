@@ -328,14 +328,10 @@ class ManifestContext:
     def _measured(self, columns: Sequence[str]) -> Measures:
         """Measures of the columns; computed now for parts that were written without them."""
         parts = [part for part in self.manifest.parts if part.rows]
-        missing = [name for name in columns if any(name not in part.measures for part in parts)]
-        known = [name for name in columns if name not in missing]
-        found = merge_measures({name: part.measures[name] for name in known} for part in parts)
-        if missing:
-            found |= merge_measures(
-                measure(pa.Table.from_batches([batch]), missing) for batch in self.batches(missing)
-            )
-        return found
+        if all(name in part.measures for part in parts for name in columns):
+            return merge_measures({name: part.measures[name] for name in columns} for part in parts)
+        batches = map(pa.Table.from_batches, ([batch] for batch in self.batches(columns)))
+        return merge_measures(measure(batch, columns) for batch in batches)
 
     def batches(
         self, columns: Sequence[str] | None = None, where: pc.Expression | None = None

@@ -13,7 +13,8 @@ import os
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,21 +107,27 @@ def pickled_by_value(
     """Pickle an object for workers that have none of the user's modules."""
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
-    own = [sys.modules[name] for name in modules if name in sys.modules and name not in MAIN_NAMES]
-    by_value = {*MAIN_NAMES, *(module.__name__ for module in own)}
-    with _by_value_lock:
-        for module in own:
-            cloudpickle.register_pickle_by_value(module)
+    with _by_value_lock, sent_by_value(cloudpickle, modules) as own:
         try:
-            return pickled(obj, {}, by_value, visit, protocol)
+            return pickled(obj, {}, {*MAIN_NAMES, *own}, visit, protocol)
         except Exception as error:
             raise CodeIdentityError(
                 f"{type(obj).__qualname__} cannot be pickled for the workers: "
                 f"{described(error)}. Let its attributes be plain values"
             ) from error
-        finally:
-            for module in own:
-                cloudpickle.unregister_pickle_by_value(module)
+
+
+@contextmanager
+def sent_by_value(pickle: Any, modules: Iterable[str]) -> Iterator[list[str]]:
+    """Let a cloudpickle send the user's own modules, which are not installed on the workers."""
+    own = [sys.modules[name] for name in modules if name in sys.modules and name not in MAIN_NAMES]
+    for module in own:
+        pickle.register_pickle_by_value(module)
+    try:
+        yield [module.__name__ for module in own]
+    finally:
+        for module in own:
+            pickle.unregister_pickle_by_value(module)
 
 
 def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:

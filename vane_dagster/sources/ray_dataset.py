@@ -6,7 +6,6 @@ import functools
 import importlib
 import inspect
 import secrets
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,11 +16,12 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, SourceError
+from vane_dagster.fingerprint.bundle import sent_by_value
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder
+from vane_dagster.fingerprint.modules import Finder
 from vane_dagster.fingerprint.objects import ObjectEncoder
 from vane_dagster.sources.base import Connect, Source
 from vane_dagster.sources.parquet import StoredParquet, read_footer, row_groups
@@ -85,7 +85,7 @@ class RayDatasetSource(StoredTableSource):
         name = f"{MADE}/{identity}-{secrets.token_hex(_ATTEMPT_BYTES)}"
         folder = tables(self.store_root).child(name)
         fs = None if folder.is_local else PyFileSystem(FSSpecHandler(folder.fs))
-        with _native_tensors(data), _sent_by_value(self._code.modules):
+        with _native_tensors(data), sent_by_value(ray.cloudpickle, self._code.modules):
             dataset = self.function(**({_PARAMETER: partition} if self.is_partitioned else {}))
             if form_of_value(dataset) != NEEDS_RAY:
                 raise SourceError(
@@ -177,17 +177,3 @@ def _native_tensors(data: Any) -> Iterator[None]:
         yield
     finally:
         context.arrow_fixed_shape_tensor_format = before
-
-
-@contextmanager
-def _sent_by_value(modules: tuple[str, ...]) -> Iterator[None]:
-    """Let Ray send the user's own modules with its tasks: they are not installed on the workers."""
-    pickle: Any = importlib.import_module("ray.cloudpickle")
-    own = [sys.modules[name] for name in modules if name in sys.modules and name not in MAIN_NAMES]
-    for module in own:
-        pickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in own:
-            pickle.unregister_pickle_by_value(module)

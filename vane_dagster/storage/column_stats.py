@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -37,16 +38,9 @@ def merge_measures(parts: Iterable[Mapping[str, Mapping[str, float]]]) -> Measur
         for column, found in part.items():
             total = merged.setdefault(column, {})
             for name, value in found.items():
-                known = total.get(name)
-                if known is None:
-                    total[name] = value
-                else:
-                    total[name] = _COMBINED.get(name, _add)(known, value)
+                combine = _COMBINED.get(name, operator.add)
+                total[name] = combine(total[name], value) if name in total else value
     return merged
-
-
-def _add(a: float, b: float) -> float:
-    return a + b
 
 
 def _measured(column: pa.ChunkedArray, fields: Sequence[str] = ()) -> dict[str, float]:

@@ -80,7 +80,7 @@ def test_children_are_accepted_if_and_only_if_their_parents_were_given(given, pa
 @settings(max_examples=40)
 @given(some=st.lists(st.integers(0, 9), max_size=9), texts=st.booleans(), many=st.booleans())
 def test_ids_are_unique_if_a_set_has_as_many(some, texts, many):
-    values = [*some, *range(100, 20_000)] if many else some  # so that texts are hashed
+    values = [*some, *range(100, 20_000)] if many else some
     kind = pa.string() if texts else pa.int64()
     array = pa.array([f"i{n}" for n in values] if texts else values, kind)
     half = len(array) // 2
