@@ -14,7 +14,8 @@ from vane_dagster.types.schema import plain_type
 
 Measures = dict[str, dict[str, float]]
 
-_COMBINED: dict[str, Callable[[float, float], float]] = {"dim_min": min, "dim_max": max}
+_Combine = Callable[[float, float], float]
+_COMBINED: dict[str, _Combine] = {"dim_min": min, "dim_max": max}
 
 
 def measure(
@@ -38,7 +39,7 @@ def merge_measures(parts: Iterable[Mapping[str, Mapping[str, float]]]) -> Measur
         for column, found in part.items():
             total = merged.setdefault(column, {})
             for name, value in found.items():
-                combine = _COMBINED.get(name, operator.add)
+                combine: _Combine = _COMBINED.get(name, operator.add)
                 total[name] = combine(total[name], value) if name in total else value
     return merged
 
