@@ -185,20 +185,6 @@ def test_the_id_of_a_pipeline():
     assert str(several).startswith("docs: rows of x, by 'id', made of 'doc', 'page'")
 
 
-def test_the_text_of_an_id_as_a_user_names_it():
-    rule = DOC_PAGE.of(pa.schema([("doc", pa.string()), ("page", pa.int64())]))
-    for given in (("a|", 3), ["a|", "3"], {"page": 3, "doc": "a|"}, "a\\||3"):
-        assert rule.text(given) == "a\\||3"
-    for given in (("a",), ("a", "x"), {"doc": "a"}, 3, ("a", None)):
-        with pytest.raises(ValueError, match="expected"):
-            rule.text(given)
-    row = vd.row_id()
-    assert row.text(("s3://b/x.parquet", 17)) == row.text("s3://b/x.parquet#17")
-    assert row.text("s3://b/x.parquet#17") == "s3://b/x.parquet#17"
-    with pytest.raises(ValueError, match="file, row number"):
-        row.text(17)
-
-
 @pytest.mark.parametrize(
     ("id", "place"),
     [
