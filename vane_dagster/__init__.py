@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.servers import Server as Server
     from vane_dagster.pipeline.servers import TritonServer as TritonServer
     from vane_dagster.pipeline.servers import VLLMServer as VLLMServer
-    from vane_dagster.sources.avro_files import avro as avro
     from vane_dagster.sources.csv_files import csv as csv
     from vane_dagster.sources.delta import delta as delta
     from vane_dagster.sources.file import File as File

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import dagster as dg
-import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -137,16 +136,6 @@ def test_csv(page, tmp_path):
     bucket = {'"s3://lake/orders/': f'"{tmp_path}/orders/', '{"anon": True}': "None"}
     module = page.example("CSV, JSON lines and text", bucket)
     assert page.column(module, "orders/scored", "priority", "2025-01-01") == [1, 1]
-
-
-def test_avro(page, tmp_path):
-    fields = [{"name": name, "type": "long"} for name in ("call_id", "started", "ended")]
-    schema = fastavro.parse_schema({"type": "record", "name": "Call", "fields": fields})
-    (tmp_path / "calls").mkdir()
-    with open(tmp_path / "calls" / "a.avro", "wb") as file:
-        fastavro.writer(file, schema, [{"call_id": 1, "started": 500, "ended": 2000}])
-    module = page.example("Avro", {'"s3://lake/calls/': f'"{tmp_path}/calls/'})
-    assert page.column(module, "calls/timed", "seconds") == [1.5]
 
 
 def test_delta_tables(page, tmp_path):

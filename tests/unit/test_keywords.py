@@ -78,7 +78,6 @@ def test_an_unknown_column_is_reported_with_those_that_exist(wanted, columns, te
 @pytest.mark.parametrize(
     ("extra", "declare"),
     [
-        ("avro", lambda: vd.avro("/data")),
         ("delta", lambda: vd.delta("/data")),
         ("huggingface", lambda: vd.huggingface("name")),
         ("iceberg", lambda: vd.iceberg("prod", "db.events")),

@@ -14,7 +14,7 @@ from support.paths import TESTS
 
 ROOT = Path(vane_dagster.__file__).parent
 OPTIONAL = {
-    *("PIL", "aiohttp", "anthropic", "deltalake", "fastavro", "lance", "openai", "pyiceberg"),
+    *("PIL", "aiohttp", "anthropic", "deltalake", "lance", "openai", "pyiceberg"),
     *("sentence_transformers", "torch", "transformers", "vllm"),
 }
 
