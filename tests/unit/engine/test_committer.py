@@ -98,6 +98,29 @@ def test_of_two_publishers_the_later_manifest_wins(tmp_path, monkeypatch):
     assert [n for file in files for n in pq.read_table(file)["id"].to_pylist()] == [*range(8)]
 
 
+def test_a_branch_remembers_the_manifest_that_it_started_from(tmp_path):
+    write_source(tmp_path / "src", {"id": range(10)})
+    main = Store(Location(str(tmp_path / "store")))
+    branch = Store(Location(str(tmp_path / "branch")), fallback=main)
+
+    def run(store: Store, where: str) -> Manifest:
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        docs.project("clean", ["id"], where=where)
+        compute(docs, store)
+        found = store.in_force("docs", "clean", None)
+        assert found is not None
+        return found
+
+    assert run(branch, "id < 1").branched_from == "", "there was nothing to start from"
+    assert run(branch, "id < 2").branched_from == ""
+    assert run(main, "id < 3").branched_from == "", "it is no branch"
+    other = Store(Location(str(tmp_path / "other")), fallback=main)
+    started_from = str(main.latest_own("docs", "clean", None))
+    assert run(other, "id < 4").branched_from == started_from
+    run(main, "id < 5")
+    assert run(other, "id < 6").branched_from == started_from
+
+
 def labelled(tmp_path: Path, labels: dict[str, list[str]], check: vd.checks.Check) -> vd.Pipeline:
     """Two stages over partitions; the first has a check."""
     for key, texts in labels.items():
