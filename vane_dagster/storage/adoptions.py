@@ -198,5 +198,12 @@ def undo_adoptions(store: Store, pipeline: str, known: Sequence[Adoption], defin
 
 
 def copy_adoptions(source: Store, target: Store, pipeline: str) -> None:
-    """Take over the adoptions of another store, and those that were undone there."""
-    copy_missing(source.root.child(pipeline), target.root.child(pipeline), _NAME.fullmatch)
+    """Take over the adoptions of another store; first, that some were undone there.
+
+    So none that was undone is ever in force, wherever the process is killed.
+    """
+    known, other = source.root.child(pipeline), target.root.child(pipeline)
+    every = {name for name in known.names() if _NAME.fullmatch(name)}
+    undone = {name for name in every if name.startswith("undone")}
+    for names in (undone, every):
+        copy_missing(known, other, names.__contains__)
