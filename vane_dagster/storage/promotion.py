@@ -156,9 +156,10 @@ class Promotion:
         }
         for place, (_, manifest) in self._found.items():
             now = self._before.get(place)
-            if manifest.branched_from == ("" if now is None else str(now)):
-                continue
-            if now is None or _content(now) not in own[place[0]]:  # by an earlier promotion
+            start = ManifestName.parse(manifest.branched_from)
+            # Other runs may have come back to it; an earlier promotion has put the branch's there.
+            known = own[place[0]] | {start and _content(start)}
+            if (now and _content(now)) not in known:
                 yield self._differs(place, manifest.branched_from, now)
 
     def _stale(self) -> Iterator[str]:

@@ -136,7 +136,7 @@ def test_parts_of_the_branch_come_first_and_marked_ones_do_not_count(store, bran
     assert branch.condemned("docs", "s") == {"p/a": 1.0, "p/b": 1.0}
 
 
-OLD, NEW, NEWER = ("a" * 40, "b" * 40, "c" * 40)
+OLD, NEW, NEWER, LEFT = (letter * 40 for letter in "abcd")
 
 
 def adoption(definition: str, at: int = 1) -> Adoption:
@@ -245,10 +245,13 @@ def work(store: Store, branch: Store) -> None:
     keep_adoption(store, "docs", adoption(NEW))
     undo_adoptions(branch, "docs", [adoption(NEW)], NEW)
     keep_adoption(branch, "docs", adoption(NEWER))
+    keep_adoption(branch, "docs", adoption(LEFT))
+    undo_adoptions(branch, "docs", [adoption(LEFT)], LEFT)
     raise_floor(branch, "docs", "s", "run")
 
 
 def promoted(store: Store) -> bool:
+    assert adoption(LEFT) not in adopted(store), "it was undone before"
     found: list[Manifest] = []
     for key in ("p", "q/ä"):
         above, now = (store.in_force("docs", stage, key) for stage in "st")
@@ -311,6 +314,17 @@ def test_a_promotion_is_refused_before_anything_is_written(store, branch, stage)
     with pytest.raises(StoreError, match=f"docs/{stage}, partition 'q/ä': the branch was made "):
         Promotion(branch, store, "docs")
     assert content(store) == before
+
+
+def test_a_version_that_another_run_has_come_back_to_can_be_superseded(store, branch):
+    work(store, branch)
+    start = store.in_force("docs", "t", "p")
+    store.commit(replace(start, plan="2" * 32))
+    with pytest.raises(StoreError, match="docs/t, partition 'p': the branch was made from"):
+        Promotion(branch, store, "docs")
+    store.commit(start)
+    list(Promotion(branch, store, "docs").carry_out())
+    assert promoted(store)
 
 
 def test_a_promotion_is_refused_for_what_was_made_of_another_version(store, branch):
