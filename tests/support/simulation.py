@@ -8,7 +8,9 @@ with what a plain loop makes of the rows.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import itertools
 import threading
 import time
 from collections import Counter, defaultdict
@@ -28,6 +30,7 @@ from support.arguments import grouped
 from support.in_process import InProcess, executed
 from support.simulated_stages import is_kept, labelled, pieces, world
 from vane_dagster.compute.api import CallResult, Worker
+from vane_dagster.errors import StoreError
 from vane_dagster.events import Event, Failed
 from vane_dagster.planning.definition import components, definition_digest
 from vane_dagster.retries import Cause
@@ -42,7 +45,8 @@ from vane_dagster.storage.adoptions import (
 from vane_dagster.storage.decisions import decisions, patch, undo
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.store import Store
+from vane_dagster.storage.promotion import Promotion
+from vane_dagster.storage.store import Store, open_branch
 from vane_dagster.worker.protocol import Arrange, ReuseAndCall, Work
 
 PARTITIONS = ("p0", "p1", "p2")
@@ -207,7 +211,7 @@ class Workers(InProcess):
             if report.part is not None:
                 self._written[place] |= self._made[work.location]
             if report.part is not None:
-                part = (work.target.folder.url, report.part.key)
+                part = (_below_root(work.target.folder), report.part.key)
                 assert part not in self._existing, f"{work.stage} was computed again: {part}"
                 if not self.lost_something:  # else its fragment may have started over meanwhile
                     self._existing.add(part)
@@ -297,6 +301,10 @@ class Node:
         return (f"{self.name}_id", *above) if self.kind == "flat_map" else above
 
 
+Place = tuple[str, str]
+"""A stage and a partition."""
+Kill = tuple[int, str]
+"""The number of an operation of the storage, and whether before it or after."""
 Rows = dict[tuple[str, ...], dict[str, str]]
 """Rows by their keys, in order."""
 
@@ -378,29 +386,56 @@ class World:
         Storage.end()
         self.nodes = list(nodes)
         self.store = Store(Location("simulated://store"))
+        self.above: World | None = None
+        """Of a branch, the world that it was opened in."""
+        self.branches: list[World] = []
         self.fragment_rows = 3
         self._pipelines: dict[Any, vd.Pipeline] = {}
-        self.equal: dict[str, list[tuple[str, str]]] = defaultdict(list)
-        """The pairs of suffixes that count as one, by stage: those of adopted definitions."""
-        self.was_adopted = False
-        self._since: dict[tuple[str, str], set[str]] = {}
+        self._adopted: dict[str, tuple[str, tuple[str, str]]] = {}
+        """The stage and suffixes of all adoptions, by the name of their record."""
+        self._patched: dict[str, tuple[str, tuple[str, str, str], str]] = {}
+        """The partition, key (see `Patches`) and output of all patches, by their record's name."""
+        self._since: dict[Place, set[str]] = {}
         """The suffixes of all runs since a stage was forced in a partition."""
-        self.stored: dict[tuple[str, str], set[Any]] = defaultdict(set)
-        """The rows whose results are in the manifest in force, by stage and partition.
+        self.stored: dict[Place, set[Any]] = defaultdict(set)
+        """The rows whose results are in the manifest in force.
 
         A row is its value, with its id if it has a result of its own. Without those of partitions
         that have a part from before a forced run, which are not copied any more.
         """
         self._outdated: set[tuple[str, str]] = set()
-        self.failed: set[tuple[str, str]] = set()
+        self._was_forced = False
+        self._started: dict[Place, Any] = {}
+        """What was in force above when a branch first committed a place."""
+        self._had: set[Any] = set()
+        """All that a branch has committed."""
+        self.failed: set[Place] = set()
         """The stages that failed in the latest run, by partition."""
-        self.patches: dict[str, dict[tuple[str, str, str], str]] = defaultdict(dict)
-        self.ids = 0
+        self._ids = itertools.count(1)
         self.files = {partition: {"a": self.new_rows(["a+b", "c"])} for partition in PARTITIONS}
 
+    def branch(self) -> World:
+        """Open a branch with the same source, and discard an earlier one."""
+        fs = Storage()
+        if fs.exists("/branch"):
+            fs.rm("/branch", recursive=True)
+        made = copy.copy(self)
+        made.nodes, made._since = copy.deepcopy(self.nodes), copy.deepcopy(self._since)
+        made.store = open_branch("simulated://branch", self.store.root.url, {})
+        made.above, made.branches, made._was_forced = self, [], False
+        made.stored, made._started, made._had = defaultdict(set), {}, set()
+        made._outdated, made.failed = set(self._outdated), set()
+        self.branches = [made]
+        return made
+
+    def content(self) -> dict[str, bytes]:
+        """Return all files except those of the source and of a branch."""
+        other = ("/branch/", "/src/")
+        return {p: f.getvalue() for p, f in [*Storage.store.items()] if not p.startswith(other)}
+
     def new_rows(self, values: Sequence[str]) -> list[tuple[str, str]]:
-        self.ids += len(values)
-        return [(f"{self.ids - n}", value) for n, value in enumerate(values)]
+        ids = [next(self._ids) for _ in values]
+        return [(f"{id}", value) for id, value in zip(ids[::-1], values)]
 
     def rows(self, partition: str) -> Rows:
         files = self.files[partition]
@@ -408,7 +443,7 @@ class World:
 
     def plain_loop(self, partition: str, **options: Any) -> dict[str, tuple[Rows, int] | None]:
         """Compute a partition as a plain loop does."""
-        return plain_loop(self.nodes, self.rows(partition), self.patches[partition], **options)
+        return plain_loop(self.nodes, self.rows(partition), self.patches(partition), **options)
 
     def patch(self, node: Node, partition: str, number: int) -> None:
         """Supply the output of a row of a stage, unless the latest run failed there."""
@@ -420,13 +455,18 @@ class World:
         if not rows:
             return
         keys, row = list(rows.items())[number % len(rows)]
-        self.ids += 1
-        output = f"patch {self.ids}"
+        output = f"patch {next(self._ids)}"
         manifest = self.in_force(node.name, partition)
         columns = pa.schema([manifest.schema.field(node.name)])
         ids = pa.chunked_array([[keys[0]]])
-        patch(self.store, manifest, ids, pa.table({node.name: [output]}, columns), "here")
-        self.patches[partition][node.name, keys[0], row[node.read]] = output
+        made = patch(self.store, manifest, ids, pa.table({node.name: [output]}, columns), "here")
+        self._patched[made.name] = (partition, (node.name, keys[0], row[node.read]), output)
+
+    def patches(self, partition: str) -> Patches:
+        """Return the patches of a partition, of which a branch has those of its fallback too."""
+        records = self.store.records("docs")
+        known = [each for name, each in self._patched.items() if name in records]
+        return {key: output for of, key, output in known if of == partition}
 
     def unpatch(self, node: Node, partition: str) -> None:
         """Undo all patches of a row of a stage: of the one that was patched last."""
@@ -515,7 +555,8 @@ class World:
         self.write()
         given = disturbance or Disturbance()
         numbers = iter(given.order * 10_000)
-        existing, is_forced = self.parts(), bool(options.get("force"))
+        everywhere = {each: each.parts() for each in (self, *self.branches)}
+        existing, is_forced = everywhere[self], bool(options.get("force"))
         workers = Workers(
             lambda count: next(numbers),
             given.losses,
@@ -523,6 +564,7 @@ class World:
             set() if is_forced else existing,  # those of another forced run, too
         )
         before = {each: self.in_force(*each) for each in self.places(partitions)}
+        above = self._look_above()
         Storage.begin(given.fails, given.kill_operation)
         events: list[Event] = []
         try:
@@ -534,9 +576,12 @@ class World:
         finally:
             was_killed = Storage.is_dead
             Storage.end()
-        for node in self.nodes:
+        for each, node in itertools.product(everywhere, self.nodes):
             for partition in PARTITIONS:
-                self._since.get((node.name, partition), set()).add(node.suffix)
+                each._since.get((node.name, partition), set()).add(node.suffix)
+        for place in filter(self.is_own, self.places(PARTITIONS)):
+            self._started.setdefault(place, above.get(place))
+            self._had.add(self.latest(place))
         if was_killed:
             for node in filter(lambda each: each.calls_code, self.nodes):
                 for partition in partitions:  # what it has committed replaces what was in force
@@ -546,7 +591,9 @@ class World:
         failed = {(e.stage, e.partition): e.error for e in events if isinstance(e, Failed)}
         self.failed = set(failed)
         if is_forced:
-            self._outdated |= existing
+            self._was_forced = True
+            for each, parts in everywhere.items():
+                each._outdated |= parts
             done = [place for place in self.places(partitions) if place not in failed]
             suffixes = {node.name: node.suffix for node in self.nodes}
             self._since |= {(name, key): {suffixes[name]} for name, key in done}
@@ -568,38 +615,139 @@ class World:
             sides.append(components(pipeline, pipeline[node.name].spec))
         digests = [definition_digest(side) for side in sides]
         what = (*digests[::-1], *sides[::-1], ["argument"], 1, False, 1, 0.0, 0, "me")
-        keep_adoption(self.store, "docs", Adoption(node.name, *what, at=time.time_ns()))
-        self.equal[node.name].append((present, suffix))
-        self.was_adopted = True
+        adoption = Adoption(node.name, *what, at=time.time_ns())
+        keep_adoption(self.store, "docs", adoption)
+        self._adopted[adoption.name] = (node.name, (present, suffix))
+
+    @property
+    def was_adopted(self) -> bool:
+        """Whether any definition was ever adopted."""
+        return any(f"adopted{name}" in self.store.records("docs") for name in self._adopted)
+
+    def adopted(self) -> set[str]:
+        """Return the adoptions in force."""
+        records = self.store.records("docs")
+        known = (name for name in self._adopted if f"adopted{name}" in records)
+        return {name for name in known if f"undone{name}" not in records}
 
     def equal_to(self, node: Node) -> list[str]:
         """Return the suffixes that count as that of a stage, itself first."""
-        return joined(node.suffix, self.equal[node.name])
+        known = [self._adopted[name] for name in self.adopted()]
+        return joined(node.suffix, [pair for stage, pair in known if stage == node.name])
 
     def undo(self, node: Node) -> None:
         """Split all that counts as a stage's definition."""
         pipeline = self.pipeline()
         definition = definition_digest(components(pipeline, pipeline[node.name].spec))
         known = adoptions(self.store, "docs").get(node.name, Adoptions()).of(definition)
-        undo_adoptions(self.store, "docs", known, definition)
         equal = self.equal_to(node)
-        left = [pair for pair in self.equal[node.name] if pair[0] not in equal]
-        self.equal[node.name] = left
-        assert len(adoptions(self.store, "docs").get(node.name, Adoptions()).live) == len(left)
+        of_stage = [each for each in self._adopted.items() if each[1][0] == node.name]
+        undone = {name for name, (_, pair) in of_stage if pair[0] in equal}
+        left = self.adopted() - undone
+        undo_adoptions(self.store, "docs", known, definition)
+        live = [a.name for found in adoptions(self.store, "docs").values() for a in found.live]
+        assert {*live} == self.adopted() == left
 
-    def places(self, partitions: Sequence[str]) -> list[tuple[str, str]]:
+    def promote(self, kills: Sequence[Kill | None], is_up_to_date: bool, deploys: bool) -> str:
+        """Promote a branch, and compare what is then in force above with what is here.
+
+        Args:
+            kills: The operation of the storage at which each attempt is killed.
+            is_up_to_date: Whether the branch is, so only commits above are a reason to refuse it.
+            deploys: Whether the definitions of the branch become those above.
+
+        Returns:
+            What became of it: "promoted", "refused" or "killed".
+        """
+        assert self.above is not None
+        main, outcome = self.above, "killed"
+        self._look_above()
+        places = [(n.name, p) for n in self.nodes if n.kind != "write" for p in PARTITIONS]
+        own = [place for place in places if self.is_own(place)]
+        files, adopted = main.content(), main.adopted() | self.adopted()
+        before = {place: main.latest(place) for place in own}
+        others = [p for p in own if before[p] not in {self._started[p], *self._had}]
+        for kill in kills:
+            Storage.begin({}, kill)
+            try:
+                list(Promotion(self.store, main.store, "docs").carry_out())
+                outcome = "promoted"
+            except StoreError:
+                if own and is_up_to_date and not others:
+                    raise
+                assert main.content() == files, "a promotion that was refused has written"
+                return "refused"
+            except KilledError:
+                pass
+            finally:
+                Storage.end()
+            assert main.adopted() <= adopted, "an adoption that was undone is in force"
+            for place in others:
+                assert main.latest(place) == before[place], f"{place}: of another run"
+            for place in places if outcome == "promoted" else ():
+                assert main.rows_in_force(place) == self.rows_in_force(place), place
+        assert outcome == "killed" or not others
+        main._take_over(self, outcome == "promoted", deploys)
+        return outcome
+
+    def _take_over(self, branch: World, is_whole: bool, deploys: bool) -> None:
+        """Expect what a promotion leaves, or one that was killed."""
+        for node, theirs in zip(self.nodes, branch.nodes):
+            if is_whole and deploys:
+                node.suffix = theirs.suffix
+                self.fragment_rows = branch.fragment_rows
+            for place in ((node.name, partition) for partition in PARTITIONS):
+                if place in self._since and place in branch._since:
+                    self._since[place] |= branch._since[place]
+                else:
+                    self._since.pop(place, None)
+                is_known = is_whole and node.suffix == theirs.suffix
+                self.stored[place] = set(branch.stored[place]) if is_known else set()
+        self._outdated |= branch._outdated
+
+    def _look_above(self) -> dict[Place, Any]:
+        """Return what is in force above of what a branch has not committed, and note its rows."""
+        if self.above is None:
+            return {}
+        found, main = {}, self.above
+        for node, other in zip(self.nodes, main.nodes):
+            for place in ((node.name, partition) for partition in PARTITIONS):
+                if not self.is_own(place):
+                    found[place] = main.latest(place)
+                    is_known = node.suffix == other.suffix and not self._was_forced
+                    self.stored[place] = set(main.stored[place]) if is_known else set()
+        return found
+
+    def is_own(self, place: Place) -> bool:
+        """Whether a branch has committed a place."""
+        return self.above is not None and self.store.latest_own("docs", *place) is not None
+
+    def latest(self, place: Place) -> Any:
+        """Return the stage and the content of what is in force; None if there is nothing."""
+        stage, partition = place
+        name = self.store.latest("docs", stage, [partition]).get(partition)
+        return name and (stage, name.generation, name.plan, name.content)
+
+    def rows_in_force(self, place: Place) -> Rows | None:
+        """Return the rows that are in force; None if there is nothing."""
+        (node,), manifest = [n for n in self.nodes if n.name == place[0]], self.in_force(*place)
+        return None if manifest is None else self._stored(node, place[1], manifest)
+
+    def places(self, partitions: Sequence[str]) -> list[Place]:
         return [(node.name, partition) for node in self.nodes for partition in partitions]
 
     def in_force(self, stage: str, partition: str) -> Any:
         return self.store.in_force("docs", stage, partition)
 
     def parts(self) -> set[tuple[str, str]]:
-        """The parts that no plan may write again, as (folder, key)."""
+        """The parts that no plan may write again, as (folder below the root, key)."""
         found = set()
-        for stage, partition in self.places(PARTITIONS):
-            folder = self.store.parts("docs", stage, partition)
+        for (stage, partition), each in itertools.product(
+            self.places(PARTITIONS), self.store.layers
+        ):
+            folder = each.parts("docs", stage, partition)
             names = [name for name in folder.names() if name.count(".") == 1]
-            found |= {(folder.url, name.rpartition("-")[0]) for name in names}
+            found |= {(_below_root(folder), name.rpartition("-")[0]) for name in names}
         return found
 
     def _compare(
@@ -637,20 +785,21 @@ class World:
         since = self._since.get((node.name, partition), equal)
         try:
             made = [replace(node, suffix=suffix) for suffix in equal if suffix in since]
-            return [_computed(each, inputs, self.patches[partition], True) for each in made]
+            return [_computed(each, inputs, self.patches(partition), True) for each in made]
         except PoisonError:
             return []
 
     def _stored(self, node: Node, partition: str, manifest: Any) -> Rows:
-        folder = self.store.parts("docs", node.name, partition)
         if node.kind == "write":
             return self._published(node, partition)
+        folder = self.store.parts_of(manifest)
         tables = [read_part(folder, part.name) for part in manifest.parts]
         return _by_keys(node, [row for table in tables for row in table.to_pylist()])
 
     def _published(self, node: Node, partition: str) -> Rows:
         fs = Storage()
-        names = fs.find(f"/out/{node.name}/{partition}")
+        root = "/branch/~published/docs" if self.is_own((node.name, partition)) else "/out"
+        names = fs.find(f"{root}/{node.name}/{partition}")
         files = sorted(name for name in names if "_vane_staging" not in name)
         return _by_keys(
             node, [row for name in files for row in pq.read_table(fs.open(name)).to_pylist()]
@@ -663,7 +812,7 @@ class World:
             above = self.plain_loop(partition, may_fail=False)[node.upstream[0].name]
             assert above is not None, "nothing fails"
             rows = above[0]
-        own, patched = bool(node.options.get("per_row")), self.patches[partition]
+        own, patched = bool(node.options.get("per_row")), self.patches(partition)
         return [
             (keys[0] if own else "", row[node.read])
             for keys, row in rows.items()
@@ -673,8 +822,8 @@ class World:
     def _keep(self, node: Node, partition: str, wanted: Sequence[tuple[str, str]]) -> None:
         """Note the rows of the manifest in force whose results may be copied."""
         parts = self.in_force(node.name, partition).parts
-        url = self.store.parts("docs", node.name, partition).url
-        is_outdated = any((url, part.key) in self._outdated for part in parts)
+        folder = _below_root(self.store.parts("docs", node.name, partition))
+        is_outdated = any((folder, part.key) in self._outdated for part in parts)
         self.stored[node.name, partition] = set() if is_outdated else set(wanted)
 
     def _count(
@@ -689,6 +838,8 @@ class World:
             for node, partition in self.places(PARTITIONS):
                 if partition not in partitions:
                     self.stored[node, partition].clear()
+                for each in self.branches:
+                    each.stored[node, partition].clear()
         if self.was_adopted:  # the values that a stage reads may be of either definition
             return
         allowed: Counter[tuple[str, str]] = Counter()
@@ -722,6 +873,11 @@ class World:
                         assert node.options["per_row"] or not again, (
                             f"{node.name} was called for {value!r} again in one run"
                         )
+
+
+def _below_root(folder: Location) -> str:
+    """Return the same folder's place for a branch and for its fallback."""
+    return folder.url.partition("/docs/")[2] or folder.url
 
 
 def is_failure(node: Node, value: str) -> bool:

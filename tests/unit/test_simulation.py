@@ -1,8 +1,8 @@
 """Random pipelines under random edits, faults and kills, against a plain loop.
 
 Every row is accounted for, every output equals that of the loop, no part is computed again after it
-was written, no row is computed again whose result is in force, nothing waits for ever, and a run
-that was killed anywhere can be resumed.
+was written, no row is computed again whose result is in force, nothing waits for ever, and a run or
+promotion that was killed anywhere can be resumed. A branch changes nothing outside of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from support.simulation import PARTITIONS, Disturbance, Node, World
 from vane_dagster import retries
@@ -62,6 +69,7 @@ VALUES = st.one_of(
 )
 DEADLY = st.builds("d+kill s{0}".format, st.integers(0, 4))
 ROWS = st.lists(VALUES, min_size=1, max_size=5)
+PARTS = st.sets(st.sampled_from(PARTITIONS), min_size=1)
 ORDER = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
 SUFFIXES = st.sampled_from([".", "!", "?!"])
 NUMBERS = st.integers(0, 60)
@@ -69,7 +77,7 @@ SOMEWHERE = st.sampled_from(["request", "answer"])
 
 
 class Simulation(RuleBasedStateMachine):
-    """Edits of a world, and runs between them."""
+    """Edits of a world, and runs between them. All of it may be in a branch, too."""
 
     @initialize(nodes=pipelines(), rows=st.lists(ROWS, min_size=3, max_size=3))
     def begin(self, nodes: list[Node], rows: list[list[str]]) -> None:
@@ -187,12 +195,56 @@ class Simulation(RuleBasedStateMachine):
                 self.world.unpatch(node, partition)
                 self.world.run([partition])
 
-    @rule(partitions=st.sets(st.sampled_from(PARTITIONS), min_size=1), order=ORDER)
+    @rule(number=st.integers(0, 4), suffix=SUFFIXES, partitions=PARTS, order=ORDER)
+    def open_a_branch(
+        self, number: int, suffix: str, partitions: set[str], order: tuple[int, ...]
+    ) -> None:
+        """Open one for an edit, and compute some partitions there."""
+        self._go((self.world.above or self.world).branch())
+        self.edit_an_argument(number, suffix)
+        self.run(partitions, order)
+
+    @precondition(lambda self: self.world.above or self.world.branches)
+    @rule()
+    def go_to_the_other_store(self) -> None:
+        self._go(self.world.above or self.world.branches[0])
+
+    @precondition(lambda self: self.world.above or self.world.branches)
+    @rule(
+        kills=st.lists(st.none() | st.tuples(st.integers(0, 150), SOMEWHERE), min_size=1),
+        is_up_to_date=st.booleans(),
+        deploys=st.booleans(),
+    )
+    def promote(
+        self, kills: list[tuple[int, str] | None], is_up_to_date: bool, deploys: bool
+    ) -> None:
+        """Promote the branch; a run above then computes nothing that it would not compute here."""
+        branch = self.world if self.world.above else self.world.branches[0]
+        main, again = branch.above, None
+        assert main is not None
+        if is_up_to_date:
+            branch.run()
+            again = branch.run()
+        outcome = branch.promote(kills, is_up_to_date and not branch.failed, deploys)
+        if outcome == "promoted" and deploys and again is not None:
+            assert main.run() <= again
+        self._go(self.world)
+
+    def _go(self, world: World) -> None:
+        self.world = world
+        self.held = world.above.content() if world.above else {}
+
+    @invariant()
+    def nothing_of_a_branch_is_outside_of_it(self) -> None:
+        if self.world.above:
+            assert self.world.above.content() == self.held
+
+    @rule(partitions=PARTS, order=ORDER)
     def run(self, partitions: set[str], order: tuple[int, ...]) -> None:
         self.world.run(sorted(partitions), Disturbance(order))
 
     @rule(
-        partitions=st.sets(st.sampled_from(PARTITIONS), min_size=1),
+        partitions=PARTS,
         order=ORDER,
         again=st.sampled_from(["force", "retry_quarantined"]),
     )
@@ -229,7 +281,8 @@ class Simulation(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            self.world.run()
+            for world in filter(None, (self.world, self.world.above, *self.world.branches)):
+                world.run()
 
 
 @pytest.fixture(autouse=True)
