@@ -395,6 +395,8 @@ class World:
         """The stage and suffixes of all adoptions, by the name of their record."""
         self._patched: dict[str, tuple[str, tuple[str, str, str], str]] = {}
         """The partition, key (see `Patches`) and output of all patches, by their record's name."""
+        self._undone: dict[str, str] = {}
+        """The patches that were ever undone, by the name of the record of it."""
         self._since: dict[Place, set[str]] = {}
         """The suffixes of all runs since a stage was forced in a partition."""
         self.stored: dict[Place, set[Any]] = defaultdict(set)
@@ -465,7 +467,8 @@ class World:
     def patches(self, partition: str) -> Patches:
         """Return the patches of a partition, of which a branch has those of its fallback too."""
         records = self.store.records("docs")
-        known = [each for name, each in self._patched.items() if name in records]
+        undone = {patched for name, patched in self._undone.items() if name in records}
+        known = [each for n, each in self._patched.items() if n in records and n not in undone]
         return {key: output for of, key, output in known if of == partition}
 
     def unpatch(self, node: Node, partition: str) -> None:
@@ -474,9 +477,7 @@ class World:
         patches = [each for each in made if each.is_patch and each.ids]
         for each in patches:
             if (id := patches[-1].ids[0]) in each.ids:
-                undo(self.store, "docs", each, {id})
-                for key in [key for key in self.patches[partition] if key[:2] == (node.name, id)]:
-                    del self.patches[partition][key]
+                self._undone[undo(self.store, "docs", each, {id}).name] = each.name
 
     def write(self) -> None:
         """Write the files of the source, those that have changed."""
