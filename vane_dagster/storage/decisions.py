@@ -260,12 +260,17 @@ def _keep(store: Store, pipeline: str, decision: Decision) -> Decision:
 
 
 def copy_decisions(source: Store, target: Store, manifest: Manifest) -> None:
-    """Copy the decisions that a manifest was made with, from a branch."""
+    """Copy the decisions that a manifest was made with, from a branch; first those that undo one.
+
+    So none that was undone is ever in force, wherever the process is killed.
+    """
     folder, other = (each.root.child(manifest.pipeline) for each in (source, target))
     rows = tuple(name.removesuffix(".json") for name in manifest.decisions)
     place = (manifest.stage, PATCHES)
     copy_missing(folder.child(*place), other.child(*place), lambda name: name.startswith(rows))
-    copy_missing(folder, other, manifest.decisions.__contains__)
+    undoing = {name for name in manifest.decisions if name.startswith("un")}
+    for wanted in (undoing, manifest.decisions):
+        copy_missing(folder, other, wanted.__contains__)
 
 
 def _find(store: Store, manifest: Manifest, ids: Sequence[Any], location: str) -> pa.Table:

@@ -13,6 +13,7 @@ from support.manifests import manifest, part
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.decisions import (
     PATCH_ID,
+    copy_decisions,
     count_waived,
     decisions,
     patch,
@@ -135,6 +136,29 @@ def test_a_decision_that_was_undone_for_an_id_counts_for_the_others(store):
     assert counted.decisions.keys() == {each.name for each in (waiver, patched, *undone)}
     again = waive(store, made, [2], "gone", "here")
     assert decisions(store, "docs", ["s"])["s", "p"][-1] == again
+
+
+def test_a_copy_that_is_killed_puts_nothing_in_force_that_was_undone(store, tmp_path, monkeypatch):
+    made = stored(store, *FRAGMENTS)
+    outputs = pa.table({"y": [10]})
+    patched = patch(store, made, pa.chunked_array([[1]]), outputs, "here")
+    undone = undo(store, "docs", patched, {1})
+    target, create, written = Store(Location(str(tmp_path / "other"))), Location.create, []
+
+    def killed(folder: Location, name: str, data: Any) -> bool:
+        if written:
+            raise KeyboardInterrupt
+        written.append(name)
+        return create(folder, name, data)
+
+    made = replace(made, decisions={patched.name: [], undone.name: []})
+    copy_decisions(store, Store(Location(str(tmp_path / "whole"))), made)
+    for path in (tmp_path / "whole" / "docs" / "s").rglob("*.parquet"):  # what it names is there
+        target.root.child("docs", "s", "patches").write(path.name, path.read_bytes())
+    monkeypatch.setattr(Location, "create", killed)
+    with pytest.raises(KeyboardInterrupt):
+        copy_decisions(store, target, made)
+    assert written == [undone.name]
 
 
 @pytest.mark.parametrize(
