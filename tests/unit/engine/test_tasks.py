@@ -65,6 +65,7 @@ class Fragment:
             partitions=[partition],
             source=docs.source,
             files={},
+            kept={},
             id_rule=lambda of: None,
         )
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
