@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import signal
 import sys
@@ -81,15 +82,21 @@ def measure_all(
         describe: The figure of a measurement without an error.
     """
     measured = []
-    for repeat in range(repeats):
-        for contender in contenders:
-            start = time.perf_counter()
-            measured.append(measure(bench, contender, repeat))
-            took = time.perf_counter() - start
-            state = measured[-1].error or describe(measured[-1])
-            label = f"({bench.key}) repeat {repeat + 1} {LABELS[contender.key]}"
-            print(f"{label}: {state} [{took:.0f} s]", file=sys.stderr, flush=True)
+    for repeat, contender in turns(contenders, repeats):
+        start = time.perf_counter()
+        measured.append(measure(bench, contender, repeat))
+        took = time.perf_counter() - start
+        state = measured[-1].error or describe(measured[-1])
+        label = f"({bench.key}) repeat {repeat + 1} {LABELS[contender.key]}"
+        print(f"{label}: {state} [{took:.0f} s]", file=sys.stderr, flush=True)
     return measured
+
+
+def turns(contenders: Sequence[Contender], repeats: int) -> list[tuple[int, Contender]]:
+    """Return the contenders of all repeats, each of which begins with another one."""
+    count = len(contenders)
+    places = itertools.product(range(repeats), range(count))
+    return [(repeat, contenders[(repeat + place) % count]) for repeat, place in places]
 
 
 def write(

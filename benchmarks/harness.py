@@ -1,6 +1,7 @@
 """Starts each contender in its own processes, one after the other, and checks their output.
 
-Repeats are interleaved (A B C D, A B C D), so a noisy machine affects all contenders equally.
+Repeats are interleaved, and each begins with another contender (A B C D, B C D A), so a noisy
+machine affects all contenders equally.
 """
 
 from __future__ import annotations

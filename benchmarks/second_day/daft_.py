@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from benchmarks.workloads import DIMENSIONS
 LOGICAL_CPUS = 8
 # Daft 0.7.26 sometimes aborts at interpreter shutdown (PyGILState_Release), after its work.
 EXIT_AT_ONCE = True
+# Daft calls a model in other threads than the one that set torch's number of threads.
+os.environ["OMP_NUM_THREADS"] = "1"
 VECTOR = daft.DataType.fixed_size_list(daft.DataType.float32(), DIMENSIONS)
 
 
