@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.harness import Bench, Contender, measure
 from benchmarks.report import LABELS, Measurement
 
+T = TypeVar("T")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -92,7 +93,7 @@ def measure_all(
     return measured
 
 
-def turns(contenders: Sequence[Contender], repeats: int) -> list[tuple[int, Contender]]:
+def turns(contenders: Sequence[T], repeats: int) -> list[tuple[int, T]]:
     """Return the contenders of all repeats, each of which begins with another one."""
     count = len(contenders)
     places = itertools.product(range(repeats), range(count))

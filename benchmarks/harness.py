@@ -67,6 +67,13 @@ class Contender:
 CONTENDERS = (
     Contender("bare", "benchmarks.contenders.bare", "pyarrow", living=True),
     Contender("raydata", "benchmarks.contenders.raydata", "ray", serves=True),
+    Contender(
+        "raydata_function",
+        "benchmarks.contenders.raydata_function",
+        "ray",
+        serves=True,
+        workloads=("c",),
+    ),
     Contender("daft", "benchmarks.contenders.daft_", "daft"),
     Contender("vane", "benchmarks.contenders.vane", "vane_dagster", serves=True),
     Contender(

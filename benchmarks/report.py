@@ -14,6 +14,7 @@ from benchmarks.workloads import Workload
 LABELS = {
     "bare": "bare loop",
     "raydata": "Ray Data",
+    "raydata_function": "Ray Data, as a function",
     "daft": "Daft",
     "vane": "vane_dagster",
     "vane_keys": "vane_dagster, row keys",

@@ -162,7 +162,12 @@ def started(model: str, partition: str, store: str) -> dict[str, float]:
 
 
 def ray_data(model: str, partition: str, store: str) -> dict[str, float]:
-    """Start a server for this job alone, and ask it with Ray Data's processor for HTTP."""
+    """Start a server for this job alone, and ask it with Ray Data's processor for HTTP.
+
+    An actor of the processor has a request of each batch in flight. More actors would stay idle,
+    because a small table is one block.
+    """
+    os.environ["RAY_DATA_DEFAULT_ASYNC_BATCH_UDF_MAX_CONCURRENCY"] = str(IN_FLIGHT)  # 4 by default
     import ray
     from ray.data.llm import HttpRequestProcessorConfig, build_processor
 
@@ -171,7 +176,7 @@ def ray_data(model: str, partition: str, store: str) -> dict[str, float]:
     server = StartedServer(model)
     ray.data.DataContext.get_current().enable_progress_bars = False
     config = HttpRequestProcessorConfig(
-        url=f"{server.url}/v1/chat/completions", batch_size=32, concurrency=1
+        url=f"{server.url}/v1/chat/completions", batch_size=4, concurrency=1
     )
 
     def request(row: dict[str, Any]) -> dict[str, Any]:
@@ -230,7 +235,7 @@ def ray_serve(model: str, partition: str, store: str) -> dict[str, float]:
         deployment_name=application._bound_deployment.name,
         app_name="llm",
         dtype_mapping={"chat": ChatCompletionRequest},
-        batch_size=32,
+        batch_size=IN_FLIGHT // 4,  # four batches are in flight
         concurrency=1,
     )
 

@@ -11,6 +11,7 @@ import pytest
 
 import vane_dagster as vd
 from benchmarks import contracts, harness
+from benchmarks.command import turns
 from benchmarks.harness import CONTENDERS, BenchmarkError, measure, prepare, verify
 from benchmarks.job import Step
 from benchmarks.workloads import generate, workload
@@ -71,6 +72,11 @@ def test_wrong_rows_are_found(bench: harness.Bench, tmp_path: Path, change, mess
     pq.write_table(change(correct(bench)), out / "0.parquet")
     with pytest.raises(BenchmarkError, match=message):
         verify(bench, BARE, [Step("p0", "", str(out))], [])
+
+
+def test_each_repeat_begins_with_another_contender() -> None:
+    assert turns("ABC", 4)[::3] == [(0, "A"), (1, "B"), (2, "C"), (3, "A")]
+    assert turns("ABC", 2)[3:] == [(1, "B"), (1, "C"), (1, "A")]
 
 
 def test_a_package_that_is_not_installed_is_named(bench: harness.Bench) -> None:
