@@ -73,10 +73,7 @@ def connect(job: Job) -> None:
 
 
 def _step(work: Workload, job: Job, step: Step) -> None:
-    # With the actors' CPUs, so that Ray Data reads in the actors.
-    rows = ray.data.read_parquet(
-        step.source, override_num_blocks=BLOCKS[work.key], num_cpus=ACTOR_CPUS
-    )
+    rows = ray.data.read_parquet(step.source, override_num_blocks=BLOCKS[work.key])
     mapped = rows.map_batches(
         work.udf,
         batch_size=None if work.key == "c" else work.batch_size,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import daft
@@ -20,13 +21,13 @@ def chunks(content: bytes) -> list[dict[str, Any]]:
     return list(pdf_chunks(content))
 
 
-@daft.cls
+@daft.cls(max_concurrency=2)
 class Embeddings(MiniLM):
     @daft.method.batch(
         return_dtype=DataType.fixed_size_list(DataType.float32(), 384), batch_size=16
     )
-    def embedding(self, texts: daft.Series) -> Any:
-        return self.embed(texts.to_pylist())
+    async def embedding(self, texts: daft.Series) -> Any:
+        return await asyncio.to_thread(self.embed, texts.to_pylist())
 
 
 def run(source: str, out: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import daft
@@ -10,11 +11,11 @@ import numpy as np
 from benchmarks.media.models import ResNet
 
 
-@daft.cls
+@daft.cls(max_concurrency=2)
 class Labels(ResNet):
     @daft.method.batch(return_dtype=daft.DataType.int64(), batch_size=16)
-    def label(self, images: daft.Series) -> Any:
-        return self.classify(np.stack(images.to_pylist()))
+    async def label(self, images: daft.Series) -> Any:
+        return await asyncio.to_thread(self.classify, np.stack(images.to_pylist()))
 
 
 def run(source: str, out: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import daft
@@ -27,11 +28,11 @@ def frames(content: bytes) -> list[dict[str, Any]]:
     return list(video_frames(content))
 
 
-@daft.cls
+@daft.cls(max_concurrency=2)
 class Detections(Yolos):
     @daft.method.batch(return_dtype=FOUND, unnest=True, batch_size=16)
-    def found(self, pictures: daft.Series) -> list[dict[str, Any]]:
-        columns = self.detect(np.stack(pictures.to_pylist()))
+    async def found(self, pictures: daft.Series) -> list[dict[str, Any]]:
+        columns = await asyncio.to_thread(self.detect, np.stack(pictures.to_pylist()))
         return [dict(zip(("labels", "scores", "boxes"), row)) for row in zip(*columns)]
 
 
