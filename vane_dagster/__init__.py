@@ -12,9 +12,6 @@ from vane_dagster._lazy import public_names
 if TYPE_CHECKING:
     from vane_dagster import checks as checks
     from vane_dagster import errors as errors
-    from vane_dagster.errors import RowErrors as RowErrors
-    from vane_dagster.errors import StageError as StageError
-    from vane_dagster.errors import VaneError as VaneError
     from vane_dagster.fingerprint.local_file import local_file as local_file
     from vane_dagster.orchestration.diff import diff as diff
     from vane_dagster.orchestration.io_manager import FragmentStore as FragmentStore
@@ -38,6 +35,9 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.servers import Server as Server
     from vane_dagster.pipeline.servers import TritonServer as TritonServer
     from vane_dagster.pipeline.servers import VLLMServer as VLLMServer
+    from vane_dagster.providers.content import audio as audio
+    from vane_dagster.providers.content import document as document
+    from vane_dagster.providers.content import image as image
     from vane_dagster.sources.csv_files import csv as csv
     from vane_dagster.sources.delta import delta as delta
     from vane_dagster.sources.file import File as File

@@ -233,7 +233,7 @@ caller.call(call, pa.table({"id": [2, 3]}), work, lambda: False)
 @pytest.mark.parametrize(
     ("fn", "contract", "error"),
     [
-        ("raises", "BatchCall()", "vd.RowErrors({0: ValueError()}, {'y': Column()})"),
+        ("raises", "BatchCall()", "vd.errors.RowErrors({0: ValueError()}, {'y': Column()})"),
         ("raises_later", "BatchCall()", "Hangs()"),
         ("raises", "RowCall(None, output='y')", "Hangs()"),
     ],

@@ -24,6 +24,9 @@ EXAMPLES = REPOSITORY / "examples"
 PRINTED = {
     "api_rate_limits": r"31 tokens asked, 35 answered: 0\.000025 dollars.*a very quiet fan: echo: ",
     "async_api": r"'german': 'gut Morgen 0'.*'german': 'gut Nacht 1'",
+    "caption_images": r"forest\.jpg: echo: Write a caption .*\[image/jpeg 320x240\].*"
+    r"sea\.jpg: .*\[image/jpeg 300x200\].*sunset\.jpg: .*\[image/jpeg 379x252\].*"
+    r"broken\.jpg: .*no image in a format",
     "checks": r"monday: rated/drift_stars passed.*monday: rated/stars_are_few passed.*"
     r"tuesday: rated/drift_stars WARN: .* 'monday' .*tuesday: rated/golden passed",
     "chunks": r"kettle: 4 chunks, .*'kettle-0', 'sentence': 'Fill the kettle.*"
@@ -61,6 +64,8 @@ PRINTED = {
     "test_my_pipeline": r"3 passed.*rated computed",
     "torch_numpy": r"1\.52 from the centre: inside 0\.0.*1\.46 from the centre: inside 0\.0",
     "xgboost_model": r"income \d+\.\d, debt \d+\.\d: risk 0\.0.*: risk 1\.0",
+    "transcribe_audio": r"2026-03-01 high\.wav: echo: \[audio/wav, 8044 bytes\]\s+Transcribe this.*"
+    r"2026-03-01 broken\.wav: .*that is no WAV.*2026-03-02 middle\.wav: echo: ",
     "two_prompts_one_engine": r"(content|neutral|angry) +After two weeks the handle broke.* -> ",
     "two_models": r"delivery \(0\.\d\d\): My package never arrived.*account +\(.*product +\(",
 }

@@ -1,4 +1,7 @@
-"""A server that speaks OpenAI's API and Anthropic's, and fails in typical ways."""
+"""A server that speaks OpenAI's API and Anthropic's, and fails in typical ways.
+
+It refuses conversations in another form than the clients of these APIs publish.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from support.published_apis import check_chat, check_messages, said
+
 KEY = "sk-a-key-of-the-tests"
+_CHECKS = {"/v1/chat/completions": check_chat, "/v1/messages": check_messages}
 _ONCE = {"busy": ("slow down", 429), "broken": ("oops", 500), "overloaded": ("Overloaded", 529)}
 """Errors of the first request whose prompt has a word."""
 _MALFORMED = {
@@ -52,7 +58,11 @@ class Server:
             if KEY not in (given.get("x-api-key"), given.get("authorization", "")[7:]):
                 return _error("Incorrect API key provided", 401)
             body = json.loads(await request.body())
-            prompts = body.get("input") or [body.get("prompt") or body["messages"][-1]["content"]]
+            try:
+                _CHECKS.get(path, bool)(body)
+            except ValueError as error:
+                return _error(f"not of the published API: {error}", 400)
+            prompts = body.get("input") or [body.get("prompt") or _questions(body)[-1]]
             failed = self._failed(body, prompts)
             return failed or JSONResponse(answer(body, prompts[-1]))
 
@@ -126,7 +136,7 @@ class Server:
 
 
 def _questions(body: dict[str, Any]) -> list[str]:
-    return [m["content"] for m in body["messages"] if m["role"] == "user"]
+    return [said(m["content"]) for m in body["messages"] if m["role"] == "user"]
 
 
 def _error(message: str, status: int, headers: dict[str, str] | None = None) -> Response:

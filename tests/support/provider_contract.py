@@ -176,7 +176,7 @@ def test_a_row_that_fails_costs_no_other(offered, tmp_path, on_error, size):
 
 def test_an_error_of_no_row_fails_the_stage_whatever_on_error(offered, tmp_path):
     for arguments, message in offered.broken:
-        with pytest.raises(vd.VaneError, match=re.escape(message)) as raised:
+        with pytest.raises(vd.errors.VaneError, match=re.escape(message)) as raised:
             offered.compute(tmp_path, TEXTS, on_error="quarantine", max_error_rate=1.0, **arguments)
         model = offered.declare(docs(tmp_path), **arguments).spec.udf.name
         assert any(place in str(raised.value) for place in ("stage 'docs/made'", model))

@@ -206,7 +206,7 @@ def _check_rows(pipeline: vd.Pipeline, store: str, result: Round) -> None:
         try:
             rows = vd.load(pipeline[stage], store=store).to_pylist()
             result.quarantined += vd.quarantine(pipeline[stage], store=store).num_rows
-        except vd.VaneError as error:
+        except vd.errors.VaneError as error:
             result.failures.append(str(error)[:300])
             result.lost += ROWS
             continue

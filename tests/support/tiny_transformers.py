@@ -8,9 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tiny_llm import make
+from benchmarks.tiny_llm import TINY, make
 
 _STEPS = 60
+_VISION_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}<image>{% else %}{{ content['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def text_classifier(folder: Path, examples: Sequence[tuple[Any, str]]) -> Path:
@@ -41,6 +48,49 @@ def text_classifier(folder: Path, examples: Sequence[tuple[Any, str]]) -> Path:
     given = tokenizer(*map(list, zip(*texts)), padding=True, return_tensors="pt")
     _teach(model, [label for _, label in examples], lambda: model(**given).logits)
     model.save_pretrained(folder)
+    return folder
+
+
+def image_text_model(folder: Path) -> Path:
+    """Make a Llava with random weights, which takes images of 32x32 pixels as 16 tokens.
+
+    Args:
+        folder: The folder of the model and its processor, which needs Pillow alone.
+    """
+    import torch
+    from transformers import (
+        AutoTokenizer,
+        CLIPImageProcessorPil,
+        CLIPVisionConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+        Qwen2Config,
+    )
+
+    tokenizer = AutoTokenizer.from_pretrained(make(folder))  # its model is replaced
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    images = CLIPImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
+    processor = LlavaProcessor(
+        images, tokenizer, patch_size=8, vision_feature_select_strategy="default",
+        num_additional_image_tokens=1, chat_template=_VISION_CHAT,
+    )  # fmt: skip
+    sizes = {name: TINY[name] for name in ("hidden_size", "intermediate_size")}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.2}
+    torch.manual_seed(0)
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(image_size=32, patch_size=8, **sizes, **heads),
+        text_config=Qwen2Config(
+            vocab_size=len(tokenizer), max_position_embeddings=256, num_key_value_heads=2,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None, **sizes, **heads,
+        ),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        vision_feature_select_strategy="default",
+    )  # fmt: skip
+    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    processor.save_pretrained(folder)
     return folder
 
 

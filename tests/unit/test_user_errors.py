@@ -88,14 +88,16 @@ def test_the_end_of_a_ray_worker_is_no_error_of_its_rows():
 
 def test_errors_of_rows_are_made_safe_one_by_one():
     error = contained(
-        vd.RowErrors({0: NoText(), 1: ValueError("fine"), 2: "no exception"}, None, used={"n": 1})
+        vd.errors.RowErrors(
+            {0: NoText(), 1: ValueError("fine"), 2: "no exception"}, None, used={"n": 1}
+        )
     )
     assert [str(inner) for inner in error.errors.values()] == [
         "<str() of the exception raised ValueError>",
         "fine",
         "no exception",
     ]
-    assert isinstance(error, vd.RowErrors)
+    assert isinstance(error, vd.errors.RowErrors)
     assert error.used == {"n": 1}
 
 

@@ -195,10 +195,15 @@ class MapBatchesSpec(StageKind):
         The row key has the versions of these files.
         """
         found = {PATH} if pipeline.source.names_files and self.runs_own_code else set()
-        if isinstance(self.contract, RowCall):
-            inputs = dict(self.contract.inputs or ())
-            found |= {inputs[name] for name in self.contract.files}
+        found.update(self._opened_columns(pipeline))
         return tuple(name for name in self.key_columns(pipeline) if name in found)
+
+    def _opened_columns(self, pipeline: Pipeline) -> Iterable[str]:
+        """The input columns whose values the code gets as files."""
+        if not isinstance(self.contract, RowCall):
+            return ()
+        inputs = dict(self.contract.inputs or ())
+        return [inputs[name] for name in self.contract.files]
 
     def columns_given(self, pipeline: Pipeline) -> tuple[str, ...] | None:
         """Return the input columns that the code gets; None for all.

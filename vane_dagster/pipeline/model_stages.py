@@ -37,6 +37,8 @@ from vane_dagster.types.callables import check_call
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
+    from vane_dagster.pipeline.stage_kind import Table
+    from vane_dagster.providers.content import Content
     from vane_dagster.providers.model_client import ModelTask
 
 _RETRIES = 5
@@ -160,6 +162,23 @@ class ModelStageSpec(MapBatchesSpec):
         """The columns that the model task needs."""
         return (*(self.columns or ()), *self.model_task.needed)
 
+    def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
+        """Those of a map. The columns with images, sounds and documents have fitting types."""
+        upstream = self.upstream[0]
+        for part in self.model_task.contents:
+            field = inputs[upstream].fields.get(part.column)
+            if field is not None and not part.fits(field.type):
+                raise SchemaError(
+                    f"{pipeline._location(self.name)}: column {part.column!r} of {upstream!r} is "
+                    f"{field.type}, but vd.{part.kind} takes {part.expected}"
+                )
+        return super().outputs(pipeline, inputs)
+
+    def _opened_columns(self, pipeline: Pipeline) -> Iterable[str]:
+        """The columns of content, if the source lists files: the worker reads no others."""
+        parts = self.model_task.contents if pipeline.source.names_files else ()
+        return [part.column for part in parts if not part.fetch_by_provider]
+
     @property
     def code_files(self) -> Sequence[str]:
         """Empty: the code is a provider's."""
@@ -216,6 +235,7 @@ class ModelStageRows:
         owner = f"{location}: the options of the model"
         check_call(owner, found, ("model",), given["options"], "(model, **options)")
         _check_values(location, found, given["options"], model_task.declared_sampling)
+        _check_content(location, found, given["options"], model_task.contents)
         label = f"{found.__name__}({record.name!r})"
         workers = options.workers._of(location, options.gpus or 0, True)
         if workers.count == "auto" and hasattr(found, "shared_by"):
@@ -319,6 +339,21 @@ def _check_values(
         check(options, sampling)
     except ValueError as error:
         raise DefinitionError(f"{location}: {error}") from error
+
+
+def _check_content(
+    location: str, provider: type, options: Mapping[str, Any], contents: Iterable[Content]
+) -> None:
+    """Raise DefinitionError for content that the provider does not take."""
+    find = getattr(provider, "content_kinds", None)
+    taken = find(options) if inspect.ismethod(find) else ()
+    for part in contents:
+        if lacking := [each for each in part.needs if each not in taken]:
+            problem = f"takes no {lacking[0]}; it takes text, {', '.join(sorted(taken))}"
+            raise DefinitionError(
+                f"{location}: the prompt has {part}, but {provider.__name__} "
+                f"{problem if taken else 'takes text alone'}"
+            )
 
 
 def _keyed(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from vane_dagster.pipeline.pipeline import Stage
+    from vane_dagster.providers.content import Content
 
 
 class PromptRows(ModelStageRows):
@@ -26,7 +27,10 @@ class PromptRows(ModelStageRows):
     def prompt(
         self,
         name: str,
-        messages: str | Callable[[dict[str, Any]], Any],
+        messages: str
+        | Sequence[str | Content]
+        | Sequence[Mapping[str, Any]]
+        | Callable[[dict[str, Any]], Any],
         *,
         model: str | ModelServer | Model,
         provider: str | type | None = None,
@@ -47,10 +51,12 @@ class PromptRows(ModelStageRows):
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             messages: A column of prompts, or of conversations (lists of structs of role and
-                content); text with ``{column}`` fields; or a function that gets a row as a dict and
-                returns its prompt: text; a list of messages; or a dict with ``messages`` or
-                ``prompt``, and optionally the row's own ``sampling_params``. Errors of the function
-                are those of the row.
+                content); text with ``{column}`` fields; a list of such texts and of images, sounds
+                and documents, as ``["What is this?", vd.image("picture")]``; a list of messages,
+                each a dict of role and content, whose content is such a text or list; or a function
+                that gets a row as a dict and returns its prompt: text; a list of messages; or a
+                dict with ``messages`` or ``prompt``, and optionally the row's own
+                ``sampling_params``. Errors of the function are those of the row.
             model: The model's name, as the provider knows it; a server that runs it, such as
                 `vd.VLLMServer`; or `vd.Model`, with the provider's options, prices and budgets.
             provider: "anthropic", "openai", "transformers" or "vllm"; the name of an installed
@@ -85,6 +91,7 @@ class PromptRows(ModelStageRows):
         from vane_dagster.providers.format import parse_format
         from vane_dagster.providers.prompting import PromptTask
         from vane_dagster.providers.template import Template, parse_system, parse_template
+        from vane_dagster.sources.file import read_listed
 
         location = self.pipeline._location(name)
         function = messages if callable(messages) else None
@@ -95,7 +102,7 @@ class PromptRows(ModelStageRows):
             )
         parsed = parse_options(location, options)
         model_task = PromptTask(
-            Template("", (), False, parse_system(location, system))
+            Template(system=parse_system(location, system))
             if callable(messages)
             else parse_template(location, messages, system),
             column_named(location, name, output_column),
@@ -105,6 +112,7 @@ class PromptRows(ModelStageRows):
             None if function is None else prompt_function(location, function),
             () if function is None else list_of_names(location, "columns", columns),
             self.pipeline._keys_of(self._node)[0].column,
+            read_listed,
         )
         if parsed.reuse.per_row is None:
             per_row = not model_task.is_greedy

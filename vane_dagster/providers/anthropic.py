@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vane_dagster.providers.base import Answer, Message, Request
+from vane_dagster.providers.base import Answer, Media, Message, Request
 from vane_dagster.providers.http import HttpProvider, choice_schema, in_object
 from vane_dagster.providers.usage import finish_reason, token_count
 
@@ -48,6 +48,11 @@ class AnthropicProvider(HttpProvider):
     SERVER_PATH = ""
     APIS = ("messages",)
 
+    @classmethod
+    def content_kinds(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        """See `Provider`."""
+        return frozenset({"image", "image url", "document", "document url"})
+
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
         system, messages = _split(request.messages)
@@ -71,11 +76,28 @@ class AnthropicProvider(HttpProvider):
         return self._answer(request, text, counts, _REASONS.get(reason, reason), refusal)
 
 
-def _split(messages: Sequence[Message]) -> tuple[str, list[Message]]:
+def _split(messages: Sequence[Message]) -> tuple[str, Sequence[Message]]:
     """Separate the system messages, which are no part of the API's conversation."""
     system = [message["content"] for message in messages if message["role"] == "system"]
-    others = [message for message in messages if message["role"] != "system"]
+    others = [
+        {**message, "content": content if isinstance(content, str) else [*map(_block, content)]}
+        for message in messages
+        for content in [message["content"]]
+        if message["role"] != "system"
+    ]
     return "\n\n".join(system), others
+
+
+def _block(part: Any) -> Any:
+    """Return a part of a message as a content block; those that are blocks already unchanged."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, Media):
+        return part
+    source = {"type": "url", "url": part.url}
+    if not part.url:
+        source = {"type": "base64", "media_type": part.media_type, "data": part.base64}
+    return {"type": part.kind, "source": source}
 
 
 def _parameters(sampling: Mapping[str, Any]) -> dict[str, Any]:

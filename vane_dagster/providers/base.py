@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from vane_dagster.errors import StageError
 
-Message = Mapping[str, str]
-"""``{"role": "system" | "user" | "assistant", "content": ...}``"""
+Message = Mapping[str, Any]
+"""``{"role": "system" | "user" | "assistant", "content": ...}``
+
+The content is text, or in a user's message with `Media` a list of texts and `Media`.
+"""
+
+
+@dataclass(frozen=True)
+class Media:
+    """A part of a message that is no text.
+
+    Attributes:
+        kind: "image", "audio" or "document".
+        media_type: The type of the file, such as "image/png"; empty if there is a URL.
+        data: The bytes of the file; empty if there is a URL.
+        url: The URL that the model's server fetches; empty if there is a file.
+        detail: See `vd.image`.
+    """
+
+    kind: str
+    media_type: str = ""
+    data: bytes = field(default=b"", repr=False)
+    url: str = field(default="", repr=False)
+    detail: str | None = None
+
+    @property
+    def base64(self) -> str:
+        """The bytes of the file in base64."""
+        return base64.b64encode(self.data).decode()
+
+    @property
+    def any_url(self) -> str:
+        """The URL; a ``data:`` URL of the file if there is one."""
+        return self.url or f"data:{self.media_type};base64,{self.base64}"
 
 
 @dataclass(frozen=True)
@@ -70,6 +103,10 @@ class Provider(Protocol):
     - ``check_options(options, sampling)``, a classmethod, raises ValueError for invalid provider
       options or sampling parameters when a stage is declared. Parameters that are read from each
       row are None.
+    - ``content_kinds(options)``, a classmethod, returns what messages may have besides text, of
+      "image", "audio" and "document"; "image url" and "document url", if the model's server fetches
+      URLs; and "image detail". A stage with anything else is refused when it is declared. Without
+      this method, messages have text alone.
     - ``key_variable(options)``, a classmethod, returns the name of the environment variable that
       holds the provider's key, or None. A run fails before it loads anything if it is not set.
     - ``OPERATIONAL`` names the options that do not change answers, such as addresses and limits.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vane_dagster.providers.base import Answer, Request
+from vane_dagster.providers.base import Answer, Media, Message, Request
 from vane_dagster.providers.http import HttpProvider, choice_schema
 from vane_dagster.providers.usage import finish_reason, token_count
+
+_FORMATS = {"mpeg": "mp3", "mp4": "m4a"}
+"""Formats of audio whose names differ from their media types."""
 
 
 class OpenAIProvider(HttpProvider):
@@ -18,6 +21,13 @@ class OpenAIProvider(HttpProvider):
     SERVER_PATH = "/v1"
     APIS = ("chat", "completions")
 
+    @classmethod
+    def content_kinds(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        """See `Provider`."""
+        if options.get("api") == "completions":
+            return frozenset()
+        return frozenset({"image", "image url", "image detail", "audio", "document"})
+
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
         fields, messages = self._fields(request.sampling), list(request.messages)
@@ -27,7 +37,7 @@ class OpenAIProvider(HttpProvider):
         if is_completion:
             body["prompt"] = "\n\n".join(message["content"] for message in messages)
         else:
-            body["messages"] = messages
+            body["messages"] = chat_messages(messages)
             if schema is not None:
                 named = {"name": "answer", "schema": dict(schema)}
                 body["response_format"] = {"type": "json_schema", "json_schema": named}
@@ -62,3 +72,30 @@ class OpenAIProvider(HttpProvider):
                 raise self._malformed(found)
         self._tokens.learn(token_count(found, "usage", "total_tokens"))
         return vectors
+
+
+def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages in the form of OpenAI's chat API.
+
+    Parts that a user's function wrote in this form already are unchanged.
+    """
+    return [
+        {**message, "content": content if isinstance(content, str) else [*map(_part, content)]}
+        for message in messages
+        for content in [message["content"]]
+    ]
+
+
+def _part(part: Any) -> Any:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, Media):
+        return part
+    if part.kind == "image":
+        detail = {} if part.detail is None else {"detail": part.detail}
+        return {"type": "image_url", "image_url": {"url": part.any_url, **detail}}
+    if part.kind == "audio":
+        subtype = part.media_type.partition("/")[2]
+        sound = {"data": part.base64, "format": _FORMATS.get(subtype, subtype)}
+        return {"type": "input_audio", "input_audio": sound}
+    return {"type": "file", "file": {"filename": "document.pdf", "file_data": part.any_url}}

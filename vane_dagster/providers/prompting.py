@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import RowErrors
 from vane_dagster.providers.base import Answer, Message, Request, SamplingRefused
+from vane_dagster.providers.content import Content, ReadFile
 from vane_dagster.providers.format import Format, InvalidAnswer
 from vane_dagster.providers.prompt_function import PromptFunction
 from vane_dagster.providers.template import PrefixOrder, Template
@@ -44,6 +45,7 @@ class PromptTask:
         function: The user's function that makes the messages; None if the template does.
         columns: The columns that the function gets; None for all.
         id: The input's id column. Its value is that of requests, if the stage reads it.
+        read_file: Reads the files that rows name; None to refuse such rows.
     """
 
     template: Template
@@ -54,6 +56,7 @@ class PromptTask:
     function: PromptFunction | None = None
     columns: tuple[str, ...] | None = ()
     id: str = ""
+    read_file: ReadFile | None = None
 
     method = "submit"
 
@@ -97,18 +100,25 @@ class PromptTask:
         return pa.schema({self.output: self.format.type, self.usage: USAGE})
 
     @property
+    def contents(self) -> Sequence[Content]:
+        """The parts of the messages that are no text."""
+        return self.template.contents
+
+    @property
     def order(self) -> PrefixOrder | None:
         """Groups prompts with a common prefix, which an engine then has in its cache.
 
-        None if a function makes prompts, since only the model's workers have it.
+        None if a function makes prompts, since only the model's workers have it, and if no text
+        before the first image, sound or document differs.
         """
-        return None if self.function else PrefixOrder(self.template)
+        leading = self.template.leading
+        return PrefixOrder(leading) if leading.fields else None
 
     def keyed(self, include: Any) -> Mapping[str, Any]:
         """Return the values that change the output, in a frozen order."""
         return {
             **({"columns": self.columns} if self.function else {}),
-            "messages": (self.template.text, self.template.system),
+            "messages": (self.template.keyed, self.template.system),
             "sampling_params": dict(sorted(self.sampling.items())),
             "return_format": (self.format.schema, self.format.choices, self.format.model),
             "output_column": self.output,
@@ -139,25 +149,18 @@ class PromptTask:
         if self.function is not None:
             call = unwrapped(self.function.call)
             return f"{model} is asked what `{getattr(call, '__name__', call)}` makes of a row"
-        asked = f"column `{self.template.text}`" if self.template.column else self.template.text
-        return f"{model} is asked: {asked}"
+        return f"{model} is asked: {' '.join(map(str, self.template.parts))}"
 
     async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
         """Submit all rows of a batch concurrently."""
         errors: dict[int, BaseException] = {}
         used: Counter[str] = Counter()
-        asked: dict[int, _Asked] = {}
         columns = [row_values(column) for column in batch.columns]
-        for place, values in enumerate(zip(*columns)):
-            row = dict(zip(batch.column_names, values))
-            try:
-                asked[place] = self._asked(row, str(row.get(self.id, "")))
-            except BaseException as error:  # it may be of the user's function
-                errors[place] = error
-        answering = (self._one(provider, each, used) for each in asked.values())
-        found = dict(zip(asked, await asyncio.gather(*answering, return_exceptions=True)))
+        rows = [dict(zip(batch.column_names, values)) for values in zip(*columns)]
+        answering = (self._one(provider, row, used) for row in rows)
+        found = await asyncio.gather(*answering, return_exceptions=True)
         good = {}
-        for place, answer in found.items():
+        for place, answer in enumerate(found):
             if isinstance(answer, BaseException):
                 errors[place] = answer
                 continue
@@ -177,7 +180,7 @@ class PromptTask:
         every = {name: value for name, value in self.sampling.items() if name not in own}
         given = {name: value for name, value in own.items() if value is not None}
         if self.function is None:
-            messages = self.template.messages(row)
+            messages = self.template.messages(row, self.read_file)
         else:
             prompt, sampling = self.function.prompt(row)
             given |= sampling
@@ -193,9 +196,16 @@ class PromptTask:
         except _UNFIT as error:  # such as an integer of more than 64 bits, or half a surrogate pair
             raise InvalidAnswer(f"The answer has no place in its column: {error}", answer) from None
 
-    async def _one(self, provider: Any, asked: _Asked, used: Counter[str]) -> tuple[Any, Answer]:
-        """Return the value and the answer of a row."""
-        (request, own_sampling), began = asked, time.perf_counter()
+    async def _one(
+        self, provider: Any, row: dict[str, Any], used: Counter[str]
+    ) -> tuple[Any, Answer] | BaseException:
+        """Return the value and the answer of a row, or the error of its prompt."""
+        make = functools.partial(self._asked, row, str(row.get(self.id, "")))
+        try:
+            request, own_sampling = await asyncio.to_thread(make) if self.contents else make()
+        except BaseException as error:  # it may be of the user's function
+            return error
+        began = time.perf_counter()
         try:
             answer = checked_usage(await provider.submit(request))
         except SamplingRefused as error:

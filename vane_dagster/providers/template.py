@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, takewhile
 from typing import Any
 
 import pyarrow as pa
 
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.providers.base import Message
+from vane_dagster.providers.base import Media, Message
+from vane_dagster.providers.content import Content, ReadFile
 
 _ALIKE = 256
 """Length in characters of the common prefix that groups prompts."""
@@ -18,45 +20,119 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
-class Template:
-    """The template of a row's messages.
+class Text:
+    """A part of a message: text with ``{column}`` fields, or a column.
 
     Attributes:
-        text: A column name, or text with ``{column}`` fields; empty if a function makes prompts.
+        text: The text, or the name of a column of prompts or conversations.
         fields: The columns that it reads.
-        column: Whether `text` is a column name.
-        system: The system message; None for none.
+        is_column: Whether `text` is a column's name.
     """
 
     text: str
     fields: tuple[str, ...]
-    column: bool
+    is_column: bool = False
+
+    @property
+    def keyed(self) -> str:
+        """The values that change a request."""
+        return self.text
+
+    def __str__(self) -> str:
+        return f"column `{self.text}`" if self.is_column else self.text
+
+    def values(self, row: Mapping[str, Any], read_file: ReadFile | None) -> list[Any]:
+        """Return the text of a row, or the value of the column."""
+        return [row[self.text] if self.is_column else self.text.format_map(row)]
+
+
+Turn = tuple[str, tuple["Text | Content", ...]]
+"""The role and the parts of a message."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """The template of a row's messages.
+
+    Attributes:
+        turns: The messages; empty if a function makes them.
+        system: The system message; None for none.
+    """
+
+    turns: tuple[Turn, ...] = ()
     system: str | None = None
+
+    @property
+    def parts(self) -> Sequence[Text | Content]:
+        """The parts of all messages."""
+        return [part for _, parts in self.turns for part in parts]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns that it reads."""
+        return tuple(dict.fromkeys(name for part in self.parts for name in part.fields))
+
+    @property
+    def contents(self) -> Sequence[Content]:
+        """The parts that are no text."""
+        return [part for part in self.parts if isinstance(part, Content)]
+
+    @property
+    def keyed(self) -> Any:
+        """The values that change a request, besides the system message, in a frozen order."""
+        match self.turns:
+            case ():
+                return ""
+            case (("user", (Text() as only,)),):
+                return only.text
+        return tuple((role, tuple(part.keyed for part in parts)) for role, parts in self.turns)
+
+    @property
+    def leading(self) -> Template:
+        """The template of the texts before the first part that is no text."""
+        count = len([*takewhile(lambda part: isinstance(part, Text), self.parts)])
+        turns: list[Turn] = []
+        for role, parts in self.turns:
+            turns += [(role, parts[:count])] if count else []
+            count = max(0, count - len(parts))
+        return replace(self, turns=tuple(turns))
 
     @property
     def fixed(self) -> int:
         """Number of characters before the first column."""
-        if self.column:
-            return 0
-        return len(next(iter(string.Formatter().parse(self.text)))[0])
+        constant = [*takewhile(lambda part: not part.fields, self.parts)]
+        others = self.parts[len(constant) :]
+        found = sum(len(str(part)) for part in constant)
+        if not others or not isinstance(others[0], Text) or others[0].is_column:
+            return found
+        return found + len(next(iter(string.Formatter().parse(others[0].text)))[0])
 
-    def messages(self, row: Mapping[str, Any]) -> Sequence[Message]:
-        """Return the messages of a row."""
+    def messages(
+        self, row: Mapping[str, Any], read_file: ReadFile | None = None
+    ) -> Sequence[Message]:
+        """Return the messages of a row.
+
+        Args:
+            row: The values of its columns.
+            read_file: Reads the files that a row names; None to refuse such rows.
+        """
         for name in self.fields:
             if row.get(name) is None:
                 raise ValueError(f"column {name!r} is null; a prompt needs it")
-        if self.column:
-            return self.with_system(row[self.text], f"column {self.text!r}")
-        return self.with_system(self.text.format_map(row), "the template")
+        found = [*self._first]
+        for role, parts in self.turns:
+            values = chain.from_iterable(part.values(row, read_file) for part in parts)
+            origin = f"column {parts[0].fields[0]!r}" if parts[0].fields else "the template"
+            found += _messages(role, [*values], origin)
+        return found
 
     def with_system(self, prompt: Any, origin: str) -> Sequence[Message]:
         """Return the messages of a prompt or a conversation, after the system message."""
-        first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        if not isinstance(prompt, str):
-            return [*first, *_conversation(origin, prompt)]
-        if not prompt.strip():
-            raise ValueError("the prompt is empty")
-        return [*first, {"role": "user", "content": prompt}]
+        return [*self._first, *_messages("user", [prompt], origin)]
+
+    @property
+    def _first(self) -> Sequence[Message]:
+        return [] if self.system is None else [{"role": "system", "content": self.system}]
 
 
 @dataclass(frozen=True)
@@ -64,7 +140,7 @@ class PrefixOrder:
     """Orders rows by prompt: one worker processes prompts with a common prefix together.
 
     Attributes:
-        template: The template of the prompts.
+        template: The template of the prompts, of texts alone.
     """
 
     template: Template
@@ -80,9 +156,20 @@ class PrefixOrder:
 
     def _text(self, row: Mapping[str, Any]) -> str:
         try:
-            return "".join(message["content"] for message in self.template.messages(row))
+            return "".join(str(message["content"]) for message in self.template.messages(row))
         except ValueError:  # a row error, raised when the row is submitted
             return ""
+
+
+def _messages(role: str, values: Sequence[Any], origin: str) -> Sequence[Message]:
+    """Return the message of some parts, or the conversation that the only one is."""
+    if len(values) == 1 and not isinstance(values[0], (str, Media)):
+        return _conversation(origin, values[0])
+    said = [value for value in values if isinstance(value, Media) or value.strip()]
+    if not said:
+        raise ValueError("the prompt is empty")
+    has_media = any(isinstance(value, Media) for value in said)
+    return [{"role": role, "content": said if has_media else "\n".join(said)}]
 
 
 def _conversation(origin: str, value: Any) -> list[Message]:
@@ -105,32 +192,73 @@ def parse_system(where: str, system: Any) -> str | None:
 
 
 def parse_template(where: str, messages: Any, system: Any) -> Template:
-    """Parse a column name or a template."""
-    if not isinstance(messages, str) or not messages.strip():
-        raise DefinitionError(
-            f"{where}: messages is {messages!r}; expected a column's name, or text with {{column}} "
-            "fields"
-        )
+    """Parse a column name, a template, a list of templates and content, or a list of messages."""
     system = parse_system(where, system)
+    if isinstance(messages, str):
+        only = _parse_text(where, messages)
+        is_name = not only.fields and len(messages.split()) == 1 and "{{" not in messages
+        turns: list[Turn] = [("user", (Text(messages, (messages,), True) if is_name else only,))]
+    elif isinstance(messages, (list, tuple)) and all(isinstance(m, Mapping) for m in messages):
+        turns = [_parse_turn(where, message) for message in messages]
+    else:
+        turns = [("user", _parse_parts(where, messages))]
+    template = Template(tuple(turns), system)
+    if not template.fields:
+        raise DefinitionError(
+            f"{where}: messages names no column: {str(messages)[:80]!r}. Put one into it, as in "
+            "'Summarise: {text}'"
+        )
+    return template
+
+
+def _parse_turn(where: str, message: Mapping[Any, Any]) -> Turn:
+    """Parse a message with its role."""
+    if set(message) != {"role", "content"} or message["role"] not in _ROLES:
+        raise DefinitionError(
+            f"{where}: messages has {dict(message)!r}; expected content and a role of "
+            f"{names(_ROLES)}"
+        )
+    role, content = message["role"], message["content"]
+    parts = _parse_parts(where, [content] if isinstance(content, str) else content)
+    if role != "user" and (wrong := [part for part in parts if isinstance(part, Content)]):
+        raise DefinitionError(
+            f"{where}: messages has {wrong[0]} in a message of the {role}; models take content "
+            "besides text from the user alone"
+        )
+    return role, parts
+
+
+def _parse_parts(where: str, parts: Any) -> tuple[Text | Content, ...]:
+    """Parse the texts and the content of a message."""
+    if not isinstance(parts, (list, tuple)) or not parts:
+        raise _unfit(where, parts)
+    return tuple(part if isinstance(part, Content) else _parse_text(where, part) for part in parts)
+
+
+def _parse_text(where: str, text: Any) -> Text:
+    """Parse a text with fields."""
+    if not isinstance(text, str) or not text.strip():
+        raise _unfit(where, text)
     try:
-        parts = list(string.Formatter().parse(messages))
+        found = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
     except ValueError as error:
         raise DefinitionError(
             f"{where}: messages is no template: {error}. Write {{{{ and }}}} for braces"
         ) from None
-    found = [name for _, name, _, _ in parts if name is not None]
     if wrong := [name for name in found if not name or not _is_plain(name)]:
         raise DefinitionError(
             f"{where}: messages has the field {{{wrong[0]}}}; expected the name of a column. Write "
             "{{ and }} for braces"
         )
-    if not found and (len(messages.split()) > 1 or "{{" in messages):
-        raise DefinitionError(
-            f"{where}: messages names no column: {messages[:80]!r}. Put one into it, as in "
-            "'Summarise: {text}'"
-        )
-    fields = tuple(dict.fromkeys(found)) if found else (messages,)
-    return Template(messages, fields, not found, system)
+    return Text(text, tuple(dict.fromkeys(found)))
+
+
+def _unfit(where: str, messages: Any) -> DefinitionError:
+    return DefinitionError(
+        f"{where}: messages is {messages!r}; expected a column's name, text with {{column}} "
+        "fields, a list of such texts and vd.image, vd.audio or vd.document, or a list of messages "
+        "with role and content"
+    )
 
 
 def _is_plain(name: str) -> bool:

@@ -28,6 +28,7 @@ class TextTask:
     functions = ()
     preloaded = ()
     usage = None
+    contents = ()
     declared_sampling: ClassVar[Mapping[str, Any]] = {}
 
     @property

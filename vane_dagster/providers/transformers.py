@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from vane_dagster.errors import names
-from vane_dagster.providers.base import Answer, PromptTooLong, Request, SamplingRefused
+from vane_dagster.errors import StageError, first_line, names
+from vane_dagster.providers.base import Answer, Media, PromptTooLong, Request, SamplingRefused
 from vane_dagster.providers.registry import needs
+from vane_dagster.types.image_files import converted, opened
 
 _DEFAULT_TOKENS = 256
+
+
+class _Waiting(NamedTuple):
+    """A request that waits for its batch.
+
+    Attributes:
+        request: The request.
+        images: Its images, decoded.
+        answered: The future of its answer.
+    """
+
+    request: Request
+    images: list[Any]
+    answered: asyncio.Future[Answer]
 
 
 class TransformersProvider:
     """Generates with a causal language model, in batches, on a GPU if one is available.
 
     Requests that wait at the same time and have the same sampling form one batch, padded on the
-    left. The tokenizer's chat template renders the messages; without one, their contents are joined
-    by blank lines. Answers are not constrained to a schema: set `explain_errors`, or use an engine
-    that supports constraints.
+    left; those with images form batches of their own. The chat template renders the messages;
+    without one, their contents are joined by blank lines. A model of images and text is loaded with
+    its processor, which needs Pillow. Answers are not constrained to a schema: set
+    `explain_errors`, or use an engine that supports constraints.
     """
 
     PACKAGES = ("torch", "transformers")
@@ -37,25 +53,38 @@ class TransformersProvider:
     ) -> None:
         library = needs("transformers", "transformers")
         self._torch = needs("torch", "transformers")
-        self._tokenizer = library.AutoTokenizer.from_pretrained(
-            model, revision=revision, padding_side="left"
-        )
+        config = library.AutoConfig.from_pretrained(model, revision=revision)
+        self._sees = type(config) in library.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        processor = library.AutoProcessor if self._sees else library.AutoTokenizer
+        self._processor = processor.from_pretrained(model, revision=revision)
+        self._tokenizer = getattr(self._processor, "tokenizer", self._processor)
+        self._tokenizer.padding_side = "left"
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        loaded = library.AutoModelForCausalLM.from_pretrained(model, revision=revision, dtype=dtype)
+        kind = library.AutoModelForImageTextToText if self._sees else library.AutoModelForCausalLM
+        loaded = kind.from_pretrained(model, revision=revision, dtype=dtype)
         default = "cuda" if self._torch.cuda.is_available() else "cpu"
         self._model = loaded.to(device or default).eval()
         self._known = set(library.GenerationConfig().to_dict())
-        self._longest = getattr(self._model.config, "max_position_embeddings", None)
+        self._longest = getattr(config.get_text_config(), "max_position_embeddings", None)
         self._batch_size = batch_size
         self._template = dict(chat_template_kwargs or {})
-        self._waiting: list[tuple[Request, asyncio.Future[Answer]]] = []
+        self._waiting: list[_Waiting] = []
         self._working: asyncio.Task[None] | None = None
+
+    @classmethod
+    def content_kinds(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        """See `Provider`."""
+        return frozenset({"image"})
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
+        media = [part for message in request.messages for part in _media(message["content"])]
+        if media and not self._sees:
+            raise StageError("the prompt has images, but the model is one of text alone")
+        images = await asyncio.to_thread(lambda: [*map(_decoded, media)]) if media else []
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, answered))
+        self._waiting.append(_Waiting(request, images, answered))
         if self._working is None or self._working.done():
             self._working = asyncio.ensure_future(self._work())
         return await answered
@@ -63,35 +92,38 @@ class TransformersProvider:
     async def _work(self) -> None:
         await asyncio.sleep(0)  # requests that are submitted together form one batch
         while self._waiting:
-            sampling = self._waiting[0][0].sampling
-            alike = [entry for entry in self._waiting if entry[0].sampling == sampling]
-            taken = alike[: self._batch_size]
-            self._waiting = [entry for entry in self._waiting if entry not in taken]
-            requests = [request for request, _ in taken]
+            first = self._waiting[0]
+            alike = [
+                place
+                for place, each in enumerate(self._waiting)
+                if each.request.sampling == first.request.sampling
+                and bool(each.images) == bool(first.images)
+            ][: self._batch_size]
+            taken = [self._waiting[place] for place in alike]
+            self._waiting = [e for place, e in enumerate(self._waiting) if place not in alike]
             answers: Sequence[Answer | BaseException]
             try:
-                answers = await asyncio.to_thread(self._generate, requests)
+                answers = await asyncio.to_thread(self._generate, taken)
             except Exception as error:  # an error of the batch fails each of its rows
                 answers = [error] * len(taken)
-            for (_, answered), answer in zip(taken, answers):
-                if answered.cancelled():
+            for each, answer in zip(taken, answers):
+                if each.answered.cancelled():
                     continue
                 if isinstance(answer, BaseException):
-                    answered.set_exception(answer)
+                    each.answered.set_exception(answer)
                 else:
-                    answered.set_result(answer)
+                    each.answered.set_result(answer)
 
-    def _generate(self, requests: Sequence[Request]) -> Sequence[Answer | BaseException]:
-        texts = [self._text(request) for request in requests]
+    def _generate(self, batch: Sequence[_Waiting]) -> Sequence[Answer | BaseException]:
+        requests = [each.request for each in batch]
         wanted = _generation(requests[0].sampling)
         if unknown := sorted(set(wanted) - self._known):
             raise SamplingRefused(
                 f"sampling_params has {names(unknown)}, which provider 'transformers' does not "
                 "take; it takes OpenAI's names, and those of transformers.GenerationConfig"
             )
-        # A chat template includes the special tokens.
-        adds = {"add_special_tokens": self._tokenizer.chat_template is None}
-        lengths = [len(ids) for ids in self._tokenizer(texts, **adds)["input_ids"]]
+        given = self._inputs(batch)
+        lengths = given["attention_mask"].sum(1).tolist()
         most = None if self._longest is None else self._longest - wanted["max_new_tokens"]
         short = [i for i, length in enumerate(lengths) if most is None or length <= most]
         found: list[Answer | BaseException] = [
@@ -106,20 +138,38 @@ class TransformersProvider:
         seed = requests[0].sampling.get("seed")
         if seed is not None:
             self._torch.manual_seed(seed)
-        padded = {"return_tensors": "pt", "padding": True, **adds}
-        given = self._tokenizer([texts[i] for i in short], **padded)
-        given = given.to(self._model.device)
+        if len(short) < len(batch):
+            given = self._inputs([batch[i] for i in short])
         with self._torch.inference_mode():
             out = self._model.generate(**given, **wanted, pad_token_id=self._tokenizer.pad_token_id)
         for place, row in zip(short, out[:, given["input_ids"].shape[1] :]):
             found[place] = self._answer(row, lengths[place], requests[place])
         return found
 
+    def _inputs(self, batch: Sequence[_Waiting]) -> dict[str, Any]:
+        """Return the model's inputs for some prompts, on its device."""
+        images = {"images": [each.images for each in batch]} if batch[0].images else {}
+        found = self._processor(
+            text=[self._text(each.request) for each in batch],
+            **images,
+            return_tensors="pt",
+            padding=True,
+            # A chat template includes the special tokens.
+            add_special_tokens=self._processor.chat_template is None,
+        ).to(self._model.device)
+        is_pixels = self._torch.is_floating_point
+        kind = self._model.dtype
+        return {n: v.to(kind) if is_pixels(v) else v for n, v in found.items()}
+
     def _text(self, request: Request) -> str:
+        if self._processor.chat_template is None:
+            if any(_media(message["content"]) for message in request.messages):
+                raise StageError("the model has no chat template, which images need")
+            return "\n\n".join(message["content"] for message in request.messages)
         messages = [dict(message) for message in request.messages]
-        if self._tokenizer.chat_template is None:
-            return "\n\n".join(message["content"] for message in messages)
-        text: str = self._tokenizer.apply_chat_template(
+        if self._sees:  # chat templates of these models read parts
+            messages = [{**m, "content": _parts(m["content"])} for m in messages]
+        text: str = self._processor.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **self._template
         )
         return text
@@ -136,6 +186,33 @@ class TransformersProvider:
             if mark in text:
                 text, reason = text.partition(mark)[0], "stop"
         return Answer(text, prompt, len(kept), 0, reason)
+
+
+def _media(content: Any) -> list[Media]:
+    """Return the parts of a message's content that are no text."""
+    return [part for part in content if isinstance(part, Media)]
+
+
+def _parts(content: Any) -> list[Any]:
+    """Return the content of a message as a chat template reads it."""
+    return [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image"}
+        if isinstance(part, Media)
+        else part
+        for part in ([content] if isinstance(content, str) else content)
+    ]
+
+
+def _decoded(media: Media) -> Any:
+    """Decode an image, upright and in RGB."""
+    from PIL import ImageOps
+
+    try:
+        return converted(ImageOps.exif_transpose(opened(media.data)), "RGB")
+    except Exception as error:  # decoders raise any class
+        raise ValueError(f"an image of the prompt does not decode: {first_line(error)}") from error
 
 
 def _marks(sampling: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from vane_dagster.errors import names
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
+from vane_dagster.providers.openai import chat_messages
 from vane_dagster.providers.vllm_engine import VllmEngine, has_gpu
 
 _ADAPTER = "adapter"
@@ -24,7 +25,14 @@ class VllmProvider(VllmEngine):
     The model's chat template renders the messages; without one, their contents are joined by blank
     lines. Sampling parameters that the stage does not set follow the model's generation config.
     Without ``max_tokens``, an answer may fill the model's length.
+
+    Images and sounds are given to vLLM's own processor of the model.
     """
+
+    @classmethod
+    def content_kinds(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        """See `Provider`."""
+        return frozenset({"image", "image url", "audio"})
 
     def __init__(
         self,
@@ -75,9 +83,10 @@ class VllmProvider(VllmEngine):
 
     async def _rendered(self, request: Request) -> Any:
         """Return the prompt's tokens."""
-        if not self._templated:
-            return await self._tokens("\n\n".join(m["content"] for m in request.messages))
-        messages = [dict(message) for message in request.messages]
+        texts = [message["content"] for message in request.messages]
+        if not self._templated and all(isinstance(text, str) for text in texts):
+            return await self._tokens("\n\n".join(texts))
+        messages = chat_messages(request.messages)
         _, (prompt,) = await self._engine.renderer.render_chat_async([messages], self._chat)
         return prompt
 

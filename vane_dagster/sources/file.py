@@ -179,10 +179,31 @@ class TaskFiles:
         chosen = next(iter(having or others), None)
         return {} if chosen is None else chosen.source.options_for(url)
 
+    @classmethod
+    def lists(cls, path: str) -> bool:
+        """Return whether a path is that of a file of a task."""
+        return any(url_of(path) in each._files for each in cls._active)
+
     def records(self, paths: Collection[Any] = ()) -> list[FileRecord]:
         """Return the files that may have been read."""
         local = {url for path in paths if path and (url := url_of(path)).startswith(_LOCAL)}
         return [file for url, file in self._files.items() if url in self.used or url in local]
+
+
+def read_listed(path: str) -> bytes:
+    """Return the content of a file that the pipeline's source lists.
+
+    Raises:
+        ValueError: If the source does not list it.
+        OSError: If it cannot be read.
+    """
+    if not TaskFiles.lists(path):
+        raise ValueError(
+            "the row names a file that the pipeline's source does not list, so that nothing tells "
+            "whether it changed. List the files by vd.files, or read them by a function of a stage "
+            "before this one; URLs that the model's server fetches need fetch_by_provider=True"
+        )
+    return File(path).read()
 
 
 def path_of(url: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ from vane_dagster.sources.file_source import Suffix, file_arguments
 from vane_dagster.sources.raw_files import PATH, FilesSource, listed_rows
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.types.image_files import MAX_PIXELS, converted, opened
 from vane_dagster.types.tensors import from_ndarray, tensor, with_null_rows
 
 _CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4, "CMYK": 4}
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
-_MAX_PIXELS = 89_478_485
 _SCALED = 2
 """JPEG files are decoded at a reduced scale of at least this multiple of the size wanted."""
 
@@ -49,7 +48,7 @@ class ImagesSource(FilesSource):
     reads_contents: ClassVar[bool] = True
     size: tuple[int, int] | None = None
     mode: str = "RGB"
-    max_pixels: int = _MAX_PIXELS
+    max_pixels: int = MAX_PIXELS
 
     @property
     def reading(self) -> str:
@@ -100,21 +99,16 @@ class ImagesSource(FilesSource):
         """Return the image, decoded if it has a size, and the file's own height and width."""
         from PIL import Image
 
-        with _opened(data, self.max_pixels) as image:
+        with opened(data, self.max_pixels) as image:
             found = image.height, image.width
-            if (pixels := image.height * image.width) > self.max_pixels:
-                raise Image.DecompressionBombError(
-                    f"{image.width} x {image.height} are {pixels} pixels, more than "
-                    f"max_pixels={self.max_pixels}"
-                )
             if self.size is None:
                 return data, *found
             height, width = self.size
             image.draft(None, (width * _SCALED, height * _SCALED))
-            converted = image if image.mode == self.mode else _converted(image, self.mode)
-            if converted.size != (width, height):
-                converted = converted.resize((width, height), Image.Resampling.BILINEAR)
-            return np.asarray(converted), *found
+            made = image if image.mode == self.mode else converted(image, self.mode)
+            if made.size != (width, height):
+                made = made.resize((width, height), Image.Resampling.BILINEAR)
+            return np.asarray(made), *found
 
     def _columns(self, images: Sequence[_Image]) -> dict[str, Any]:
         """Return the columns, with nulls and errors for rows that failed."""
@@ -152,37 +146,13 @@ class _Image(NamedTuple):
     values: tuple[Any, int | None, int | None]
 
 
-def _opened(data: bytes, max_pixels: int) -> Any:
-    from PIL import Image, UnidentifiedImageError
-
-    # Pillow refuses an image of twice its own limit before its size is known.
-    if Image.MAX_IMAGE_PIXELS is not None:
-        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
-    try:
-        return Image.open(io.BytesIO(data))
-    except UnidentifiedImageError as error:
-        raise UnidentifiedImageError("it is no image in a format that Pillow reads") from error
-
-
-def _converted(image: Any, mode: str) -> Any:
-    """Convert an image to another mode; the first frame of an animation."""
-    from PIL import Image
-
-    if image.mode in ("P", "PA") and mode != "L":  # palettes may have transparency
-        image = image.convert("RGBA")
-    if image.mode.startswith("I;16") or image.mode == "I":  # Pillow would clip 16 bits to 8
-        values = np.asarray(image).astype(np.float64) / 257
-        image = Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
-    return image.convert(mode)
-
-
 @known_keywords("vd.images")
 def images(
     url: str | os.PathLike[str],
     *,
     size: tuple[int, int] | None = None,
     mode: str = "RGB",
-    max_pixels: int = _MAX_PIXELS,
+    max_pixels: int = MAX_PIXELS,
     asset: Any = None,
     allow_empty: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -226,7 +196,7 @@ def images(
             f"vd.images: size is {size!r}; expected height and width in pixels, as (224, 224)"
         )
     one_of("vd.images", "mode", mode, tuple(_CHANNELS))
-    pixels = positive("vd.images", "max_pixels", max_pixels, _MAX_PIXELS)
+    pixels = positive("vd.images", "max_pixels", max_pixels, MAX_PIXELS)
     sides = None if size is None else (int(size[0]), int(size[1]))
     arguments = file_arguments("vd.images", url, asset, storage_options, allow_empty)
     return ImagesSource(*arguments, sides, mode, pixels)

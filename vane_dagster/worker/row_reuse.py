@@ -45,6 +45,7 @@ from vane_dagster.storage.row_records import (
     RecordedPart,
     records_schema,
 )
+from vane_dagster.types.kinds import is_text
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.sql import unused
 from vane_dagster.types.tensors import unsliced
@@ -127,7 +128,7 @@ def _keys(
         recorded = {f.url: f for f in files.files} | dict(files.touched) if files else {}
         identities = {url: file_identity(file) for url, file in recorded.items()}
         for place, name in enumerate(keying.columns):
-            if name in keying.files:
+            if name in keying.files and is_text(chosen[place].type):
                 chosen[place] = _with_identities(chosen[place], identities, unknown=True)
             elif pa.types.is_string(chosen[place].type):  # it may name a file too
                 chosen[place] = _with_identities(chosen[place], identities, unknown=False)

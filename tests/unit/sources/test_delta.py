@@ -116,7 +116,7 @@ def test_bad_columns_and_filters(tmp_path):
     metadata["schemaString"] = metadata["schemaString"].replace('"N"', '"n"')
     commit(other_case, [{"metaData": metadata}])
     source = vd.delta(str(other_case))
-    with pytest.raises(vd.VaneError, match=r"columns 'N' and 'n' are the same name to SQL"):
+    with pytest.raises(vd.errors.VaneError, match=r"columns 'N' and 'n' are the same name to SQL"):
         source.split(source.list_files([None], "here")[None], FragmentRule(10), "here")
 
 

@@ -98,5 +98,5 @@ def test_garbage_and_superseded_plans(store):
     assert ids(store) == [*range(1000, 1300)]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("support.in_process.plan_run", lambda *given, **options: former)
-        with pytest.raises(vd.VaneError, match=f"{gone.name}.* cannot be read"):
+        with pytest.raises(vd.errors.VaneError, match=f"{gone.name}.* cannot be read"):
             compute(docs, store)

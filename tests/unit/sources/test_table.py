@@ -148,7 +148,7 @@ def test_an_empty_table_is_refused(store):
     ],
 )
 def test_what_is_no_table_is_refused_where_it_is_declared(data, message):
-    with pytest.raises(vd.VaneError, match=message):
+    with pytest.raises(vd.errors.VaneError, match=message):
         vd.table(data)
 
 

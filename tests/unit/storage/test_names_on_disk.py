@@ -64,7 +64,7 @@ def test_each_built_in_provider_has_a_frozen_name():
 
 
 def test_our_own_classes_count_by_their_names_so_that_they_may_move(monkeypatch):
-    kinds = [vd.RowErrors, vd.checks.NullRate, Answer]
+    kinds = [vd.errors.RowErrors, vd.checks.NullRate, Answer]
     before = value_digest(kinds)
     elsewhere = SimpleNamespace(**{kind.__name__: kind for kind in kinds})
     monkeypatch.setitem(sys.modules, "vane_dagster.elsewhere", elsewhere)

@@ -117,7 +117,7 @@ def test_columns_that_torch_has_no_type_for_are_lists():
 @pytest.mark.parametrize(("form", "package"), [("torch", "torch"), ("polars", "polars")])
 def test_a_package_that_the_worker_lacks_is_named(form, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(vd.StageError, match=rf"needs the package '{package}'.*Install it"):
+    with pytest.raises(vd.errors.StageError, match=rf"needs the package '{package}'.*Install it"):
         to_format(RAGGED, form)
 
 
@@ -127,7 +127,9 @@ def test_polars_batches_of_other_types():
     batch = to_format(pa.table({"tensors": tensors}), "polars")
     assert batch["tensors"].to_list() == [{"t": list(range(6))}, None]
     wide = pa.table({"d": pa.array([1], pa.decimal256(50, 2))})
-    with pytest.raises(vd.StageError, match=r"column 'd' is decimal256.*cast it in a project"):
+    with pytest.raises(
+        vd.errors.StageError, match=r"column 'd' is decimal256.*cast it in a project"
+    ):
         to_format(wide, "polars")
 
 
@@ -273,7 +275,7 @@ def test_a_retry_of_some_rows_of_a_batch_gives_their_nested_lists():
         if 4 in (numbers := batch["n"].to_pylist()) and not failed:
             failed.add(4)
             error = ConnectionError("again")
-            raise vd.RowErrors({numbers.index(4): error}, rows={"id": [3, 5], "y": [3, 5]})
+            raise vd.errors.RowErrors({numbers.index(4): error}, rows={"id": [3, 5], "y": [3, 5]})
         return {"y": batch["n"]}
 
     output = call(fn, {"y": "BIGINT"}, NESTED, batch_size=3)

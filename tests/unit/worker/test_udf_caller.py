@@ -246,7 +246,7 @@ def test_an_index_that_matches_no_rows_is_refused(case):
 def test_the_rows_of_a_call_of_which_others_failed_are_in_order(place, rows):
     def fn(batch):
         if len(batch) == 3:
-            raise vd.RowErrors({place: ConnectionError("again")}, rows=rows)
+            raise vd.errors.RowErrors({place: ConnectionError("again")}, rows=rows)
         return batch[["n"]]
 
     output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
@@ -256,7 +256,7 @@ def test_the_rows_of_a_call_of_which_others_failed_are_in_order(place, rows):
 @pytest.mark.parametrize("place", [3, np.int64(-1)])
 def test_what_is_no_place_of_a_failed_row(place):
     def fn(batch):
-        raise vd.RowErrors({place: ConnectionError("again")}, rows={"n": [10, 30]})
+        raise vd.errors.RowErrors({place: ConnectionError("again")}, rows={"n": [10, 30]})
 
     refused(fn, {"n": "BIGINT"}, "RowErrors names the places", "in a batch of 3 rows")
 

@@ -1,0 +1,151 @@
+"""Prompts with images, sounds and documents, sent by the clients of two APIs to a server.
+
+The server refuses requests in another form than the APIs publish.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vane_dagster as vd
+from support.arguments import grouped
+from support.data import read_stage, write_source
+from support.in_process import compute
+from support.media import PDF, PIXELS, picture, sound
+from support.warm_workers import ForkedBackend, workers_that_imported
+from vane_dagster.compute.local_backend import LocalBackend
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+from vane_dagster.types.tensors import from_ndarray
+
+CLIENTS = ("openai.resources.chat", "anthropic.resources.messages")
+GREEDY = {"temperature": 0, "max_tokens": 9}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[LocalBackend]:
+    """Workers that keep their clients from test to test."""
+    with workers_that_imported(*CLIENTS):
+        made = ForkedBackend(2)
+        yield made
+        made.close()
+
+
+def ask(above: Any, url: str, name: str, messages: Any, **given: Any) -> vd.Stage:
+    """Declare a stage that asks the endpoint by OpenAI's API, or by Anthropic's."""
+    own = {"provider": "openai", "model": "m", "sampling_params": GREEDY, **given}
+    base = url if own["provider"] == "openai" else url.removesuffix("/v1")
+    own |= {"options": {"base_url": base, "api_key_env": "LLM_KEY"}, "env_vars": ["LLM_KEY"]}
+    stage: vd.Stage = above.prompt(name, messages, **grouped(own))
+    return stage
+
+
+def read(folder: Path, stage: str) -> dict[Any, str]:
+    rows = read_stage(folder / "store", "docs", stage)
+    return dict(zip(rows[rows.column_names[0]].to_pylist(), rows[stage].to_pylist()))
+
+
+def test_content_of_columns_by_each_api(tmp_path, server, endpoint, backend):
+    tensors = from_ndarray(PIXELS[None].repeat(2, 0), vd.tensor("uint8", (4, 6, 3)))
+    columns = {
+        "id": [0, 1],
+        "tensor": tensors,
+        "pictures": [[picture("JPEG"), picture("WEBP", (9, 9))], [picture("TIFF")]],
+        "pdf": [PDF, None],
+        "sound": [sound(), b"no sound"],
+        "url": ["https://x/1.png", "file:///1.png"],
+    }
+    write_source(tmp_path / "src", columns)
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    aside = {"on_error": "quarantine", "max_error_rate": 0.5}
+    pictures = [vd.image("tensor"), "First {id}", vd.image("pictures", max_pixels=64)]
+    detailed = [vd.image("tensor", detail="low"), "Is it like this?", vd.image("pictures")]
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": ["{id}", vd.image("tensor")]},
+        {"role": "assistant", "content": "It is blue."},
+        {"role": "user", "content": ["Why?"]},
+    ]
+    fetched = [vd.image("url", fetch_by_provider=True), "{id}"]
+    for provider in ("openai", "anthropic"):
+        by = {"provider": provider}
+        ask(docs, endpoint[1], f"{provider}_pictures", pictures, **by)
+        ask(docs, endpoint[1], f"{provider}_talk", talk, **by)
+        ask(docs, endpoint[1], f"{provider}_pdf", [vd.document("pdf"), "{id}"], **by, **aside)
+        ask(docs, endpoint[1], f"{provider}_url", fetched, **by, **aside)
+    ask(docs, endpoint[1], "detailed", detailed)
+    ask(docs, endpoint[1], "heard", [vd.audio("sound"), "{id}"], **aside)
+    compute(docs, Store(Location(str(tmp_path / "store"))), backend=backend)
+
+    tensor = "[image/png 6x4]"
+    for provider in ("openai", "anthropic"):
+        assert read(tmp_path, f"{provider}_pictures") == {
+            0: f"echo: {tensor}\nFirst 0\n[image/jpeg 6x4]\n[image/webp 8x8]".replace(
+                "webp", "png"
+            ),
+            1: f"echo: {tensor}\nFirst 1\n[image/png 6x4]",
+        }
+        assert read(tmp_path, f"{provider}_talk") == {0: "echo: Why?", 1: "echo: Why?"}
+        pdf = f"[application/pdf, {len(PDF)} bytes]"
+        assert read(tmp_path, f"{provider}_pdf") == {0: f"echo: {pdf}\n0"}
+        assert read(tmp_path, f"{provider}_url") == {0: "echo: [https://x/1.png]\n0"}
+    assert read(tmp_path, "heard") == {0: f"echo: [audio/wav, {len(sound())} bytes]\n0"}
+    images = [
+        part["image_url"]
+        for body in server.bodies
+        for part in body["messages"][-1]["content"]
+        if "Is it like this?" in str(body) and part["type"] == "image_url"
+    ]
+    assert [image.get("detail") for image in images] == ["low", None, None, "low", None]
+    messages = {
+        stage: vd.quarantine(f"docs/{stage}", store=str(tmp_path / "store"))["message"].to_pylist()
+        for stage in ("openai_pdf", "anthropic_url", "heard")
+    }
+    assert messages == {
+        "openai_pdf": ["column 'pdf' is null; a prompt needs it"],
+        "anthropic_url": [
+            "column 'url' holds a str; expected http:// or https:// URLs, because of "
+            "fetch_by_provider"
+        ],
+        "heard": ["column 'sound' holds a file that is no WAV, MP3, FLAC, Ogg or MP4"],
+    }
+
+
+def test_files_are_asked_about_again_when_their_content_changes(
+    tmp_path, server, endpoint, backend
+):
+    folder, store = tmp_path / "files", Store(Location(str(tmp_path / "store")))
+    folder.mkdir()
+
+    def asked() -> list[str]:
+        server.clear()
+        docs = vd.Pipeline("docs", source=vd.files(str(folder)))
+        columns = {"path": "path", "other": "replace(path, '.png', '.gone')"}
+        listed = docs.project("listed", columns)
+        ask(listed, endpoint[1], "asked", ["What is this?", vd.image("path")])
+        aside = {"on_error": "quarantine", "max_error_rate": 1.0}
+        ask(listed, endpoint[1], "other", [vd.image("other")], **aside)
+        compute(docs, store, backend=backend)
+        return sorted(server.requests.elements())
+
+    for width in (1, 2, 3):
+        (folder / f"{width}.png").write_bytes(picture(size=(width, 1)))
+    assert asked() == [f"What is this?\n[image/png {width}x1]" for width in (1, 2, 3)]
+    refused = vd.quarantine("docs/other", store=str(tmp_path / "store"))
+    assert set(refused["message"].to_pylist()) == {
+        "column 'other': the row names a file that the pipeline's source does not list, so that "
+        "nothing tells whether it changed. List the files by vd.files, or read them by a function "
+        "of a stage before this one; URLs that the model's server fetches need "
+        "fetch_by_provider=True"
+    }  # fmt: skip
+    os.utime(folder / "1.png", (1, 1))
+    (folder / "2.png").write_bytes(picture(size=(4, 1)))
+    assert asked() == ["What is this?\n[image/png 4x1]"]
+    assert list(read(tmp_path, "asked").values()) == [
+        f"echo: What is this?\n[image/png {width}x1]" for width in (1, 4, 3)
+    ]

@@ -1,0 +1,91 @@
+"""Prompts with images to a tiny model of images and text, on transformers and on vLLM."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+import vane_dagster as vd
+from support.arguments import grouped
+from support.data import read_stage, write_source
+from support.media import picture
+from support.results import Run
+from support.tiny_transformers import image_text_model
+from support.vllm_stages import ENGINE, ENV, needs_vllm
+
+COLORS = ["navy", "white", "orange", "darkgreen"]
+GREEDY = {"temperature": 0, "max_tokens": 8}
+PARTS = ["What is on the picture?", vd.image("images"), "Answer: {id}"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return image_text_model(tmp_path_factory.mktemp("llava"))
+
+
+def expected(model: Path, rows: list[list[bytes]]) -> list[str]:
+    """Return transformers' own answer to each row alone."""
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(model)
+    loaded = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
+    found = []
+    for place, encoded in enumerate(rows):
+        texts = [{"type": "text", "text": text} for text in (PARTS[0], f"Answer: {place}")]
+        shown = [{"type": "image"} for _ in encoded]
+        content = [texts[0], *shown, texts[1]]
+        if not encoded:  # of texts alone, one text is made
+            content = [{"type": "text", "text": f"{PARTS[0]}\nAnswer: {place}"}]
+        prompt = processor.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        images = [Image.open(io.BytesIO(each)) for each in encoded]
+        given = processor(
+            text=prompt, images=images or None, return_tensors="pt", add_special_tokens=False
+        )
+        out = loaded.generate(**given, max_new_tokens=8, do_sample=False)
+        new = out[0, given["input_ids"].shape[1] :]
+        found.append(processor.tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
+    return found
+
+
+@pytest.mark.parametrize("provider", ["transformers", pytest.param("vllm", marks=needs_vllm)])
+def test_answers_are_the_models_own(
+    provider: str,
+    model: Path,
+    tmp_path: Path,
+    local: vd.LocalCompute,
+    materialize: Run,
+    vllm_variables: None,
+) -> None:
+    images = [[picture(size=(40, 30), color=color)] for color in COLORS]
+    images += [[images[0][0], images[1][0]], [], [picture("JPEG", (640, 480))[:2000]]]
+    ids = pa.array(range(len(images)), pa.int64())
+    write_source(tmp_path / "src", {"id": ids, "images": images})
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    engine = {**ENGINE, "gpu_memory_utilization": 0.1}
+    given: dict[str, Any] = {
+        "provider": provider, "model": str(model), "sampling_params": GREEDY,
+        "options": {"engine_kwargs": engine} if provider == "vllm" else {"batch_size": 3},
+        "env_vars": ENV, "on_error": "quarantine", "max_error_rate": 0.5,
+    }  # fmt: skip
+    pipeline.prompt("asked", PARTS, **grouped(given))
+
+    assert materialize(pipeline, local).success
+
+    rows = read_stage(tmp_path / "store", "docs", "asked").sort_by("id")
+    assert rows["id"].to_pylist() == [*range(len(images) - 1)]
+    answers = [answer.rstrip("\ufffd") for answer in rows["asked"].to_pylist()]
+    assert answers == expected(model, images[:-1])
+    assert len(set(answers[:4])) > 1, "the model sees the images"
+    tokens = [usage["prompt_tokens"] for usage in rows["asked_usage"].to_pylist()]
+    assert tokens[4] - tokens[0] == 16, "the tokens of an image"
+    (fault,) = vd.quarantine("docs/asked", store=str(tmp_path / "store")).to_pylist()
+    assert (fault["id"], fault["error"]) == (len(images) - 1, "ValueError")
+    assert "truncated" in fault["message"]
