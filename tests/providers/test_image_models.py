@@ -64,7 +64,7 @@ def test_answers_are_the_models_own(
     materialize: Run,
     vllm_variables: None,
 ) -> None:
-    images = [[picture(size=(40, 30), color=color)] for color in COLORS]
+    images = [[picture(size=(32, 32), color=color)] for color in COLORS]
     images += [[images[0][0], images[1][0]], [], [picture("JPEG", (640, 480))[:2000]]]
     ids = pa.array(range(len(images)), pa.int64())
     write_source(tmp_path / "src", {"id": ids, "images": images})
@@ -85,7 +85,7 @@ def test_answers_are_the_models_own(
     assert answers == expected(model, images[:-1])
     assert len(set(answers[:4])) > 1, "the model sees the images"
     tokens = [usage["prompt_tokens"] for usage in rows["asked_usage"].to_pylist()]
-    assert tokens[4] - tokens[0] == 16, "the tokens of an image"
+    assert tokens[4] - tokens[0] == 4 + 3, "an image and its marks"
     (fault,) = vd.quarantine("docs/asked", store=str(tmp_path / "store")).to_pylist()
     assert (fault["id"], fault["error"]) == (len(images) - 1, "ValueError")
     assert "truncated" in fault["message"]

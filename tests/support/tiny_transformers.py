@@ -52,44 +52,44 @@ def text_classifier(folder: Path, examples: Sequence[tuple[Any, str]]) -> Path:
 
 
 def image_text_model(folder: Path) -> Path:
-    """Make a Llava with random weights, which takes images of 32x32 pixels as 16 tokens.
+    """Make an Idefics3 with random weights, which takes images of 32x32 pixels as 4 tokens.
+
+    Its processor needs Pillow alone, and vLLM knows it without torchvision.
 
     Args:
-        folder: The folder of the model and its processor, which needs Pillow alone.
+        folder: The folder of the model and its processor.
     """
     import torch
     from transformers import (
         AutoTokenizer,
-        CLIPImageProcessorPil,
-        CLIPVisionConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        LlavaProcessor,
-        Qwen2Config,
+        Idefics3Config,
+        Idefics3ForConditionalGeneration,
+        Idefics3ImageProcessorPil,
+        Idefics3Processor,
+        LlamaConfig,
     )
 
     tokenizer = AutoTokenizer.from_pretrained(make(folder))  # its model is replaced
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    images = CLIPImageProcessorPil(
-        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
-    )
-    processor = LlavaProcessor(
-        images, tokenizer, patch_size=8, vision_feature_select_strategy="default",
-        num_additional_image_tokens=1, chat_template=_VISION_CHAT,
-    )  # fmt: skip
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<global-img>"]})
+    side = {"longest_edge": 32}
+    images = Idefics3ImageProcessorPil(size=side, max_image_size=side, do_image_splitting=False)
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=_VISION_CHAT)
     sizes = {name: TINY[name] for name in ("hidden_size", "intermediate_size")}
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.2}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.2}
     torch.manual_seed(0)
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(image_size=32, patch_size=8, **sizes, **heads),
-        text_config=Qwen2Config(
+    config = Idefics3Config(
+        vision_config={"image_size": 32, "patch_size": 8, **sizes},
+        text_config=LlamaConfig(
             vocab_size=len(tokenizer), max_position_embeddings=256, num_key_value_heads=2,
-            eos_token_id=tokenizer.eos_token_id, bos_token_id=None, **sizes, **heads,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+            pad_token_id=tokenizer.pad_token_id, **sizes,
         ),
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-        vision_feature_select_strategy="default",
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    model = Idefics3ForConditionalGeneration(config)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
 

@@ -80,7 +80,7 @@ def _split(messages: Sequence[Message]) -> tuple[str, Sequence[Message]]:
     """Separate the system messages, which are no part of the API's conversation."""
     system = [message["content"] for message in messages if message["role"] == "system"]
     others = [
-        {**message, "content": content if isinstance(content, str) else [*map(_block, content)]}
+        {**message, "content": [*map(_block, content)] if isinstance(content, list) else content}
         for message in messages
         for content in [message["content"]]
         if message["role"] != "system"

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from vane_dagster._arguments import check_installed, flag, positive, text
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import DefinitionError, first_line
+from vane_dagster.errors import DefinitionError, first_line, names
 from vane_dagster.providers.base import Media
 from vane_dagster.types.image_files import converted, opened
 from vane_dagster.types.kinds import is_bytes, is_list, is_text
@@ -31,16 +31,17 @@ _IMAGES = {
     "WEBP": "image/webp",
 }
 """Formats of images that models take, by their names in Pillow."""
-_SOUNDS = {
-    "audio/wav": re.compile(rb"RIFF....WAVE", re.DOTALL),
-    "audio/mpeg": re.compile(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]"),
-    "audio/flac": re.compile(rb"fLaC"),
-    "audio/ogg": re.compile(rb"OggS"),
-    "audio/mp4": re.compile(rb"....ftyp", re.DOTALL),
+_MARKS = {
+    "audio": {
+        "audio/wav": re.compile(rb"RIFF....WAVE", re.DOTALL),
+        "audio/mpeg": re.compile(rb"ID3|\xff[\xe2\xe3\xf2\xf3\xfa\xfb]"),
+        "audio/flac": re.compile(rb"fLaC"),
+        "audio/ogg": re.compile(rb"OggS"),
+        "audio/mp4": re.compile(rb"....ftyp", re.DOTALL),
+    },
+    "document": {"application/pdf": re.compile(rb".{,1019}%PDF-", re.DOTALL)},
 }
-"""The first bytes of audio files."""
-_PDF_WITHIN = 1024
-"""Bytes of a file within which readers of PDF look for its mark."""
+"""The first bytes of files by kind and media type; those of PDF are in the first 1,024."""
 _MODES = ("L", "LA", "RGB", "RGBA")
 _QUALITY = 90
 
@@ -135,14 +136,11 @@ class Content:
         """Return the media type and the bytes of a file."""
         if self.kind == "image":
             return self._image(data)
-        if self.kind == "document" and b"%PDF-" in data[:_PDF_WITHIN]:
-            return "application/pdf", data
-        if self.kind == "audio":
-            for media_type, mark in _SOUNDS.items():
-                if mark.match(data):
-                    return media_type, data
-        formats = "PDF" if self.kind == "document" else "WAV, MP3, FLAC, Ogg or MP4"
-        raise ValueError(f"column {self.column!r} holds a file that is no {formats}")
+        for media_type, mark in _MARKS[self.kind].items():
+            if mark.match(data):
+                return media_type, data
+        expected = names(_MARKS[self.kind])
+        raise ValueError(f"column {self.column!r} holds a file of another type than {expected}")
 
     def _image(self, value: Any) -> tuple[str, bytes]:
         """Return the media type and the bytes of an image: its own if they can be sent."""

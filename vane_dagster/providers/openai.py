@@ -80,7 +80,7 @@ def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     Parts that a user's function wrote in this form already are unchanged.
     """
     return [
-        {**message, "content": content if isinstance(content, str) else [*map(_part, content)]}
+        {**message, "content": [*map(_part, content)] if isinstance(content, list) else content}
         for message in messages
         for content in [message["content"]]
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import Any
 
@@ -89,23 +89,15 @@ class Template:
 
     @property
     def leading(self) -> Template:
-        """The template of the texts before the first part that is no text."""
-        count = len([*takewhile(lambda part: isinstance(part, Text), self.parts)])
-        turns: list[Turn] = []
-        for role, parts in self.turns:
-            turns += [(role, parts[:count])] if count else []
-            count = max(0, count - len(parts))
-        return replace(self, turns=tuple(turns))
+        """The template of the texts before the first part that is no text, as one message."""
+        texts = tuple(takewhile(lambda part: isinstance(part, Text), self.parts))
+        return Template((("user", texts),) if texts else (), self.system)
 
     @property
     def fixed(self) -> int:
         """Number of characters before the first column."""
-        constant = [*takewhile(lambda part: not part.fields, self.parts)]
-        others = self.parts[len(constant) :]
-        found = sum(len(str(part)) for part in constant)
-        if not others or not isinstance(others[0], Text) or others[0].is_column:
-            return found
-        return found + len(next(iter(string.Formatter().parse(others[0].text)))[0])
+        texts = [part.text for part in self.parts if isinstance(part, Text) and not part.is_column]
+        return len(next(iter(string.Formatter().parse("\n".join(texts))), ("",))[0])
 
     def messages(
         self, row: Mapping[str, Any], read_file: ReadFile | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from vane_dagster.errors import StageError, first_line, names
 from vane_dagster.providers.base import Answer, Media, PromptTooLong, Request, SamplingRefused
@@ -14,7 +15,8 @@ from vane_dagster.types.image_files import converted, opened
 _DEFAULT_TOKENS = 256
 
 
-class _Waiting(NamedTuple):
+@dataclass(eq=False)
+class _Waiting:
     """A request that waits for its batch.
 
     Attributes:
@@ -94,13 +96,13 @@ class TransformersProvider:
         while self._waiting:
             first = self._waiting[0]
             alike = [
-                place
-                for place, each in enumerate(self._waiting)
+                each
+                for each in self._waiting
                 if each.request.sampling == first.request.sampling
                 and bool(each.images) == bool(first.images)
-            ][: self._batch_size]
-            taken = [self._waiting[place] for place in alike]
-            self._waiting = [e for place, e in enumerate(self._waiting) if place not in alike]
+            ]
+            taken = alike[: self._batch_size]
+            self._waiting = [each for each in self._waiting if each not in taken]
             answers: Sequence[Answer | BaseException]
             try:
                 answers = await asyncio.to_thread(self._generate, taken)
@@ -190,19 +192,15 @@ class TransformersProvider:
 
 def _media(content: Any) -> list[Media]:
     """Return the parts of a message's content that are no text."""
-    return [part for part in content if isinstance(part, Media)]
+    parts = content if isinstance(content, list) else ()
+    return [part for part in parts if isinstance(part, Media)]
 
 
 def _parts(content: Any) -> list[Any]:
     """Return the content of a message as a chat template reads it."""
-    return [
-        {"type": "text", "text": part}
-        if isinstance(part, str)
-        else {"type": "image"}
-        if isinstance(part, Media)
-        else part
-        for part in ([content] if isinstance(content, str) else content)
-    ]
+    parts = content if isinstance(content, list) else [content]
+    texts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return [{"type": "image"} if isinstance(part, Media) else part for part in texts]
 
 
 def _decoded(media: Media) -> Any:

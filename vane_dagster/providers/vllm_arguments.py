@@ -20,6 +20,8 @@ OPERATIONAL_ARGUMENTS = (
     "max_num_batched_tokens",
     "max_num_seqs",
     "max_parallel_loading_workers",
+    "mm_processor_cache_gb",
+    "mm_processor_cache_type",
     "pipeline_parallel_size",
     "swap_space",
     "tensor_parallel_size",

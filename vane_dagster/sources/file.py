@@ -179,11 +179,6 @@ class TaskFiles:
         chosen = next(iter(having or others), None)
         return {} if chosen is None else chosen.source.options_for(url)
 
-    @classmethod
-    def lists(cls, path: str) -> bool:
-        """Return whether a path is that of a file of a task."""
-        return any(url_of(path) in each._files for each in cls._active)
-
     def records(self, paths: Collection[Any] = ()) -> list[FileRecord]:
         """Return the files that may have been read."""
         local = {url for path in paths if path and (url := url_of(path)).startswith(_LOCAL)}
@@ -197,7 +192,7 @@ def read_listed(path: str) -> bytes:
         ValueError: If the source does not list it.
         OSError: If it cannot be read.
     """
-    if not TaskFiles.lists(path):
+    if not any(url_of(path) in each._files for each in TaskFiles._active):
         raise ValueError(
             "the row names a file that the pipeline's source does not list, so that nothing tells "
             "whether it changed. List the files by vd.files, or read them by a function of a stage "

@@ -112,7 +112,10 @@ def test_content_of_columns_by_each_api(tmp_path, server, endpoint, backend):
             "column 'url' holds a str; expected http:// or https:// URLs, because of "
             "fetch_by_provider"
         ],
-        "heard": ["column 'sound' holds a file that is no WAV, MP3, FLAC, Ogg or MP4"],
+        "heard": [
+            "column 'sound' holds a file of another type than 'audio/wav', 'audio/mpeg', "
+            "'audio/flac', 'audio/ogg', 'audio/mp4'"
+        ],
     }
 
 
