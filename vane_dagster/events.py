@@ -308,6 +308,23 @@ class Failed:
     because: str | None = None
 
 
+@dataclass(frozen=True)
+class Submitted:
+    """A stage's partition waits for answers of batches, and the run does not commit it.
+
+    Attributes:
+        stage: The stage.
+        partition: The partition key; None if unpartitioned.
+        expected: Unix time in seconds by which the batches have ended.
+        because: The upstream stage that waits, if it is not this one.
+    """
+
+    stage: str
+    partition: str | None
+    expected: float
+    because: str | None = None
+
+
 Event = Union[
     RunPlanned,
     Connected,
@@ -321,6 +338,7 @@ Event = Union[
     Committed,
     Recomputed,
     Unchanged,
+    Submitted,
     Failed,
 ]
 

@@ -39,12 +39,17 @@ class Server:
 
     Attributes:
         requests: Number of requests per prompt.
+        batches: The batches of both APIs.
     """
 
     def __init__(self) -> None:
+        from support.batch_server import Batches
+
+        self.batches = Batches(self)
         self.clear()
 
     def clear(self) -> None:
+        self.batches.clear()
         self.requests: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
         self.answers: dict[str, list[str]] = {}
@@ -169,6 +174,7 @@ def serving() -> Iterator[tuple[Server, str]]:
             server.route("/v1/completions", server.completions),
             server.route("/v1/messages", server.messages),
             server.route("/v1/embeddings", server.embeddings),
+            *server.batches.routes(),
         ]
     )
     running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical"))
@@ -177,6 +183,7 @@ def serving() -> Iterator[tuple[Server, str]]:
     while not running.started:
         time.sleep(0.01)
     port = running.servers[0].sockets[0].getsockname()[1]
-    yield server, f"http://127.0.0.1:{port}/v1"
+    server.batches.url = f"http://127.0.0.1:{port}"
+    yield server, f"{server.batches.url}/v1"
     running.should_exit = True
     thread.join()

@@ -75,6 +75,7 @@ def execute(
             state.begin()
             if checked is not None and backend is not None:
                 _compute(backend, state, needed, checked, pools, cancelled, priority)
+                state.submit()
                 state.fail_damaged()
         finally:
             state.close()
@@ -92,6 +93,10 @@ def _compute(
     priority: int,
 ) -> None:
     plan, capacity = state.plan, checked.capacity
+    for stage, error in state.pending.refresh(needed).items():
+        for index, partition in enumerate(plan.partitions):
+            if partition.stages[stage].missing:
+                state.fail(index, stage, error)
     waits = Waits(state.emit)
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
     servers = _largest(checked.servers.values())

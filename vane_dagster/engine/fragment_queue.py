@@ -296,6 +296,7 @@ class FragmentQueue:
             if not planned.stages[stage].done
             and place.index not in state.parts[place.partition, stage]
             and (place.partition, stage) not in state.failed
+            and not state.pending.has(place.partition, stage, place.index)
         ]
 
     def _take_found(self, partition: int, found: FoundParts) -> None:

@@ -10,6 +10,7 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part
+from vane_dagster.storage.batch_records import Recorded
 from vane_dagster.storage.manifest import FragmentRecord
 from vane_dagster.worker.protocol import RowLookup
 from vane_dagster.worker.reports import Tally
@@ -50,6 +51,7 @@ class StageTaskState:
         pieces: For a map: outputs of its slices, by first input row.
         slices_in_flight: Slices in flight.
         tally: For a map: counts of the rows of its slices.
+        pending: For a map: what its slices wait for from batches.
     """
 
     spec: StageSpec
@@ -64,6 +66,7 @@ class StageTaskState:
     pieces: dict[int, Held] = field(default_factory=dict)
     slices_in_flight: int = 0
     tally: Tally = field(default_factory=Tally)
+    pending: list[Recorded] = field(default_factory=list)
 
     def give(self, given: Held, shares: Sequence[int] = ()) -> None:
         """Set a map's input."""

@@ -152,6 +152,7 @@ def missing_keys(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) 
         if not spec.runs_udf or (variable := spec.key_variable) is None:
             continue
         is_known = not capacity.is_cluster or spec.on_driver or variable in spec.workers._env_vars
+        is_known |= spec.in_batches  # the driver needs it too
         if is_known and not os.environ.get(variable):
             yield (
                 f"stage '{pipeline.name}/{stage}': {spec.udf.name} needs a key in the environment "

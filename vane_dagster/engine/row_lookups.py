@@ -102,6 +102,8 @@ class RowLookups:
         state, planned = self._state, self._plan.partitions[index]
         if planned.stages[stage].done or (index, stage) in state.failed:
             return False
+        if (index, stage) in state.pending:  # not by this run
+            return False
         if any(partition == index for partition, _ in state.damaged):  # it fails later
             return False
         return len(state.parts[index, stage]) < len(planned.fragments)

@@ -16,6 +16,7 @@ from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
 from vane_dagster.engine.figures import computation_figures
+from vane_dagster.engine.pending_rows import PendingRows
 from vane_dagster.engine.pool_usage import PoolUsage
 from vane_dagster.engine.token_budget import TokenBudget
 from vane_dagster.errors import VaneError
@@ -33,6 +34,7 @@ from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.parquet import PARQUET
+from vane_dagster.storage.batch_records import Recorded
 from vane_dagster.storage.filesystem import protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.paths import partition_folder
@@ -73,6 +75,7 @@ class RunState:
         )
         self._queued: set[tuple[int, str]] = set()
         self.token_budget = TokenBudget(plan.pipeline)
+        self.pending = PendingRows(plan, store, run_id, emit)
         self.failed: dict[tuple[int, str], VaneError] = {}
         self.damaged: dict[tuple[int, int], VaneError] = {}  # fragments with removed parts
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
@@ -101,7 +104,7 @@ class RunState:
                     for stage in stages
                     if (index, stage) not in self.failed
                     for i in partition.stages[stage].missing
-                    if (index, i) not in self.damaged
+                    if (index, i) not in self.damaged and not self.pending.has(index, stage, i)
                 }
             )
             for index, partition in enumerate(self.plan.partitions)
@@ -160,10 +163,7 @@ class RunState:
 
     def fail(self, index: int, stage: str, error: VaneError) -> set[str]:
         """Give up a stage of a partition and the selected stages downstream."""
-        lost = {stage}
-        for name in self.plan.selected:
-            if lost & set(self.pipeline[name].spec.upstream):
-                lost.add(name)
+        lost = self.plan.with_downstream(stage)
         key = self.plan.partitions[index].key
         for name in self.plan.selected:
             if name in lost and (index, name) not in self.failed:
@@ -173,6 +173,17 @@ class RunState:
             self._commit_complete(waiting)
         return lost
 
+    def pend(self, index: int, stage: str, fragment: int, recorded: Sequence[Recorded]) -> set[str]:
+        """Give up a stage and those downstream of it for a fragment that waits for batches."""
+        waiting = self.pending.add(index, stage, fragment, recorded)
+        self._commit_complete(index + 1)  # which may have waited for this
+        return waiting
+
+    def submit(self) -> None:
+        """Submit the requests of this run, and report the partitions that wait for batches."""
+        for (index, stage), error in self.pending.submit(self.failed).items():
+            self.fail(index, stage, error)
+
     def fail_damaged(self) -> None:
         """Fail the partitions with removed parts."""
         for (index, _), error in self.damaged.items():
@@ -181,9 +192,10 @@ class RunState:
                     self.fail(index, stage, error)
 
     def _is_settled(self, index: int, stage: str) -> bool:
-        """Whether a stage of a partition is committed, queued for commit, or failed."""
+        """Whether a stage of a partition is committed, queued for commit, failed or pending."""
         done, place = self.plan.partitions[index].stages[stage].done, (index, stage)
-        return done is not None or place in self._queued or place in self.failed
+        settled = (self._queued, self.failed, self.pending)
+        return done is not None or any(place in each for each in settled)
 
     def max_faults(self, index: int, stage: str) -> int:
         """Rows of a stage's partition that may fail before the run gives it up.

@@ -38,6 +38,7 @@ from vane_dagster.retries import (
     RetriedRows,
     loss_after,
 )
+from vane_dagster.storage.batch_records import Recorded
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, LoadReport, WorkReport
@@ -269,10 +270,16 @@ class WaveScheduler:
                 report.tally, workers=(in_flight.worker.name,), seconds=report.seconds
             )
             task_state.slices_in_flight -= 1
+            task_state.pending += [report.pending] if report.pending else []
             if not task_state.rows_left and not task_state.slices_in_flight:
+                if task_state.pending:
+                    self._pend(run, task.stage, task_state.pending)
+                    return
                 if not run.is_arranged(task_state.spec):
                     task_state.given = None
                 self._queue(run, task.stage, "gather")
+        elif report.pending:
+            self._pend(run, task.stage, [report.pending])
         else:
             self._written(task, in_flight.work, report, done.table)
 
@@ -300,6 +307,16 @@ class WaveScheduler:
         for upstream in task_state.spec.upstream:
             if upstream in run.task_states:
                 run.read(upstream)
+        self._end_if_finished(run)
+
+    def _pend(self, run: FragmentState, stage: str, recorded: Sequence[Recorded]) -> None:
+        """Give up a stage and those downstream of it for a fragment that waits for batches."""
+        waiting = self._state.pend(run.partition, stage, run.index, recorded)
+        run.abandon(waiting)
+        self._fragments.release(run, waiting)
+        for each in recorded:
+            if error := self._state.token_budget.submitted(stage, each):
+                self._fail_unstarted(stage, error)
         self._end_if_finished(run)
 
     def _end_if_finished(self, run: FragmentState) -> None:
@@ -341,6 +358,10 @@ class WaveScheduler:
         }
         for index, partition in enumerate(self._state.plan.partitions):
             begun |= {(index, i) for i in self._state.parts[index, stage]}
+            pending = self._state.pending
+            begun |= {
+                (index, i) for i in partition.stages[stage].missing if pending.has(index, stage, i)
+            }
             if any((index, i) not in begun for i in partition.stages[stage].missing):
                 self._state.fail(index, stage, error)
 

@@ -126,7 +126,7 @@ class WorkBuilder:
         self._state, self._lease = state, lease
         self._slice_sizer, self._workers = slice_sizer, workers
         self._plan, self._pipeline = state.plan, state.plan.pipeline
-        self._ops: dict[str, Op] = {}
+        self._ops: dict[tuple[str, int], Op] = {}
         self._packed: bytes | None = None
 
     def take_next(
@@ -269,9 +269,10 @@ class WorkBuilder:
 
     def op(self, task: Task) -> Op:
         """The operation of a stage, with how many rows may still fail in the partition."""
-        if task.stage not in self._ops:
-            self._ops[task.stage] = self._operation(task.spec)
-        op = self._ops[task.stage]
+        generation = self._partition(task).stages[task.stage].generation
+        if (place := (task.stage, generation)) not in self._ops:
+            self._ops[place] = self._operation(task.spec, generation)
+        op = self._ops[place]
         if isinstance(op, CallUdf) and op.policy.on_error != "raise":
             allowed = self._state.faults_allowed(task.run.partition, task.stage)
             return replace(op, max_faults=allowed)
@@ -295,15 +296,24 @@ class WorkBuilder:
             spec.usage,
         )
 
-    def _operation(self, spec: StageSpec) -> Op:
+    def _operation(self, spec: StageSpec, generation: int) -> Op:
         op = operation(spec, self._pipeline)
-        if isinstance(op, CallUdf):
-            op = replace(op, kept=self._plan.kept.get(spec.name, b""))
-        files = self._plan.files.get(spec.name)
-        if not files or not spec.runs_udf or not isinstance(op, CallUdf):
+        if not spec.runs_udf or not isinstance(op, CallUdf):
             return op
-        arguments = pickled(dict(spec.udf.kwargs), files)
-        return replace(op, arguments=arguments, files=self._state.store.root)
+        op = replace(op, kept=self._plan.kept.get(spec.name, b""))
+        kwargs, files = dict(spec.udf.kwargs), self._plan.files.get(spec.name)
+        if batches := self._state.pending.batches.get(spec.name):
+            task = kwargs["model_task"]
+            id = op.ids[0] if batches.own_answers else ""
+            adds_id = bool(id) and op.columns is not None and id not in op.columns
+            given = batches.answers(generation, id, adds_id)
+            kwargs["model_task"] = replace(task, batches=given)
+            columns = (*op.columns, id) if op.columns is not None and adds_id else op.columns
+            arguments = cloudpickle.dumps(kwargs)
+            op = replace(op, arguments=arguments, columns=columns, batches=given.folder)
+        if not files:
+            return op
+        return replace(op, arguments=pickled(kwargs, files), files=self._state.store.root)
 
     def _quarantined(self, task: Task, op: Join) -> dict[str, tuple[Quarantined, ...]]:
         """Quarantined rows between the parent and its children, for each list of a left join."""

@@ -6,6 +6,8 @@ from collections import Counter
 
 from vane_dagster.errors import BudgetError
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.providers.usage import UsageAccount
+from vane_dagster.storage.batch_records import Recorded
 from vane_dagster.storage.manifest import PartInfo
 
 
@@ -17,12 +19,35 @@ class TokenBudget:
         self._used: dict[str, Counter[str]] = {}
 
     def record(self, stage: str, part: PartInfo) -> BudgetError | None:
-        """Add a part; return the error to stop with when a budget is exhausted, once per stage."""
+        """Add a part; return the error to stop with when a budget is exhausted, once per stage.
+
+        Answers of batches were counted when they were submitted.
+        """
         if (usage := self._pipeline[stage].spec.usage) is None:
             return None
+        spent = usage.used(part.spent)
+        live = spent["requests"] - spent["batch_requests"]
+        if spent["batch_requests"]:
+            spent = Counter({n: round(v * live / spent["requests"]) for n, v in spent.items()})
+            spent["batch_requests"] = 0
+        return self._add(stage, usage, spent)
+
+    def submitted(self, stage: str, recorded: Recorded) -> BudgetError | None:
+        """Add requests for a batch, by an estimate of their tokens; see `record`."""
+        usage, requests = self._pipeline[stage].spec.usage, recorded.requests
+        assert usage is not None
+        used = Counter(
+            requests=requests,
+            batch_requests=requests,
+            prompt_tokens=recorded.prompt_tokens,
+            completion_tokens=recorded.completion_tokens,
+        )
+        return self._add(stage, usage, used) if requests else None
+
+    def _add(self, stage: str, usage: UsageAccount, spent: Counter[str]) -> BudgetError | None:
         used = self._used.setdefault(stage, Counter())
         was_over = bool(used) and usage.over_budget(used) is not None
-        used.update(usage.used(part.spent))
+        used.update(spent)
         message = usage.over_budget(used)
         if message is None or was_over:
             return None

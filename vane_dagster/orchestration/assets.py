@@ -21,6 +21,7 @@ from vane_dagster.orchestration.resources import Compute
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.records import Asset
 
+_SENSOR_SECONDS = 300
 PIPELINES: dict[str, Pipeline] = {}
 """The pipelines whose assets were built in this process, by name."""
 
@@ -34,6 +35,13 @@ class RunOptions(dg.Config):
     retry_quarantined: bool = Field(
         default=False,
         description="Retry the rows that failed, and recompute their downstream rows.",
+    )
+    wait: bool = Field(
+        default=False,
+        description=(
+            "Wait for the answers of batches, of models with mode='batch', and hold no worker "
+            "meanwhile. Default: submit them and end; a later run goes on."
+        ),
     )
     max_gpu_hours: float | None = Field(
         default=None,
@@ -133,6 +141,29 @@ def build_source(pipeline: Pipeline, options: Asset) -> dg.AssetsDefinition:
     made = decorate(observe_source)
     assert isinstance(made, dg.AssetsDefinition)
     return made
+
+
+def build_batch_sensor(pipeline: Pipeline) -> dg.SensorDefinition:
+    """Implement `Pipeline.build_batch_sensor`."""
+    if not any(stage.spec.runs_udf and stage.spec.in_batches for stage in pipeline):
+        raise DefinitionError(
+            f"pipeline {pipeline.name!r}: no stage uses batches; give a prompt "
+            'vd.Model(..., mode="batch")'
+        )
+
+    @dg.sensor(
+        name=f"{pipeline.name}_batches",
+        asset_selection=[stage.key for stage in pipeline],
+        minimum_interval_seconds=_SENSOR_SECONDS,
+    )
+    def sensor(
+        context: dg.SensorEvaluationContext, store: dg.ResourceParam[FragmentStore]
+    ) -> dg.SensorResult:
+        from vane_dagster.orchestration.batch_runs import look_at_batches
+
+        return look_at_batches(context, pipeline, store)
+
+    return sensor
 
 
 class PlanOptions(dg.Config):

@@ -30,6 +30,19 @@ class DagsterOrder:
         """Return all partitions."""
         return list(self._places)
 
+    def ranges(self, keys: Sequence[str | None]) -> Iterator[tuple[str | None, str | None]]:
+        """Yield the first and the last partition of each run: of neighbours in the order."""
+        if isinstance(self._definition, dg.MultiPartitionsDefinition) or None in keys:
+            yield from ((key, key) for key in keys)
+            return
+        wanted, first, last = {*keys}, None, None
+        for key in (*self.all(), None):
+            if key in wanted:
+                first, last = first or key, key
+            elif last is not None:
+                yield first, last
+                first = last = None
+
     def before(self, partition: str) -> Iterator[str]:
         """Yield the partitions before one, the nearest first."""
         keys = self.all()
@@ -47,3 +60,9 @@ class DagsterOrder:
         along = ordered[0] if ordered else dimensions[-1].name
         keys = self._definition.get_partition_key_from_str(str(partition)).keys_by_dimension
         return {name: key for name, key in keys.items() if name != along}
+
+
+def range_tags(first: str | None, last: str | None) -> dict[str, str]:
+    """Return the tags of a run over a range of partitions; none for a single one."""
+    edges = {"start": first, "end": last} if first != last else {}
+    return {f"dagster/asset_partition_range_{edge}": str(key) for edge, key in edges.items()}

@@ -133,6 +133,7 @@ class Pipeline(declared.Pipeline):
         retry_quarantined: bool = False,
         max_gpu_hours: float | None = None,
         max_cost: float | None = None,
+        wait: bool = False,
     ) -> None:
         """Bring stages up to date in a notebook or script, without Dagster's events.
 
@@ -148,6 +149,8 @@ class Pipeline(declared.Pipeline):
             retry_quarantined: Whether to compute rows again that failed.
             max_gpu_hours: Compute nothing if `plan` expects that more GPU hours are possible.
             max_cost: Likewise for the price of tokens, of models that have prices.
+            wait: Whether to wait for the answers of batches, of models with ``mode="batch"``.
+                Otherwise the run submits them and ends, and a later one goes on.
 
         Raises:
             BudgetError: If the run may exceed a limit.
@@ -156,7 +159,7 @@ class Pipeline(declared.Pipeline):
         from vane_dagster.orchestration.plain_run import run
 
         limits = {"max_gpu_hours": max_gpu_hours, "max_cost": max_cost}
-        run(self, partitions, select, store, compute, force, retry_quarantined, limits)
+        run(self, partitions, select, store, compute, force, retry_quarantined, limits, wait)
 
     def build_assets(self) -> dg.AssetsDefinition:
         """Build one Dagster `multi_asset` with a selectable asset per stage.
@@ -189,6 +192,20 @@ class Pipeline(declared.Pipeline):
         from vane_dagster.orchestration.assets import build_preview_job
 
         return build_preview_job(self)
+
+    def build_batch_sensor(self) -> dg.SensorDefinition:
+        """Build a Dagster sensor, ``<pipeline>_batches``, for models with ``mode="batch"``.
+
+        It looks at the batches in flight every five minutes, stores the answers of those that have
+        ended, and requests the runs that go on with them. It requires the resource ``store``, and
+        the key of the provider in the environment of the code location.
+
+        Raises:
+            DefinitionError: If no stage uses batches.
+        """
+        from vane_dagster.orchestration.assets import build_batch_sensor
+
+        return build_batch_sensor(self)
 
     @known_keywords("build_source")
     def build_source(self, asset: Asset | None = None) -> dg.AssetsDefinition:

@@ -31,6 +31,7 @@ def run(
     force: bool,
     retry_quarantined: bool,
     limits: Mapping[str, float | None],
+    wait: bool = False,
 ) -> None:
     """Implement `Pipeline.run`."""
     location = f"pipeline {pipeline.name!r}: run"
@@ -51,6 +52,7 @@ def run(
             force=force,
             retry_quarantined=retry_quarantined,
             limits=limits,
+            wait=wait,
         )
         print(report.summary.text())
         if report.failed:

@@ -19,6 +19,7 @@ from vane_dagster.events import (
     PoolLoads,
     Printed,
     Progress,
+    Submitted,
     Waiting,
     WorkerReady,
 )
@@ -114,6 +115,7 @@ class _StageSummary(defaultdict[str, Any]):
         partitions = (
             (self["committed"], "committed"),
             (self["up_to_date"], f"up to date ({' in '.join(stored)})"),
+            (self["submitted"], "submitted to a batch or waiting for one"),
             (self["failed"], "failed"),
         )
         counts = [f"{number:,} {state}" for number, state in partitions if number]
@@ -155,10 +157,12 @@ class RunSummary:
     Attributes:
         models: Loads and warm workers by the name of the model, function or server.
         clock: Returns seconds; only differences count.
+        expected: Unix time by which batches have ended; 0 if none was submitted.
     """
 
     models: dict[str, ModelUse] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
+    expected: float = 0.0
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -172,6 +176,9 @@ class RunSummary:
             use.add(event.report)
         elif isinstance(event, Failed):
             self._stage(event.stage)["failed"] += 1
+        elif isinstance(event, Submitted):
+            self._stage(event.stage)["submitted"] += 1
+            self.expected = max(self.expected, event.expected)
         elif isinstance(event, Committed):
             self._committed(self._stage(event.stage), event)
 
@@ -199,6 +206,9 @@ class RunSummary:
         ended = "finished in" if finished else "stopped after"
         lines = [f"{ended} {duration(self.clock() - self._began)}"]
         lines += [f"  {name}: {stage}" for name, stage in self._stages.items()]
+        if self.expected:
+            until = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.expected))
+            lines.append(f"  submitted, expected by {until}; `vane-dagster batches collect` looks")
         lines += [
             f"  {'' if use.kind == 'server' else f'{use.kind} '}{name}: {use}"
             for name, use in self.models.items()

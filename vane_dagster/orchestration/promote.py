@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import dagster as dg
-
 from vane_dagster.errors import PlanError, StoreError
-from vane_dagster.orchestration.assets import build_assets
-from vane_dagster.orchestration.forecasts import make_forecast, partition_order
+from vane_dagster.orchestration.forecasts import make_forecast
 from vane_dagster.orchestration.io_manager import FragmentStore
+from vane_dagster.orchestration.range_runs import materialize
 from vane_dagster.orchestration.resources import LocalCompute
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.promotion import Place, Promoted, Promotion
-
-_RANGE = "dagster/asset_partition_range"
-_QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
 
 def promote(
@@ -77,46 +71,14 @@ def _report(
     target: FragmentStore, pipeline: Pipeline, places: Sequence[Place], compute: Any
 ) -> None:
     """Publish and report what was promoted, by a run of each range of partitions."""
-    assets = build_assets(pipeline)
-    instance = dg.DagsterInstance.get() if os.environ.get("DAGSTER_HOME") else None
     resources = {"store": target, "compute": LocalCompute() if compute is None else compute}
     for stages, keys in _by_stages(places).items():
         publishing = [
             s.name for s in pipeline if s.spec.publishes and {*s.spec.upstream} & {*stages}
         ]
-        for first, last in _ranges(pipeline, keys):
-            edges = {"start": first, "end": last}
-            done = dg.materialize(
-                [assets],
-                selection=[pipeline[stage].key for stage in (*stages, *publishing)],
-                partition_key=first if first == last else None,
-                tags={f"{_RANGE}_{edge}": str(key) for edge, key in edges.items()}
-                if first != last
-                else None,
-                resources=resources,
-                instance=instance,
-                run_config=_QUIET,
-                raise_on_error=False,
-            )
+        for done in materialize(pipeline, (*stages, *publishing), keys, resources):
             if not done.success:
-                where = "" if first is None else f" of the partitions {first!r} to {last!r}"
                 raise StoreError(
-                    f"pipeline {pipeline.name!r}: what was promoted{where} is in force, and run "
+                    f"pipeline {pipeline.name!r}: what was promoted is in force, and run "
                     f"{done.run_id} has failed to publish or report it. Run the promotion again"
                 )
-
-
-def _ranges(
-    pipeline: Pipeline, keys: Sequence[str | None]
-) -> Iterator[tuple[str | None, str | None]]:
-    """Yield the first and the last partition of each run: of neighbours, if there is one order."""
-    if isinstance(pipeline.partitions_def, dg.MultiPartitionsDefinition) or None in keys:
-        yield from ((key, key) for key in keys)
-        return
-    wanted, first, last = {*keys}, None, None
-    for key in (*partition_order(pipeline).all(), None):
-        if key in wanted:
-            first, last = first or key, key
-        elif last is not None:
-            yield first, last
-            first = last = None

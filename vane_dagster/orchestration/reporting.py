@@ -20,6 +20,7 @@ from vane_dagster.events import (
     Progress,
     RunPlanned,
     SchemaInferred,
+    Submitted,
     Unchanged,
     WaveStarted,
     WorkerReady,
@@ -94,6 +95,7 @@ class RunReport:
         self._summary = RunSummary()
         self._timeline = Timeline() if os.environ.get(PROFILE) else None
         self._failed: list[Failed] = []
+        self._waiting: list[Submitted] = []
         self._done: Iterator[Manifest | StoreError] | None = None
         self._definitions: Mapping[str, str] = {}
         self._inferred: Mapping[str, str] = {}
@@ -168,6 +170,8 @@ class RunReport:
                 f"stage {event.stage!r}: its schema was inferred from {event.rows:,} rows and is "
                 f"pinned from now on: {event.code}"
             )
+        elif isinstance(event, Submitted):
+            self._submitted(event)
         elif isinstance(event, Committed):
             spec = self._pipeline[event.stage].spec
             figures = computation_figures(spec, event.manifest, event.stats)
@@ -206,6 +210,20 @@ class RunReport:
             return
         self._log.info(
             f"{event.model} {state} (worker {event.worker}, pid {report.pid}, {report.device})"
+        )
+
+    def _submitted(self, event: Submitted) -> None:
+        """Log that a partition waits for batches, as an observation of its asset."""
+        self._waiting.append(event)
+        metadata: dict[str, Any] = {"state": "submitted"}
+        if event.expected:
+            metadata["expected_by"] = dg.MetadataValue.timestamp(event.expected)
+        self._context.log_event(
+            dg.AssetObservation(
+                asset_key=stage_key(self._pipeline, event.stage),
+                partition=event.partition,
+                metadata=metadata,
+            )
         )
 
     def _planned(self, plan: RunPlan) -> None:
@@ -287,10 +305,12 @@ class RunReport:
     def results(self) -> Iterator[Any]:
         """Yield the step's results.
 
-        These are a result for each stage without a failed partition; the events are logged.
+        These are a result for each stage without a partition that failed or waits for batches; the
+        events are logged.
         """
         failed = {failure.stage for failure in self._failed}
         failed |= {stage for stage, _, _ in self._checks.blocked}
+        failed |= {event.stage for event in self._waiting}  # Dagster skips what is downstream
         for stage in self._pipeline.stages:
             key = stage_key(self._pipeline, stage)
             if key in self._context.selected_asset_keys and stage not in failed:

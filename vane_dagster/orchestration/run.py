@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Union
 
+from vane_dagster._texts import count
 from vane_dagster.compute.api import Backend
 from vane_dagster.compute.client import make_room
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
 from vane_dagster.engine.inference import SchemaInference
+from vane_dagster.engine.stage_batches import stage_batches
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
     Connected,
@@ -28,6 +30,7 @@ from vane_dagster.events import (
     Printed,
     Recomputed,
     RunPlanned,
+    Submitted,
     Waiting,
     WorkerReady,
     about_plan,
@@ -43,6 +46,8 @@ from vane_dagster.storage.store import Store
 _STOP_SECONDS = 20.0
 _CHECK_SECONDS = 2.0
 _TICK_SECONDS = 0.5
+BATCH_POLL_SECONDS = 60.0
+"""Seconds between looks at batches in a run that waits for them."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,45 @@ def run_pipeline(
     force: bool = False,
     retry_quarantined: bool = False,
     limits: Mapping[str, float | None] = {},
-) -> RunPlan:
-    """Bring stages of some partitions up to date."""
+    wait: bool = False,
+) -> None:
+    """Bring stages of some partitions up to date.
+
+    With `wait`, partitions that wait for batches are continued when these have ended.
+    """
+    given = (compute, force, retry_quarantined, limits)
+    while True:
+        submitted: list[Submitted] = []
+        _run_once(run, pipeline, selected, partitions, *given, submitted if wait else None)
+        if not submitted:
+            return
+        await_batches(run, pipeline, submitted)
+        selected = {each.stage for each in submitted}
+        partitions = list(dict.fromkeys(each.partition for each in submitted))
+
+
+def _run_once(
+    run: RunContext,
+    pipeline: Pipeline,
+    selected: Collection[str],
+    partitions: Sequence[str | None],
+    compute: Compute,
+    force: bool,
+    retry_quarantined: bool,
+    limits: Mapping[str, float | None],
+    submitted: list[Submitted] | None,
+) -> None:
+    """Bring stages up to date as far as that takes no answers of batches."""
+    if submitted is not None:
+        listen = run.listen
+
+        def withhold(event: Event) -> None:
+            if isinstance(event, Submitted):
+                submitted.append(event)
+            else:
+                listen(event)
+
+        run = replace(run, listen=withhold)
     connection = Connection(compute, pipeline, selected)
 
     def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
@@ -100,7 +142,25 @@ def run_pipeline(
         _execute(run, plan, backend, versions())
     finally:
         connection.close()
-    return plan
+
+
+def await_batches(run: RunContext, pipeline: Pipeline, submitted: Sequence[Submitted]) -> None:
+    """Wait until the batches that partitions wait for have ended; nothing is held meanwhile."""
+    keys = {each.partition for each in submitted}
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(s.expected for s in submitted)))
+    run.listen(Waiting(f"waiting for batches of {count(len(keys), 'partition')}, until {until}"))
+    run.flush()
+    every = stage_batches(pipeline, run.store, {each.stage for each in submitted})
+    while True:
+        for each in every:
+            each.refresh()
+        in_flight = [batch for each in every for batch in each.in_flight]
+        if not any(keys.intersection(batch.partitions) for batch in in_flight):
+            return
+        looks_at = time.monotonic() + BATCH_POLL_SECONDS
+        while time.monotonic() < looks_at:
+            run.check()
+            time.sleep(min(_CHECK_SECONDS, BATCH_POLL_SECONDS))
 
 
 def execute_preview(

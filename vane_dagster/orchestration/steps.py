@@ -70,6 +70,7 @@ def materialize_step(
                     force=config.force,
                     retry_quarantined=config.retry_quarantined,
                     limits=config.limits,
+                    wait=config.wait,
                 )
         except VaneError as error:
             raise dg.Failure(description=str(error)) from error.__cause__

@@ -126,6 +126,11 @@ class MapBatchesSpec(StageKind):
         return (self.workers.execution_backend or "").startswith("subprocess")
 
     @property
+    def in_batches(self) -> bool:
+        """Whether its requests go into batches of a provider."""
+        return False
+
+    @property
     def makes_rows(self) -> bool:
         """True for a fan-out."""
         return self.children is not None

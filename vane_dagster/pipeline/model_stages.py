@@ -29,6 +29,7 @@ from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompt
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.texts import texts_of
 from vane_dagster.pipeline.udf import Udf
+from vane_dagster.providers.batch_api import BatchApi
 from vane_dagster.providers.model_client import ModelClient
 from vane_dagster.providers.registry import built_in_name, provider_class
 from vane_dagster.providers.usage import UsageAccount
@@ -113,6 +114,21 @@ class ModelStageSpec(MapBatchesSpec):
         return not self.model_task.functions
 
     @property
+    def in_batches(self) -> bool:
+        """See `MapBatchesSpec`; as the model says."""
+        return self.model._in_batches
+
+    @property
+    def deadline_s(self) -> float | None:
+        """Seconds from the first submission of a request until it is sent live; None for never."""
+        return self.model._deadline_s
+
+    def batch_api(self) -> BatchApi:
+        """Connect to the provider's batch API."""
+        found: BatchApi = self.provider.batch_api(self.udf.constructor_kwargs["options"])
+        return found
+
+    @property
     def key_variable(self) -> str | None:
         """The variable that the provider names."""
         find = getattr(self.provider, "key_variable", None)
@@ -193,7 +209,7 @@ class ModelStageSpec(MapBatchesSpec):
     def usage(self) -> UsageAccount | None:
         """That of the model task's column, with the budgets of the model."""
         column, model = self.model_task.usage, self.model
-        budgets = (model.prices or {}, model.token_budget, model.cost_budget)
+        budgets = (model.prices or {}, model.token_budget, model.cost_budget, self.in_batches)
         return None if column is None else UsageAccount(column, *budgets)
 
     @property
@@ -232,6 +248,8 @@ class ModelStageRows:
         self._check_columns(location, model_task, options)
         found, record, given = _parse_model(location, model_task.method, provider, model)
         keep_arguments((), given)
+        if record.mode in ("batch", "auto"):
+            _check_batches(location, found, record, given["options"], options)
         owner = f"{location}: the options of the model"
         check_call(owner, found, ("model",), given["options"], "(model, **options)")
         _check_values(location, found, given["options"], model_task.declared_sampling)
@@ -354,6 +372,27 @@ def _check_content(
                 f"{location}: the prompt has {part}, but {provider.__name__} "
                 f"{problem if taken else 'takes text alone'}"
             )
+
+
+def _check_batches(
+    location: str,
+    provider: type,
+    model: Model,
+    arguments: Mapping[str, Any],
+    options: StageOptions,
+) -> None:
+    """Raise DefinitionError if requests cannot go into batches."""
+    where = f"{location}: mode={model.mode!r}"
+    if not hasattr(provider, "batch_api") or "server" in arguments:
+        raise DefinitionError(
+            f'{where}: batches are those of the providers "openai" and "anthropic"; leave mode out '
+            "for this provider"
+        )
+    if "InvalidAnswer" in options.failures.retry_on:
+        raise DefinitionError(
+            f'{where}: retry_on has "InvalidAnswer", and a batch has one answer to a prompt; '
+            "vd.Failures(explain_errors=1) asks again in the next batch"
+        )
 
 
 def _keyed(

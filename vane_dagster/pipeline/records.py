@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from vane_dagster._arguments import (
@@ -32,12 +33,15 @@ from vane_dagster.pipeline.options import (
     check_amount,
     parse_include,
 )
+from vane_dagster.providers.batch_api import WINDOW_SECONDS
 from vane_dagster.providers.usage import parse_budget, parse_prices
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.servers import ModelServer
 
 
+ModelMode = Literal["live", "batch", "auto"]
+"""How a provider is asked."""
 _Validator = Callable[[str, str, Any], Any]
 """Returns the normalized value of a named argument at a place in the user's code, or raises."""
 
@@ -332,6 +336,12 @@ class Model:
             up, the run starts no more fragments of this stage. Fragments in flight are finished and
             kept; partitions that need more fragments fail.
         cost_budget: The same as a cost; requires `prices`.
+        mode: "batch": requests go into batches of the provider's batch API, at half the price. A
+            run submits them and ends, and a later run stores the answers, which take up to 24
+            hours. "auto": the same while `deadline` leaves 24 hours for it; then requests are sent
+            live. Default: "live". Only for `prompt`, with "openai" and "anthropic".
+        deadline: With "auto", the time from the first submission to the last answer, as a
+            timedelta. Default: 24 hours.
 
     Raises:
         DefinitionError: If a value is invalid.
@@ -342,10 +352,34 @@ class Model:
     prices: Mapping[str, float] | None = field(default=None, hash=False)
     token_budget: int | None = None
     cost_budget: float | None = None
+    mode: ModelMode | None = None
+    deadline: timedelta | None = None
 
     def __post_init__(self) -> None:
-        _validate(self, options=mapping, token_budget=positive)
+        _validate(self, options=mapping, token_budget=positive, mode=_choice(ModelMode))
         parse_budget("vd.Model", self.cost_budget, parse_prices("vd.Model", self.prices))
+        if self.deadline is not None:
+            is_span = isinstance(self.deadline, timedelta) and self.deadline > timedelta(0)
+            if not is_span or self.mode != "auto":
+                raise DefinitionError(
+                    f"vd.Model: deadline is {self.deadline!r} with mode={self.mode!r}; expected a "
+                    'datetime.timedelta above 0, with mode="auto"'
+                )
+
+    @property
+    def _deadline_s(self) -> float | None:
+        """Seconds from the first submission of a request until it is sent live; None for never."""
+        if self.mode != "auto":
+            return None
+        return WINDOW_SECONDS if self.deadline is None else self.deadline.total_seconds()
+
+    @property
+    def _in_batches(self) -> bool:
+        """Whether requests go into batches."""
+        return (
+            self.mode in ("batch", "auto")
+            and (self._deadline_s or WINDOW_SECONDS) >= WINDOW_SECONDS
+        )
 
 
 @checked_record("vd.Asset")
@@ -394,7 +428,8 @@ def refuse_for_prompts(location: str, failures: Failures, model: Any = None) -> 
     """Refuse what only prompts have."""
     given = {"explain_errors": failures.explain_errors}
     if isinstance(model, Model):
-        given |= {name: getattr(model, name) for name in ("prices", "token_budget", "cost_budget")}
+        own = ("prices", "token_budget", "cost_budget", "mode", "deadline")
+        given |= {name: getattr(model, name) for name in own}
     if wrong := [name for name, value in given.items() if value]:
         raise DefinitionError(f"{location}: {names(wrong)} is for prompts; leave it out")
 

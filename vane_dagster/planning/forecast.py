@@ -567,7 +567,9 @@ class _History:
                 priced,
                 tokens=of(lambda part: tokens_of(usage.used(part.spent))),
                 token_cost=(
-                    of(lambda part: usage.cost(usage.used(part.spent))) if usage.prices else None
+                    of(lambda part: usage.expected_cost(usage.used(part.spent)))
+                    if usage.prices
+                    else None
                 ),
             )
         return priced

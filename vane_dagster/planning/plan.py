@@ -185,6 +185,14 @@ class RunPlan:
         """Whether only some rows are computed, of stages that are not committed."""
         return any(partition.is_sample for partition in self.partitions)
 
+    def with_downstream(self, stage: str) -> set[str]:
+        """Return a stage and the selected stages downstream of it."""
+        found = {stage}
+        for name in self.selected:
+            if found & set(self.pipeline[name].spec.upstream):
+                found.add(name)
+        return found
+
     def missing(self, stage: str) -> int:
         """Return the number of fragments of a stage to compute, over all partitions."""
         return sum(len(partition.stages[stage].missing) for partition in self.partitions)

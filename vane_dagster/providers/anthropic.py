@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from vane_dagster.providers.base import Answer, Media, Message, Request
+from vane_dagster.providers.batch_api import AnthropicBatches
 from vane_dagster.providers.http import HttpProvider, choice_schema, in_object
 from vane_dagster.providers.usage import finish_reason, token_count
 
@@ -46,7 +47,8 @@ class AnthropicProvider(HttpProvider):
     LIBRARY = "anthropic"
     CLIENT = "AsyncAnthropic"
     SERVER_PATH = ""
-    APIS = ("messages",)
+    PATHS: ClassVar = {"messages": "/v1/messages"}
+    BATCHES = AnthropicBatches
 
     @classmethod
     def content_kinds(cls, options: Mapping[str, Any]) -> frozenset[str]:
@@ -55,18 +57,28 @@ class AnthropicProvider(HttpProvider):
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
+        return self.read(request, await self._post("/v1/messages", self.body(request)))
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """Return a request as the API expects it."""
         system, messages = _split(request.messages)
         fields = self._fields(_parameters(request.sampling))
-        schema = choice_schema(request.choices) if request.choices else request.schema
-        wrapped = schema is not None and schema.get("type") != "object"
-        body = {"model": self._model, "messages": messages, "max_tokens": _MAX_TOKENS}
+        schema, wrapped = _schema(request)
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": messages,
+            "max_tokens": _MAX_TOKENS,
+        }
         if system:
             body["system"] = system
         if schema is not None:
             body |= _tool(in_object(schema) if wrapped else schema, fields)
-        found = await self._post("/v1/messages", body | fields)
+        return body | fields
+
+    def read(self, request: Request, found: Any) -> Answer:
+        """Return the answer in a response."""
         with self._reading(found):
-            text = _text(found["content"], wrapped)
+            text = _text(found["content"], _schema(request)[1])
             reason = finish_reason(found.get("stop_reason"))
         details = found.get("stop_details")
         prompt, written, cached, answered = (token_count(found, "usage", name) for name in _COUNTS)
@@ -74,6 +86,12 @@ class AnthropicProvider(HttpProvider):
         counts = prompt + written + cached, answered, cached
         refusal = details.get("explanation") if isinstance(details, dict) else None
         return self._answer(request, text, counts, _REASONS.get(reason, reason), refusal)
+
+
+def _schema(request: Request) -> tuple[Mapping[str, Any] | None, bool]:
+    """Return the schema of an answer, and whether an object has to be put around it."""
+    schema = choice_schema(request.choices) if request.choices else request.schema
+    return schema, schema is not None and schema.get("type") != "object"
 
 
 def _split(messages: Sequence[Message]) -> tuple[str, Sequence[Message]]:

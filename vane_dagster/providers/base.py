@@ -78,6 +78,7 @@ class Answer:
         finish_reason: ``"stop"``, or ``"length"`` if ``max_tokens`` truncated the answer.
         seconds: Seconds from the submission to the end of the answer. The stage measures them.
         requests: The number of requests.
+        batch_requests: The number of these that a batch of the provider has answered.
     """
 
     text: str
@@ -87,6 +88,7 @@ class Answer:
     finish_reason: str = "stop"
     seconds: float = 0.0
     requests: int = 1
+    batch_requests: int = 0
 
 
 @runtime_checkable

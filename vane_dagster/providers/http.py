@@ -11,8 +11,9 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from vane_dagster._secrets import keep_variables
-from vane_dagster.errors import StageError, described, names
+from vane_dagster.errors import ComputeError, StageError, described, names
 from vane_dagster.providers.base import Answer, PromptTooLong, Request, SamplingRefused
+from vane_dagster.providers.batch_api import BatchApi
 from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.registry import needs
@@ -53,8 +54,10 @@ class HttpProvider:
     """The name of the library's asynchronous client."""
     SERVER_PATH: ClassVar[str]
     """The path of the API at a server, as the client expects it."""
-    APIS: ClassVar[tuple[str, ...]]
-    """The names of its APIs; the first is the default."""
+    PATHS: ClassVar[Mapping[str, str]]
+    """The names of its APIs, each with its path; the first is the default."""
+    BATCHES: ClassVar[type[BatchApi]]
+    """Its batch API."""
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class HttpProvider:
         server: ServerHandle | None = None,
     ) -> None:
         self._api = needs(self.LIBRARY, self.LIBRARY)
-        self._model, self._api_name = model, api or self.APIS[0]
+        self._model, self._api_name = model, api or next(iter(self.PATHS))
         self._base_url, self._timeout = base_url, timeout
         self._key_env = self.key_variable({"api_key_env": api_key_env})
         self._rooms = defaultdict[Endpoint | None, asyncio.Semaphore](
@@ -86,8 +89,8 @@ class HttpProvider:
     @classmethod
     def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
         """See `Provider`."""
-        if (api := options.get("api")) not in (None, *cls.APIS):
-            expected = names(cls.APIS)
+        if (api := options.get("api")) not in (None, *cls.PATHS):
+            expected = names(cls.PATHS)
             raise ValueError(f"the options of the model have api={api!r}; expected {expected}")
         server = options.get("server")
         for name, used in (("base_url", "address"), ("api_key_env", "key")):
@@ -107,6 +110,16 @@ class HttpProvider:
             return None
         name: str | None = options.get("api_key_env", "")
         return f"{cls.LIBRARY.upper()}_API_KEY" if name == "" else name
+
+    @classmethod
+    def batch_api(cls, options: Mapping[str, Any]) -> BatchApi:
+        """Connect to the provider's batch API, with the options of a stage."""
+        library = needs(cls.LIBRARY, cls.LIBRARY)
+        variable = cls.key_variable(options)
+        client = getattr(library, cls.CLIENT.removeprefix("Async"))(
+            api_key=_key_of(variable, "here"), base_url=options.get("base_url")
+        )
+        return cls.BATCHES(client, cls.PATHS[options.get("api") or next(iter(cls.PATHS))])
 
     def shared_by(self, workers: int) -> None:
         """Set the maximum number of workers, which share the limits."""
@@ -137,16 +150,10 @@ class HttpProvider:
 
     def _own_key(self) -> str:
         """Return the key of the endpoint."""
-        key = os.environ.get(self._key_env, "") if self._key_env else "none"
-        if not key:
-            raise StageError(
-                f"the environment variable {self._key_env!r} is not set in the worker: set it "
-                "where the run is launched, and name it in "
-                f"vd.Workers(env_vars=[{self._key_env!r}])"
-            )
-        if self._key_env:
-            keep_variables({self._key_env: key})
-        return key
+        try:
+            return _key_of(self._key_env, "in the worker")
+        except ComputeError as error:
+            raise StageError(str(error)) from None
 
     def _fields(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a request that options and sampling parameters set."""
@@ -178,9 +185,9 @@ class HttpProvider:
         except ValueError as error:  # a response that is not JSON
             raise self._malformed(getattr(error, "doc", error)) from error
         except self._api.APIStatusError as error:
-            if error.status_code in _REFUSED:
+            if is_refusal(error.status_code):
                 raise StageError(self._refusal(error)) from error
-            if error.status_code in (400, 413) and any(t in str(error) for t in _TOO_LONG):
+            if is_too_long(error.status_code, str(error)):
                 raise PromptTooLong(str(error)) from error
             raise
 
@@ -223,6 +230,29 @@ class HttpProvider:
         url = error.request.url
         asked = f"The request was to {url}, for the model {self._model!r}, with {key}"
         return f"{described(error)}. {asked}"
+
+
+def _key_of(variable: str | None, where: str) -> str:
+    """Return the key in an environment variable, or what stands for none."""
+    key = os.environ.get(variable, "") if variable else "none"
+    if not key:
+        raise ComputeError(
+            f"the environment variable {variable!r} is not set {where}: set it where the run is "
+            f"launched, and name it in vd.Workers(env_vars=[{variable!r}])"
+        )
+    if variable:
+        keep_variables({variable: key})
+    return key
+
+
+def is_refusal(status: int) -> bool:
+    """Whether an endpoint refuses all requests by a status, for now."""
+    return status in _REFUSED
+
+
+def is_too_long(status: int, message: str) -> bool:
+    """Whether an error says that a prompt is too long for the model."""
+    return status in (400, 413) and any(text in message for text in _TOO_LONG)
 
 
 def _unsendable(where: str, fields: Mapping[str, Any]) -> str | None:

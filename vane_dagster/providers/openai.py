@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from vane_dagster.providers.base import Answer, Media, Message, Request
+from vane_dagster.providers.batch_api import OpenAIBatches
 from vane_dagster.providers.http import HttpProvider, choice_schema
 from vane_dagster.providers.usage import finish_reason, token_count
 
@@ -19,7 +20,8 @@ class OpenAIProvider(HttpProvider):
     LIBRARY = "openai"
     CLIENT = "AsyncOpenAI"
     SERVER_PATH = "/v1"
-    APIS = ("chat", "completions")
+    PATHS: ClassVar = {"chat": "/chat/completions", "completions": "/completions"}
+    BATCHES = OpenAIBatches
 
     @classmethod
     def content_kinds(cls, options: Mapping[str, Any]) -> frozenset[str]:
@@ -30,6 +32,11 @@ class OpenAIProvider(HttpProvider):
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
+        path = self.PATHS[self._api_name]
+        return self.read(request, await self._post(path, self.body(request)))
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """Return a request as the API expects it."""
         fields, messages = self._fields(request.sampling), list(request.messages)
         is_completion = self._api_name == "completions"
         body: dict[str, Any] = {"model": self._model}
@@ -41,8 +48,11 @@ class OpenAIProvider(HttpProvider):
             if schema is not None:
                 named = {"name": "answer", "schema": dict(schema)}
                 body["response_format"] = {"type": "json_schema", "json_schema": named}
-        path = "/completions" if is_completion else "/chat/completions"
-        found = await self._post(path, body | fields)
+        return body | fields
+
+    def read(self, request: Request, found: Any) -> Answer:
+        """Return the answer in a response."""
+        is_completion = self._api_name == "completions"
         with self._reading(found):
             choice = found["choices"][0]
             # A message without content is an answer without text.

@@ -46,6 +46,7 @@ class PromptTask:
         columns: The columns that the function gets; None for all.
         id: The input's id column. Its value is that of requests, if the stage reads it.
         read_file: Reads the files that rows name; None to refuse such rows.
+        batches: The answers of batches, which precede the provider's; None without batches.
     """
 
     template: Template
@@ -57,6 +58,7 @@ class PromptTask:
     columns: tuple[str, ...] | None = ()
     id: str = ""
     read_file: ReadFile | None = None
+    batches: Any = None
 
     method = "submit"
 
@@ -153,6 +155,8 @@ class PromptTask:
 
     async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
         """Submit all rows of a batch concurrently."""
+        if self.batches is not None:
+            provider = self.batches.answering(provider)
         errors: dict[int, BaseException] = {}
         used: Counter[str] = Counter()
         columns = [row_values(column) for column in batch.columns]
@@ -200,7 +204,10 @@ class PromptTask:
         self, provider: Any, row: dict[str, Any], used: Counter[str]
     ) -> tuple[Any, Answer] | BaseException:
         """Return the value and the answer of a row, or the error of its prompt."""
-        make = functools.partial(self._asked, row, str(row.get(self.id, "")))
+        id = str(row.get(self.id, ""))
+        if self.batches is not None and self.batches.adds_id:
+            del row[self.id]
+        make = functools.partial(self._asked, row, id)
         try:
             request, own_sampling = await asyncio.to_thread(make) if self.contents else make()
         except BaseException as error:  # it may be of the user's function

@@ -13,6 +13,7 @@ import pyarrow as pa
 from vane_dagster._arguments import number
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.providers.base import Answer
+from vane_dagster.providers.batch_api import PRICE
 
 USAGE = pa.struct(
     [
@@ -22,11 +23,15 @@ USAGE = pa.struct(
         pa.field("cached_tokens", pa.int64()),
         pa.field("finish_reason", pa.string()),
         pa.field("seconds", pa.float64()),
+        pa.field("batch_requests", pa.int64()),
     ]
 )
-"""Usage of an answer: requests, tokens, finish reason, and seconds from first request to end."""
+"""Usage of an answer: requests, tokens, finish reason, and seconds from first request to end.
 
-COUNTS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens")
+Those of its requests that a batch has answered, at a lower price, are counted at last.
+"""
+
+COUNTS = ("requests", "batch_requests", "prompt_tokens", "completion_tokens", "cached_tokens")
 """The counts of `USAGE` and `Answer` that are summed for each part."""
 _PRICED = ("prompt", "completion", "cached")
 _MILLION = 1e6
@@ -96,12 +101,14 @@ class UsageAccount:
         prices: The price of a million tokens by kind.
         token_budget: Tokens that a run may use.
         cost_budget: The cost that a run may have.
+        in_batches: Whether most answers will be those of batches, for estimates.
     """
 
     column: str
     prices: Mapping[str, float]
     token_budget: int | None = None
     cost_budget: float | None = None
+    in_batches: bool = False
 
     @property
     def sums(self) -> Mapping[str, Sequence[str]]:
@@ -137,13 +144,26 @@ class UsageAccount:
         found = self.metadata(used)
         return {f"{n}_{kind}": value for n, value in found.items() if n in (*COUNTS, "cost")}
 
+    def expected_cost(self, used: Mapping[str, float]) -> float:
+        """Return what tokens would cost if a run used them now."""
+        in_batches = used["requests"] if self.in_batches else 0
+        return self.cost({**used, "batch_requests": in_batches})
+
     def cost(self, used: Mapping[str, float]) -> float:
-        """Return the cost of tokens. Without a "cached" price, cached tokens cost as others do."""
+        """Return the cost of tokens. Without a "cached" price, cached tokens cost as others do.
+
+        Requests of batches and others share the tokens evenly.
+        """
         prices = self.prices
+        share = used.get("batch_requests", 0) / max(1, used.get("requests", 0))
         cached = used["cached_tokens"] if "cached" in prices else 0
         fresh = used["prompt_tokens"] - cached
         return (
-            fresh * prices.get("prompt", 0.0)
-            + cached * prices.get("cached", 0.0)
-            + used["completion_tokens"] * prices.get("completion", 0.0)
-        ) / _MILLION
+            (
+                fresh * prices.get("prompt", 0.0)
+                + cached * prices.get("cached", 0.0)
+                + used["completion_tokens"] * prices.get("completion", 0.0)
+            )
+            * (1 - (1 - PRICE) * share)
+            / _MILLION
+        )

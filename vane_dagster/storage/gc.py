@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vane_dagster.errors import StoreError
+from vane_dagster.storage.batch_records import BatchFolder
 from vane_dagster.storage.definition_texts import DEFINITIONS, file_of
 from vane_dagster.storage.filesystem import TEMPORARY, FileInfo, Location, in_threads
 from vane_dagster.storage.manifest import ManifestName, parse_part_name
@@ -266,6 +267,7 @@ class _StageFolders:
         for name, stored in texts.entries().items():
             if name not in self.definitions and policy.now - stored.modified > policy.keep:
                 found.files[texts.file_url(name)] = stored.size
+        self._collect_batches(policy, found)
         for path, stored in self.manifests.items():
             name = path.rpartition("/")[2]
             if name.startswith(TEMPORARY) and policy.now - stored.modified > policy.keep:
@@ -275,6 +277,20 @@ class _StageFolders:
         if not policy.dry_run:
             self._carry_out(found, condemned)
         return found
+
+    def _collect_batches(self, policy: GcPolicy, found: GcReport) -> None:
+        """Delete batches whose answers were stored long ago, and requests of killed runs."""
+        folder = BatchFolder(self._store, *self._place)
+        if not (stored := folder.location.entries()):
+            return
+        batches = folder.batches()
+        ended = [b.name for b in batches if b.ended_at and policy.now - b.ended_at > policy.keep]
+        in_flight = [batch.name for batch in batches if batch.name not in ended]
+        for name, info in stored.items():
+            batch = name.partition(".")[0]
+            is_old = policy.now - info.modified > policy.keep
+            if batch in ended or (is_old and batch not in in_flight):
+                found.files[folder.location.file_url(name)] = info.size
 
     def _unneeded(self, folder: str, kept: Iterable[array[int]]) -> dict[str, FileInfo]:
         """List the files of a partition that no manifest names."""

@@ -224,11 +224,14 @@ class Host:
                     f"{work.location}: made {wrong} in {work.id!r}, which has to be unique and not "
                     "null. Return ids of their own, or leave the column out of the schema"
                 )
-            table, part = computed.rows, None
-            if work.target:
+            table: pa.Table | None = computed.rows
+            part = None
+            if computed.report.pending is not None:
+                table = None
+            elif work.target:
                 part = self._write(computed, work, work.target, started)
             else:
-                table = attach(table, computed.fault_records)
+                table = attach(computed.rows, computed.fault_records)
         except UnhealthyModelError as error:
             fault = work_fault(work, error.cause) if error.rows else None
             return None, WorkReport(
@@ -252,7 +255,7 @@ class Host:
         report = replace(
             made.report,
             rows_out=made.rows.num_rows,
-            bytes_out=table.nbytes if work.keep else 0,
+            bytes_out=table.nbytes if work.keep and table is not None else 0,
             seconds=seconds,
             part=part,
             output=self._printed.drain(),
@@ -280,7 +283,7 @@ class Host:
         called = Computed(empty_table(work.schema), WorkReport())
         if len(wanted):
             called = self._call(op.restore.call, row_reuse.taken(rows, wanted), work)
-        if called.report.cancelled:
+        if called.report.cancelled or called.report.pending is not None:
             return called
         work = replace(work, tally=called.report.tally)
         restored = row_reuse.restore([called.rows], marked, op.restore, work, called.fault_records)

@@ -153,6 +153,8 @@ class CallUdf:
         servers: The keys of the servers that the code calls.
         kept: The pickled class whose methods the worker's model has in place of its own; empty for
             its own.
+        batches: The folder of batches in which requests without an answer are recorded; None if
+            there are none.
     """
 
     arguments: bytes = field(repr=False)
@@ -172,6 +174,7 @@ class CallUdf:
     pinned: bool = False
     servers: tuple[str, ...] = ()
     kept: bytes = field(default=b"", repr=False)
+    batches: Location | None = None
 
     @property
     def is_async(self) -> bool:

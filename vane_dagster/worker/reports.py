@@ -12,6 +12,7 @@ from vane_dagster import errors
 from vane_dagster._secrets import masked
 from vane_dagster.errors import DamagedPartError, VaneError
 from vane_dagster.servers.launch import ServerStatus
+from vane_dagster.storage.batch_records import Recorded
 from vane_dagster.storage.manifest import PartInfo
 
 
@@ -111,6 +112,7 @@ class WorkReport:
         fits: The batch size that the worker measured, or that fit into memory.
         faults: Messages of the first rows that failed.
         part: The part that was written.
+        pending: The rows that wait for answers of batches, so no part was written; None without.
         output: Text that the user's code printed.
         fault: Why the task failed.
         cancelled: Whether the lease had ended, so the task was not done.
@@ -132,6 +134,7 @@ class WorkReport:
     fits: int | None = None
     faults: tuple[str, ...] = ()
     part: PartInfo | None = None
+    pending: Recorded | None = None
     output: str = ""
     fault: Fault | None = None
     cancelled: bool = False

@@ -15,6 +15,7 @@ from typing import Union
 import pyarrow as pa
 
 from vane_dagster.errors import CostlyError, StageError, names
+from vane_dagster.providers.batch_api import Pending
 from vane_dagster.retries import SERVER_DIED, Policy, after_server_ended, seconds_before_alone
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
@@ -84,6 +85,8 @@ class BatchOutcome:
         fits: Rows of the largest batch that may fit into memory after one did not; None if all did.
         mixed: Whether some rows were retried alone, so other rows of the batch may precede them.
         wasted: Amounts spent on failed rows; see `CostlyError`.
+        pending: Rows that wait for answers of batches.
+        requests: Requests of these that have to be recorded, by digest.
     """
 
     tables: list[pa.Table] = field(default_factory=list)
@@ -92,6 +95,8 @@ class BatchOutcome:
     fits: int | None = None
     mixed: bool = False
     wasted: Counter[str] = field(default_factory=Counter)
+    pending: int = 0
+    requests: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,10 @@ def attempt(
         for place, error in errors.items():
             if isinstance(error, StageError):
                 raise BatchError(rows.slice(place, 1) if alone else rows, id, error)
+            if isinstance(error, Pending):
+                outcome.pending += 1
+                outcome.requests |= error.requests
+        errors = {i: error for i, error in errors.items() if not isinstance(error, Pending)}
         passing = {i: e for i, e in errors.items() if policy.is_transient(e)}
         # An error of a client that lost its connection may be any; an answer was paid for.
         blamed = {i: e for i, e in errors.items() if not isinstance(e, CostlyError)}

@@ -19,6 +19,7 @@ from vane_dagster._user_errors import contained, hinted, is_shutdown
 from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.pipeline.contracts import CALL
 from vane_dagster.servers.directory import SERVER_MOVED, directory
+from vane_dagster.storage.batch_records import record_requests
 from vane_dagster.storage.packages import installed
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.tensors import unsliced
@@ -91,6 +92,12 @@ class UdfCaller:
         else:
             outcomes = run.one_by_one(batches)
         seconds = run.seconds or time.perf_counter() - started
+        if waiting := sum(outcome.pending for outcome in outcomes):
+            assert op.batches is not None, "only batches have pending answers"
+            requests = {d: body for each in outcomes for d, body in each.requests.items()}
+            pending = record_requests(op.batches, requests, waiting)
+            report = WorkReport(Tally(table.num_rows), pending=pending, cancelled=run.stopped)
+            return Computed(empty_table(own.schema), report)
         faults = [fault for outcome in outcomes for fault in outcome.faults] + unread
         tables = [rows for outcome in outcomes for rows in outcome.tables]
         if keeps_nulls or not tables:

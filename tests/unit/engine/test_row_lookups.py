@@ -64,6 +64,7 @@ class Days:
             partitions_before=lambda key: keys[: keys.index(key)][::-1],
             parts=self.parts,
             failed={},
+            pending=set(),
             damaged={},
         )
         self.state, self.lookups = state, RowLookups(state)

@@ -51,7 +51,7 @@ class Fragment:
         states = make_task_states([docs[name].spec for name in names])
         self.run = FragmentState(0, 0, 0, record, states)
         planned = {
-            name: SimpleNamespace(keys=(f"{name}0",), leaving=(), row_definition="")
+            name: SimpleNamespace(keys=(f"{name}0",), leaving=(), row_definition="", generation=0)
             for name in names
         }
         partition = SimpleNamespace(
@@ -73,6 +73,7 @@ class Fragment:
         state: Any = SimpleNamespace(
             plan=plan, store=Store(Location("/nowhere/store")), parts=self.parts, run_id="run",
             faults_allowed=lambda index, stage: self.allowed, floors={},
+            pending=SimpleNamespace(batches={}),
         )  # fmt: skip
         sizer = SliceSizer({"model": PoolSpec("m", "Model", (2, 2))})
         sizer.learn("model", 2.0, 100)  # slices of 30 rows

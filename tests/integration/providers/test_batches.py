@@ -1,0 +1,304 @@
+"""Prompt stages in batch mode: runs that submit, and runs that go on with the answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+import vane_dagster as vd
+from support.batch_server import Batches
+from support.data import read_stage, write_source
+from support.prompts import Person, asked, docs
+from support.results import failure, metadata
+from support.warm_workers import workers_that_imported
+from vane_dagster.errors import DefinitionError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers() -> Iterator[None]:
+    with workers_that_imported("openai.resources.chat", "anthropic.resources.messages"):
+        yield
+
+
+@pytest.fixture
+def batches(server: Any) -> Batches:
+    found: Batches = server.batches
+    return found
+
+
+def declared(tmp_path: Path, url: str, texts: Sequence[Any], **given: Any) -> vd.Pipeline:
+    """docs -> asked -> below, in fragments of two rows."""
+    pipeline = docs(tmp_path, list(texts))
+    pipeline.fragment_rows = 2
+    if given.get("provider") == "anthropic":
+        url = url.removesuffix("/v1")
+    stage = asked(pipeline, url, **{"mode": "batch", **given})
+    stage.project("below", ["id", "asked"])
+    return pipeline
+
+
+def rows(tmp_path: Path, stage: str = "below") -> list[Any]:
+    return read_stage(tmp_path / "store", "docs", stage).sort_by("id")["asked"].to_pylist()
+
+
+def made(result: dg.ExecuteInProcessResult) -> set[str]:
+    events = result.get_asset_materialization_events()
+    return {event.materialization.asset_key.path[-1] for event in events}
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+def test_a_run_submits_and_ends_and_the_next_one_commits(
+    tmp_path, local, endpoint, batches, materialize, provider, server
+):
+    batches.looks_until_end = None
+    texts = ["one", "two", "three", "expires", "lost", "twice", "busy"]
+    prices = {"prompt": 2e6, "completion": 4e6}
+    pipeline = declared(tmp_path, endpoint[1], texts, provider=provider, prices=prices)
+
+    first = materialize(pipeline, local)
+    assert first.success
+    assert made(first) == set()
+    (batch,) = batches.made
+    assert len(batch.lines) == len(texts)
+    # A run while it is in flight submits nothing.
+    assert made(materialize(pipeline, local)) == set()
+    assert len(batches.made) == 1
+
+    # Rows that failed for a cause that may pass are in the next batch, and nothing else.
+    batches.end()
+    assert made(materialize(pipeline, local)) == set()
+    assert sorted(p for _, b in batches.made[1].lines for p in [b["messages"][-1]["content"]]) == [
+        "busy", "expires", "lost",
+    ]  # fmt: skip
+    batches.end()
+    done = materialize(pipeline, local)
+    assert made(done) == {"asked", "below"}
+    assert rows(tmp_path) == [f"echo: {text}" for text in texts]
+    assert batches.prompts == {t: 1 + (t in ("busy", "expires", "lost")) for t in texts}
+    assert server.requests == {t: 1 + (t == "busy") for t in texts}
+
+    # At half the price.
+    facts = metadata(done, "asked")
+    full = facts["prompt_tokens"] * 2 + facts["completion_tokens"] * 4
+    assert facts["batch_requests"] == facts["requests"] == len(texts)
+    assert facts["cost"] == pytest.approx(full / 2)
+
+    # Nothing is left to do, also for the same rows in another mode.
+    assert made(materialize(pipeline, local)) == {"asked", "below"}
+    live = declared(tmp_path, endpoint[1], texts, provider=provider, mode="live")
+    materialize(live, local)
+    assert (len(batches.made), len(server.bodies)) == (2, len(texts) + 1)
+
+
+def test_failed_rows_are_quarantined_and_retried_in_another_batch(
+    tmp_path, local, endpoint, batches, materialize, server
+):
+    pipeline = declared(
+        tmp_path, endpoint[1], ["one", "refused", "too long", None], on_error="quarantine"
+    )
+    materialize(pipeline, local)
+    materialize(pipeline, local)
+    failed = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id").to_pylist()
+    assert [(each["id"], each["error"]) for each in failed] == [
+        (1, "BatchRequestError"), (2, "PromptTooLong"), (3, "ValueError"),
+    ]  # fmt: skip
+    assert "errored 400: " in failed[0]["message"]
+    assert "content policy" in failed[0]["message"]
+    assert rows(tmp_path) == ["echo: one"]
+
+    config = {"retry_quarantined": True}
+    assert made(materialize(pipeline, local, config=config)) == set()
+    assert batches.prompts == {"one": 1, "refused": 2, "too long": 2}
+    assert made(materialize(pipeline, local, config=config)) == {"asked", "below"}
+    assert batches.prompts == {"one": 1, "refused": 2, "too long": 2}
+
+
+def test_an_answer_that_does_not_fit_is_asked_again_in_the_next_batch(
+    tmp_path, local, endpoint, batches, materialize, server
+):
+    server.answers["ann"] = ["no json", '{"name": "ann", "age": 7}']
+    server.answers["bob"] = ['{"name": "bob", "age": 9}']
+    pipeline = declared(
+        tmp_path, endpoint[1], ["ann", "bob"], return_format=Person, explain_errors=1
+    )
+    for number in range(3):
+        done = materialize(pipeline, local)
+        assert made(done) == ({"asked", "below"} if number == 2 else set())
+    assert [each["age"] for each in rows(tmp_path)] == [7, 9]
+    assert [len(each.lines) for each in batches.made] == [2, 1]
+    assert metadata(done, "asked")["batch_requests"] == 3
+
+
+def test_rows_that_change_in_flight_are_not_committed_with_the_former_answer(
+    tmp_path, local, endpoint, batches, materialize, server
+):
+    batches.looks_until_end = None
+    given = {"sampling_params": {"temperature": 0}}
+    materialize(declared(tmp_path, endpoint[1], ["one", "two", "two"], **given), local)
+    assert batches.prompts == {"one": 1, "two": 1}, "equal prompts share an answer"
+    pipeline = declared(tmp_path, endpoint[1], ["one", "other", "two"], **given)
+    materialize(pipeline, local)
+    assert batches.prompts == {"one": 1, "two": 1, "other": 1}
+    batches.end()
+    assert made(materialize(pipeline, local)) == {"asked", "below"}
+    assert rows(tmp_path) == ["echo: one", "echo: other", "echo: two"]
+
+
+def test_a_forced_run_asks_again_and_the_next_forced_one_commits(
+    tmp_path, local, endpoint, batches, materialize, server
+):
+    pipeline = declared(tmp_path, endpoint[1], ["same", "same"])
+    for _ in range(2):
+        materialize(pipeline, local)
+    assert batches.prompts == {"same": 2}, "each row has an answer of its own"
+    for expected in (set(), {"asked", "below"}):
+        done = materialize(pipeline, local, config={"force": True})
+        assert made(done) - {"below"} == expected - {"below"}
+    assert batches.prompts == {"same": 4}
+
+
+def test_a_run_that_waits_commits(tmp_path, local, endpoint, batches, materialize, monkeypatch):
+    monkeypatch.setattr("vane_dagster.orchestration.run.BATCH_POLL_SECONDS", 0.1)
+    batches.looks_until_end = 2
+    pipeline = declared(tmp_path, endpoint[1], ["one", "expires"])
+    done = materialize(pipeline, local, config={"wait": True})
+    assert made(done) == {"asked", "below"}
+    assert len(done.get_asset_materialization_events()) == 2
+    assert [len(each.lines) for each in batches.made] == [2, 1]
+
+
+def test_auto_asks_live_what_no_batch_can_answer_in_time(
+    tmp_path, local, endpoint, batches, materialize, server
+):
+    short = declared(tmp_path, endpoint[1], ["one"], mode="auto", deadline=timedelta(hours=2))
+    assert made(materialize(short, local)) == {"asked", "below"}
+    assert batches.made == []
+
+    batches.looks_until_end = None
+    pipeline = declared(tmp_path, endpoint[1], ["two", "slow"], mode="auto")
+    assert made(materialize(pipeline, local)) == set()
+    _a_day_ago(tmp_path)
+    assert made(materialize(pipeline, local)) == set(), "it is cancelled first"
+    assert batches.made[0].canceling
+    batches.end()
+    done = materialize(pipeline, local)
+    assert made(done) == {"asked", "below"}
+    assert rows(tmp_path) == ["echo: two", "echo: slow"]
+    facts = metadata(done, "asked")
+    assert (facts["requests"], facts["batch_requests"]) == (2, 1)
+    assert len(batches.made) == 1
+
+
+def _a_day_ago(tmp_path: Path) -> None:
+    """Let the batch have been made a day ago, by its record."""
+    (record,) = (tmp_path / "store/docs/asked/batches").glob("*.json")
+    found = json.loads(record.read_text())
+    found["at"] -= 25 * 3600
+    record.write_text(json.dumps(found))
+
+
+def test_budgets_count_requests_when_they_are_submitted(
+    tmp_path, local, endpoint, batches, materialize
+):
+    texts = [f"text {i}" for i in range(80)]
+    given = {"sampling_params": {"max_tokens": 100}, "token_budget": 300}
+    pipeline = declared(tmp_path, endpoint[1], texts, **given)
+    stopped = failure(materialize(pipeline, local, raises=False))
+    assert "token_budget=300" in stopped
+    sent = sum(batches.prompts.values())
+    assert 2 <= sent < 80
+    assert "token_budget=300" in failure(materialize(pipeline, local, raises=False))
+    assert sum(batches.prompts.values()) > sent, "another run has another budget"
+    assert set(batches.prompts.values()) == {1}
+
+
+def test_what_has_no_batches_is_refused(tmp_path, endpoint):
+    with pytest.raises(DefinitionError, match='batches are those of the providers "openai"'):
+        docs(tmp_path).prompt(
+            "asked", "{text}", provider="transformers", model=vd.Model("m", mode="batch")
+        )
+    with pytest.raises(DefinitionError, match="explain_errors=1"):
+        declared(tmp_path, endpoint[1], ["a"], retry_on=["InvalidAnswer"])
+    with pytest.raises(DefinitionError, match="deadline is"):
+        vd.Model("m", mode="batch", deadline=timedelta(hours=1))
+    with pytest.raises(DefinitionError, match="no stage uses batches"):
+        docs(tmp_path).build_batch_sensor()
+
+
+# Dagster
+
+DAYS = dg.StaticPartitionsDefinition(["mon", "tue", "wed"])
+
+
+def by_day(tmp_path: Path, url: str) -> vd.Pipeline:
+    for day in DAYS.get_partition_keys():
+        write_source(tmp_path / "days" / day, {"id": range(2), "text": [f"{day} 0", f"{day} 1"]})
+    source = vd.parquet(f"{tmp_path}/days/{{partition_key}}")
+    days = vd.Pipeline("days", source=source, id="id", partitions_def=DAYS)
+    asked(days, url, mode="batch").project("below", ["id", "asked"])
+    return days
+
+
+def test_a_sensor_requests_the_runs_that_go_on(tmp_path, local, endpoint, batches, server):
+    """A run over two partitions submits; an asset of another step is skipped meanwhile."""
+    batches.looks_until_end = None
+    days = by_day(tmp_path, endpoint[1])
+    store = vd.FragmentStore(root=str(tmp_path / "store"))
+
+    @dg.multi_asset(
+        specs=[dg.AssetSpec("report", deps=[days["below"].key], partitions_def=DAYS)],
+        backfill_policy=dg.BackfillPolicy.single_run(),
+    )
+    def report() -> None: ...
+
+    assets, sensor = [days.build_assets(), report], days.build_batch_sensor()
+    resources = {"compute": local, "store": store}
+    with dg.instance_for_test() as instance:
+        first = dg.materialize(
+            assets,
+            resources=resources,
+            instance=instance,
+            tags={"dagster/asset_partition_range_start": "mon",
+                  "dagster/asset_partition_range_end": "tue"},
+        )  # fmt: skip
+        assert first.success
+        assert first.get_asset_materialization_events() == []
+        observed = [e for e in first.all_events if e.event_type_value == "ASSET_OBSERVATION"]
+        assert len(observed) == 4
+        steps = {e.step_key for e in first.all_events if e.is_step_skipped}
+        assert steps == {"report"}
+
+        def tick(cursor: str | None = None) -> dg.SensorResult:
+            context = dg.build_sensor_context(instance, cursor=cursor, resources={"store": store})
+            found = sensor(context)
+            assert isinstance(found, dg.SensorResult)
+            return found
+
+        nothing = tick()
+        assert nothing.run_requests == []
+        assert "1 batch in flight" in str(nothing.skip_reason)
+        batches.end()
+        found = tick(nothing.cursor)
+        (request,) = found.run_requests or ()
+        assert request.tags["dagster/asset_partition_range_start"] == "mon"
+        assert request.tags["dagster/asset_partition_range_end"] == "tue"
+        assert [key.path[-1] for key in request.asset_selection or ()] == ["asked", "below"]
+        second = dg.materialize(
+            assets,
+            selection=list(request.asset_selection or ()),
+            resources=resources,
+            instance=instance,
+            tags=request.tags,
+            run_config=request.run_config,
+        )
+        done = [e.materialization for e in second.get_asset_materialization_events()]
+        assert {(m.asset_key.path[-1], m.partition) for m in done} == {
+            (stage, day) for stage in ("asked", "below") for day in ("mon", "tue")
+        }
+        assert tick(found.cursor).run_requests == []

@@ -1,0 +1,296 @@
+"""Records of batches: their states, groups within limits, and that nothing is submitted twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vane_dagster.engine.stage_batches import DOUBT_SECONDS, StageBatches, grouped
+from vane_dagster.errors import ComputeError
+from vane_dagster.providers.batch_api import BatchAnswer, BatchApi, RefusedBatch, RemoteBatch
+from vane_dagster.storage.batch_records import ProviderBatch, record_requests
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+
+DAY = 24 * 3600.0
+
+
+@dataclass
+class World(BatchApi):
+    """A provider, its clock, and a stage that uses it.
+
+    Attributes:
+        knows_names: Whether the provider shows names of batches, as OpenAI does.
+        submitted: The custom ids of each batch.
+        fails: Raised by the next submission: before the batch is made, or after.
+        hidden: Batches that the list lacks.
+    """
+
+    folder: Path
+    knows_names: bool = True
+    now: float = 1000.0
+    deadline_s: float | None = None
+    submitted: dict[str, list[str]] = field(default_factory=dict)
+    remote: dict[str, RemoteBatch] = field(default_factory=dict)
+    fails: tuple[Exception, bool] | None = None
+    hidden: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    canceled: list[str] = field(default_factory=list)
+
+    MAX_REQUESTS, MAX_BYTES = 3, 10_000
+
+    def batches(self) -> StageBatches:
+        """The stage, as another process sees it."""
+        spec = SimpleNamespace(
+            name="asked",
+            model=SimpleNamespace(name="m"),
+            deadline_s=self.deadline_s,
+            batch_api=lambda: self,
+            failures=SimpleNamespace(max_retries=2),
+        )
+        store = Store(Location(str(self.folder)))
+        return StageBatches(store, "docs", spec, lambda: self.now, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def asked(self, *digests: str) -> str:
+        """What a worker has recorded."""
+        requests = {digest * 32: f'{{"prompt": "{digest}"}}' for digest in digests}
+        return record_requests(self.batches().folder.location, requests, len(digests)).name
+
+    def submit_all(self, *digests: str, key: str | None = None) -> list[ProviderBatch]:
+        record = ProviderBatch("m", 0.0, "run", 0, (), ("asked", "below"))
+        self.now += 1
+        batches = self.batches()
+        batches.refresh()
+        done = batches.submit({key: [self.asked(*digests)]}, record, lambda text: None)
+        for error in done.failed.values():
+            raise error
+        return done.batches
+
+    def sent(self) -> Counter[str]:
+        return Counter(each[0] for ids in self.submitted.values() for each in ids)
+
+    def end(self) -> None:
+        self.remote = {id: replace(each, has_ended=True) for id, each in self.remote.items()}
+
+    # BatchApi
+
+    def line(self, custom_id: str, body: str) -> bytes:
+        return f"{custom_id} {body}".encode()
+
+    def submit(self, name: str, lines: Sequence[bytes]) -> RemoteBatch:
+        error, is_made = self.fails or (None, True)
+        self.fails = None
+        if is_made:
+            id = f"remote-{len(self.remote)}"
+            self.submitted[id] = [line.decode().partition(" ")[0] for line in lines]
+            named = name if self.knows_names else None
+            made = RemoteBatch(id, self.now, self.now + DAY, False, len(lines), named)
+            self.remote[id] = made
+        if error is not None:
+            raise error
+        return made
+
+    def since(self, at: float) -> Iterator[RemoteBatch]:
+        found = [each for id, each in self.remote.items() if id not in self.hidden]
+        yield from (each for each in reversed(found) if each.created_at >= at)
+
+    def get(self, id: str) -> RemoteBatch:
+        return self.remote[id]
+
+    def answers(self, batch: RemoteBatch) -> Iterator[BatchAnswer]:
+        for custom_id in reversed(self.submitted[batch.id]):
+            if custom_id[0] not in self.lost:
+                yield BatchAnswer(custom_id, "succeeded", f'"{custom_id[0]}"')
+
+    def close(self) -> None:
+        pass
+
+    def cancel(self, id: str) -> None:
+        self.canceled.append(id)
+        self.remote[id] = replace(self.remote[id], is_canceled=True, has_ended=True)
+
+
+@pytest.fixture(params=[True, False], ids=["named", "nameless"])
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
+    return World(tmp_path, request.param)
+
+
+def answered(batches: StageBatches) -> dict[str, str]:
+    from vane_dagster.storage.batch_answers import _file
+
+    found = {}
+    for batch in batches.batches:
+        for digest in "abcdef01":
+            held = _file(batches.folder.location, batch.name, True) if batch.ended_at else None
+            if held is not None and (answer := held.get(digest * 32)):
+                found[digest] = answer.status
+    return found
+
+
+def test_a_batch_is_submitted_looked_at_and_collected(world):
+    (made,) = world.submit_all("a", "b", key="monday")
+    assert (made.state, made.requests, made.partitions) == ("submitted", 2, ("monday",))
+    assert made.expected == world.now + DAY
+    batches = world.batches()
+    assert batches.refresh() == []
+    assert batches.expected("monday") == made.expected
+    world.end()
+    (ended,) = batches.refresh()
+    assert (ended.state, ended.counts) == ("ended", {"succeeded": 2})
+    assert answered(batches) == {"a": "succeeded", "b": "succeeded"}
+    files = batches.folder.location.names()
+    assert sorted(files) == [f"{made.name}.answers.parquet", f"{made.name}.json"]
+    assert batches.refresh() == []
+
+
+def test_requests_in_flight_are_not_submitted_again_and_their_partitions_wait(world):
+    world.submit_all("a", "b", key="monday")
+    assert world.submit_all("a", "b", key="tuesday") == []
+    (other,) = world.submit_all("b", "c", key="wednesday")
+    assert other.requests == 1
+    assert set(world.sent().values()) == {1}
+    first, second = world.batches().read()
+    assert first.partitions == ("monday", "tuesday")
+    assert second.partitions == ("wednesday",)
+
+
+def test_a_run_that_is_killed_before_or_after_the_call_submits_nothing_twice(world):
+    """Killed: the call raises what nothing handles."""
+    for is_made in (True, False):
+        world.fails = (KeyboardInterrupt(), is_made)
+        with pytest.raises(KeyboardInterrupt):
+            world.submit_all("a", "b")
+        (doubted,) = world.batches().read()
+        assert doubted.state == "in doubt"
+        if not is_made:
+            # Until the provider has long not listed it, it may have been made.
+            assert world.submit_all("a", "b") == []
+            world.now += DOUBT_SECONDS
+        made = world.submit_all("a", "b")
+        if not world.knows_names and is_made:
+            assert made == []
+            assert world.batches().read()[0].state == "in doubt", "its answers will have the name"
+            world.now += DOUBT_SECONDS
+            assert world.submit_all("a", "b") == []
+        world.end()
+        assert len(world.batches().refresh()) == 1
+        assert set(world.sent().values()) == {1}
+        world.submitted.clear()
+        for batch in (folder := world.batches().folder).batches():
+            folder.drop(batch)
+            folder.location.delete([f"{batch.name}.answers.parquet"])
+
+
+def test_a_batch_that_the_provider_lists_late_is_found(world):
+    world.fails = (ComputeError("502"), True)
+    (doubted,) = world.submit_all("a")
+    assert doubted.state == "in doubt"
+    world.hidden = {"remote-0"}
+    world.now += DOUBT_SECONDS / 2
+    assert world.submit_all("a") == []
+    world.hidden = set()
+    world.end()
+    batches = world.batches()
+    (ended,) = batches.refresh()
+    assert (ended.id, world.sent()) == ("remote-0", {"a": 1})
+
+
+def test_batches_of_others_are_not_taken_for_ours(world):
+    others = replace(world, folder=world.folder / "other", submitted=world.submitted)
+    others.remote = world.remote
+    world.fails = (ComputeError("502"), False)
+    world.submit_all("a")
+    others.submit_all("b")
+    world.now += DOUBT_SECONDS
+    if not world.knows_names:
+        assert world.submit_all("a") == [], "the other may be ours until it has ended"
+        world.end()
+    (made,) = world.submit_all("a")
+    assert made.id == "remote-1"
+
+
+def test_a_refused_batch_is_an_error_and_leaves_nothing(world):
+    world.fails = (RefusedBatch("400: no such model"), False)
+    with pytest.raises(RefusedBatch, match=r"stage 'docs/asked': 400: no such model"):
+        world.submit_all("a")
+    assert world.batches().folder.location.names() == {}
+
+
+def test_two_runs_at_once_withdraw_and_submit_once(world, monkeypatch):
+    """The other run records the same requests between the first one's look and its record."""
+    others, done = world.batches(), []
+    folder_add = type(others.folder).add
+
+    def add(folder: Any, batch: ProviderBatch, requests: Any) -> None:
+        folder_add(folder, batch, requests)
+        if not done:
+            done.append(batch)
+            monkeypatch.setattr(type(others.folder), "add", folder_add)
+            record = ProviderBatch("m", 0.0, "other", 0, (), ("asked",))
+            taken = others._taken
+            monkeypatch.setattr(others, "_taken", lambda without="": frozenset())
+            others.submit({None: [world.asked("a")]}, record, lambda text: None)
+            monkeypatch.setattr(others, "_taken", taken)
+
+    monkeypatch.setattr(type(others.folder), "add", add)
+    assert world.submit_all("a", "b")[0].requests == 1
+    assert world.sent() == {"a": 1, "b": 1}
+
+
+def test_what_does_not_come_back_has_a_status(world):
+    world.lost = {"b", "c"}
+    world.submit_all("a", "b")
+    world.end()
+    world.now += DAY
+    batches = world.batches()
+    batches.refresh()
+    assert answered(batches) == {"a": "succeeded", "b": "expired"}
+    world.submit_all("c", "d")
+    world.batches().cancel([each.name for each in world.batches().read()])
+    batches = world.batches()
+    batches.refresh()
+    batches.cancel([each.name for each in batches.in_flight])
+    batches.refresh()
+    assert answered(batches) == {
+        "a": "succeeded",
+        "b": "expired",
+        "c": "canceled",
+        "d": "succeeded",
+    }
+
+
+def test_a_late_batch_is_cancelled_at_the_deadline(world):
+    world.deadline_s = 30 * 3600.0
+    world.submit_all("a")
+    world.now += 29 * 3600
+    world.batches().refresh()
+    assert world.canceled == []
+    world.now += 3600
+    world.batches().refresh()
+    assert world.canceled == ["remote-0"]
+    assert len(world.batches().refresh()) == 1
+
+
+def test_requests_are_grouped_within_the_limits():
+    given = [("x", "1", "a" * 10), ("x", "2", "b" * 10), ("y", "2", "b" * 10), ("y", "3", "c")]
+    by_count = [(list(group), keys) for group, keys in grouped(given, 0, 2, 1000)]
+    assert by_count == [(["1", "2"], ["x", "y"]), (["3"], ["y"])]
+    by_bytes = [(list(group), keys) for group, keys in grouped(given, 5, 1000, 30)]
+    assert by_bytes == [(["1", "2"], ["x", "y"]), (["3"], ["y"])]
+    assert [list(group) for group, _ in grouped(given, 5, 1000, 20)] == [["1"], ["2"], ["3"]]
+    assert list(grouped([], 0, 1, 1)) == []
+
+
+def test_a_large_submission_is_several_batches(world):
+    made = world.submit_all(*"abcdef01", key="p")
+    assert [each.requests for each in made] == [3, 3, 2]
+    assert set(world.sent().values()) == {1}

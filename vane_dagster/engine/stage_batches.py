@@ -1,0 +1,413 @@
+"""The batches of a stage, as the driver looks at them, collects and submits them.
+
+The state of a batch is its record alone: in doubt, submitted, ended. Nothing is submitted twice: a
+record with the requests is in the store before the provider is called, no other record may have
+one of these requests, and a record in doubt is dropped only when the provider, asked long after,
+has no such batch.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vane_dagster.errors import ComputeError, DamagedPartError, VaneError
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.providers.batch_api import (
+    DIGEST_LENGTH,
+    WINDOW_SECONDS,
+    BatchAnswer,
+    BatchApi,
+    RefusedBatch,
+    RemoteBatch,
+)
+from vane_dagster.storage.batch_answers import BatchAnswers
+from vane_dagster.storage.batch_records import BatchFolder, ProviderBatch
+from vane_dagster.storage.store import Store
+
+DOUBT_SECONDS = 3600.0
+"""How long after a record the provider's list is not yet believed not to have its batch."""
+_CLOCK_SECONDS = 600.0
+"""By how much the provider's clock may be behind."""
+_ATTEMPTS = 20
+"""Attempts to record requests that other runs record at the same moment."""
+
+Key = str | None
+
+
+@dataclass
+class Submission:
+    """What became of requests.
+
+    Attributes:
+        batches: The batches that were made, or perhaps were.
+        failed: The partitions whose requests were not submitted, with the error.
+    """
+
+    batches: list[ProviderBatch] = field(default_factory=list)
+    failed: dict[Key, VaneError] = field(default_factory=dict)
+
+
+class StageBatches:
+    """The batches of a stage.
+
+    Attributes:
+        stage: The name of the stage.
+        model: The name of its model.
+        folder: Their folder in the store.
+        batches: Their records as of the last `refresh`, the earliest first.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        pipeline: str,
+        spec: Any,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.folder = BatchFolder(store, pipeline, spec.name)
+        self.stage = spec.name
+        self.model = spec.model.name
+        self.location = f"stage '{pipeline}/{spec.name}'"
+        self.batches: list[ProviderBatch] = []
+        self._spec, self._clock, self._sleep = spec, clock, sleep
+        self._digests: dict[str, Set[str]] = {}
+
+    @property
+    def in_flight(self) -> list[ProviderBatch]:
+        """Those that have not ended."""
+        return [each for each in self.batches if not each.ended_at]
+
+    @property
+    def own_answers(self) -> bool:
+        """Whether equal requests of different rows have answers of their own."""
+        if self._spec.reuse.mode == "rows":
+            return bool(self._spec.reuse.per_row)
+        return not self._spec.model_task.is_greedy
+
+    @contextmanager
+    def _connected(self) -> Iterator[BatchApi]:
+        """Connect to the provider."""
+        try:
+            api = self._spec.batch_api()
+        except ImportError as error:
+            raise ComputeError(f"{self.location}: the run calls the batch API: {error}") from error
+        try:
+            yield api
+        finally:
+            api.close()
+
+    # Looking and collecting
+
+    def read(self) -> list[ProviderBatch]:
+        """Read the records, without a look at the provider."""
+        self.batches = self.folder.batches()
+        return self.batches
+
+    def refresh(self) -> list[ProviderBatch]:
+        """Look at the batches in flight; return those that have ended since, with their answers.
+
+        Raises:
+            ComputeError: If the provider does not answer.
+        """
+        before = self.read()
+        if not self.in_flight:
+            return []
+        known = {each.id for each in before}
+        with self._connected() as api:
+            found = (each if each.ended_at else self._look(api, each, known) for each in before)
+            self.batches = [each for each in found if each is not None]
+        open_before = {each.name for each in before if not each.ended_at}
+        return [each for each in self.batches if each.ended_at and each.name in open_before]
+
+    def _look(
+        self, api: BatchApi, batch: ProviderBatch, known: Collection[str]
+    ) -> ProviderBatch | None:
+        """Return a batch in flight as it is now; None if there is none."""
+        found = batch if batch.id else self._looked_up(api, batch, known)
+        return self._looked_at(api, found) if found is not None and found.id else found
+
+    def _looked_up(
+        self, api: BatchApi, batch: ProviderBatch, known: Collection[str]
+    ) -> ProviderBatch | None:
+        """Look for the batch of a record without an id; None if there is none."""
+        may_be = self._clock() < batch.at + DOUBT_SECONDS
+        for remote in api.since(batch.at - _CLOCK_SECONDS):
+            if remote.id in known:
+                continue
+            if remote.name is None and remote.requests == batch.requests and not remote.has_ended:
+                may_be = True  # its name will be in its answers
+            elif _is_of(api, remote, batch):
+                found = replace(batch, id=remote.id, expected=remote.expires_at)
+                self.folder.write(found)
+                return found
+        if may_be:
+            return batch
+        self.folder.drop(batch)
+        return None
+
+    def _looked_at(self, api: BatchApi, batch: ProviderBatch) -> ProviderBatch:
+        """Look at a submitted batch: store its answers if it has ended, cancel it if it is late."""
+        remote, now = api.get(batch.id), self._clock()
+        if not remote.has_ended:
+            deadline = self._spec.deadline_s
+            if deadline is not None and now >= batch.at + deadline and not batch.is_canceled:
+                return self._canceled(api, batch)
+            return batch
+        digests = self.folder.digests(batch)
+        answers = answers_by_digest(digests, api.answers(remote))
+        lost = lost_answer(remote, now)
+        answers |= {digest: lost for digest in digests if digest not in answers}
+        counts = dict(Counter(each.status for each in answers.values()))
+        ended = replace(batch, ended_at=now, counts=counts, is_canceled=remote.is_canceled)
+        self.folder.end(ended, answers)
+        return ended
+
+    def cancel(self, names: Collection[str]) -> list[ProviderBatch]:
+        """Cancel batches in flight by name; return them. Answers that they have are kept."""
+        with self._connected() as api:
+            return [
+                self._canceled(api, each)
+                for each in self.in_flight
+                if each.name in names and each.id
+            ]
+
+    def _canceled(self, api: BatchApi, batch: ProviderBatch) -> ProviderBatch:
+        api.cancel(batch.id)
+        batch = replace(batch, is_canceled=True)
+        self.folder.write(batch)
+        return batch
+
+    def answers(self, generation: int, id: str, adds_id: bool) -> BatchAnswers:
+        """Return what a worker needs to answer requests of a partition's generation.
+
+        Args:
+            generation: The generation.
+            id: The column of ids, if each row needs an answer of its own; else empty.
+            adds_id: Whether the stage does not read that column.
+        """
+        return BatchAnswers(
+            self.folder.location,
+            tuple((each.name, each.at) for each in self.batches if each.ended_at),
+            tuple(each.name for each in self.in_flight),
+            id,
+            generation,
+            self._spec.failures.max_retries or 0,
+            self._spec.deadline_s,
+            adds_id,
+        )
+
+    # Submitting
+
+    def submit(
+        self,
+        asked: Mapping[Key, Sequence[str]],
+        record: ProviderBatch,
+        notice: Callable[[str], None],
+    ) -> Submission:
+        """Put requests that are in no batch yet into batches, within the limits of the provider.
+
+        Args:
+            asked: The partitions that wait for answers, each with the files of its requests.
+            record: A record with what all batches have in common.
+            notice: Called with a message if it is not known whether a batch was made.
+        """
+        with self._connected() as api:
+            done = self._submit_all(api, asked, record, notice)
+        self.folder.forget([name for names in asked.values() for name in names])
+        self.read()
+        self._add_waiting([key for key in asked if key not in done.failed], record.stages)
+        return done
+
+    def _submit_all(
+        self,
+        api: BatchApi,
+        asked: Mapping[Key, Sequence[str]],
+        record: ProviderBatch,
+        notice: Callable[[str], None],
+    ) -> Submission:
+        done, error, taken = Submission(), None, self._taken()
+        given = (
+            (key, digest, body)
+            for key, names in asked.items()
+            for digest, body in self.folder.asked(names).items()
+            if digest not in taken
+        )
+        line = api.line(_custom_id("0" * DIGEST_LENGTH, _name()), "")
+        for requests, keys in grouped(given, len(line) + 1, api.MAX_REQUESTS, api.MAX_BYTES):
+            if error is None:
+                batch = replace(record, name=_name(), partitions=tuple(keys))
+                try:
+                    if (made := self._submit(api, batch, requests, notice)) is not None:
+                        done.batches.append(made)
+                    continue
+                except VaneError as refused:
+                    error = type(refused)(f"{self.location}: {refused}")
+            done.failed |= dict.fromkeys(keys, error)
+        return done
+
+    def _submit(
+        self,
+        api: BatchApi,
+        batch: ProviderBatch,
+        requests: Mapping[str, str],
+        notice: Callable[[str], None],
+    ) -> ProviderBatch | None:
+        """Submit those requests that are in flight in no other batch; None if there are none."""
+        for _ in range(_ATTEMPTS):
+            left = {d: body for d, body in requests.items() if d not in self._taken()}
+            if not left:
+                return None
+            batch = replace(batch, at=self._clock(), requests=len(left))
+            self.folder.add(batch, left)
+            if self._taken(without=batch.name).isdisjoint(left):
+                break
+            self.folder.drop(batch)  # another run has recorded some of them since
+            self._sleep(random.uniform(0.0, 2.0))
+        else:
+            raise ComputeError("other runs submit the same requests at this moment; run it again")
+        lines = [api.line(_custom_id(d, batch.name), body) for d, body in left.items()]
+        try:
+            remote = api.submit(batch.name, lines)
+        except RefusedBatch:
+            self.folder.drop(batch)
+            raise
+        except ComputeError as error:
+            minutes = DOUBT_SECONDS / 60
+            notice(
+                f"{self.location}: it is not known whether a batch of {len(left):,} requests was "
+                f"made: {error}. If the provider does not list it {minutes:g} minutes from now, "
+                "its requests are submitted again"
+            )
+            batch = replace(batch, expected=batch.at + WINDOW_SECONDS)
+            self.folder.write(batch)
+            return batch
+        batch = replace(batch, id=remote.id, expected=remote.expires_at)
+        self.folder.write(batch)
+        return batch
+
+    def _taken(self, without: str = "") -> Set[str]:
+        """The digests of all requests in flight."""
+        names = set()
+        for batch in self.folder.batches():
+            if batch.ended_at or batch.name == without:
+                continue
+            if batch.name not in self._digests:
+                try:
+                    self._digests[batch.name] = frozenset(self.folder.digests(batch))
+                except DamagedPartError:  # it has just been dropped, or has ended
+                    continue
+            names.add(batch.name)
+        return frozenset().union(*(self._digests[name] for name in names))
+
+    def _add_waiting(self, keys: Sequence[Key], stages: Sequence[str]) -> None:
+        """Record that partitions wait for batches: for all, where it is not known for which."""
+        in_flight = self.in_flight
+        others = {key for each in in_flight for key in each.partitions}
+        for number, batch in enumerate(in_flight):
+            own = [key for key in keys if key in batch.partitions or key not in others]
+            wider = replace(
+                batch,
+                partitions=tuple(dict.fromkeys((*batch.partitions, *own))),
+                stages=tuple(dict.fromkeys((*batch.stages, *(stages if own else ())))),
+            )
+            if wider != batch:
+                self.folder.write(wider)
+                in_flight[number] = wider
+        self.batches = [each for each in self.batches if each.ended_at] + in_flight
+
+    def expected(self, key: Key) -> float:
+        """Return the Unix time by which the batches that a partition waits for have ended."""
+        return max((b.expected for b in self.in_flight if key in b.partitions), default=0.0)
+
+
+def stage_batches(
+    pipeline: Pipeline, store: Store, stages: Collection[str] | None = None
+) -> list[StageBatches]:
+    """Return the batches of the stages that use them, of some stages or all."""
+    return [
+        StageBatches(store, pipeline.name, stage.spec)
+        for stage in pipeline
+        if (stages is None or stage.name in stages)
+        and stage.spec.runs_udf
+        and stage.spec.in_batches
+    ]
+
+
+def _is_of(api: BatchApi, remote: RemoteBatch, batch: ProviderBatch) -> bool:
+    """Whether a batch of the provider is that of a record."""
+    if remote.name is not None:
+        return remote.name == batch.name
+    if remote.requests != batch.requests:
+        return False
+    first = next(api.answers(remote), None)
+    return first is not None and first.custom_id.endswith(batch.name)
+
+
+def _name() -> str:
+    return secrets.token_hex(8)
+
+
+def _custom_id(digest: str, name: str) -> str:
+    return f"{digest}-{name}"
+
+
+def grouped(
+    requests: Iterable[tuple[Key, str, str]], overhead: int, max_requests: int, max_bytes: int
+) -> Iterator[tuple[dict[str, str], list[Key]]]:
+    """Divide requests into batches, each with the partitions that wait for it.
+
+    Args:
+        requests: The partition, the digest and the body of each; equal ones are sent once.
+        overhead: Bytes of a request besides its body.
+        max_requests: Requests of a batch.
+        max_bytes: Bytes of a batch.
+    """
+    seen: set[str] = set()
+    group: dict[str, str] = {}
+    keys: dict[Key, None] = {}
+    size = 0
+    for key, digest, body in requests:
+        if digest in seen and digest not in group:
+            continue  # in an earlier one, which the partition waits for too
+        length = 0 if digest in group else len(body.encode()) + overhead
+        if group and (len(group) + bool(length) > max_requests or size + length > max_bytes):
+            yield group, list(keys)
+            group, keys, size = {}, {}, 0
+        seen.add(digest)
+        group[digest] = body
+        keys[key] = None
+        size += length
+    if group:
+        yield group, list(keys)
+
+
+def answers_by_digest(
+    digests: Collection[str], found: Iterable[BatchAnswer]
+) -> dict[str, BatchAnswer]:
+    """Return the answers to some requests; of several to one, one that succeeded."""
+    wanted, answers = set(digests), dict[str, BatchAnswer]()
+    for each in found:
+        digest = each.custom_id[:DIGEST_LENGTH]
+        former = answers.get(digest)
+        if digest in wanted and (former is None or former.status != "succeeded"):
+            answers[digest] = each
+    return answers
+
+
+def lost_answer(remote: RemoteBatch, now: float) -> BatchAnswer:
+    """Return what stands for the answers that a batch has not brought back."""
+    if remote.problem:
+        return BatchAnswer("", "errored", f"the batch failed: {remote.problem}")
+    if remote.is_canceled:
+        return BatchAnswer("", "canceled")
+    if now >= remote.expires_at:
+        return BatchAnswer("", "expired")
+    return BatchAnswer("", "errored", "the batch has ended without an answer")

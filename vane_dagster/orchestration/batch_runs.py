@@ -1,0 +1,126 @@
+"""Runs that go on when batches have ended: which a sensor requests, or the command line begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from vane_dagster._secrets import errors_masked
+from vane_dagster._texts import count
+from vane_dagster.engine.stage_batches import StageBatches, stage_batches
+from vane_dagster.orchestration.partition_order import DagsterOrder, range_tags
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.storage.batch_records import ProviderBatch
+from vane_dagster.storage.store import Store
+
+if TYPE_CHECKING:
+    from vane_dagster.orchestration.io_manager import FragmentStore
+
+Key = str | None
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A run that goes on with the answers of batches.
+
+    Attributes:
+        batch: The name of the last batch that it waited for.
+        partitions: The partitions.
+        stages: The stages to run.
+        force: Whether the run that submitted the batch was forced.
+        retry_quarantined: Whether it computed failed rows again.
+    """
+
+    batch: str
+    partitions: tuple[Key, ...]
+    stages: tuple[str, ...]
+    force: bool
+    retry_quarantined: bool
+
+    def run_config(self, pipeline: Pipeline) -> dict[str, Any]:
+        """Return the config of the run."""
+        given = {"force": self.force, "retry_quarantined": self.retry_quarantined}
+        chosen = {name: value for name, value in given.items() if value}
+        return {"ops": {f"{pipeline.name}_pipeline": {"config": chosen}}} if chosen else {}
+
+
+class BatchRuns:
+    """The batches of a pipeline's stages, and the runs that go on with their answers."""
+
+    def __init__(self, pipeline: Pipeline, store: Store) -> None:
+        self._pipeline, self._store = pipeline, store
+        self.every = stage_batches(pipeline, store)
+
+    def left(self, batches: StageBatches, batch: ProviderBatch) -> list[Key]:
+        """Return the partitions that have not been committed since a batch has ended."""
+        place = (self._pipeline.name, batches.stage)
+        found = self._store.latest(*place, batch.partitions)
+        manifests = {key: self._store.read(*place, key, name) for key, name in found.items()}
+        return [
+            key
+            for key in batch.partitions
+            if key not in manifests or manifests[key].committed_at < batch.ended_at
+        ]
+
+    def continuations(self, done: Collection[str] = ()) -> tuple[list[Continuation], set[str]]:
+        """Return the runs to begin, and the names of the batches that need none any more.
+
+        A partition waits for all its batches, of all stages, and goes on with the stages of the run
+        that has submitted the last of them.
+
+        Args:
+            done: Names of batches that are known to need no run.
+        """
+        every = [(each, batch) for each in self.every for batch in each.batches]
+        waiting = {key for _, batch in every if not batch.ended_at for key in batch.partitions}
+        needless, last = set[str](), dict[Key, ProviderBatch]()
+        for batches, batch in sorted(every, key=lambda pair: pair[1].at):
+            if not batch.ended_at:
+                continue
+            left = [] if batch.name in done else self.left(batches, batch)
+            needless |= set() if left else {batch.name}
+            last |= {key: batch for key in left if key not in waiting}
+        groups: dict[str, list[Key]] = {}
+        for key, batch in last.items():
+            groups.setdefault(batch.name, []).append(key)
+        by_name = {batch.name: batch for batch in last.values()}
+        runs = []
+        for name, keys in groups.items():
+            batch = by_name[name]
+            stages = tuple(s for s in self._pipeline.stages if s in batch.stages)
+            how = (batch.force, batch.retry_quarantined)
+            runs.append(Continuation(name, tuple(keys), stages, *how))
+        return runs, needless
+
+
+def look_at_batches(
+    context: dg.SensorEvaluationContext, pipeline: Pipeline, store: FragmentStore
+) -> dg.SensorResult:
+    """Collect what has ended, and request runs; the cursor has the batches that need none."""
+    with errors_masked():
+        found = BatchRuns(pipeline, store.open())
+        for each in found.every:
+            each.refresh()
+        runs, done = found.continuations(json.loads(context.cursor or "[]"))
+    order = DagsterOrder(pipeline.partitions_def, context.instance)
+    requests = [
+        dg.RunRequest(
+            run_key=f"{run.batch}/{first}",
+            partition_key=first if first == last else None,
+            asset_selection=[pipeline[stage].key for stage in run.stages],
+            run_config=run.run_config(pipeline),
+            tags=range_tags(first, last),
+        )
+        for run in runs
+        for first, last in order.ranges(run.partitions)
+    ]
+    in_flight = sum(len(each.in_flight) for each in found.every)
+    return dg.SensorResult(
+        run_requests=requests,
+        skip_reason=None if requests else f"{count(in_flight, 'batch')} in flight",
+        cursor=json.dumps(sorted(done)),
+    )

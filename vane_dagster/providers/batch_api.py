@@ -1,0 +1,304 @@
+"""The batch APIs of OpenAI and Anthropic: requests answered within a day, at half the price.
+
+A batch has a name of ours. OpenAI's batches carry it in their metadata. Anthropic's carry nothing,
+so it is in the ``custom_id`` of each request, which is shown once the batch has ended.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from vane_dagster.errors import ComputeError, described
+
+WINDOW_SECONDS = 24 * 3600.0
+"""A batch that has not ended by then expires."""
+PRICE = 0.5
+"""Price of a token in a batch, as a share of its price."""
+DIGEST_LENGTH = 32
+"""Hex digits that identify a request; the beginning of its ``custom_id``."""
+_NAME = "vane_dagster"
+_EXPIRED = "batch_expired"
+_CANCELED = "batch_cancelled"
+
+
+@dataclass(frozen=True)
+class RemoteBatch:
+    """A batch, as its provider knows it.
+
+    Attributes:
+        id: The provider's id.
+        created_at: Unix time in seconds.
+        expires_at: Unix time in seconds, by which it has ended.
+        has_ended: Whether no request is processed any more.
+        requests: The number of its requests; 0 while that is not known.
+        name: Our name; None if only its answers have it.
+        is_canceled: Whether somebody cancelled it.
+        problem: Why it failed as a whole; empty if it did not.
+        files: The provider's ids of the files with its answers.
+    """
+
+    id: str
+    created_at: float
+    expires_at: float
+    has_ended: bool
+    requests: int
+    name: str | None = None
+    is_canceled: bool = False
+    problem: str = ""
+    files: Sequence[str] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class BatchAnswer:
+    """What a batch has brought back for a request.
+
+    Attributes:
+        custom_id: The id that the request was sent with.
+        status: "succeeded", "errored", "expired" or "canceled".
+        text: The response's body as JSON, or the message of the error.
+        code: The HTTP status of an error; 0 if there is none.
+    """
+
+    custom_id: str
+    status: str
+    text: str = ""
+    code: int = 0
+
+
+class RefusedBatch(ComputeError):
+    """The provider has refused to create a batch, so there is none."""
+
+
+class Pending(Exception):
+    """A request that has no answer yet.
+
+    Attributes:
+        requests: The request to record, its body by its digest; empty if it is in flight.
+    """
+
+    def __init__(self, digest: str = "", body: str = "") -> None:
+        super().__init__("the answer of a batch is pending")
+        self.requests = {digest: body} if digest else {}
+
+
+class BatchRequestError(ValueError):
+    """A request has failed in a batch, or so often that it is not sent again."""
+
+
+class BatchApi(abc.ABC):
+    """The batch API of a provider. The driver calls it, with the provider's synchronous client."""
+
+    MAX_REQUESTS: ClassVar[int]
+    MAX_BYTES: ClassVar[int]
+
+    def __init__(self, client: Any, path: str) -> None:
+        self._client, self._path = client, path
+
+    @abc.abstractmethod
+    def line(self, custom_id: str, body: str) -> bytes:
+        """Return a request as it is sent, on one line."""
+
+    @abc.abstractmethod
+    def submit(self, name: str, lines: Sequence[bytes]) -> RemoteBatch:
+        """Create a batch.
+
+        Raises:
+            RefusedBatch: If the provider refuses it.
+            ComputeError: If it is not known whether the batch was created.
+        """
+
+    @abc.abstractmethod
+    def since(self, at: float) -> Iterator[RemoteBatch]:
+        """Yield all batches of the account that were created since a Unix time."""
+
+    @abc.abstractmethod
+    def get(self, id: str) -> RemoteBatch:
+        """Return a batch."""
+
+    @abc.abstractmethod
+    def answers(self, batch: RemoteBatch) -> Iterator[BatchAnswer]:
+        """Yield the answers of a batch that has ended, in any order, some perhaps twice."""
+
+    @abc.abstractmethod
+    def cancel(self, id: str) -> None:
+        """Ask the provider to end a batch early. Answers that it has by then are kept."""
+
+    def close(self) -> None:
+        """Close the client's connections."""
+        self._client.close()
+
+    @contextmanager
+    def _calling(self, what: str, creates: bool = False) -> Iterator[None]:
+        """Turn errors of the client into ours."""
+        try:
+            yield
+        except Exception as error:  # of the client, of its transport, or of a malformed response
+            status = getattr(error, "status_code", None)
+            is_refused = status is not None and status < 500 and status not in (408, 409)
+            kind = RefusedBatch if creates and is_refused else ComputeError
+            where = getattr(getattr(error, "request", None), "url", "the provider")
+            cause = described(error.__cause__ or error)
+            raise kind(f"{what} by {where}: {cause}") from error
+
+
+class OpenAIBatches(BatchApi):
+    """A file of JSON lines is uploaded, and a batch created from it."""
+
+    MAX_REQUESTS, MAX_BYTES = 50_000, 200_000_000
+
+    def line(self, custom_id: str, body: str) -> bytes:
+        """See `BatchApi`."""
+        head = {"custom_id": custom_id, "method": "POST", "url": f"/v1{self._path}"}
+        return f'{json.dumps(head)[:-1]}, "body": {body}}}'.encode()
+
+    def submit(self, name: str, lines: Sequence[bytes]) -> RemoteBatch:
+        """See `BatchApi`. A file without a batch, of a process that was killed, expires."""
+        client = self._client.with_options(max_retries=0)
+        with self._calling("a file of requests was not accepted", creates=True):
+            data = (f"{name}.jsonl", b"\n".join(lines))
+            file = client.files.create(file=data, purpose="batch")
+        with self._calling("a batch was not created", creates=True):
+            made = client.batches.create(
+                input_file_id=file.id,
+                endpoint=f"/v1{self._path}",
+                completion_window="24h",
+                metadata={_NAME: name},
+            )
+        return _openai_batch(made)
+
+    def since(self, at: float) -> Iterator[RemoteBatch]:
+        """See `BatchApi`."""
+        with self._calling("batches were not listed"):
+            for each in self._client.batches.list(limit=100):  # the newest first
+                if each.created_at < at:
+                    return
+                yield _openai_batch(each)
+
+    def get(self, id: str) -> RemoteBatch:
+        """See `BatchApi`."""
+        with self._calling(f"batch {id} was not found"):
+            return _openai_batch(self._client.batches.retrieve(id))
+
+    def answers(self, batch: RemoteBatch) -> Iterator[BatchAnswer]:
+        """See `BatchApi`."""
+        for id in batch.files:
+            with self._calling(f"answers of batch {batch.id} were not read"):
+                data = self._client.files.content(id).content
+            for line in filter(None, data.split(b"\n")):
+                found = json.loads(line)
+                response, error = found.get("response") or {}, found.get("error") or {}
+                code, custom_id = int(response.get("status_code") or 0), str(found["custom_id"])
+                if code == 200 and not error:
+                    yield BatchAnswer(custom_id, "succeeded", json.dumps(response["body"]))
+                    continue
+                kinds = {_EXPIRED: "expired", _CANCELED: "canceled"}
+                status = kinds.get(str(error.get("code")), "errored")
+                body = response.get("body")
+                inner = body.get("error") if isinstance(body, Mapping) else None
+                text = error.get("message") or (inner or {}).get("message") or str(body)
+                yield BatchAnswer(custom_id, status, str(text), code)
+
+    def cancel(self, id: str) -> None:
+        """See `BatchApi`."""
+        with self._calling(f"batch {id} was not cancelled"):
+            self._client.batches.cancel(id)
+
+
+def _openai_batch(found: Any) -> RemoteBatch:
+    problems = (found.errors.data or ()) if found.errors else ()
+    problem = "; ".join(str(each.message) for each in problems)
+    return RemoteBatch(
+        found.id,
+        float(found.created_at),
+        float(found.expires_at or found.created_at + WINDOW_SECONDS),
+        found.status in ("failed", "completed", "expired", "cancelled"),
+        found.request_counts.total if found.request_counts else 0,
+        (found.metadata or {}).get(_NAME, ""),
+        found.status in ("cancelling", "cancelled"),
+        (problem or "no reason was given") if found.status == "failed" else "",
+        [id for id in (found.output_file_id, found.error_file_id) if id],
+    )
+
+
+class AnthropicBatches(BatchApi):
+    """A batch is created by one call with all its requests."""
+
+    MAX_REQUESTS, MAX_BYTES = 100_000, 256_000_000
+
+    def line(self, custom_id: str, body: str) -> bytes:
+        """See `BatchApi`."""
+        return f'{{"custom_id": {json.dumps(custom_id)}, "params": {body}}}'.encode()
+
+    def submit(self, name: str, lines: Sequence[bytes]) -> RemoteBatch:
+        """See `BatchApi`."""
+        client = self._client.with_options(max_retries=0)
+        with self._calling("a batch was not created", creates=True):
+            requests = [json.loads(line) for line in lines]
+            return _anthropic_batch(client.messages.batches.create(requests=requests))
+
+    def since(self, at: float) -> Iterator[RemoteBatch]:
+        """See `BatchApi`."""
+        with self._calling("batches were not listed"):
+            for each in self._client.messages.batches.list(limit=100):  # the newest first
+                if each.created_at.timestamp() < at:
+                    return
+                yield _anthropic_batch(each)
+
+    def get(self, id: str) -> RemoteBatch:
+        """See `BatchApi`."""
+        with self._calling(f"batch {id} was not found"):
+            return _anthropic_batch(self._client.messages.batches.retrieve(id))
+
+    def answers(self, batch: RemoteBatch) -> Iterator[BatchAnswer]:
+        """See `BatchApi`."""
+        with self._calling(f"answers of batch {batch.id} were not read"):
+            for each in self._client.messages.batches.results(batch.id):
+                result = each.result
+                if result.type == "succeeded":
+                    text = json.dumps(result.message.to_dict(mode="json"))
+                    yield BatchAnswer(each.custom_id, "succeeded", text)
+                elif result.type == "errored":
+                    error = result.error.error
+                    code = _STATUS.get(error.type, 0)
+                    text = f"{error.type}: {error.message}"
+                    yield BatchAnswer(each.custom_id, "errored", text, code)
+                else:
+                    yield BatchAnswer(each.custom_id, result.type)
+
+    def cancel(self, id: str) -> None:
+        """See `BatchApi`."""
+        with self._calling(f"batch {id} was not cancelled"):
+            self._client.messages.batches.cancel(id)
+
+
+_STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+"""The HTTP status of each type of error of Anthropic's API."""
+
+
+def _anthropic_batch(found: Any) -> RemoteBatch:
+    counts = found.request_counts
+    kinds = (counts.processing, counts.succeeded, counts.errored, counts.canceled, counts.expired)
+    return RemoteBatch(
+        found.id,
+        found.created_at.timestamp(),
+        found.expires_at.timestamp(),
+        found.processing_status == "ended",
+        sum(kinds),
+        is_canceled=found.cancel_initiated_at is not None,
+    )

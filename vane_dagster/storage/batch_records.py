@@ -1,0 +1,210 @@
+"""Batches of a provider, as records of the store: work that outlives a run.
+
+``<root>/<pipeline>/<stage>/batches/`` has for each batch ``<name>.json``, the record; beside it
+``<name>.requests.parquet`` until the batch has ended, then ``<name>.answers.parquet``. The worker
+that needs an answer records its request in ``asked-<digest>.parquet``, from where it is moved into
+a batch.
+
+A record is written before the provider is called: until it has the provider's id, it is not known
+whether there is such a batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from vane_dagster._lazy import pq
+from vane_dagster.providers.batch_api import DIGEST_LENGTH, BatchAnswer
+from vane_dagster.storage.codec import Codec, read_file
+from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.store import Store
+
+BATCHES = "batches"
+"""The folder of a stage's batches, in the stage's."""
+RECORD, REQUESTS, ANSWERS = ".json", ".requests.parquet", ".answers.parquet"
+ASKED = "asked-"
+ROW_GROUP = 500
+"""Answers that a worker reads at a time; they are in the order of the rows."""
+_CHARACTERS_A_TOKEN = 4
+_TYPICAL_TOKENS = 500
+"""Tokens of an answer without a limit."""
+
+
+@dataclass(frozen=True)
+class ProviderBatch:
+    """A batch of requests of one stage.
+
+    Attributes:
+        model: The model, as the provider knows it.
+        at: Unix time at which it was recorded, before the provider was called.
+        run_id: The run.
+        requests: The number of its requests.
+        partitions: The partitions that wait for it.
+        stages: The stages that wait for it in these partitions.
+        force: Whether the run computed everything again.
+        retry_quarantined: Whether the run computed rows again that had failed.
+        id: The provider's id; empty while it is not known whether there is such a batch.
+        expected: Unix time by which it has ended.
+        is_canceled: Whether it was cancelled.
+        ended_at: Unix time at which its answers were stored; 0 before.
+        counts: The number of its answers by their status.
+        name: Its name, which the provider has too; not recorded.
+    """
+
+    model: str
+    at: float
+    run_id: str
+    requests: int
+    partitions: tuple[str | None, ...]
+    stages: tuple[str, ...]
+    force: bool = False
+    retry_quarantined: bool = False
+    id: str = ""
+    expected: float = 0.0
+    is_canceled: bool = False
+    ended_at: float = 0.0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    name: str = ""
+
+    @property
+    def state(self) -> str:
+        """Its state, for people."""
+        if self.ended_at:
+            return "ended"
+        if not self.id:
+            return "in doubt"
+        return "cancelling" if self.is_canceled else "submitted"
+
+
+_CODEC = Codec(ProviderBatch, read={"partitions": tuple, "stages": tuple}, omitted=("name",))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Requests that a worker has recorded.
+
+    Attributes:
+        name: The name of their file; empty if all were in flight already.
+        waiting: The number of rows that wait for an answer.
+        requests: The number of recorded requests.
+        prompt_tokens: About the tokens of the recorded messages.
+        completion_tokens: About the tokens of their answers, by their ``max_tokens``.
+    """
+
+    name: str = ""
+    waiting: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class BatchFolder:
+    """The batches of a stage in a store."""
+
+    def __init__(self, store: Store, pipeline: str, stage: str) -> None:
+        self.location = store.root.child(pipeline, stage, BATCHES)
+
+    def batches(self) -> list[ProviderBatch]:
+        """Read the records, the earliest first."""
+        fix = "Restore it; if it is deleted, its requests may be sent again"
+
+        def read(file: str) -> ProviderBatch | None:
+            name = file.removesuffix(RECORD)
+            return read_file(self.location, file, functools.partial(_CODEC.load, name=name), fix)
+
+        files = [name for name in self.location.names() if name.endswith(RECORD)]
+        found = filter(None, in_threads(read, files))
+        return sorted(found, key=lambda each: (each.at, each.name))
+
+    def write(self, batch: ProviderBatch) -> None:
+        """Write a record."""
+        self.location.write(f"{batch.name}{RECORD}", json.dumps(_CODEC.record(batch)).encode())
+
+    def add(self, batch: ProviderBatch, requests: Mapping[str, str]) -> None:
+        """Write a new record and its requests, by digest."""
+        self.location.write(f"{batch.name}{REQUESTS}", _requests_file(requests))
+        self.write(batch)
+
+    def drop(self, batch: ProviderBatch) -> None:
+        """Delete a record of which there is no batch."""
+        self.location.delete([f"{batch.name}{RECORD}", f"{batch.name}{REQUESTS}"])
+
+    def digests(self, batch: ProviderBatch) -> list[str]:
+        """Read the digests of a batch's requests."""
+        return requested(self.location, batch.name)
+
+    def end(self, batch: ProviderBatch, answers: Mapping[str, BatchAnswer]) -> None:
+        """Store the answers of a batch, in the order of its requests, then its record."""
+        given = [(digest, answers[digest]) for digest in self.digests(batch) if digest in answers]
+        columns = {
+            "digest": pa.array([digest for digest, _ in given], pa.string()),
+            "status": pa.array([each.status for _, each in given], pa.string()),
+            "code": pa.array([each.code for _, each in given], pa.int32()),
+            "text": pa.array([each.text for _, each in given], pa.large_string()),
+        }
+        self.location.write(f"{batch.name}{ANSWERS}", _parquet(pa.table(columns)))
+        self.write(batch)
+        self.location.delete([f"{batch.name}{REQUESTS}"])
+
+    def asked(self, names: Iterable[str]) -> Mapping[str, str]:
+        """Read what workers have recorded: the bodies of requests, by digest."""
+        tables = in_threads(functools.partial(read_part, self.location), names)
+        columns = [(t.column("digest").to_pylist(), t.column("body").to_pylist()) for t in tables]
+        return {digest: body for given in columns for digest, body in zip(*given)}
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Delete what workers have recorded, once it is in batches."""
+        self.location.delete([*names])
+
+
+def record_requests(folder: Location, requests: Mapping[str, str], waiting: int) -> Recorded:
+    """Write the bodies of requests by digest, in a worker.
+
+    Args:
+        folder: The folder of the stage's batches.
+        requests: The requests that are in no batch yet.
+        waiting: The number of rows that wait for an answer.
+    """
+    if not requests:
+        return Recorded(requests=waiting)
+    digest = hashlib.sha256("".join(requests).encode()).hexdigest()[:DIGEST_LENGTH]
+    name = f"{ASKED}{digest}.parquet"
+    folder.write(name, _requests_file(requests))
+    bodies = [json.loads(body) for body in requests.values()]
+    limits = [body.get("max_tokens") or body.get("max_completion_tokens") for body in bodies]
+    return Recorded(
+        name,
+        waiting,
+        len(requests),
+        sum(map(len, requests.values())) // _CHARACTERS_A_TOKEN,
+        sum(limit if isinstance(limit, int) else _TYPICAL_TOKENS for limit in limits),
+    )
+
+
+def requested(folder: Location, batch: str) -> list[str]:
+    """Read the digests of the requests of a batch that has not ended."""
+    found: list[str] = read_part(folder, f"{batch}{REQUESTS}", ["digest"])["digest"].to_pylist()
+    return found
+
+
+def _requests_file(requests: Mapping[str, str]) -> memoryview:
+    columns = {
+        "digest": pa.array(list(requests), pa.string()),
+        "body": pa.array(list(requests.values()), pa.large_string()),
+    }
+    return _parquet(pa.table(columns))
+
+
+def _parquet(table: pa.Table) -> memoryview:
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table, sink, compression="zstd", row_group_size=ROW_GROUP, write_page_checksum=True
+    )
+    return memoryview(sink.getvalue())
