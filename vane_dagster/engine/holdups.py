@@ -10,6 +10,7 @@ from vane_dagster.compute.api import Capacity
 from vane_dagster.engine.check_runner import results_for
 from vane_dagster.engine.preflight import placed
 from vane_dagster.engine.server_pools import declared_servers
+from vane_dagster.engine.stage_batches import stage_batches
 from vane_dagster.errors import VaneError
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.forecast import Forecast, between
@@ -38,6 +39,11 @@ def holdups(
     yield from _failed_checks(plan, store)
     yield from _budgets(plan, found)
     needed = plan.needed()
+    for batches in stage_batches(plan.pipeline, store, needed):
+        batches.read()
+        if in_flight := batches.in_flight:
+            requests = count(sum(batch.requests for batch in in_flight), "request")
+            yield f"{requests} of {batches.stage!r} are in flight in batches, and paid for"
     if capacity is not None:
         yield from placed(plan.pipeline, needed, capacity, store)[1]
     for server in declared_servers(plan.pipeline, needed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.batch_server import Batches
@@ -17,6 +19,7 @@ from support.data import read_stage, write_source
 from support.prompts import Person, asked, docs
 from support.results import failure, metadata
 from support.warm_workers import workers_that_imported
+from vane_dagster.cli.main import main
 from vane_dagster.errors import DefinitionError
 
 
@@ -302,3 +305,55 @@ def test_a_sensor_requests_the_runs_that_go_on(tmp_path, local, endpoint, batche
             (stage, day) for stage in ("asked", "below") for day in ("mon", "tue")
         }
         assert tick(found.cursor).run_requests == []
+
+
+DEFINITIONS = """
+import dagster as dg
+import vane_dagster as vd
+
+docs = vd.Pipeline("docs", source=vd.parquet({source!r}), id="id")
+asked = docs.prompt(
+    "asked",
+    "{{text}}",
+    provider="openai",
+    model=vd.Model("m", options={{"base_url": {url!r}, "api_key_env": "LLM_KEY"}}, mode="batch"),
+    concurrency=vd.Workers(env_vars=["LLM_KEY"]),
+)
+asked.project("below", ["id", "asked"])
+resources = {{"compute": vd.LocalCompute(num_cpus=1), "store": vd.FragmentStore(root={store!r})}}
+defs = dg.Definitions([docs.build_assets()], resources=resources)
+"""
+
+
+def test_the_command_line_lists_cancels_and_collects(
+    tmp_path, endpoint, batches, monkeypatch, materialize, local
+):
+    batches.looks_until_end = None
+    url, store = endpoint[1], str(tmp_path / "store")
+    pipeline = declared(tmp_path, url, ["one", "slow"])
+    file = tmp_path / "definitions_of_batches.py"
+    file.write_text(DEFINITIONS.format(source=f"{tmp_path}/src", url=url, store=store))
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+
+    def command(name: str, *more: str) -> str:
+        done = CliRunner().invoke(main, ["batches", name, "-f", str(file), *more])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert "There is no batch." in command("list")
+    materialize(pipeline, local)
+    for name in ("list", "collect"):
+        assert re.match(
+            r"asked: batch \w{16}, 2 requests, .*: submitted, expected by", command(name)
+        )
+    assert command("cancel", "--batch", "another") == ""
+    assert ": cancelling, expected by" in command("cancel")
+    batches.end()
+    # What was cancelled is asked again by the run that goes on, and is in flight then.
+    assert command("collect") == "ran asked, below in 1 partition\n"
+    assert ", 1 canceled" in command("list")
+    assert batches.prompts == {"one": 1, "slow": 2}
+    batches.end()
+    command("collect")
+    assert rows(tmp_path) == ["echo: one", "echo: slow"]
+    assert command("collect") == "", "nothing is left to do"
