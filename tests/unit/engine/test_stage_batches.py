@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +18,7 @@ import pytest
 from vane_dagster.engine.stage_batches import DOUBT_SECONDS, StageBatches, grouped
 from vane_dagster.errors import ComputeError
 from vane_dagster.providers.batch_api import BatchAnswer, BatchApi, RefusedBatch, RemoteBatch
+from vane_dagster.storage.batch_answers import _file
 from vane_dagster.storage.batch_records import ProviderBatch, record_requests
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
@@ -125,8 +130,6 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
 
 
 def answered(batches: StageBatches) -> dict[str, str]:
-    from vane_dagster.storage.batch_answers import _file
-
     found = {}
     for batch in batches.batches:
         for digest in "abcdef01":
@@ -294,3 +297,79 @@ def test_a_large_submission_is_several_batches(world):
     made = world.submit_all(*"abcdef01", key="p")
     assert [each.requests for each in made] == [3, 3, 2]
     assert set(world.sent().values()) == {1}
+
+
+class Killed(BaseException):
+    """Ends a process at once."""
+
+
+class Kills:
+    """Kills the process before or after some of its operations on the store and the provider."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.at: frozenset[int] = frozenset()
+
+    def tick(self) -> None:
+        self.done += 1
+        if self.done in self.at:
+            raise Killed
+
+    def around(self, method: Any) -> Any:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.tick()
+            found = method(*args, **kwargs)
+            self.tick()
+            return found
+
+        return call
+
+
+@pytest.fixture
+def kills(monkeypatch: pytest.MonkeyPatch) -> Kills:
+    found = Kills()
+    method = found.around(Location.with_storage_errors)
+    monkeypatch.setattr(Location, "with_storage_errors", method)
+    for name in ("submit", "since", "get", "answers"):
+        monkeypatch.setattr(World, name, found.around(getattr(World, name)))
+    return found
+
+
+def process(world: World, wanted: str) -> None:
+    """A run: it looks at batches, and records what has no answer and is not in flight."""
+    batches = world.batches()
+    batches.refresh()
+    location = batches.folder.location
+    taken = [_file(location, each.name, bool(each.ended_at)) for each in batches.batches]
+    left = [d for d in wanted if not any(d * 32 in each for each in taken)]
+    if left:
+        record = ProviderBatch("m", 0.0, "run", 0, (), ("asked",))
+        batches.submit({None: [world.asked(*left)]}, record, lambda text: None)
+
+
+def lives(folder: Path, knows_names: bool, kills: Kills, at: Sequence[int]) -> int:
+    """Runs are killed at some operations, until all is answered; return the operations of all."""
+    world = World(folder, knows_names)
+    kills.done, kills.at = 0, frozenset(at)
+    for _ in range(12):
+        world.now += DOUBT_SECONDS / 2
+        with contextlib.suppress(Killed):
+            process(world, "abcd")
+        world.end()
+    done, kills.at = kills.done, frozenset()
+    batches = world.batches()
+    assert batches.refresh() == []
+    assert answered(batches) == dict.fromkeys("abcd", "succeeded"), at
+    assert set(world.sent().values()) == {1}, at
+    return done
+
+
+@pytest.mark.parametrize("knows_names", [True, False], ids=["named", "nameless"])
+def test_runs_that_are_killed_at_any_operation(tmp_path, kills, knows_names):
+    """At random, once and twice: nothing is sent twice, and nothing is lost."""
+    whole = lives(tmp_path / "whole", knows_names, kills, ())
+    chance = random.Random(int(os.environ.get("VANE_SEED", "0")))
+    for number in range(int(os.environ.get("VANE_ROUNDS", "8"))):
+        at = chance.sample(range(1, whole), 1 + number % 2)
+        lives(tmp_path / str(number), knows_names, kills, at)
