@@ -5,8 +5,8 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-import vane_dagster as vd
-from vane_dagster.orchestration.promote import _by_stages, _ranges
+from vane_dagster.orchestration.partition_order import DagsterOrder
+from vane_dagster.orchestration.promote import _by_stages
 
 DAYS = dg.StaticPartitionsDefinition([*"abcdef"])
 TWO = dg.MultiPartitionsDefinition({"day": DAYS, "kind": dg.StaticPartitionsDefinition(["x"])})
@@ -23,10 +23,7 @@ TWO = dg.MultiPartitionsDefinition({"day": DAYS, "kind": dg.StaticPartitionsDefi
     ],
 )
 def test_neighbouring_partitions_are_reported_by_one_run(definition, keys, ranges):
-    column = None if definition is None else "day"
-    source = vd.table([{"id": 1, "day": "a"}], partition_column=column)
-    docs = vd.Pipeline("docs", source=source, id="id", partitions_def=definition)
-    assert list(_ranges(docs, [*keys])) == [tuple(each) for each in ranges]
+    assert list(DagsterOrder(definition, None).ranges([*keys])) == [tuple(each) for each in ranges]
 
 
 def test_partitions_with_the_same_stages_are_together():
