@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vane_dagster.errors import ComputeError, DamagedPartError, VaneError
+from vane_dagster.errors import ComputeError, VaneError
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.providers.batch_api import (
     DIGEST_LENGTH,
@@ -79,6 +79,7 @@ class StageBatches:
         self.batches: list[ProviderBatch] = []
         self._spec, self._clock, self._sleep = spec, clock, sleep
         self._digests: dict[str, Set[str]] = {}
+        self._seen: Set[str] = frozenset()
 
     @property
     def in_flight(self) -> list[ProviderBatch]:
@@ -118,14 +119,14 @@ class StageBatches:
             ComputeError: If the provider does not answer.
         """
         before = self.read()
-        if not self.in_flight:
-            return []
-        known = {each.id for each in before}
-        with self._connected() as api:
-            found = (each if each.ended_at else self._look(api, each, known) for each in before)
-            self.batches = [each for each in found if each is not None]
-        open_before = {each.name for each in before if not each.ended_at}
-        return [each for each in self.batches if each.ended_at and each.name in open_before]
+        ended_before = {each.name for each in before if each.ended_at}
+        if self.in_flight:
+            known = {each.id for each in before}
+            with self._connected() as api:
+                found = (each if each.ended_at else self._look(api, each, known) for each in before)
+                self.batches = [each for each in found if each is not None]
+        self._seen = {each.name for each in self.batches if each.ended_at}
+        return [each for each in self.batches if each.name in self._seen - ended_before]
 
     def _look(
         self, api: BatchApi, batch: ProviderBatch, known: Collection[str]
@@ -222,7 +223,6 @@ class StageBatches:
         with self._connected() as api:
             done = self._submit_all(api, asked, record, notice)
         self.folder.forget([name for names in asked.values() for name in names])
-        self.read()
         self._add_waiting([key for key in asked if key not in done.failed], record.stages)
         return done
 
@@ -262,7 +262,8 @@ class StageBatches:
     ) -> ProviderBatch | None:
         """Submit those requests that are in flight in no other batch; None if there are none."""
         for _ in range(_ATTEMPTS):
-            left = {d: body for d, body in requests.items() if d not in self._taken()}
+            taken = self._taken()
+            left = {d: body for d, body in requests.items() if d not in taken}
             if not left:
                 return None
             batch = replace(batch, at=self._clock(), requests=len(left))
@@ -294,24 +295,23 @@ class StageBatches:
         return batch
 
     def _taken(self, without: str = "") -> Set[str]:
-        """The digests of all requests in flight."""
-        names = set()
-        for batch in self.folder.batches():
-            if batch.ended_at or batch.name == without:
-                continue
-            if batch.name not in self._digests:
-                try:
-                    self._digests[batch.name] = frozenset(self.folder.digests(batch))
-                except DamagedPartError:  # it has just been dropped, or has ended
-                    continue
-            names.add(batch.name)
+        """The digests of requests in batches whose answers no worker of this run has seen."""
+        names = [each.name for each in self._unseen() if each.name != without]
         return frozenset().union(*(self._digests[name] for name in names))
+
+    def _unseen(self) -> list[ProviderBatch]:
+        """Read the batches that had not ended when the run began; keep their digests."""
+        found = [each for each in self.folder.batches() if each.name not in self._seen]
+        for batch in found:
+            if batch.name not in self._digests:
+                self._digests[batch.name] = frozenset(self.folder.digests(batch))
+        return found
 
     def _add_waiting(self, keys: Sequence[Key], stages: Sequence[str]) -> None:
         """Record that partitions wait for batches: for all, where it is not known for which."""
-        in_flight = self.in_flight
-        others = {key for each in in_flight for key in each.partitions}
-        for number, batch in enumerate(in_flight):
+        unseen = self._unseen()
+        others = {key for each in unseen for key in each.partitions}
+        for batch in unseen:
             own = [key for key in keys if key in batch.partitions or key not in others]
             wider = replace(
                 batch,
@@ -320,8 +320,7 @@ class StageBatches:
             )
             if wider != batch:
                 self.folder.write(wider)
-                in_flight[number] = wider
-        self.batches = [each for each in self.batches if each.ended_at] + in_flight
+        self.read()
 
     def expected(self, key: Key) -> float:
         """Return the Unix time by which the batches that a partition waits for have ended."""

@@ -25,10 +25,9 @@ from vane_dagster.providers.batch_api import (
 )
 from vane_dagster.providers.http import MalformedResponse, is_refusal, is_too_long
 from vane_dagster.retries import TRANSIENT_STATUS
-from vane_dagster.storage.batch_records import ANSWERS, ROW_GROUP, requested
+from vane_dagster.storage.batch_records import ANSWERS, REQUESTS, ROW_GROUP, digests_in
 from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.part_file import read_part
 
 _MAX_FILES = 256
 """Files whose digests a worker keeps, at half a megabyte each."""
@@ -139,11 +138,8 @@ class _Requests:
     """The requests of a batch, or their answers, by digest."""
 
     def __init__(self, folder: Location, name: str, has_answers: bool) -> None:
-        self._folder, self._name = folder, f"{name}{ANSWERS}"
-        if has_answers:
-            digests = read_part(folder, self._name, ["digest"])["digest"].to_pylist()
-        else:
-            digests = requested(folder, name)
+        self._folder, self._name = folder, f"{name}{ANSWERS if has_answers else REQUESTS}"
+        digests = digests_in(folder, self._name)
         # Half of a digest, which `get` compares as a whole.
         halves = np.array([int(each[:16], 16) for each in digests], np.uint64)
         self._places = np.argsort(halves, kind="stable")

@@ -2,7 +2,7 @@
 
 ``<root>/<pipeline>/<stage>/batches/`` has for each batch ``<name>.json``, the record; beside it
 ``<name>.requests.parquet`` until the batch has ended, then ``<name>.answers.parquet``. The worker
-that needs an answer records its request in ``asked-<digest>.parquet``, from where it is moved into
+that needs an answer records its request in ``asked-<random>.parquet``, from where it is moved into
 a batch.
 
 A record is written before the provider is called: until it has the provider's id, it is not known
@@ -11,16 +11,18 @@ whether there is such a batch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import hashlib
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from vane_dagster._lazy import pq
-from vane_dagster.providers.batch_api import DIGEST_LENGTH, BatchAnswer
+from vane_dagster.errors import DamagedPartError
+from vane_dagster.providers.batch_api import BatchAnswer
 from vane_dagster.storage.codec import Codec, read_file
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.part_file import read_part
@@ -137,8 +139,11 @@ class BatchFolder:
         self.location.delete([f"{batch.name}{RECORD}", f"{batch.name}{REQUESTS}"])
 
     def digests(self, batch: ProviderBatch) -> list[str]:
-        """Read the digests of a batch's requests."""
-        return requested(self.location, batch.name)
+        """Read the digests of a batch's requests; none if there is no such batch."""
+        for suffix in (REQUESTS, ANSWERS):  # another process may have ended or dropped it
+            with contextlib.suppress(DamagedPartError):
+                return digests_in(self.location, f"{batch.name}{suffix}")
+        return []
 
     def end(self, batch: ProviderBatch, answers: Mapping[str, BatchAnswer]) -> None:
         """Store the answers of a batch, in the order of its requests, then its record."""
@@ -174,8 +179,7 @@ def record_requests(folder: Location, requests: Mapping[str, str], waiting: int)
     """
     if not requests:
         return Recorded(requests=waiting)
-    digest = hashlib.sha256("".join(requests).encode()).hexdigest()[:DIGEST_LENGTH]
-    name = f"{ASKED}{digest}.parquet"
+    name = f"{ASKED}{secrets.token_hex(16)}.parquet"  # that of this call: its run deletes it
     folder.write(name, _requests_file(requests))
     bodies = [json.loads(body) for body in requests.values()]
     limits = [body.get("max_tokens") or body.get("max_completion_tokens") for body in bodies]
@@ -188,9 +192,9 @@ def record_requests(folder: Location, requests: Mapping[str, str], waiting: int)
     )
 
 
-def requested(folder: Location, batch: str) -> list[str]:
-    """Read the digests of the requests of a batch that has not ended."""
-    found: list[str] = read_part(folder, f"{batch}{REQUESTS}", ["digest"])["digest"].to_pylist()
+def digests_in(folder: Location, name: str) -> list[str]:
+    """Read the digests in a file of requests or answers."""
+    found: list[str] = read_part(folder, name, ["digest"])["digest"].to_pylist()
     return found
 
 

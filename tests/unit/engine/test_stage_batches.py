@@ -193,6 +193,21 @@ def test_a_run_that_is_killed_before_or_after_the_call_submits_nothing_twice(wor
             folder.location.delete([f"{batch.name}.answers.parquet"])
 
 
+def test_what_another_run_has_submitted_and_collected_meanwhile_is_not_submitted(world):
+    """The workers of this run have recorded it before."""
+    slow = world.batches()
+    slow.refresh()
+    name = world.asked("a")
+    world.submit_all("a")
+    world.end()
+    assert len(world.batches().refresh()) == 1
+    record = ProviderBatch("m", 0.0, "slow", 0, (), ("asked",))
+    assert slow.submit({"p": [name]}, record, lambda text: None).batches == []
+    assert world.sent() == {"a": 1}
+    (batch,) = world.batches().read()
+    assert "p" in batch.partitions, "it is continued too"
+
+
 def test_a_batch_that_the_provider_lists_late_is_found(world):
     world.fails = (ComputeError("502"), True)
     (doubted,) = world.submit_all("a")
