@@ -312,8 +312,9 @@ class _TableCalls:
         others = [i for i in range(batch.num_rows) if i not in places]
         given = unsliced(batch).take(pa.array(others, pa.int64()))
         try:
-            results = [] if error.rows is None else [self.user_code.taken(error.rows)]
-            table = self._fitted(results, given)
+            table = empty_table(self.work.schema)
+            if error.rows is not None:
+                table = self._fitted([self.user_code.taken(error.rows)], given)
             return Partial(table, dict(sorted(places.items())), error.used)
         except BaseException as refused:  # reading the result may run the user's code
             return contained(refused)

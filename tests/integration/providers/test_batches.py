@@ -103,7 +103,11 @@ def test_failed_rows_are_quarantined_and_retried_in_another_batch(
     tmp_path, local, endpoint, batches, materialize, server
 ):
     pipeline = declared(
-        tmp_path, endpoint[1], ["one", "refused", "too long", None], on_error="quarantine"
+        tmp_path,
+        endpoint[1],
+        ["one", "refused", "too long", None],
+        on_error="quarantine",
+        include_columns=["text"],
     )
     materialize(pipeline, local)
     materialize(pipeline, local)
