@@ -340,7 +340,7 @@ def test_the_command_line_lists_cancels_and_collects(
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
 
     def command(name: str, *more: str) -> str:
-        done = CliRunner().invoke(main, ["batches", name, "-f", str(file), *more])
+        done = CliRunner().invoke(main, ["batches", name, "docs", "-f", str(file), *more])
         assert done.exit_code == 0, done.output
         return done.stdout
 
