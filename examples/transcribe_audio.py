@@ -5,8 +5,6 @@ The rows name files; the workers read them and send their content. Needs `pip in
 `vllm serve`, and `VANE_EXAMPLES_AUDIO_API_MODEL` its model.
 """
 
-from __future__ import annotations
-
 import os
 import wave
 from pathlib import Path
