@@ -55,9 +55,23 @@ def expected(model: Path, rows: list[list[bytes]]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("provider", ["transformers", pytest.param("vllm", marks=needs_vllm)])
+def arguments(by: str, model: Path) -> dict[str, Any]:
+    """Return the provider and the model of a stage."""
+    if by == "transformers":
+        return {"provider": by, "model": str(model), "options": {"batch_size": 3}}
+    engine = {**ENGINE, "gpu_memory_utilization": 0.1}
+    if by == "vllm":
+        return {"provider": by, "model": str(model), "options": {"engine_kwargs": engine}}
+    replicas = vd.Workers(env_vars=[*ENV, "HF_HUB_OFFLINE"])
+    return {"model": vd.VLLMServer(model, flags=engine, replicas=replicas)}
+
+
+BY = ["transformers", *(pytest.param(by, marks=needs_vllm) for by in ("vllm", "vllm server"))]
+
+
+@pytest.mark.parametrize("by", BY)
 def test_answers_are_the_models_own(
-    provider: str,
+    by: str,
     model: Path,
     tmp_path: Path,
     local: vd.LocalCompute,
@@ -69,12 +83,8 @@ def test_answers_are_the_models_own(
     ids = pa.array(range(len(images)), pa.int64())
     write_source(tmp_path / "src", {"id": ids, "images": images})
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-    engine = {**ENGINE, "gpu_memory_utilization": 0.1}
-    given: dict[str, Any] = {
-        "provider": provider, "model": str(model), "sampling_params": GREEDY,
-        "options": {"engine_kwargs": engine} if provider == "vllm" else {"batch_size": 3},
-        "env_vars": ENV, "on_error": "quarantine", "max_error_rate": 0.5,
-    }  # fmt: skip
+    aside = {"on_error": "quarantine", "max_error_rate": 0.5}
+    given = {"sampling_params": GREEDY, "env_vars": ENV, **aside, **arguments(by, model)}
     pipeline.prompt("asked", PARTS, **grouped(given))
 
     assert materialize(pipeline, local).success
@@ -87,5 +97,6 @@ def test_answers_are_the_models_own(
     tokens = [usage["prompt_tokens"] for usage in rows["asked_usage"].to_pylist()]
     assert tokens[4] - tokens[0] == 4 + 3, "an image and its marks"
     (fault,) = vd.quarantine("docs/asked", store=str(tmp_path / "store")).to_pylist()
-    assert (fault["id"], fault["error"]) == (len(images) - 1, "ValueError")
-    assert "truncated" in fault["message"]
+    assert fault["id"] == len(images) - 1
+    assert fault["error"] == ("BadRequestError" if by == "vllm server" else "ValueError")
+    assert "image file is truncated" in fault["message"]
