@@ -6,6 +6,7 @@ The server refuses requests in another form than the APIs publish.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,7 @@ def test_content_of_columns_by_each_api(tmp_path, server, endpoint, backend):
     tensor = "[image/png 6x4]"
     for provider in ("openai", "anthropic"):
         assert read(tmp_path, f"{provider}_pictures") == {
-            0: f"echo: {tensor}\nFirst 0\n[image/jpeg 6x4]\n[image/webp 8x8]".replace(
-                "webp", "png"
-            ),
+            0: f"echo: {tensor}\nFirst 0\n[image/jpeg 6x4]\n[image/png 8x8]",
             1: f"echo: {tensor}\nFirst 1\n[image/png 6x4]",
         }
         assert read(tmp_path, f"{provider}_talk") == {0: "echo: Why?", 1: "echo: Why?"}
@@ -101,7 +100,7 @@ def test_content_of_columns_by_each_api(tmp_path, server, endpoint, backend):
         for part in body["messages"][-1]["content"]
         if "Is it like this?" in str(body) and part["type"] == "image_url"
     ]
-    assert [image.get("detail") for image in images] == ["low", None, None, "low", None]
+    assert Counter(image.get("detail") for image in images) == {"low": 2, None: 3}
     messages = {
         stage: vd.quarantine(f"docs/{stage}", store=str(tmp_path / "store"))["message"].to_pylist()
         for stage in ("openai_pdf", "anthropic_url", "heard")
