@@ -57,7 +57,7 @@ def main() -> None:
         facts = {name: value.value for name, value in done.metadata.items()}
         print(done.asset_key.path[-1], "computed:", facts["fragments_computed"])
         if done.asset_key == summaries.key:
-            print(f"{facts['batch_requests']} requests in batches: {facts['cost']:.7f} dollars")
+            print(f"{facts['batch_requests']} requests in batches: {facts['cost']:.6f} dollars")
     for row in pq.read_table(ROOT / "out").to_pylist():
         print(f"{row['letter']} -> {row['summaries']}")
 

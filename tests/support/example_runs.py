@@ -24,7 +24,7 @@ EXAMPLES = REPOSITORY / "examples"
 PRINTED = {
     "api_rate_limits": r"31 tokens asked, 35 answered: 0\.000025 dollars.*a very quiet fan: echo: ",
     "async_api": r"'german': 'gut Morgen 0'.*'german': 'gut Nacht 1'",
-    "batch_api": r"3 requests in batches: 0\.000013\d dollars.*Where is my parcel\? -> echo: ",
+    "batch_api": r"3 requests in batches: 0\.000010 dollars.*Where is my parcel\? -> echo: ",
     "caption_images": r"forest\.jpg: echo: Write a caption .*\[image/jpeg 320x240\].*"
     r"sea\.jpg: .*\[image/jpeg 300x200\].*sunset\.jpg: .*\[image/jpeg 379x252\].*"
     r"broken\.jpg: .*no image in a format",
