@@ -91,7 +91,9 @@ class PendingRows:
                 plan.forced,
                 plan.retried,
             )
-            done = batches.submit(wanted, record, lambda text: self._emit(Noticed(text)))
+            done = batches.submit(wanted, record)
+            for text in done.doubts:
+                self._emit(Noticed(text))
             for batch in done.batches:
                 self._emit(Noticed(describe(f"{plan.pipeline.name}/{stage}", batch), False))
             refused |= {(i, stage): done.failed[keys[i]] for i in asked if keys[i] in done.failed}

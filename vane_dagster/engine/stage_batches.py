@@ -48,10 +48,12 @@ class Submission:
     Attributes:
         batches: The batches that were made, or perhaps were.
         failed: The partitions whose requests were not submitted, with the error.
+        doubts: Messages about batches of which it is not known whether they were made.
     """
 
     batches: list[ProviderBatch] = field(default_factory=list)
     failed: dict[Key, VaneError] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
 
 
 class StageBatches:
@@ -211,28 +213,13 @@ class StageBatches:
         self,
         asked: Mapping[Key, Sequence[str]],
         record: ProviderBatch,
-        notice: Callable[[str], None],
     ) -> Submission:
         """Put requests that are in no batch yet into batches, within the limits of the provider.
 
         Args:
             asked: The partitions that wait for answers, each with the files of its requests.
             record: A record with what all batches have in common.
-            notice: Called with a message if it is not known whether a batch was made.
         """
-        with self._connected() as api:
-            done = self._submit_all(api, asked, record, notice)
-        self.folder.forget([name for names in asked.values() for name in names])
-        self._add_waiting([key for key in asked if key not in done.failed], record.stages)
-        return done
-
-    def _submit_all(
-        self,
-        api: BatchApi,
-        asked: Mapping[Key, Sequence[str]],
-        record: ProviderBatch,
-        notice: Callable[[str], None],
-    ) -> Submission:
         done, error, taken = Submission(), None, self._taken()
         given = (
             (key, digest, body)
@@ -240,17 +227,19 @@ class StageBatches:
             for digest, body in self.folder.asked(names).items()
             if digest not in taken
         )
-        line = api.line(_custom_id("0" * DIGEST_LENGTH, _name()), "")
-        for requests, keys in grouped(given, len(line) + 1, api.MAX_REQUESTS, api.MAX_BYTES):
-            if error is None:
-                batch = replace(record, name=_name(), partitions=tuple(keys))
-                try:
-                    if (made := self._submit(api, batch, requests, notice)) is not None:
-                        done.batches.append(made)
-                    continue
-                except VaneError as refused:
-                    error = type(refused)(f"{self.location}: {refused}")
-            done.failed |= dict.fromkeys(keys, error)
+        with self._connected() as api:
+            overhead = len(api.line(_custom_id("0" * DIGEST_LENGTH, _name()), "")) + 1
+            for requests, keys in grouped(given, overhead, api.MAX_REQUESTS, api.MAX_BYTES):
+                if error is None:
+                    batch = replace(record, name=_name(), partitions=tuple(keys))
+                    try:
+                        self._submit(api, batch, requests, done)
+                        continue
+                    except VaneError as refused:
+                        error = type(refused)(f"{self.location}: {refused}")
+                done.failed |= dict.fromkeys(keys, error)
+        self.folder.forget([name for names in asked.values() for name in names])
+        self._add_waiting([key for key in asked if key not in done.failed], record.stages)
         return done
 
     def _submit(
@@ -258,14 +247,14 @@ class StageBatches:
         api: BatchApi,
         batch: ProviderBatch,
         requests: Mapping[str, str],
-        notice: Callable[[str], None],
-    ) -> ProviderBatch | None:
-        """Submit those requests that are in flight in no other batch; None if there are none."""
+        done: Submission,
+    ) -> None:
+        """Submit those requests that are in flight in no other batch."""
         for _ in range(_ATTEMPTS):
             taken = self._taken()
             left = {d: body for d, body in requests.items() if d not in taken}
             if not left:
-                return None
+                return
             batch = replace(batch, at=self._clock(), requests=len(left))
             self.folder.add(batch, left)
             if self._taken(without=batch.name).isdisjoint(left):
@@ -282,17 +271,16 @@ class StageBatches:
             raise
         except ComputeError as error:
             minutes = DOUBT_SECONDS / 60
-            notice(
+            done.doubts.append(
                 f"{self.location}: it is not known whether a batch of {len(left):,} requests was "
                 f"made: {error}. If the provider does not list it {minutes:g} minutes from now, "
                 "its requests are submitted again"
             )
             batch = replace(batch, expected=batch.at + WINDOW_SECONDS)
-            self.folder.write(batch)
-            return batch
-        batch = replace(batch, id=remote.id, expected=remote.expires_at)
+        else:
+            batch = replace(batch, id=remote.id, expected=remote.expires_at)
         self.folder.write(batch)
-        return batch
+        done.batches.append(batch)
 
     def _taken(self, without: str = "") -> Set[str]:
         """The digests of requests in batches whose answers no worker of this run has seen."""

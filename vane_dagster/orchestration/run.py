@@ -88,38 +88,15 @@ def run_pipeline(
 
     With `wait`, partitions that wait for batches are continued when these have ended.
     """
-    given = (compute, force, retry_quarantined, limits)
-    while True:
-        submitted: list[Submitted] = []
-        _run_once(run, pipeline, selected, partitions, *given, submitted if wait else None)
-        if not submitted:
-            return
-        await_batches(run, pipeline, submitted)
-        selected = {each.stage for each in submitted}
-        partitions = list(dict.fromkeys(each.partition for each in submitted))
+    given, waiting = run, list[Submitted]()
 
+    def withhold(event: Event) -> None:
+        if isinstance(event, Submitted):
+            waiting.append(event)
+        else:
+            given.listen(event)
 
-def _run_once(
-    run: RunContext,
-    pipeline: Pipeline,
-    selected: Collection[str],
-    partitions: Sequence[str | None],
-    compute: Compute,
-    force: bool,
-    retry_quarantined: bool,
-    limits: Mapping[str, float | None],
-    submitted: list[Submitted] | None,
-) -> None:
-    """Bring stages up to date as far as that takes no answers of batches."""
-    if submitted is not None:
-        listen = run.listen
-
-        def withhold(event: Event) -> None:
-            if isinstance(event, Submitted):
-                submitted.append(event)
-            else:
-                listen(event)
-
+    if wait:
         run = replace(run, listen=withhold)
     connection = Connection(compute, pipeline, selected)
 
@@ -142,6 +119,11 @@ def _run_once(
         _execute(run, plan, backend, versions())
     finally:
         connection.close()
+    if waiting:
+        await_batches(given, pipeline, waiting)
+        stages, keys = ({each.stage for each in waiting}, {each.partition: 0 for each in waiting})
+        how = (compute, force, retry_quarantined, limits, wait)
+        run_pipeline(given, pipeline, stages, list(keys), *how)
 
 
 def await_batches(run: RunContext, pipeline: Pipeline, submitted: Sequence[Submitted]) -> None:

@@ -99,6 +99,15 @@ class BatchApi(abc.ABC):
     def __init__(self, client: Any, path: str) -> None:
         self._client, self._path = client, path
 
+    @property
+    @abc.abstractmethod
+    def _batches(self) -> Any:
+        """The client's methods for batches."""
+
+    @abc.abstractmethod
+    def _remote(self, found: Any) -> RemoteBatch:
+        """Return a batch of the client."""
+
     @abc.abstractmethod
     def line(self, custom_id: str, body: str) -> bytes:
         """Return a request as it is sent, on one line."""
@@ -112,21 +121,27 @@ class BatchApi(abc.ABC):
             ComputeError: If it is not known whether the batch was created.
         """
 
-    @abc.abstractmethod
     def since(self, at: float) -> Iterator[RemoteBatch]:
         """Yield all batches of the account that were created since a Unix time."""
+        with self._calling("batches were not listed"):
+            for each in map(self._remote, self._batches.list(limit=100)):  # the newest first
+                if each.created_at < at:
+                    return
+                yield each
 
-    @abc.abstractmethod
     def get(self, id: str) -> RemoteBatch:
         """Return a batch."""
+        with self._calling(f"batch {id} was not found"):
+            return self._remote(self._batches.retrieve(id))
 
     @abc.abstractmethod
     def answers(self, batch: RemoteBatch) -> Iterator[BatchAnswer]:
         """Yield the answers of a batch that has ended, in any order, some perhaps twice."""
 
-    @abc.abstractmethod
     def cancel(self, id: str) -> None:
         """Ask the provider to end a batch early. Answers that it has by then are kept."""
+        with self._calling(f"batch {id} was not cancelled"):
+            self._batches.cancel(id)
 
     def close(self) -> None:
         """Close the client's connections."""
@@ -134,7 +149,7 @@ class BatchApi(abc.ABC):
 
     @contextmanager
     def _calling(self, what: str, creates: bool = False) -> Iterator[None]:
-        """Turn errors of the client into ours."""
+        """Turn errors of the client into ours; `creates` is a call that may make a batch."""
         try:
             yield
         except Exception as error:  # of the client, of its transport, or of a malformed response
@@ -151,6 +166,27 @@ class OpenAIBatches(BatchApi):
 
     MAX_REQUESTS, MAX_BYTES = 50_000, 200_000_000
 
+    @property
+    def _batches(self) -> Any:
+        """See `BatchApi`."""
+        return self._client.batches
+
+    def _remote(self, found: Any) -> RemoteBatch:
+        """See `BatchApi`."""
+        problems = (found.errors.data or ()) if found.errors else ()
+        problem = "; ".join(str(each.message) for each in problems)
+        return RemoteBatch(
+            found.id,
+            float(found.created_at),
+            float(found.expires_at or found.created_at + WINDOW_SECONDS),
+            found.status in ("failed", "completed", "expired", "cancelled"),
+            found.request_counts.total if found.request_counts else 0,
+            (found.metadata or {}).get(_NAME, ""),
+            found.status in ("cancelling", "cancelled"),
+            (problem or "no reason was given") if found.status == "failed" else "",
+            [id for id in (found.output_file_id, found.error_file_id) if id],
+        )
+
     def line(self, custom_id: str, body: str) -> bytes:
         """See `BatchApi`."""
         head = {"custom_id": custom_id, "method": "POST", "url": f"/v1{self._path}"}
@@ -159,9 +195,12 @@ class OpenAIBatches(BatchApi):
     def submit(self, name: str, lines: Sequence[bytes]) -> RemoteBatch:
         """See `BatchApi`. A file without a batch, of a process that was killed, expires."""
         client = self._client.with_options(max_retries=0)
-        with self._calling("a file of requests was not accepted", creates=True):
-            data = (f"{name}.jsonl", b"\n".join(lines))
-            file = client.files.create(file=data, purpose="batch")
+        data = (f"{name}.jsonl", b"\n".join(lines))
+        try:
+            with self._calling("a file of requests was not accepted"):
+                file = client.files.create(file=data, purpose="batch")
+        except ComputeError as error:
+            raise RefusedBatch(str(error)) from error
         with self._calling("a batch was not created", creates=True):
             made = client.batches.create(
                 input_file_id=file.id,
@@ -169,20 +208,7 @@ class OpenAIBatches(BatchApi):
                 completion_window="24h",
                 metadata={_NAME: name},
             )
-        return _openai_batch(made)
-
-    def since(self, at: float) -> Iterator[RemoteBatch]:
-        """See `BatchApi`."""
-        with self._calling("batches were not listed"):
-            for each in self._client.batches.list(limit=100):  # the newest first
-                if each.created_at < at:
-                    return
-                yield _openai_batch(each)
-
-    def get(self, id: str) -> RemoteBatch:
-        """See `BatchApi`."""
-        with self._calling(f"batch {id} was not found"):
-            return _openai_batch(self._client.batches.retrieve(id))
+        return self._remote(made)
 
     def answers(self, batch: RemoteBatch) -> Iterator[BatchAnswer]:
         """See `BatchApi`."""
@@ -203,32 +229,27 @@ class OpenAIBatches(BatchApi):
                 text = error.get("message") or (inner or {}).get("message") or str(body)
                 yield BatchAnswer(custom_id, status, str(text), code)
 
-    def cancel(self, id: str) -> None:
-        """See `BatchApi`."""
-        with self._calling(f"batch {id} was not cancelled"):
-            self._client.batches.cancel(id)
-
-
-def _openai_batch(found: Any) -> RemoteBatch:
-    problems = (found.errors.data or ()) if found.errors else ()
-    problem = "; ".join(str(each.message) for each in problems)
-    return RemoteBatch(
-        found.id,
-        float(found.created_at),
-        float(found.expires_at or found.created_at + WINDOW_SECONDS),
-        found.status in ("failed", "completed", "expired", "cancelled"),
-        found.request_counts.total if found.request_counts else 0,
-        (found.metadata or {}).get(_NAME, ""),
-        found.status in ("cancelling", "cancelled"),
-        (problem or "no reason was given") if found.status == "failed" else "",
-        [id for id in (found.output_file_id, found.error_file_id) if id],
-    )
-
 
 class AnthropicBatches(BatchApi):
     """A batch is created by one call with all its requests."""
 
     MAX_REQUESTS, MAX_BYTES = 100_000, 256_000_000
+
+    @property
+    def _batches(self) -> Any:
+        """See `BatchApi`."""
+        return self._client.messages.batches
+
+    def _remote(self, found: Any) -> RemoteBatch:
+        """See `BatchApi`."""
+        return RemoteBatch(
+            found.id,
+            found.created_at.timestamp(),
+            found.expires_at.timestamp(),
+            found.processing_status == "ended",
+            sum(dict(found.request_counts).values()),
+            is_canceled=found.cancel_initiated_at is not None,
+        )
 
     def line(self, custom_id: str, body: str) -> bytes:
         """See `BatchApi`."""
@@ -239,20 +260,7 @@ class AnthropicBatches(BatchApi):
         client = self._client.with_options(max_retries=0)
         with self._calling("a batch was not created", creates=True):
             requests = [json.loads(line) for line in lines]
-            return _anthropic_batch(client.messages.batches.create(requests=requests))
-
-    def since(self, at: float) -> Iterator[RemoteBatch]:
-        """See `BatchApi`."""
-        with self._calling("batches were not listed"):
-            for each in self._client.messages.batches.list(limit=100):  # the newest first
-                if each.created_at.timestamp() < at:
-                    return
-                yield _anthropic_batch(each)
-
-    def get(self, id: str) -> RemoteBatch:
-        """See `BatchApi`."""
-        with self._calling(f"batch {id} was not found"):
-            return _anthropic_batch(self._client.messages.batches.retrieve(id))
+            return self._remote(client.messages.batches.create(requests=requests))
 
     def answers(self, batch: RemoteBatch) -> Iterator[BatchAnswer]:
         """See `BatchApi`."""
@@ -270,11 +278,6 @@ class AnthropicBatches(BatchApi):
                 else:
                     yield BatchAnswer(each.custom_id, result.type)
 
-    def cancel(self, id: str) -> None:
-        """See `BatchApi`."""
-        with self._calling(f"batch {id} was not cancelled"):
-            self._client.messages.batches.cancel(id)
-
 
 _STATUS = {
     "invalid_request_error": 400,
@@ -289,16 +292,3 @@ _STATUS = {
     "overloaded_error": 529,
 }
 """The HTTP status of each type of error of Anthropic's API."""
-
-
-def _anthropic_batch(found: Any) -> RemoteBatch:
-    counts = found.request_counts
-    kinds = (counts.processing, counts.succeeded, counts.errored, counts.canceled, counts.expired)
-    return RemoteBatch(
-        found.id,
-        found.created_at.timestamp(),
-        found.expires_at.timestamp(),
-        found.processing_status == "ended",
-        sum(kinds),
-        is_canceled=found.cancel_initiated_at is not None,
-    )

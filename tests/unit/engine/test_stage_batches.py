@@ -75,7 +75,7 @@ class World(BatchApi):
         self.now += 1
         batches = self.batches()
         batches.refresh()
-        done = batches.submit({key: [self.asked(*digests)]}, record, lambda text: None)
+        done = batches.submit({key: [self.asked(*digests)]}, record)
         for error in done.failed.values():
             raise error
         return done.batches
@@ -87,6 +87,11 @@ class World(BatchApi):
         self.remote = {id: replace(each, has_ended=True) for id, each in self.remote.items()}
 
     # BatchApi
+
+    _batches = None
+
+    def _remote(self, found: Any) -> RemoteBatch:
+        raise NotImplementedError
 
     def line(self, custom_id: str, body: str) -> bytes:
         return f"{custom_id} {body}".encode()
@@ -202,7 +207,7 @@ def test_what_another_run_has_submitted_and_collected_meanwhile_is_not_submitted
     world.end()
     assert len(world.batches().refresh()) == 1
     record = ProviderBatch("m", 0.0, "slow", 0, (), ("asked",))
-    assert slow.submit({"p": [name]}, record, lambda text: None).batches == []
+    assert slow.submit({"p": [name]}, record).batches == []
     assert world.sent() == {"a": 1}
     (batch,) = world.batches().read()
     assert "p" in batch.partitions, "it is continued too"
@@ -256,7 +261,7 @@ def test_two_runs_at_once_withdraw_and_submit_once(world, monkeypatch):
             record = ProviderBatch("m", 0.0, "other", 0, (), ("asked",))
             taken = others._taken
             monkeypatch.setattr(others, "_taken", lambda without="": frozenset())
-            others.submit({None: [world.asked("a")]}, record, lambda text: None)
+            others.submit({None: [world.asked("a")]}, record)
             monkeypatch.setattr(others, "_taken", taken)
 
     monkeypatch.setattr(type(others.folder), "add", add)
@@ -360,7 +365,7 @@ def process(world: World, wanted: str) -> None:
     left = [d for d in wanted if not any(d * 32 in each for each in taken)]
     if left:
         record = ProviderBatch("m", 0.0, "run", 0, (), ("asked",))
-        batches.submit({None: [world.asked(*left)]}, record, lambda text: None)
+        batches.submit({None: [world.asked(*left)]}, record)
 
 
 def lives(folder: Path, knows_names: bool, kills: Kills, at: Sequence[int]) -> int:
