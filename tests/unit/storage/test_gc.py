@@ -17,6 +17,7 @@ from support.data import write_source
 from support.plans import missing, plan, settle
 from support.snapshots import Snapshot
 from vane_dagster.cli.main import main
+from vane_dagster.storage.batch_records import BatchFolder, ProviderBatch, record_requests
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
 from vane_dagster.storage.part_file import PartTarget, write_part
@@ -259,3 +260,18 @@ def test_command_refuses(tmp_path, monkeypatch, arguments, words):
     result = CliRunner().invoke(main, ["store", "gc", *arguments])
     assert result.exit_code in (1, 2)
     assert words in result.output
+
+
+def test_batches_go_after_their_answers_were_kept_and_never_in_flight(made):
+    folder, now = BatchFolder(store(made), "docs", "clean"), time.time()
+    for name, ended_at in (("old", now - 9 * DAY), ("new", now - DAY), ("open", 0.0)):
+        batch = ProviderBatch("m", now, "r", 1, (None,), ("clean",), ended_at=ended_at, name=name)
+        folder.add(batch, {"0" * 32: "{}"})
+        if ended_at:
+            folder.end(batch, {})
+    killed = record_requests(folder.location, {"0" * 32: "{}"}, 1).name
+    list(collect(store(made), GcPolicy(now, 7 * DAY, DAY)))
+    kept = {"new.answers.parquet", "new.json", "open.json", "open.requests.parquet"}
+    assert folder.location.names().keys() == {*kept, killed}
+    list(collect(store(made), GcPolicy(now + 8 * DAY, 7 * DAY, DAY)))
+    assert folder.location.names().keys() == {"open.json", "open.requests.parquet"}
