@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from support.llm_server import KEY, Server, _error
+from support.published_apis import said
 
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _WINDOW = 24 * 3600
@@ -76,7 +77,7 @@ class Batches:
     @property
     def prompts(self) -> Counter[str]:
         """How often each prompt was sent in a batch."""
-        return Counter(b["messages"][-1]["content"] for m in self.made for _, b in m.lines)
+        return Counter(said(b["messages"][-1]["content"]) for m in self.made for _, b in m.lines)
 
     def end(self) -> None:
         """End all batches."""
@@ -227,7 +228,7 @@ class Batches:
         """Answer the requests of a batch, in another order than theirs."""
         answers: list[tuple[str, str, int, Any]] = []
         for custom_id, body in reversed(made.lines):
-            prompt = body["messages"][-1]["content"]
+            prompt = said(body["messages"][-1]["content"])
             is_first = self.sent[custom_id[:32]] == 1
             if made.canceling and "slow" in prompt:
                 answers.append((custom_id, "canceled", 0, None))

@@ -65,7 +65,7 @@ def docs(tmp_path: Path, texts: list[str | None] = TEXTS, **columns: Any) -> vd.
     return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
 
 
-def asked(above: Any, url: str, messages: str = "{text}", **kwargs: Any) -> vd.Stage:
+def asked(above: Any, url: str, messages: Any = "{text}", **kwargs: Any) -> vd.Stage:
     """Declare a stage that asks the endpoint."""
     options = {
         "base_url": url,
