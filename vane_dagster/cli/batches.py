@@ -86,7 +86,7 @@ def cancel(
 ) -> None:
     """Cancels batches in flight. Answers that they have by then are kept, and paid for.
 
-    The next run of their partitions asks for the others again.
+    Neither collect nor the sensor goes on with them: run their partitions to ask for the rest.
     """
     for each in _runs(Definitions(file, module), pipeline).every:
         each.refresh()

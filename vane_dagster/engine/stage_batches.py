@@ -89,6 +89,11 @@ class StageBatches:
         return [each for each in self.batches if not each.ended_at]
 
     @property
+    def has_deadline(self) -> bool:
+        """Whether what is late is sent live."""
+        return self._spec.deadline_s is not None
+
+    @property
     def own_answers(self) -> bool:
         """Whether equal requests of different rows have answers of their own."""
         if self._spec.reuse.mode == "rows":

@@ -56,7 +56,12 @@ class BatchRuns:
         self.every = stage_batches(pipeline, store)
 
     def left(self, batches: StageBatches, batch: ProviderBatch) -> list[Key]:
-        """Return the partitions that have not been committed since a batch has ended."""
+        """Return the partitions that have not been committed since a batch has ended.
+
+        What a user has cancelled is left to the user; what a deadline has, is sent live.
+        """
+        if batch.is_canceled and not batches.has_deadline:
+            return []
         place = (self._pipeline.name, batches.stage)
         found = self._store.latest(*place, batch.partitions)
         manifests = {key: self._store.read(*place, key, name) for key, name in found.items()}

@@ -369,11 +369,12 @@ def test_the_command_line_lists_cancels_and_collects(
     assert command("cancel", "--batch", "another") == ""
     assert ": cancelling, expected by" in command("cancel")
     batches.end()
-    # What was cancelled is asked again by the run that goes on, and is in flight then.
-    assert command("collect") == "ran asked, below in 1 partition\n"
+    # What was cancelled is asked again by a run, and by nothing else.
+    assert command("collect") == ""
     assert ", 1 canceled" in command("list")
+    assert made(materialize(pipeline, local)) == set()
     assert batches.prompts == {"one": 1, "slow": 2}
     batches.end()
-    command("collect")
+    assert command("collect") == "ran asked, below in 1 partition\n"
     assert rows(tmp_path) == ["echo: one", "echo: slow"]
     assert command("collect") == "", "nothing is left to do"
