@@ -250,11 +250,15 @@ class Batches:
 
     def _get(self, request: Request, shown: Callable[[Made], Any]) -> Any:
         made = self._found(request)
+        self._look(made)
+        return shown(made)
+
+    def _look(self, made: Made) -> None:
+        """Count a look at a batch, which time stands for: it may end."""
         made.looks += 1
         most = self.looks_until_end
         if most is not None and made.looks > most and made.answers is None:
             self._answer(made)
-        return shown(made)
 
     def _list(self, request: Request, shown: Callable[[Made], Any], cursor: str) -> Any:
         every = list(reversed(self.made))
@@ -264,6 +268,8 @@ class Batches:
         if after := request.query_params.get(cursor):
             every = every[[each.id for each in every].index(after) + 1 :]
         page = every[: self.page]
+        for each in page:
+            self._look(each)
         return {
             "object": "list", "data": [shown(each) for each in page],
             "has_more": len(every) > len(page), "first_id": page[0].id if page else None,
