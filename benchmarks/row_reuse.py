@@ -354,7 +354,7 @@ CASES = {
         rewritten(lambda world, table: table, compression="zstd", row_group_size=1000),
     ),
     "fragments": Case("`fragment_rows` changed", with_options(fragment_rows=3000)),
-    "hours": Case("partitioned by hours, no longer by days", by_hours, 0.0, 1),
+    "hours": Case("partitioned by hours, no longer by days", by_hours, 1.0, 1),
     "snapshot": Case("today's snapshot of yesterday's table, 2% changed", next_day, 0.02, 2),
     # Up to 12 files are in flight at a time, and each may compute a text.
     "repeated": Case("new rows, four of each, in 32 shuffled files", repeated, 0.6),
