@@ -76,10 +76,9 @@ def test_of_several_that_create_a_file_one_does(root):
     wholes = [bytes([n]) * 300_000 for n in range(8)]
     with ThreadPoolExecutor(8) as threads:
         created = list(threads.map(create, wholes))
-    if "memory://" in root.url:  # fsspec's, for tests alone, lets two at once pass
-        return
-    assert created.count(True) == 1
-    assert folder.read("f") == wholes[created.index(True)]
+    most = 8 if "memory://" in root.url else 1  # fsspec's, for tests alone, has no lock
+    assert 1 <= created.count(True) <= most
+    assert folder.read("f") in [whole for whole, is_made in zip(wholes, created) if is_made]
     assert not folder.create("f", b"later")
     assert folder.names() == {"f": 300_000}
 

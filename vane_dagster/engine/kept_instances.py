@@ -38,8 +38,8 @@ def with_kept_instances(
             show(
                 Noticed(
                     f"{stage}: {spec.udf.name} is not loaded again: an instance of its former code "
-                    "has the methods of the present one. What the constructor has called may "
-                    "differ; reload=True (--reload) constructs it anew",
+                    "has the methods of the present one. What the constructor has read or "
+                    "called may differ; reload=True (--reload) constructs it anew",
                     is_problem=False,
                 )
             )

@@ -15,6 +15,7 @@ from vane_dagster.engine.stage_batches import StageBatches, stage_batches
 from vane_dagster.orchestration.partition_order import DagsterOrder, range_tags
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.batch_records import ProviderBatch
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.store import Store
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ class BatchRuns:
             return []
         place = (self._pipeline.name, batches.stage)
         found = self._store.latest(*place, batch.partitions)
-        manifests = {key: self._store.read(*place, key, name) for key, name in found.items()}
+        manifests = dict(
+            zip(found, in_threads(lambda k: self._store.read(*place, k, found[k]), found))
+        )
         return [
             key
             for key in batch.partitions
