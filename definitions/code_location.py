@@ -5,6 +5,8 @@ It is not in the package's own file, because the commands that import the packag
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import dagster as dg
 
 import vane_dagster as vd
@@ -13,13 +15,17 @@ from definitions.settings import store_folder
 
 __all__ = ["defs"]
 
-defs = dg.Definitions(
-    assets=[*docs.assets, *questions.assets],
-    jobs=[docs.job, questions.job],
-    schedules=[questions.schedule],
-    resources={
-        "compute": vd.RayCompute(cluster=vd.LocalCluster()),
-        "store": vd.FragmentStore(root=str(store_folder())),
-    },
-    executor=dg.in_process_executor,  # the work is on the cluster: a process per step gains nothing
+defs = dg.Definitions.merge(
+    dg.Definitions(
+        assets=docs.assets,
+        jobs=[docs.job, questions.job],
+        schedules=[questions.schedule],
+        resources={
+            "compute": vd.RayCompute(cluster=vd.LocalCluster()),
+            "store": vd.FragmentStore(root=str(store_folder())),
+        },
+        # The work is on the cluster: a process per step gains nothing.
+        executor=dg.in_process_executor,
+    ),
+    dg.load_from_defs_folder(path_within_project=Path(__file__).parent),
 )

@@ -1,5 +1,7 @@
 """What people asked, embedded day by day: a daily-partitioned pipeline with a job and a schedule.
 
+Its assets are those of the component in `defs/questions`.
+
 No Dagster asset writes its source: each `definitions.search` leaves a file. So the source is
 observed, and Dagster knows which days have new questions. Its model has the same class and
 arguments as that of the pipeline `docs`, so both use the same warm workers.
@@ -17,7 +19,6 @@ from definitions.asked import day_folder
 from definitions.embedder import SCHEMA, SentenceEmbedder
 from definitions.settings import data_folder
 
-GROUP = "questions"
 TEXT = r"trim(regexp_replace(question, '\s+', ' ', 'g'))"
 
 questions = vd.Pipeline(
@@ -26,7 +27,6 @@ questions = vd.Pipeline(
     id="id",
     # Today is a partition too. Another run of it computes only the questions asked since.
     partitions_def=dg.DailyPartitionsDefinition("2026-01-01", timezone="UTC", end_offset=1),
-    group_name=GROUP,
 )
 
 clean = questions.project(
@@ -66,11 +66,6 @@ enriched.write(
         kinds={"parquet"},
     ),
 )
-
-source = questions.build_source(
-    asset=vd.Asset(description="A file for each question, left by `definitions.search`.")
-)
-assets = [source, questions.build_assets()]
 
 job = dg.define_asset_job(
     "daily_questions",

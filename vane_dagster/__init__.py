@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vane_dagster import checks as checks
     from vane_dagster import errors as errors
     from vane_dagster.fingerprint.local_file import local_file as local_file
+    from vane_dagster.orchestration.component import PipelineComponent as PipelineComponent
     from vane_dagster.orchestration.diff import diff as diff
     from vane_dagster.orchestration.io_manager import FragmentStore as FragmentStore
     from vane_dagster.orchestration.pipeline import Pipeline as Pipeline

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import dagster as dg
+import tomli
 
 from vane_dagster.errors import described
 from vane_dagster.orchestration.assets import PIPELINES
@@ -23,8 +24,10 @@ class Definitions:
     """Definitions, imported as Dagster does: the working folder is on the path."""
 
     def __init__(self, file: str | None, module: str | None) -> None:
-        if (file is None) == (module is None):
-            raise click.UsageError("give the definitions, as -f defs.py or -m my.definitions")
+        if file is None and module is None:
+            module = _project_module()
+        elif file is not None and module is not None:
+            raise click.UsageError("give the definitions as -f or as -m, not both")
         if file is not None and not Path(file).is_file():
             raise click.UsageError(f"there is no file {file!r}")
         sys.path.insert(0, os.getcwd())
@@ -79,6 +82,24 @@ class Definitions:
                     text = f"the resource {key!r} is not complete: {described(error)}"
                     raise click.ClickException(text) from error
         return None
+
+
+def _project_module() -> str:
+    """Return the module with the definitions of the `dg` project around the working folder.
+
+    The folder with its code is added to the path.
+    """
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        file = folder / "pyproject.toml"
+        project = file.is_file() and tomli.loads(file.read_text(encoding="utf-8"))
+        if project and (found := project.get("tool", {}).get("dg", {}).get("project")):
+            code = folder / "src"
+            sys.path.insert(0, str(code if code.is_dir() else folder))
+            default = f"{found['root_module']}.definitions"
+            return str(found.get("code_location_target_module", default))
+    raise click.UsageError(
+        "give the definitions, as -f defs.py or -m my.definitions, or call this in a dg project"
+    )
 
 
 def _executed(file: str) -> ModuleType:

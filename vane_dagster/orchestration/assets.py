@@ -7,7 +7,7 @@ evaluation.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -15,10 +15,10 @@ from pydantic import Field
 
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.fingerprint.code import files_read_once
-from vane_dagster.orchestration.asset_specs import check_specs, source_spec, stage_spec
+from vane_dagster.orchestration.asset_specs import check_specs, source_spec, stage_key, stage_spec
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.resources import Compute
-from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.pipeline import Pipeline, Stage
 from vane_dagster.pipeline.records import Asset
 
 _SENSOR_SECONDS = 300
@@ -88,8 +88,18 @@ class RunOptions(dg.Config):
         return {"max_gpu_hours": self.max_gpu_hours, "max_cost": self.max_cost}
 
 
-def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
-    """Implement `Pipeline.build_assets`."""
+def build_assets(
+    pipeline: Pipeline,
+    spec_of: Callable[[Stage], dg.AssetSpec] | None = None,
+    execute: Callable[..., Iterator[Any]] | None = None,
+) -> dg.AssetsDefinition:
+    """Implement `Pipeline.build_assets`.
+
+    Args:
+        pipeline: The pipeline.
+        spec_of: Returns the asset spec of a stage, in place of `stage_spec`.
+        execute: Executes a step, in place of `materialize_step`, which has the same parameters.
+    """
     if not pipeline.stages:
         raise DefinitionError(f"pipeline {pipeline.name!r} has no stages; add one to it")
     PIPELINES[pipeline.name] = pipeline = pipeline._snapshot()
@@ -97,7 +107,7 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     if policy is None and pipeline.partitions_def is not None:
         policy = dg.BackfillPolicy.single_run()
     with files_read_once():
-        specs = [stage_spec(pipeline, stage.spec) for stage in pipeline]
+        specs = [_spec(stage, spec_of) for stage in pipeline]
 
     @dg.multi_asset(
         name=f"{pipeline.name}_pipeline",
@@ -118,9 +128,22 @@ def build_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     ) -> Iterator[Any]:
         from vane_dagster.orchestration.steps import materialize_step  # what only a step needs
 
-        yield from materialize_step(context, pipeline, config, compute, store)
+        yield from (execute or materialize_step)(context, pipeline, config, compute, store)
 
     return materialize
+
+
+def _spec(stage: Stage, spec_of: Callable[[Stage], dg.AssetSpec] | None) -> dg.AssetSpec:
+    """Return a stage's asset spec, with the store as its IO manager."""
+    spec = spec_of(stage) if spec_of else stage_spec(stage.pipeline, stage.spec)
+    expected = stage_key(stage.pipeline, stage.name)
+    if spec.key != expected:
+        raise DefinitionError(
+            f"{stage.pipeline._location(stage.name)}: its asset has the key "
+            f"{spec.key.to_user_string()}; expected {expected.to_user_string()}, by which the "
+            "store keeps its rows. Rename the pipeline or the stage instead"
+        )
+    return spec.with_io_manager_key("store")
 
 
 def build_source(pipeline: Pipeline, options: Asset) -> dg.AssetsDefinition:
@@ -143,9 +166,14 @@ def build_source(pipeline: Pipeline, options: Asset) -> dg.AssetsDefinition:
     return made
 
 
+def uses_batches(pipeline: Pipeline) -> bool:
+    """Return whether a stage asks a provider in batches."""
+    return any(stage.spec.runs_udf and stage.spec.in_batches for stage in pipeline)
+
+
 def build_batch_sensor(pipeline: Pipeline) -> dg.SensorDefinition:
     """Implement `Pipeline.build_batch_sensor`."""
-    if not any(stage.spec.runs_udf and stage.spec.in_batches for stage in pipeline):
+    if not uses_batches(pipeline):
         raise DefinitionError(
             f"pipeline {pipeline.name!r}: no stage uses batches; give a prompt "
             'vd.Model(..., mode="batch")'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -223,6 +224,7 @@ class Pipeline(Rows):
         self._keys: dict[str, Keys] = {SOURCE: (IdColumn(self.id, SOURCE),)}
         self._checks: dict[str, tuple[Check, ...]] = {}
         self._cells: dict[str, Cell | None] = {}
+        self._declared: dict[str, tuple[str, int]] = {}
 
     @property
     def stages(self) -> Mapping[str, Stage]:
@@ -491,8 +493,17 @@ class Pipeline(Rows):
         self._keys = draft._keys
         self._checks = {**self._checks, spec.name: checks}
         self._cells = {**self._cells, spec.name: cell}
+        self._declared = {**self._declared, spec.name: _declaring_line()}
         self._stages = {**kept, spec.name: stage}
         return stage
+
+
+def _declaring_line() -> tuple[str, int]:
+    """Return the file and line outside of this package that is being executed."""
+    frame = sys._getframe()
+    while frame.f_globals.get("__name__", "").startswith("vane_dagster.") and frame.f_back:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[Check, ...]:

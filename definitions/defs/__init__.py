@@ -1,0 +1,1 @@
+"""Components of the demo, which Dagster finds by their files `defs.yaml`."""

@@ -1,0 +1,267 @@
+"""A pipeline as a Dagster component: what differs between deployments, in ``defs.yaml``.
+
+Dagster inspects annotations at runtime, so this module does not postpone their evaluation.
+"""
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import dagster as dg
+from dagster.components.resolved.core_models import OpSpec
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
+from pydantic import create_model
+
+from vane_dagster.errors import DefinitionError, names
+from vane_dagster.orchestration import assets as built
+from vane_dagster.orchestration.asset_specs import stage_spec
+from vane_dagster.orchestration.io_manager import FragmentStore
+from vane_dagster.orchestration.pipeline import Pipeline
+from vane_dagster.orchestration.resources import Compute, LocalCluster, RayCompute
+from vane_dagster.pipeline.pipeline import Stage
+from vane_dagster.pipeline.records import Workers
+
+_SHARED: dict[str, Any] = {}
+"""Resources by their arguments. Dagster refuses two that are equal but not the same object."""
+
+
+def _in_yaml(resource: Any, **nested: Any) -> dg.Resolver:
+    """Return a resolver of a resource: its arguments, or a template that is the resource."""
+    model = _model(resource, nested)
+
+    def resolve(context: dg.ResolutionContext, given: Any) -> Any:
+        if isinstance(given, str):
+            return context.resolve_value(given)
+        return _made(
+            resource, model.resolve_from_model(context, given).model_dump(exclude_unset=True)
+        )
+
+    return dg.Resolver(resolve, model_field_type=model.model())
+
+
+def _model(resource: Any, nested: Mapping[str, Any]) -> Any:
+    own = {name: (info.annotation, info) for name, info in resource.model_fields.items()}
+    fields: dict[str, Any] = {name: each for name, each in own.items() if each[1].description}
+    bases = (dg.Model, dg.Resolvable)
+    return create_model(f"{resource.__name__}Arguments", __base__=bases, **fields, **nested)
+
+
+def _made(resource: Any, given: Mapping[str, Any]) -> Any:
+    """Return the resource with some arguments."""
+    key = f"{resource.__name__} {json.dumps(given, sort_keys=True, default=repr)}"
+    if key not in _SHARED:
+        cluster = given.get("cluster")
+        made = {"cluster": LocalCluster(**cluster)} if cluster is not None else {}
+        _SHARED[key] = resource(**{**given, **made})
+    return _SHARED[key]
+
+
+_COMPUTE = _in_yaml(RayCompute, cluster=(_model(LocalCluster, {}) | None, None))
+_STORE = _in_yaml(FragmentStore)
+
+
+class StageOverrides(dg.Model, dg.Resolvable):
+    """What a deployment may change of a stage. Nothing of it counts in keys.
+
+    See `vane_dagster.Workers` for what each field means.
+    """
+
+    gpus: float | None = None
+    concurrency: int | list[int] | Literal["auto"] | None = None
+    num_cpus: float | None = None
+    memory: int | None = None
+    accelerator_type: str | None = None
+    resources: dict[str, float] | None = None
+    max_concurrency: int | None = None
+    startup_timeout_s: float | None = None
+    max_batches: int | None = None
+    max_rss: int | None = None
+    env_vars: list[str] | None = None
+
+    def of(self, location: str, gpus: float, workers: Workers) -> dict[str, Any]:
+        """Return the changed fields of a stage's spec."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        gpus = given.pop("gpus", gpus)
+        if "concurrency" in given:
+            count = given.pop("concurrency")
+            given["count"] = tuple(count) if isinstance(count, list) else count
+        if "env_vars" in given:
+            given["env_vars"] = [*workers.env_vars, *given["env_vars"]]
+        try:
+            workers = replace(workers, **given)
+        except DefinitionError as error:
+            raise DefinitionError(f"{location}: overrides: {error}") from None
+        workers._bundle(f"{location}: overrides", gpus)
+        return {"gpus": gpus, "workers": workers}
+
+
+def _load_pipeline(context: dg.ResolutionContext, path: str) -> Pipeline:
+    """Return the pipeline at a Python path; one that begins with a dot is in the same folder."""
+    from dagster import ComponentLoadContext
+
+    module, _, name = path.rpartition(".")
+    if path.startswith("."):
+        load = ComponentLoadContext.from_resolution_context(context)
+        module = load.defs_relative_module_name(load.path) + module
+    if not module or not name:
+        raise DefinitionError(
+            f"pipeline: {path!r}; expected a module and the name of a pipeline in it, as "
+            "'.pipeline.docs' or 'my_project.pipelines.docs'"
+        )
+    value = getattr(importlib.import_module(module), name, None)
+    if callable(value):
+        value = value()
+    if not isinstance(value, Pipeline):
+        raise DefinitionError(
+            f"pipeline: {path!r} is {type(value).__name__}; expected a vd.Pipeline, or a function "
+            f"without parameters that returns one, named {name!r} in the module {module}"
+        )
+    return value
+
+
+class PipelineScaffolder(dg.Scaffolder[Any]):
+    """Writes a component that runs on a laptop as it is."""
+
+    def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
+        """Write ``defs.yaml`` and ``pipeline.py``."""
+        name = "".join(c if c.isalnum() else "_" for c in request.target_path.name.lower())
+        attributes = {"pipeline": f".pipeline.{name}", "compute": {}, "store": {}}
+        dg.scaffold_component(request, attributes)
+        text = _EXAMPLE.replace("NAME", name)
+        (request.target_path / "pipeline.py").write_text(text, encoding="utf-8")
+
+
+_EXAMPLE = '''"""The pipeline NAME."""
+
+from typing import Any
+
+import vane_dagster as vd
+
+
+class Sentiment:
+    """Stands for a model."""
+
+    def __init__(self) -> None:
+        """Load the weights: once in each worker process."""
+        self.weights = {"great": 1.0, "good": 0.5, "slow": -0.5, "broken": -1.0}
+
+    def __call__(self, batch: Any) -> dict[str, list[float]]:
+        """Return the output columns of a batch, a pyarrow.Table of the columns named below."""
+        texts = [text.lower().split() for text in batch["text"].to_pylist()]
+        return {"score": [sum(self.weights.get(word, 0.0) for word in words) for words in texts]}
+
+
+ROWS = [{"id": 1, "text": "Great screen and great sound"}, {"id": 2, "text": "Slow and broken"}]
+
+NAME = vd.Pipeline("NAME", source=vd.table(ROWS), id="id")
+NAME.map_batches(
+    "sentiment", Sentiment, columns=["text"], schema={"score": "DOUBLE"}, include_columns=True
+)
+'''
+
+
+@dg.scaffold_with(PipelineScaffolder)
+@dataclass
+class PipelineComponent(dg.Component, dg.Resolvable):
+    """A pipeline as a Dagster component: its assets, its source and its jobs.
+
+    Python declares what the pipeline is; ``defs.yaml`` has what differs between deployments.
+
+    Attributes:
+        pipeline: Python path of a `Pipeline`, or of a function that returns one: ``.pipeline.docs``
+            is ``docs`` in ``pipeline.py`` beside ``defs.yaml``.
+        compute: The arguments of `RayCompute`, where ``cluster`` has those of `LocalCluster`.
+            Default: the resource ``compute`` of the project.
+        store: The arguments of `FragmentStore`. Default: the resource ``store`` of the project.
+        translation: Attributes of the stages' assets, such as ``group_name``, ``tags``, ``owners``
+            and ``description``. Templates may use ``stage``, such as ``{{ stage.name }}``, and
+            ``spec``.
+        op: The step's ``backfill_policy``, ``pool`` and ``tags``, in place of the pipeline's.
+        overrides: By stage, the resources and numbers of its workers. They count in no key.
+    """
+
+    pipeline: Annotated[Pipeline, dg.Resolver(_load_pipeline, model_field_type=str)]
+    compute: Annotated[Compute | None, _COMPUTE] = None
+    store: Annotated[FragmentStore | None, _STORE] = None
+    translation: (
+        Annotated[
+            TranslationFn[Stage], TranslationFnResolver[Stage](lambda stage: {"stage": stage})
+        ]
+        | None
+    ) = None
+    op: OpSpec | None = None
+    overrides: dict[str, StageOverrides] = field(default_factory=dict)
+
+    def get_asset_spec(self, stage: Stage) -> dg.AssetSpec:
+        """Return the asset spec of a stage; a subclass may change all but its key."""
+        spec = stage_spec(stage.pipeline, stage.spec)
+        return self.translation(spec, stage) if self.translation else spec
+
+    def execute(
+        self,
+        context: dg.AssetExecutionContext,
+        pipeline: Pipeline,
+        config: built.RunOptions,
+        compute: Compute,
+        store: FragmentStore,
+    ) -> Iterator[Any]:
+        """Execute a step and yield Dagster's events; a subclass may do something before or after.
+
+        Args:
+            context: The step's context.
+            pipeline: The pipeline as this component configures it.
+            config: The run's config, such as ``force``.
+            compute: The compute resource.
+            store: The store.
+        """
+        from vane_dagster.orchestration.steps import materialize_step
+
+        yield from materialize_step(context, pipeline, config, compute, store)
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """Build the assets of the stages and of the source, the jobs, and the sensor of batches.
+
+        Raises:
+            DefinitionError: If a stage does not exist, or takes no such override.
+        """
+        pipeline = self._configured()
+        given = {"compute": self.compute, "store": self.store}
+        made: list[Any] = [built.build_assets(pipeline, self.get_asset_spec, self.execute)]
+        if not pipeline.source.asset:
+            made.append(pipeline.build_source())
+        return dg.Definitions(
+            assets=made,
+            jobs=[pipeline.build_plan_job(), pipeline.build_preview_job()],
+            sensors=[pipeline.build_batch_sensor()] if built.uses_batches(pipeline) else [],
+            resources={name: each for name, each in given.items() if each is not None},
+        )
+
+    def _configured(self) -> Any:
+        """Return the pipeline with the overrides and the options of the step."""
+        pipeline: Any = self.pipeline._snapshot()
+        location = f"pipeline {pipeline.name!r}"
+        for name, overrides in self.overrides.items():
+            if name not in pipeline.stages:
+                raise DefinitionError(
+                    f"{location}: overrides has {name!r}; its stages are {names(pipeline.stages)}"
+                )
+            spec = pipeline[name].spec
+            if not spec.runs_udf:
+                raise DefinitionError(
+                    f"{location}: overrides has {name!r}, a {spec.kind} stage, which has no workers"
+                    " of its own; leave it out"
+                )
+            changed = overrides.of(pipeline._location(name), spec.gpus, spec.workers)
+            pipeline = pipeline._with_spec(replace(spec, **changed))
+        if self.op:
+            given: Mapping[str, Any] = {
+                "backfill_policy": self.op.backfill_policy,
+                "pool": self.op.pool,
+                "op_tags": self.op.tags and {**pipeline.op_tags, **self.op.tags},
+            }
+            for name, value in given.items():
+                if value is not None:
+                    setattr(pipeline, name, value)
+        return pipeline
