@@ -211,9 +211,11 @@ class PlanOptions(dg.Config):
 
 def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
     """Implement `Pipeline.build_plan_job`."""
-    name = f"{pipeline.name}_plan"
 
-    @dg.op(name=name, description="What a run would compute, why, and what it would cost.")
+    @dg.op(
+        name=f"{pipeline.name}_plan_step",
+        description="What a run would compute, why, and what it would cost.",
+    )
     def plan(
         context: dg.OpExecutionContext,
         config: PlanOptions,
@@ -227,7 +229,7 @@ def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
         text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
         context.add_output_metadata({"plan": text, "up_to_date": found.is_up_to_date})
 
-    return _job(plan)
+    return _job(f"{pipeline.name}_plan", plan)
 
 
 class PreviewOptions(dg.Config):
@@ -245,9 +247,11 @@ class PreviewOptions(dg.Config):
 
 def build_preview_job(pipeline: Pipeline) -> dg.JobDefinition:
     """Implement `Pipeline.build_preview_job`."""
-    name = f"{pipeline.name}_preview"
 
-    @dg.op(name=name, description="Some rows of a stage, computed and not stored.")
+    @dg.op(
+        name=f"{pipeline.name}_preview_step",
+        description="Some rows of a stage, computed and not stored.",
+    )
     def preview(
         context: dg.OpExecutionContext,
         config: PreviewOptions,
@@ -272,11 +276,13 @@ def build_preview_job(pipeline: Pipeline) -> dg.JobDefinition:
         text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
         context.add_output_metadata({"preview": text, "failed": len(found.failed)})
 
-    return _job(preview)
+    return _job(f"{pipeline.name}_preview", preview)
 
 
-def _job(op: dg.OpDefinition) -> dg.JobDefinition:
-    @dg.job(name=op.name)
+def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
+    """Return the job of one op. In a repository, an op and a job cannot have the same name."""
+
+    @dg.job(name=name, description=op.description)
     def job() -> None:
         op()
 

@@ -53,6 +53,7 @@ def spec_of(definitions: dg.Definitions, key: str) -> dg.AssetSpec:
 
 def test_a_scaffolded_component_has_assets_jobs_and_resources(sandbox):
     definitions = loaded(sandbox, scaffolded(sandbox))
+    definitions.get_repository_def().load_all_definitions()
     keys = {key.to_user_string() for key in definitions.resolve_asset_graph().get_all_asset_keys()}
     assert keys == {"docs/sentiment", "docs/source"}
     assert isinstance(definitions.resources["compute"], vd.RayCompute)
