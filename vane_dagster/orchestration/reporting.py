@@ -171,7 +171,8 @@ class RunReport:
                 f"pinned from now on: {event.code}"
             )
         elif isinstance(event, Submitted):
-            self._submitted(event)
+            self._waiting.append(event)
+            self._not_materialized(event)
         elif isinstance(event, Committed):
             spec = self._pipeline[event.stage].spec
             figures = computation_figures(spec, event.manifest, event.stats)
@@ -181,8 +182,9 @@ class RunReport:
             self._unchanged(event)
         elif isinstance(event, Failed):
             self._failed.append(event)
+            self._not_materialized(event)
             if event.because is None:
-                self._log.error(failure_message(event))
+                self._log.error(self._logged(failure_message(event)))
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
         elif isinstance(event, WaveStarted) and event.count > 1:
@@ -212,12 +214,18 @@ class RunReport:
             f"{event.model} {state} (worker {event.worker}, pid {report.pid}, {report.device})"
         )
 
-    def _submitted(self, event: Submitted) -> None:
-        """Log that a partition waits for batches, as an observation of its asset."""
-        self._waiting.append(event)
-        metadata: dict[str, Any] = {"state": "submitted"}
-        if event.expected:
-            metadata["expected_by"] = dg.MetadataValue.timestamp(event.expected)
+    def _not_materialized(self, event: Failed | Submitted) -> None:
+        """Log why a partition is not materialized, as an observation of its asset."""
+        metadata: dict[str, Any] = {"state": "failed"}
+        if isinstance(event, Submitted):
+            metadata["state"] = "submitted"
+            if event.expected:
+                metadata["expected_by"] = dg.MetadataValue.timestamp(event.expected)
+        elif event.because is None:
+            metadata["error"] = _first_line(failure_message(event))
+        else:
+            cause = self._key_of(event.because).to_user_string()
+            metadata["error"] = f"{cause} failed, which it reads"
         self._context.log_event(
             dg.AssetObservation(
                 asset_key=stage_key(self._pipeline, event.stage),
@@ -321,6 +329,11 @@ class RunReport:
         if self._checks.blocked:
             raise dg.Failure(describe_blocked(self._checks.blocked), allow_retries=False)
 
+    def _logged(self, message: str) -> str:
+        """Return what the log has of an error at once: the step's failure has the first in full."""
+        roots = sum(each.because is None for each in self._failed)
+        return _first_line(message) if roots <= _SHOWN else message
+
     def _failure(self) -> dg.Failure:
         keys = dict.fromkeys(failure.partition for failure in self._failed)
         roots = [failure_message(each) for each in self._failed if each.because is None]
@@ -333,6 +346,10 @@ class RunReport:
                 f"others are materialized. Finished parts are kept.\n\n{description}"
             )
         return dg.Failure(description=description)
+
+
+def _first_line(message: str) -> str:
+    return message.partition("\n")[0]
 
 
 def _dimension_tags(partition: str | None) -> dict[str, str]:

@@ -72,7 +72,12 @@ def test_a_run_logs_progress_prints_a_summary_and_errors(tmp_path, materialize, 
     assert text.count("KeyError") == 1
     assert "vane_dagster/" not in frames
     logged_text = [each.user_message for each in entries if not each.is_dagster_event]
-    assert [line for line in logged_text if "KeyError" in line] == [text]
+    assert [line for line in logged_text if "KeyError" in line] == [first]
+    (observed,) = result.asset_observations_for_node("slow_pipeline")
+    assert {name: each.value for name, each in observed.metadata.items()} == {
+        "state": "failed",
+        "error": first,
+    }
     failed = next(each for each in result.all_events if each.is_step_failure).step_failure_data
     assert failed.error.message.endswith(f"{text}\n")
     assert failed.error.cause is None
