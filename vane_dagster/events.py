@@ -190,15 +190,19 @@ class WorkerReady:
 
 @dataclass(frozen=True)
 class Printed:
-    """A user's code printed text.
+    """A user's code printed or logged text.
 
     Attributes:
         stage: The stage that runs the code.
         text: The text.
+        worker: The worker's name.
+        partition: The partition key; None during construction, or if unpartitioned.
     """
 
     stage: str
     text: str
+    worker: str
+    partition: str | None = None
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,8 @@ class WaveScheduler:
     def _answered(self, in_flight: InFlightTask, report: WorkReport, done: CallResult) -> None:
         task = in_flight.task
         if report.output:
-            self._state.emit(Printed(task.stage, report.output))
+            key = self._state.plan.partitions[task.run.partition].key
+            self._state.emit(Printed(task.stage, report.output, in_flight.worker.name, key))
         if report.cancelled:
             raise lease_expired(self._lease.id)
         worker = in_flight.worker

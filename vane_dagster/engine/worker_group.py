@@ -245,7 +245,7 @@ class WorkerGroup:
         """Handle a worker's report that it is ready, or why it cannot start."""
         stages = self.stages(worker)
         if report.output:
-            self._emit(Printed(", ".join(stages) or IO_WORKERS, report.output))
+            self._emit(Printed(", ".join(stages) or IO_WORKERS, report.output, worker.name))
         if worker not in self.worker_queues[worker.pool].loading:  # the pool was given up
             return
         if report.outdated:

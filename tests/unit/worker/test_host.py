@@ -23,7 +23,8 @@ from vane_dagster.worker.protocol import CallUdf, TableRows, Work
 
 
 def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a host taps
+    for name in ("stdout", "stderr"):  # which a host taps
+        monkeypatch.setattr(sys, name, getattr(sys, name))
     monkeypatch.setattr(OutputTap, "_instance", None)
     host = Host()
 
