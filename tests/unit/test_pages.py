@@ -15,7 +15,7 @@ ROOT = PACKAGE.parent
 FOLDERS = [ROOT / name for name in ("", "docs", "docs/coming-from", "examples", "benchmarks")]
 PAGES = sorted(path for folder in FOLDERS for path in folder.glob("*.md"))
 LIVING = [page for page in PAGES if page.name != "CHANGELOG.md"]
-READERS_OWN = {"reviews.py", "definitions.py", "benchmarks/results/"}
+READERS_OWN = {"reviews.py", "definitions.py", "defs.yaml", "defs/", "benchmarks/results/"}
 """Paths of the reader's own files, and of files that a benchmark writes."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -145,6 +145,7 @@ def reporting(log: list[str], tmp_path: Any) -> RunReport:
     """The report of a run that appends what it logs."""
     context = SimpleNamespace(
         log=SimpleNamespace(info=log.append, error=log.append),
+        log_event=lambda event: None,
         selected_asset_keys=set(),
         instance=SimpleNamespace(event_log_storage=None),
         assets_def=SimpleNamespace(specs=()),
@@ -193,12 +194,13 @@ def test_a_server_is_logged_with_its_place_and_how_to_read_its_log(tmp_path, nod
     ]
 
 
-def test_the_log_has_all_errors_and_the_failure_the_first_five(tmp_path):
+def test_the_failure_has_the_first_five_errors_in_full_and_the_log_the_others(tmp_path):
     lines: list[str] = []
     report = reporting(lines, tmp_path)
     for number in range(7):
         report.listen(Failed("a", None, vd.errors.UdfError(f"error {number}\n\nframes")))
-    assert lines == [f"stage 'a': error {n}\n\nframes" for n in range(7)]
+    frames = [""] * 5 + ["\n\nframes"] * 2
+    assert lines == [f"stage 'a': error {n}{each}" for n, each in enumerate(frames)]
     with pytest.raises(dg.Failure) as raised:
         list(report.results())
     assert raised.value.description.count("frames") == 5
