@@ -44,6 +44,7 @@ from vane_dagster.storage.adoptions import (
 )
 from vane_dagster.storage.decisions import decisions, patch, undo
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.promotion import Promotion
 from vane_dagster.storage.store import Store, open_branch
@@ -408,9 +409,7 @@ class World:
         self._outdated: set[tuple[str, str]] = set()
         self._was_forced = False
         self._started: dict[Place, Any] = {}
-        """What was in force above when a branch first committed a place."""
-        self._had: set[Any] = set()
-        """All that a branch has committed."""
+        """What was in force above when a branch first committed a place, or was promoted since."""
         self.failed: set[Place] = set()
         """The stages that failed in the latest run, by partition."""
         self._ids = itertools.count(1)
@@ -425,7 +424,7 @@ class World:
         made.nodes, made._since = copy.deepcopy(self.nodes), copy.deepcopy(self._since)
         made.store = open_branch("simulated://branch", self.store.root.url, {})
         made.above, made.branches, made._was_forced = self, [], False
-        made.stored, made._started, made._had = defaultdict(set), {}, set()
+        made.stored, made._started = defaultdict(set), {}
         made._outdated, made.failed = set(self._outdated), set()
         self.branches = [made]
         return made
@@ -565,7 +564,7 @@ class World:
             set() if is_forced else existing,  # those of another forced run, too
         )
         before = {each: self.in_force(*each) for each in self.places(partitions)}
-        above = self._look_above()
+        above, own = self._look_above(), self._own()
         Storage.begin(given.fails, given.kill_operation)
         events: list[Event] = []
         try:
@@ -582,7 +581,9 @@ class World:
                 each._since.get((node.name, partition), set()).add(node.suffix)
         for place in filter(self.is_own, self.places(PARTITIONS)):
             self._started.setdefault(place, above.get(place))
-            self._had.add(self.latest(place))
+            was, promoted = own[place], self.above and self.above.latest(place)
+            if was not in (None, self._own()[place]) and promoted == (place[0], *was.version):
+                self._started[place] = promoted
         if was_killed:
             for node in filter(lambda each: each.calls_code, self.nodes):
                 for partition in partitions:  # what it has committed replaces what was in force
@@ -667,7 +668,7 @@ class World:
         own = [place for place in places if self.is_own(place)]
         files, adopted = main.content(), main.adopted() | self.adopted()
         before = {place: main.latest(place) for place in own}
-        others = [p for p in own if before[p] not in {self._started[p], *self._had}]
+        others = [p for p in own if before[p] not in (self._started[p], self.latest(p))]
         for kill in kills:
             Storage.begin({}, kill)
             try:
@@ -723,11 +724,14 @@ class World:
         """Whether a branch has committed a place."""
         return self.above is not None and self.store.latest_own("docs", *place) is not None
 
+    def _own(self) -> dict[Place, Any]:
+        return {p: self.store.latest_own("docs", *p) for p in self.places(PARTITIONS)}
+
     def latest(self, place: Place) -> Any:
         """Return the stage and the content of what is in force; None if there is nothing."""
         stage, partition = place
         name = self.store.latest("docs", stage, [partition]).get(partition)
-        return name and (stage, name.generation, name.plan, name.content)
+        return name and (stage, *name.version)
 
     def rows_in_force(self, place: Place) -> Rows | None:
         """Return the rows that are in force; None if there is nothing."""
@@ -740,6 +744,12 @@ class World:
     def in_force(self, stage: str, partition: str) -> Any:
         return self.store.in_force("docs", stage, partition)
 
+    def collect(self, late: float) -> None:
+        """Delete what was marked that nothing in force needs, and mark the rest of that."""
+        rows = {place: self.rows_in_force(place) for place in self.places(PARTITIONS)}
+        list(collect(self.store, GcPolicy(time.time() + late, 1.0, 1.0)))
+        assert rows == {place: self.rows_in_force(place) for place in self.places(PARTITIONS)}
+
     def parts(self) -> set[tuple[str, str]]:
         """The parts that no plan may write again, as (folder below the root, key)."""
         found = set()
@@ -747,7 +757,9 @@ class World:
             self.places(PARTITIONS), self.store.layers
         ):
             folder = each.parts("docs", stage, partition)
-            names = [name for name in folder.names() if name.count(".") == 1]
+            marked = self.store.condemned("docs", stage)
+            names = [n for n in folder.names() if n.count(".") == 1]
+            names = [name for name in names if f"{partition}/{name}" not in marked]
             found |= {(_below_root(folder), name.rpartition("-")[0]) for name in names}
         return found
 

@@ -204,6 +204,15 @@ class Simulation(RuleBasedStateMachine):
         self.edit_an_argument(number, suffix)
         self.run(partitions, order)
 
+    @rule(late=st.sampled_from([1e6, 2e6]), is_above=st.booleans())
+    def collect_garbage(self, late: float, is_above: bool) -> None:
+        """Here, or in the fallback."""
+        if is_above and self.world.above:
+            self.world.above.collect(late)
+            self._go(self.world)
+        else:
+            self.world.collect(late)
+
     @precondition(lambda self: self.world.above or self.world.branches)
     @rule()
     def go_to_the_other_store(self) -> None:

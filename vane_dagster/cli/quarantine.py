@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -127,7 +128,9 @@ def quarantine(
         if group["partitions"] != [None]:
             click.echo(f"  partitions: {_some(group['partitions'])}")
     if any(group["rows"] > len(group["waived"]) for group in groups) and not as_json:
-        click.echo(f"Retry them: vane-dagster quarantine {stage} --retry -f definitions.py")
+        given = ["-m", module] if module else ["-f", file or "definitions.py"]
+        words = ["vane-dagster", "quarantine", stage, "--retry", *given]
+        click.echo(f"Retry them: {shlex.join(words)}")
 
 
 def _say(text: str) -> None:

@@ -87,7 +87,13 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
                     "FragmentStore: targets is for a branch; give its fallback too, or leave it out"
                 )
             return Store(Location(absolute_url(root), options), self.keep_sources)
-        return open_branch(root, self.fallback, options, self.keep_sources, self.targets)
+        branch = open_branch(root, self.fallback, options, self.keep_sources, self.targets)
+        if (other := branch.layers[-1].branch_of) is not None:
+            raise StoreError(
+                f"FragmentStore: fallback {self.fallback!r} is a branch of {other!r}, and has only "
+                f"what it has committed. Promote it first, or give fallback={other!r}"
+            )
+        return branch
 
     def dataset(self, stage: str, partition: str | None = None) -> Any:
         """Return the committed rows of a stage; each partition is complete or absent.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from vane_dagster._arguments import PLACEHOLDER, check_placeholders
@@ -10,19 +11,26 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.filesystem import absolute_url
 from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.publish.target import Target
-from vane_dagster.storage.store import PUBLISHED, Store
+from vane_dagster.storage.store import BRANCH, PUBLISHED, Store
 
 _TABLE = "table"
 """The option of formats whose tables have a name in a catalog besides the folder of their files."""
 
 
-def with_branch_targets(pipeline: Pipeline, store: Store) -> Pipeline:
-    """Return the pipeline as it publishes with a store.
+def with_branch_targets(pipeline: Pipeline, store: Store, selected: Collection[str]) -> Pipeline:
+    """Return the pipeline as its selected stages publish with a store.
 
     Raises:
-        PlanError: If the store's `targets` names no write stage, or a target outside of branches.
+        PlanError: If the store is a branch without its fallback, or if its `targets` names no write
+            stage, or a target outside of branches.
     """
     if store.fallback is None:
+        if (other := store.branch_of) is not None:
+            raise PlanError(
+                f"the store {store.root.url!r} is a branch. Open it as FragmentStore(root=..., "
+                f"fallback={other!r}); or delete {store.root.file_url(BRANCH)!r}, and its runs "
+                "compute what it lacks and publish into the declared targets"
+            )
         return pipeline
     writes = {f"{pipeline.name}/{s.name}": s.spec for s in pipeline if s.spec.publishes}
     named = [each for each in store.targets if each.partition("/")[0] == pipeline.name]
@@ -32,7 +40,7 @@ def with_branch_targets(pipeline: Pipeline, store: Store) -> Pipeline:
             f"{pipeline.name!r}; expected {names(writes) if writes else 'none'}"
         )
     for label, spec in writes.items():
-        if spec.publishes:
+        if spec.publishes and spec.name in selected:
             target = _branch_target(label, spec.target, store)
             if publisher_class(target.format).has_folder_per_partition:
                 check_placeholders(f"stage {label!r}", target.url, pipeline.partitions_def)

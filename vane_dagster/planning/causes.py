@@ -14,6 +14,7 @@ from vane_dagster.storage.manifest import Component, FileRecord, Manifest, Manif
 Causes = Counter[str]
 """The number of partitions for each cause; for causes in `_FILES`, the number of files."""
 
+RAISED = "force or retry_quarantined"
 _FILES = ("new files", "changed files", "removed files")
 _MAX_SHOWN = 5
 
@@ -32,7 +33,7 @@ def causes(
         return Counter({"not computed before": 1})
     found = Counter(f"{text} changed" for text in edits(former.components, components))
     if generation != former.generation:
-        found["force or retry_quarantined"] = 1
+        found[RAISED] = 1
     if SOURCE in former.reads:
         found += _changed_files(former.files, files)
     for stage, plan in upstream.items():

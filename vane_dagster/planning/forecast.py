@@ -17,11 +17,11 @@ from vane_dagster._texts import count, duration
 from vane_dagster.errors import BudgetError, StoreError
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.planning.causes import describe
+from vane_dagster.planning.causes import RAISED, describe
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.storage.definition_texts import differences, read_texts
 from vane_dagster.storage.filesystem import in_threads
-from vane_dagster.storage.manifest import Manifest, PartInfo
+from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.store import Store
 
@@ -354,6 +354,7 @@ class _Forecaster:
         # Of stages with something to compute alone: a store that is up to date is listed once.
         self._history = functools.cache(lambda stage: _History(store, plan.pipeline.name, stage))
         self._known: dict[Place, _Count] = {}
+        self._failed = functools.cache(self._failed_rows)
 
     def take_samples(self, measure: Callable[[Sequence[str]], Mapping[str, Sample]]) -> None:
         """Measure the stages with fragments to compute of which nothing stored says the cost."""
@@ -413,9 +414,18 @@ class _Forecaster:
             return _Due(_Count(most, most, known), least, copied)
         if plan.row_definition:
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
+            is_retry = self._plan.retried and not self._plan.forced
+            if is_retry and plan.former and {*plan.causes} == {RAISED}:
+                rows = self._failed(partition.key, stage, plan.former)[index]
         history = self._history(stage)
         least_computed = 0.0 if history.may_copy(plan) else rows.expected * history.computed
         return _Due(rows, least_computed)
+
+    def _failed_rows(self, key: str | None, stage: str, name: ManifestName) -> Sequence[_Count]:
+        """Return how many rows of each fragment of a manifest have failed."""
+        parts = self._store.read(self._pipeline.name, stage, key, name).parts
+        failed = (part.quarantined + part.nulled for part in parts)
+        return [_Count(rows, rows, "at_most") for rows in failed]
 
     def _edits(self, stage: str) -> Sequence[str]:
         """Return how the definition differs from that of the latest results to replace."""

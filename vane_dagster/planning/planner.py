@@ -50,7 +50,7 @@ def plan_run(
 ) -> RunPlan:
     """Plan a run: find completed work by listings alone, and determine the remaining work."""
     listed_at = time.monotonic()
-    pipeline = with_branch_targets(pipeline, store)
+    pipeline = with_branch_targets(pipeline, store, selected)
     order = tuple(stage.name for stage in pipeline if stage.name in selected)
     planner = _Planner(
         pipeline, order, store, force, run_id, retry_quarantined, expand, keep, connect

@@ -232,6 +232,11 @@ class ManifestName:
     def __str__(self) -> str:
         return f"{self.sequence:08d}-g{self.generation}-{self.plan}-{self.content}.json"
 
+    @property
+    def version(self) -> tuple[int, str, str]:
+        """What commits of the same rows from the same computation have in common."""
+        return self.generation, self.plan, self.content
+
     @classmethod
     def parse(cls, name: str) -> ManifestName | None:
         """Parse a file name; return None for another file."""
@@ -333,8 +338,9 @@ class Manifest:
         components: What the definition consists of.
         figures: What the run that committed it took to compute it, as metadata in Dagster; empty
             in manifests of earlier releases.
-        branched_from: Of a branch, the name of the fallback's manifest that was in force when the
-            branch first computed the partition; empty if there was none, or in no branch.
+        branched_from: Of a branch, the name of the fallback's manifest that it replaces: the one
+            that was in force when the branch first computed the partition, or that was promoted
+            from the branch since. Empty if there was none, or in no branch.
         root: The root of the store that it was read from; not recorded.
         decisions: The waivers and patches that it was made with, by the names of their records; of
             a waiver the ids of the rows that it still covers.

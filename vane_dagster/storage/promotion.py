@@ -1,17 +1,17 @@
 """Promotion: the manifests of a branch, and the parts that they name, become those of its fallback.
 
 A partition of a stage is promoted only if the manifest that the branch started from is still in
-force. Everything is checked before anything is written, and each manifest is written after its
-parts and after the manifests of its upstream stages. So a promotion that was killed can be run
+force. Everything is checked before anything is written, and again when all parts are copied; each
+manifest is written after those of its upstream stages. So a promotion that was killed can be run
 again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vane_dagster.errors import StoreError
+from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.adoptions import copy_adoptions
 from vane_dagster.storage.decisions import copy_decisions
 from vane_dagster.storage.definition_texts import DEFINITIONS, file_of
@@ -45,7 +45,7 @@ class Promoted:
 
 
 class Promotion:
-    """The promotion of a pipeline, which is checked when it is made.
+    """The promotion of a pipeline.
 
     Stages that publish are not promoted: a run with the other store publishes them there.
 
@@ -56,7 +56,7 @@ class Promotion:
         stages: The stages to promote. Default: all that the branch has committed.
 
     Raises:
-        StoreError: If the branch has nothing to promote, or what it was made from is not in force.
+        StoreError: If the branch has nothing to promote, or what it started from is not in force.
     """
 
     def __init__(
@@ -71,13 +71,15 @@ class Promotion:
         self._pipeline = pipeline
         self._found = self._in_force(stages)
         self._before = self._present()
-        if problems := [*self._superseded(), *self._stale()]:
-            more = f"; and {len(problems) - 3} more" * (len(problems) > 3)
-            raise StoreError(
-                f"{branch.root.url!r} was not promoted into {target.root.url!r}, because its "
-                f"versions were made from others than are in force: {'; '.join(problems[:3])}"
-                f"{more}. Materialize what another run has committed there in a new branch"
-            )
+        self._refuse(
+            self._superseded(),
+            f"Materialize it in a new branch, with a root of its own and {target.root.url!r} as "
+            "its fallback, and promote that one",
+        )
+        self._refuse(
+            self._of_own_assets(),
+            "Promote that asset, and materialize this in the other store",
+        )
 
     @property
     def places(self) -> Sequence[Place]:
@@ -85,16 +87,34 @@ class Promotion:
         return tuple(self._found)
 
     def carry_out(self) -> Iterator[Promoted]:
-        """Copy parts and commit manifests."""
+        """Copy parts and commit manifests.
+
+        Raises:
+            StoreError: If what the branch has was made from others than will be in force, or if
+                another run commits there meanwhile.
+        """
+        self._refuse(
+            self._stale(),
+            "Materialize it in the branch first. With the definitions, given by -f or -m, stages "
+            "that they no longer have are left out",
+        )
+        copied = {
+            place: self._copy_parts(manifest)
+            for place, (name, manifest) in self._found.items()
+            if _version(self._before.get(place)) != name.version
+        }
+        now = self._present()
+        every = {**self._before, **now}
+        changed = [self._label(p) for p in every if now.get(p) != self._before.get(p)]
+        self._refuse(changed, "Another run has committed it meanwhile. Run the promotion again")
         self._copy_records()
         committed: dict[Place, str] = {}
-        for place, (name, manifest) in self._found.items():
+        for place, (_, manifest) in self._found.items():
             before = self._before.get(place)
-            if before is not None and _content(before) == _content(name):
+            if place not in copied:
                 committed[place] = str(before)
                 yield Promoted(*place, (), was_in_force=True)
                 continue
-            copied = self._copy_parts(manifest)
             if self._target.latest_own(self._pipeline, *place) != before:
                 raise StoreError(
                     f"{self._label(place)}: another run has committed it during the promotion. "
@@ -105,7 +125,16 @@ class Promotion:
             made = replace(manifest, upstream=upstream, branched_from="")
             committed[place] = str(self._target.commit(made))
             self._copy_parts(manifest)  # what a collection has deleted before the commit
-            yield Promoted(*place, copied)
+            yield Promoted(*place, copied[place])
+
+    def _refuse(self, problems: Iterable[str], fix: str) -> None:
+        """Raise StoreError if there are problems; nothing is written yet."""
+        if found := [*problems]:
+            more = f"; and {len(found) - 3} more" * (len(found) > 3)
+            raise StoreError(
+                f"{self._branch.root.url!r} was not promoted into {self._target.root.url!r}: "
+                f"{'; '.join(found[:3])}{more}. {fix}"
+            )
 
     def _in_force(
         self, stages: Collection[str] | None
@@ -121,9 +150,11 @@ class Promotion:
                 if manifest.kind != "write":
                     found[stage, manifest.partition] = name, manifest
         if not found:
+            wanted = "" if stages is None else f": the definitions have stages {names(stages)}"
             raise StoreError(
                 f"{self._branch.root.url!r} has committed nothing of pipeline {self._pipeline!r} "
-                "to promote. Give the root of a branch, and materialize there first"
+                f"to promote{wanted}; committed there: {names(committed)}. Give the root of a "
+                "branch, and materialize there first"
             )
         ordered: dict[Place, tuple[ManifestName, Manifest]] = {}
 
@@ -150,39 +181,35 @@ class Promotion:
 
     def _superseded(self) -> Iterator[str]:
         """Yield what has another version in force than the one that the branch started from."""
-        own = {
-            stage: {_content(name) for _, name in self._branch.history(self._pipeline, stage)}
-            for stage in {stage for stage, _ in self._found}
-        }
-        for place, (_, manifest) in self._found.items():
+        for place, (name, manifest) in self._found.items():
             now = self._before.get(place)
             start = ManifestName.parse(manifest.branched_from)
-            # Other runs may have come back to it; an earlier promotion has put the branch's there.
-            known = own[place[0]] | {start and _content(start)}
-            if (now and _content(now)) not in known:
+            # Other runs may have come back to it; a promotion that was killed has put ours there.
+            if _version(now) not in (_version(start), name.version):
                 yield self._differs(place, manifest.branched_from, now)
+
+    def _of_own_assets(self) -> Iterator[str]:
+        """Yield what was made from other assets of the branch."""
+        root = self._branch.root
+        below = f"{root.fs.unstrip_protocol(root.path).rstrip('/')}/"
+        for place, (_, manifest) in self._found.items():
+            if any(file.url.startswith(below) for file in manifest.files):
+                yield f"{self._label(place)}: its source is an asset that the branch has committed"
 
     def _stale(self) -> Iterator[str]:
         """Yield what was made from another version of an upstream stage than will be in force."""
-        root = self._branch.root
-        below = f"{root.fs.unstrip_protocol(root.path).rstrip('/')}/"
         for (own, key), (_, manifest) in self._found.items():
-            if any(file.url.startswith(below) for file in manifest.files):
-                yield (
-                    f"{self._label((own, key))}: its source is an asset that the branch has "
-                    "committed; promote that one, and materialize this in the other store"
-                )
             for stage, known in manifest.upstream.items():
                 place, made_from = (stage, key), ManifestName.parse(known)
                 now = self._found[place][0] if place in self._found else self._before.get(place)
                 # A branch that has come back to a version has it under another number.
-                if now is not None and made_from and _content(now) == _content(made_from):
+                if now is not None and _version(now) == _version(made_from):
                     continue
                 if place not in self._found:
                     yield self._differs(place, known, now)
                 else:
                     label = self._label((own, key))
-                    yield f"{label}: the branch has another version of {stage!r}; materialize it"
+                    yield f"{label}: the branch has another version of {stage!r}"
 
     def _differs(self, place: Place, known: str, now: ManifestName | None) -> str:
         made_from = known or "nothing"
@@ -234,5 +261,5 @@ class Promotion:
             copy_missing(source.child(DEFINITIONS), target.child(DEFINITIONS), texts.__contains__)
 
 
-def _content(name: ManifestName) -> tuple[int, str, str]:
-    return name.generation, name.plan, name.content
+def _version(name: ManifestName | None) -> tuple[int, str, str] | None:
+    return None if name is None else name.version

@@ -30,6 +30,8 @@ PUBLISHED = "~published"
 """The folder below a branch's root that its `write` stages publish into."""
 TARGET = "target.json"
 """The file with the target of a `write` stage."""
+BRANCH = "branch.json"
+"""The file of a branch that names its fallback, from its first commit on."""
 CONDEMNED = "condemned.json"
 """The file with the parts of a stage that no plan may build on; see `storage.gc`."""
 
@@ -68,6 +70,11 @@ class Store:
     def layers(self) -> tuple[Store, ...]:
         """The store, and the one that it reads what it lacks from."""
         return (self,) if self.fallback is None else (self, *self.fallback.layers)
+
+    @property
+    def branch_of(self) -> str | None:
+        """The root of the fallback with which it was written first; None if it is no branch."""
+        return read_file(self.root, BRANCH, lambda record: str(record["fallback"]))
 
     def parts(self, pipeline: str, stage: str, partition: str | None) -> Location:
         """Return the folder that a stage's parts in a partition are written to."""
@@ -203,8 +210,7 @@ class Store:
             )
         if name is None or name == former or name.unfinished:
             return None
-        same = (manifest.generation, manifest.plan, manifest.content)
-        if (name.generation, name.plan, name.content) != same:
+        if name.version != (manifest.generation, manifest.plan, manifest.content):
             return None
         return self.read(manifest.pipeline, manifest.stage, manifest.partition, name), name
 
@@ -216,6 +222,9 @@ class Store:
         name = ManifestName(
             max(taken, default=0) + 1, manifest.generation, manifest.plan, manifest.content
         )
+        if self.fallback is not None and not taken:
+            record = json.dumps({"fallback": self.fallback.root.url})
+            self.root.create(BRANCH, record.encode())
         location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
         location.write(str(name), manifest.dumps())
         return name

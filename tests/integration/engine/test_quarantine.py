@@ -68,6 +68,8 @@ def test_rows_at_fault_go_aside_and_are_tried_again_alone(tmp_path, local, mater
     assert rate.metadata["error_rate"] == len(BAD) / ROWS
 
     seen.write_text("")
+    planned = {s.stage: s.rows for s in docs.plan(store=str(store), retry_quarantined=True).stages}
+    assert planned["double"] == len(BAD)
     again = {"retry_quarantined": True}
     materialize(docs, local, config=again)  # in vain
     assert {int(x) for x in seen.read_text().split()} == set(BAD)

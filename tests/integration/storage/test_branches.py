@@ -38,7 +38,13 @@ def cry(batch: Any) -> Any:
     return {"loud": [str.upper(tag) for tag in batch["tag"].to_pylist()]}
 
 
-def docs(folder: Path, text: str = "a", last: int = 6, fn: Any = shout) -> vd.Pipeline:
+def docs(
+    folder: Path,
+    text: str = "a",
+    last: int = 6,
+    fn: Any = shout,
+    names: tuple[str, str] = ("tagged", "loud"),
+) -> vd.Pipeline:
     rows = [{"id": n, "n": n, "day": DAYS[n % 2]} for n in range(last)]
     made = vd.Pipeline(
         "docs",
@@ -48,9 +54,9 @@ def docs(folder: Path, text: str = "a", last: int = 6, fn: Any = shout) -> vd.Pi
     )
     clean = made.project("clean", ["id", "n"])
     tagged = clean.map_batches(
-        "tagged", Tag, fn_constructor_kwargs={"text": text}, schema={"tag": "VARCHAR"}
+        names[0], Tag, fn_constructor_kwargs={"text": text}, schema={"tag": "VARCHAR"}
     )
-    loud = tagged.map_batches("loud", fn, schema={"loud": "VARCHAR"})
+    loud = tagged.map_batches(names[1], fn, schema={"loud": "VARCHAR"})
     loud.write("published", f"{folder}/target/{{partition_key}}")
     return made
 
@@ -101,6 +107,8 @@ def test_a_branch_computes_only_what_its_edits_change(tmp_path, production, bran
     edited = docs(tmp_path, "b")
     assert computed(run(edited, branch)) == {"clean": 0, "tagged": 1, "loud": 1, "published": 1}
     assert set(computed(run(edited, branch)).values()) == {0}
+    with pytest.raises(PlanError, match=rf"is a branch. Open it .*fallback='{production.root}'"):
+        edited.run(store=branch.root)
     assert before == (files(tmp_path / "store"), files(tmp_path / "target"))
 
     loud = vd.load("docs/loud", store=branch).to_pydict()
@@ -182,8 +190,13 @@ def test_a_branch_that_came_back_to_an_upstream_version_is_promoted(tmp_path, pr
 def test_promotion_is_refused_for_other_definitions(tmp_path, production, branch):
     run(docs(tmp_path, "b"), branch)
     before = files(tmp_path / "store")
-    with pytest.raises(PlanError, match="not up to date with the definitions"):
-        promote(branch, production, "docs", docs(tmp_path, "c"))
+    renamed = docs(tmp_path, "b", names=("labelled", "loud"))
+    for other in (docs(tmp_path, "c"), renamed):
+        with pytest.raises(PlanError, match="not up to date with the definitions"):
+            promote(branch, production, "docs", other)
+    renamed = docs(tmp_path, "b", names=("labelled", "high"))
+    with pytest.raises(StoreError, match="'high', 'published'; committed there: 'loud', "):
+        promote(branch, production, "docs", renamed)
     assert before == files(tmp_path / "store")
 
 

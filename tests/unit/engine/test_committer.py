@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from support.in_process import InProcess, committed, compute, executed
 from vane_dagster.engine.committer import Commit, Committer
 from vane_dagster.events import Failed
 from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
+from vane_dagster.storage.promotion import Promotion
 from vane_dagster.storage.store import Store
 
 
@@ -119,6 +122,16 @@ def test_a_branch_remembers_the_manifest_that_it_started_from(tmp_path):
     assert run(other, "id < 4").branched_from == started_from
     run(main, "id < 5")
     assert run(other, "id < 6").branched_from == started_from
+
+    third = Store(Location(str(tmp_path / "third")), fallback=main)
+    run(third, "id < 7")
+    assert [*Promotion(third, main, "docs").carry_out()]
+    promoted = str(main.latest_own("docs", "clean", None))
+    assert run(third, "id < 8").branched_from == promoted
+    assert run(third, "id < 9").branched_from == promoted
+    for store in (main, third):
+        assert [*collect(store, GcPolicy(time.time() + 1e6, 1.0, 1.0))]
+    assert [*Promotion(third, main, "docs").carry_out()], "its history is not needed"
 
 
 def labelled(tmp_path: Path, labels: dict[str, list[str]], check: vd.checks.Check) -> vd.Pipeline:

@@ -54,11 +54,12 @@ def content(store: Store) -> Mapping[str, bytes]:
     return {path: store.root.read(path) for path in store.root.walk()}
 
 
-def commit(store: Store, ids: list[int], **given: str | None) -> ManifestName:
+def commit(store: Store, ids: list[int], start: str = "", **given: str | None) -> ManifestName:
     """Commit rows as a run does, after a plan by what is in force."""
     made = manifest(**given)  # type: ignore[arg-type]
     info = part(store.parts(made.pipeline, made.stage, made.partition), ids, key=f"{ids[0]:040x}")
-    return store.commit(replace(manifest([info], **given), upstream={}))  # type: ignore[arg-type]
+    made = manifest([info], **given)  # type: ignore[arg-type]
+    return store.commit(replace(made, upstream={}, branched_from=start))
 
 
 def rows(store: Store, stage: str = "s") -> list[int]:
@@ -332,26 +333,53 @@ def test_a_promotion_is_refused_for_what_was_made_of_another_version(store, bran
     base = store.commit(replace(manifest(stage="t"), upstream={"s": str(above)}))
     made = replace(manifest(stage="t", plan="1"), upstream={"s": str(above)})
     branch.commit(replace(made, branched_from=str(base)))
-    Promotion(branch, store, "docs")
-    changed = commit(branch, [3], plan="3")
+    changed = commit(branch, [3], str(above), plan="3")
+    before = content(store)
     with pytest.raises(StoreError, match="docs/t, partition 'p': the branch has another version"):
-        Promotion(branch, store, "docs")
+        next(Promotion(branch, store, "docs").carry_out())
+    assert content(store) == before
     assert [*Promotion(branch, store, "docs", ["t"]).places] == [("t", "p")]
     branch.manifests("docs", "s", "p").delete([str(changed)])
     commit(store, [2], plan="2")
     with pytest.raises(StoreError, match=f"docs/s, partition 'p': .* made from {above}, in force"):
-        Promotion(branch, store, "docs")
+        next(Promotion(branch, store, "docs").carry_out())
     with pytest.raises(StoreError, match="has committed nothing of pipeline 'other'"):
         Promotion(branch, store, "other")
 
 
 def test_a_commit_during_a_promotion_is_not_superseded(store, branch):
     work(store, branch)
-    made = Promotion(branch, store, "docs")
+    made, records = Promotion(branch, store, "docs"), store.records("docs").keys()
     now = store.commit(manifest(partition="p", stage="t", plan="2"))
-    with pytest.raises(StoreError, match="another run has committed it during the promotion"):
-        list(made.carry_out())
+    with pytest.raises(StoreError, match=r"docs/t, partition 'p'\. Another run has committed it"):
+        next(made.carry_out())
     assert store.latest("docs", "t", ["p"])["p"] == now
+    assert store.latest("docs", "s", ["p"])["p"].sequence == 1, "nothing was promoted"
+    assert store.records("docs").keys() == records
+
+
+def test_of_two_branches_the_second_is_promoted_where_the_first_was_not(store, branch):
+    work(store, branch)
+    second = open_branch(f"{branch.root.url}2", store.root.url, {})
+    start = store.latest("docs", "s", [None])[None]
+    commit(second, [7], str(start), partition=None)
+    list(Promotion(branch, store, "docs").carry_out())
+    assert [*Promotion(second, store, "docs").carry_out()]
+    third = open_branch(f"{branch.root.url}3", store.root.url, {})
+    commit(third, [8], str(start), partition=None)
+    commit(third, [8], partition="new")
+    before = content(store)
+    with pytest.raises(StoreError, match=r"docs/s: the branch was made from .* in a new branch"):
+        Promotion(third, store, "docs")
+    assert content(store) == before
+
+
+def test_a_branch_is_no_fallback(store, branch):
+    above = f"{branch.root.url}2"
+    assert vd.FragmentStore(root=above, fallback=branch.root.url).open().fallback is not None
+    commit(branch, [1])
+    with pytest.raises(StoreError, match=f"is a branch of '{store.root.url}'.*give fallback="):
+        vd.FragmentStore(root=above, fallback=branch.root.url).open()
 
 
 def test_parts_that_are_about_to_be_deleted_are_written_again(store, branch):
