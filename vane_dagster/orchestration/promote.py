@@ -63,7 +63,8 @@ def _require_up_to_date(branch: FragmentStore, pipeline: Pipeline, places: Seque
         if not plan.is_up_to_date:
             raise PlanError(
                 f"the branch {branch.root!r} is not up to date with the definitions, and nothing "
-                f"was promoted. Materialize there first:\n{plan}"
+                "was promoted. Materialize there first; stages with reuse='none' are promoted "
+                f"without definitions:\n{plan}"
             )
 
 

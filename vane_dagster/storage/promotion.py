@@ -186,7 +186,8 @@ class Promotion:
             start = ManifestName.parse(manifest.branched_from)
             # Other runs may have come back to it; a promotion that was killed has put ours there.
             if _version(now) not in (_version(start), name.version):
-                yield self._differs(place, manifest.branched_from, now)
+                known = manifest.branched_from or "nothing"
+                yield f"{self._label(place)}: the branch was made from {known}, in force is {now}"
 
     def _of_own_assets(self) -> Iterator[str]:
         """Yield what was made from other assets of the branch."""
@@ -200,20 +201,15 @@ class Promotion:
         """Yield what was made from another version of an upstream stage than will be in force."""
         for (own, key), (_, manifest) in self._found.items():
             for stage, known in manifest.upstream.items():
-                place, made_from = (stage, key), ManifestName.parse(known)
+                place = (stage, key)
                 now = self._found[place][0] if place in self._found else self._before.get(place)
                 # A branch that has come back to a version has it under another number.
-                if now is not None and _version(now) == _version(made_from):
-                    continue
-                if place not in self._found:
-                    yield self._differs(place, known, now)
-                else:
-                    label = self._label((own, key))
-                    yield f"{label}: the branch has another version of {stage!r}"
-
-    def _differs(self, place: Place, known: str, now: ManifestName | None) -> str:
-        made_from = known or "nothing"
-        return f"{self._label(place)}: the branch was made from {made_from}, in force is {now}"
+                if now is None or now.version != _version(ManifestName.parse(known)):
+                    where = self._branch if place in self._found else self._target
+                    yield (
+                        f"{self._label((own, key))}: it was made from {known} of {stage!r}, and "
+                        f"{where.root.url!r} has {now}"
+                    )
 
     def _label(self, place: Place) -> str:
         stage, key = place

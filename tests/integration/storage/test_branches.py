@@ -160,33 +160,6 @@ def test_the_table_of_a_source_is_promoted(tmp_path, production, branch):
     assert made <= names(tmp_path / "store/~tables"), "its rows can be read and traced"
 
 
-def test_promotion_is_refused_if_another_version_is_in_force(tmp_path, production, branch):
-    run(docs(tmp_path, "b"), branch)
-    run(docs(tmp_path, "c"), production)
-    before = files(tmp_path / "store")
-    with pytest.raises(
-        StoreError, match=r"docs/tagged, partition 'mon': the branch was made from "
-    ):
-        promote(branch, production, "docs")
-    assert before == files(tmp_path / "store")
-
-
-def test_a_branch_that_came_back_to_an_upstream_version_is_promoted(tmp_path, production, branch):
-    def edited(text: str) -> vd.Pipeline:
-        made = docs(tmp_path, text)
-        made["tagged"].map_batches("more", shout, schema={"loud": "VARCHAR"})
-        return made
-
-    edited("a").run(store=branch)  # `more` is made of the fallback's version of `tagged`
-    edited("b").run(store=branch, select=["tagged"])
-    edited("a").run(store=branch)
-    promoted = promote(branch, production, "docs")
-    assert {each.stage for each in promoted} == {"tagged", "more"}
-    made = production.open().in_force("docs", "more", "mon")
-    in_force = production.open().latest("docs", "tagged", ["mon"])["mon"]
-    assert made.upstream == {"tagged": str(in_force)}
-
-
 def test_promotion_is_refused_for_other_definitions(tmp_path, production, branch):
     run(docs(tmp_path, "b"), branch)
     before = files(tmp_path / "store")
