@@ -148,11 +148,9 @@ def promote(
         of_stage = [each for each in promoted if each.stage == stage]
         parts = {part.name: part.bytes for each in of_stage for part in each.parts}
         before = sum(each.was_in_force for each in of_stage)
-        texts = [f"{count(before, 'partition')} promoted before"] if before else []
-        if new := len(of_stage) - before:
-            text = f"{count(new, 'partition')} promoted, copied {_count(parts, 'part')}"
-            texts.insert(0, text)
-        click.echo(f"{pipeline}/{stage}: {'; '.join(texts)}")
+        text = f"{count(len(of_stage) - before, 'partition')} promoted"
+        text += f", {before:,} promoted before" * bool(before)
+        click.echo(f"{pipeline}/{stage}: {text}, copied {_count(parts, 'part')}")
     if found is None:
         text = "Nothing is published or reported yet; the next run of the partitions there does it"
     elif os.environ.get("DAGSTER_HOME"):

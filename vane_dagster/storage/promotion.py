@@ -8,8 +8,10 @@ again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.adoptions import copy_adoptions
@@ -120,7 +122,7 @@ class Promotion:
                     f"{self._label(place)}: another run has committed it during the promotion. "
                     "What was promoted before is complete; run the promotion again"
                 )
-            above = ((stage, place[1]) for stage in manifest.upstream)
+            above = self._read_by(place, manifest)
             upstream = {each[0]: committed.get(each) or str(self._before[each]) for each in above}
             made = replace(manifest, upstream=upstream, branched_from="")
             committed[place] = str(self._target.commit(made))
@@ -156,22 +158,17 @@ class Promotion:
                 f"to promote{wanted}; committed there: {names(committed)}. Give the root of a "
                 "branch, and materialize there first"
             )
-        ordered: dict[Place, tuple[ManifestName, Manifest]] = {}
+        above = {place: self._read_by(place, manifest) for place, (_, manifest) in found.items()}
+        return {p: found[p] for p in TopologicalSorter(above).static_order() if p in found}
 
-        def add(place: Place) -> None:
-            if place in found and place not in ordered:
-                for stage in found[place][1].upstream:
-                    add((stage, place[1]))
-                ordered[place] = found[place]
-
-        for place in found:
-            add(place)
-        return ordered
+    def _read_by(self, place: Place, manifest: Manifest) -> Sequence[Place]:
+        """Return what a partition was made from."""
+        return [(stage, place[1]) for stage in manifest.upstream]
 
     def _present(self) -> Mapping[Place, ManifestName]:
         """Return the manifests in force of the other store, of what is promoted and read by it."""
-        found_in = ((key, each.upstream) for (_, key), (_, each) in self._found.items())
-        places = {*self._found, *((u, key) for key, upstream in found_in for u in upstream)}
+        above = (self._read_by(place, manifest) for place, (_, manifest) in self._found.items())
+        places = {*self._found, *itertools.chain(*above)}
         found: dict[Place, ManifestName] = {}
         for stage in {stage for stage, _ in places}:
             keys = [key for name, key in places if name == stage]

@@ -91,7 +91,7 @@ def test_a_branch_on_this_machine_is_promoted_into_s3(tmp_path, load, s3, monkey
     monkeypatch.delitem(sys.modules, "new")  # as in a process of its own
     done = CliRunner().invoke(main, [*asked, "-f", "new.py"])
     assert done.exit_code == 0, done.output
-    assert "docs/labelled: 2 partitions promoted before\n" in done.output
+    assert "docs/labelled: 0 partitions promoted, 2 promoted before, copied 0 parts" in done.output
     assert "Published, and reported to Dagster\n" in done.output
     with dg.DagsterInstance.get() as instance:
         for stage in ("labelled", "published"):
