@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.sources.schemas import wider_type
-from vane_dagster.types.kinds import mapped
 
 MIXED = pa.dense_union([])
 """The type of a column with values that have no common one."""
@@ -45,14 +44,9 @@ def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
     elif {*kinds} == {pa.date32(), pa.timestamp("us")}:
         found = pa.timestamp("us")
     else:
-        found = wider_type(*kinds) or wider_type(*map(_with_doubles, kinds))
-        found = found or (MIXED if any(map(pa.types.is_nested, kinds)) else pa.string())
+        mixed = MIXED if any(map(pa.types.is_nested, kinds)) else pa.string()
+        found = wider_type(*kinds) or mixed
     return pa.field(one.name, found, nullable=is_small)
-
-
-def _with_doubles(kind: pa.DataType) -> pa.DataType:
-    """Return a nested type with doubles in place of whole numbers."""
-    return mapped(kind, lambda each: pa.float64() if each == pa.int64() else each)
 
 
 def check_castable(own: pa.DataType, kind: pa.DataType) -> None:

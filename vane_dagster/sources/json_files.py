@@ -183,14 +183,15 @@ def _column(values: Sequence[Any], is_text: bool) -> pa.Array:
 
 
 def _is_changed(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Return whether there are booleans among numbers, which Arrow takes for 0 and 1, or `{}`."""
+    """Return whether Arrow takes booleans for numbers, or the type is not that of other rows."""
     present = [value for value in values if value is not None]
     if pa.types.is_list(kind):
         return _is_changed([each for value in present for each in value], kind.value_type)
     if pa.types.is_struct(kind):
         parts = (_is_changed([v.get(f.name) for v in present], f.type) for f in kind)
         return not kind.num_fields or any(parts)
-    return pa.types.is_floating(kind) and any(isinstance(value, bool) for value in present)
+    is_bool_float = pa.types.is_floating(kind) and any(isinstance(v, bool) for v in present)
+    return is_bool_float or pa.types.is_uint64(kind)
 
 
 def _float(text: str) -> float:

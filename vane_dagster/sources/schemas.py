@@ -1,17 +1,9 @@
 """The common columns of files with different columns: one rule for all sources of files.
 
-| types in the files | common type |
-|---|---|
-| int32 and int64, uint8 and uint16, float32 and float64, and so on | the wider |
-| decimals of one scale | the one with more digits |
-| encodings of one type: dictionaries, large strings | the plain type |
-| types that SQL reads as the same: times and timestamps of ms and us | as SQL reads them |
-| null (a file with nulls alone) and another | the other |
-| no such column in some files | the type in the others, with nulls |
-
-Elements of lists, values of maps and fields of structs follow the same rules; a struct has the
-fields of all files. Anything else is refused: integers with other signedness, integers and floats,
-numbers and text, dates and timestamps, lists of different fixed sizes.
+The type of a column is that of Arrow's permissive unification, in its plain encoding; types that
+Arrow refuses may still be one to SQL, such as timestamps of several time zones. A value that the
+common type does not hold is an error when it is read, except that decimals beside floats become the
+nearest double. A column that a file lacks is null there.
 
 The columns are those of the first file, then the others in the order of the files.
 """
@@ -24,10 +16,10 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from vane_dagster.errors import SourceError
+from vane_dagster.types.kinds import holds
 from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
 
 _MAX_PROBLEMS = 10
-_NUMBERS = (pa.types.is_signed_integer, pa.types.is_unsigned_integer, pa.types.is_floating)
 
 
 def common_columns(
@@ -83,31 +75,16 @@ def wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     schemas = [pa.schema([("x", kind)]) for kind in (one, other)]
     try:
         wide = pa.unify_schemas(schemas, promote_options="permissive").field("x").type
-        if _holds(wide, one) and _holds(wide, other):
-            return plain_type(wide)
+        return None if holds(wide, _is_ambiguous) else plain_type(wide)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
-        pass
-    seen = seen_by_sql(one)
-    return seen if seen is not None and seen_by_sql(other) == seen else None
+        seen = seen_by_sql(one)
+        return seen if seen is not None and seen_by_sql(other) == seen else None
 
 
-def _holds(wide: pa.DataType, kind: pa.DataType) -> bool:
-    """Return whether a type holds the values of another one as values of the same kind."""
-    if wide == kind or pa.types.is_null(kind):
-        return True
-    if pa.types.is_struct(wide) and pa.types.is_struct(kind):
-        is_distinct = len({each.name.lower() for each in wide}) == wide.num_fields
-        return is_distinct and all(_holds(wide.field(f.name).type, f.type) for f in kind)
-    if pa.types.is_map(wide):
-        inner = (wide.key_type, kind.key_type), (wide.item_type, kind.item_type)
-        return all(_holds(*each) for each in inner)
-    if pa.types.is_list(wide) or pa.types.is_fixed_size_list(wide):
-        return wide.id == kind.id and _holds(wide.value_type, kind.value_type)
-    if pa.types.is_decimal(wide):
-        return bool(pa.types.is_decimal(kind) and kind.scale == wide.scale)
-    return any(is_number(wide) and is_number(kind) for is_number in _NUMBERS) or (
-        (seen := seen_by_sql(wide)) is not None and seen_by_sql(kind) == seen
-    )
+def _is_ambiguous(kind: pa.DataType) -> bool:
+    """Return whether two fields of a struct have one name in SQL, which ignores case."""
+    names = {each.name.lower() for each in kind} if pa.types.is_struct(kind) else ()
+    return bool(names) and len(names) < kind.num_fields
 
 
 def _merged(files: Sequence[tuple[pa.Schema, str]], location: str) -> pa.Schema:
@@ -129,8 +106,8 @@ def _merged(files: Sequence[tuple[pa.Schema, str]], location: str) -> pa.Schema:
         listed = "; column ".join([*problems.values()][:_MAX_PROBLEMS])
         raise SourceError(
             f"{location}: column {listed}; {len(problems)} such columns in all. The files of a "
-            "partition need columns of the same or wider types (int32 and int64, float32 and "
-            "float64), whose names differ in more than case; a column may be missing in some. "
-            "Write the files again with one type, or take them out of the source"
+            "partition need columns of types that Arrow can unify, such as numbers, whose names "
+            "differ in more than case; a column may be missing in some. Write the files again with "
+            "one type, or take them out of the source"
         )
     return pa.schema(columns)
