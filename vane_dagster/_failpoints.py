@@ -27,6 +27,8 @@ SEEN, FIRED = "seen", "fired"
 
 _T = TypeVar("_T")
 _OPERATIONS = {"written": "write", "read": "read", "listed": "list", "deleted from": "delete"}
+_NUMBERS = {"no_space": errno.ENOSPC, "denied": errno.EACCES}
+_CLASSES = {"disconnect": "ConnectionResetError", "out_of_memory": "OutOfMemoryError"}
 _LOOKS_SECONDS = 0.1
 
 
@@ -176,16 +178,10 @@ def _counted(fault: PlannedFault, what: str, most: int | None) -> int | None:
 def _fail(fault: PlannedFault) -> NoReturn:
     if fault.does == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if fault.does == "no_space":
-        raise OSError(errno.ENOSPC, fault.message or os.strerror(errno.ENOSPC))
-    if fault.does == "denied":
-        raise PermissionError(errno.EACCES, fault.message or os.strerror(errno.EACCES))
+    if (number := _NUMBERS.get(fault.does)) is not None:
+        raise OSError(number, fault.message or os.strerror(number))
     text = fault.message or f"injected by vane_dagster.testing into {fault.target}"
-    if fault.does == "disconnect":
-        raise ConnectionResetError(text)
-    if fault.does == "out_of_memory":
-        raise _error_class("OutOfMemoryError")(text)
-    raise _error_class(fault.error or "InjectedError")(text)
+    raise _error_class(_CLASSES.get(fault.does) or fault.error or "InjectedError")(text)
 
 
 @lru_cache(maxsize=64)

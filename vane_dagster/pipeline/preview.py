@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from vane_dagster._texts import count, duration
 from vane_dagster.storage.sample import python_values
+from vane_dagster.types.kinds import is_bytes
 from vane_dagster.types.tensors import as_storage
 
 _WIDTH, _HTML_WIDTH = 40, 200
@@ -138,7 +139,7 @@ class Preview:
 
     def _repr_html_(self) -> str:
         header, *rows = self.cells(_HTML_WIDTH)
-        images = {i: each for i, each in enumerate(self.table.columns) if _may_be_images(each)}
+        images = {i: each for i, each in enumerate(self.table.columns) if is_bytes(each.type)}
 
         def cell(row: int | FailedRow, place: int, text: str) -> str:
             if isinstance(row, FailedRow) or place not in images:
@@ -165,10 +166,6 @@ def shortened(value: Any, width: int = _WIDTH) -> str:
         return f"[{shown}, ... {len(value)} values]"
     text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
     return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def _may_be_images(column: pa.ChunkedArray) -> bool:
-    return bool(pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type))
 
 
 def thumbnail(data: bytes | None) -> str:

@@ -16,6 +16,7 @@ from vane_dagster.pipeline.keys import Keys
 from vane_dagster.pipeline.options import IncludeColumns
 from vane_dagster.pipeline.records import Asset, Failures, Reuse
 from vane_dagster.storage.manifest import Component
+from vane_dagster.types.kinds import is_text
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
@@ -216,8 +217,7 @@ def check_id(location: str, id: str, schema: pa.Schema) -> None:
     fix = "Name the id column in vd.Pipeline(id=...)"
     require_columns(location, [id], schema.names, fix=fix)
     kind = schema.field(id).type
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if not (pa.types.is_integer(kind) or text):
+    if not (pa.types.is_integer(kind) or is_text(kind)):
         raise SchemaError(
             f"{location}: the id {id!r} is {kind}; expected whole numbers or text. Cast it in the "
             "source, for example to VARCHAR, or write "

@@ -16,7 +16,7 @@ from vane_dagster._lazy import duckdb, pq
 from vane_dagster.errors import SchemaError, UdfError, first_line
 from vane_dagster.types.duckdb_connection import connect
 from vane_dagster.types.id_texts import parse_kind
-from vane_dagster.types.kinds import mapped
+from vane_dagster.types.kinds import is_list, is_text, mapped
 from vane_dagster.types.tensors import is_tensor, storage_type, tensor_name
 
 ERROR_COLUMN = "error"
@@ -182,7 +182,7 @@ def sql_name(kind: pa.DataType) -> str | None:
     if pa.types.is_map(kind):
         pair = (sql_name(kind.key_type), sql_name(kind.item_type))
         return f"MAP({pair[0]}, {pair[1]})" if all(pair) else None
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
         child, is_sized = sql_name(kind.value_type), pa.types.is_fixed_size_list(kind)
         if child is None or (is_sized and kind.list_size > MAX_SQL_ARRAY):
             return None
@@ -255,7 +255,7 @@ def seen_by_sql(kind: pa.DataType) -> pa.DataType | None:
     if pa.types.is_map(kind):
         key, item = seen_by_sql(kind.key_type), seen_by_sql(kind.item_type)
         return None if key is None or item is None else pa.map_(key, item)
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
         child = seen_by_sql(kind.value_type)
         size = kind.list_size if pa.types.is_fixed_size_list(kind) else -1
         sized = 0 < size <= MAX_SQL_ARRAY
@@ -284,7 +284,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if is_text(kind):
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         return pa.binary()
