@@ -35,7 +35,7 @@ def parse(source: bytes | str) -> ast.Module:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tree: ast.Module = syntax_tree(source)
+        tree = syntax_tree(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and _is_type_checking(node.test):
             node.body = [ast.copy_location(ast.Pass(), node)]

@@ -8,7 +8,6 @@ import keyword
 import re
 from collections.abc import Iterable, Iterator
 from itertools import filterfalse
-from typing import Any
 
 _PARSE_RETRIES = 3
 
@@ -236,15 +235,15 @@ def _mark_item(node: ast.Subscript, names: frozenset[str]) -> None:
         node.__dict__["imports"] = _path(_text(node.slice))
 
 
-def syntax_tree(source: bytes | str, mode: str = "exec") -> Any:
+def syntax_tree(source: bytes | str) -> ast.Module:
     """Parse source, again where CPython's parser fails.
 
     It fails at times beside a thread that parses too: python/cpython#106905.
     """
     for _ in range(_PARSE_RETRIES):
         with contextlib.suppress(SystemError):
-            return ast.parse(source, mode=mode)
-    return ast.parse(source, mode=mode)
+            return ast.parse(source)
+    return ast.parse(source)
 
 
 def read_names(nodes: Iterable[ast.AST]) -> Iterator[ast.stmt]:

@@ -243,10 +243,10 @@ def test_nothing_of_the_user_is_run(project: Project) -> None:
 def test_a_parser_that_fails_beside_another_thread_is_tried_again(monkeypatch):
     real, failures = ast.parse, iter([SystemError("AST constructor recursion depth mismatch")] * 2)
 
-    def parse(source, mode):
+    def parse(source):
         for failure in failures:
             raise failure
-        return real(source, mode=mode)
+        return real(source)
 
     monkeypatch.setattr(ast, "parse", parse)
     assert len(ast_digest.parse("x = 1\n").body) == 1
