@@ -24,6 +24,7 @@ from benchmarks.report import machine
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.events import Committed, Event
 from vane_dagster.orchestration.run import RunContext, run_pipeline
+from vane_dagster.orchestration.run_options import RunOptions
 
 PARTITIONS = 5
 ELEMENTS = 64
@@ -207,7 +208,7 @@ def _seconds(root: Path, data: str, add: Callable[..., vd.Stage], name: str) -> 
 
     store = vd.FragmentStore(root=str(root / "stores" / name)).open()
     context = RunContext(store, "run", CheckRunner(pipeline, store), listen=listen)
-    run_pipeline(context, pipeline, ["out"], keys, vd.LocalCompute(num_cpus=2))
+    run_pipeline(context, pipeline, ["out"], keys, vd.LocalCompute(num_cpus=2), RunOptions())
     assert len(commits) == PARTITIONS
     return commits[-1] - commits[0]
 

@@ -33,6 +33,7 @@ from sqlalchemy.engine import Engine
 import vane_dagster as vd
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.orchestration.run import RunContext, run_pipeline
+from vane_dagster.orchestration.run_options import RunOptions
 
 STAGES = ("clean", "embedded", "labels")
 ROWS = 200
@@ -139,7 +140,7 @@ def _bare(root: Path, given: argparse.Namespace) -> dict[str, float]:
     pipeline = _pipeline(root, keys)
     start = time.perf_counter()
     context = RunContext(store, "run", CheckRunner(pipeline, store))
-    run_pipeline(context, pipeline, STAGES, keys, vd.LocalCompute())
+    run_pipeline(context, pipeline, STAGES, keys, vd.LocalCompute(), RunOptions())
     return {"seconds": time.perf_counter() - start}
 
 

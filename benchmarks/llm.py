@@ -203,7 +203,7 @@ def stage(job: Job) -> list[Span]:
                     "prompt": ds.field("asked_usage", "prompt_tokens"),
                     "cached": ds.field("asked_usage", "cached_tokens"),
                 }
-                found = store.dataset("docs/asked", key)
+                found = vd.load("docs/asked", key, as_=ds.Dataset, store=store)
                 put(job, partition, found.to_table(columns={"id": ds.field("id"), **used}))
     finally:
         ray.shutdown()  # otherwise this process ends with the cluster

@@ -32,6 +32,7 @@ import vane_dagster as vd
 from benchmarks.report import machine
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.orchestration.run import RunContext, run_pipeline
+from vane_dagster.orchestration.run_options import RunOptions
 
 LETTERS = 600
 FILES = 4
@@ -444,7 +445,7 @@ def first_run(root: Path, fn: Callable[..., Any], reuse: Literal["rows", "fragme
         store = vd.FragmentStore(root=folder).open()
         started = time.perf_counter()
         context = RunContext(store, "run", CheckRunner(pipeline, store))
-        run_pipeline(context, pipeline, ["out"], [None], vd.LocalCompute(num_cpus=2))
+        run_pipeline(context, pipeline, ["out"], [None], vd.LocalCompute(num_cpus=2), RunOptions())
         return time.perf_counter() - started
 
 

@@ -30,6 +30,7 @@ from benchmarks.sleeping_workers import simulate
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.events import Committed, Event
 from vane_dagster.orchestration.run import RunContext, run_pipeline
+from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.planning.plan import PartitionPlan, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
@@ -348,7 +349,7 @@ def _bare(root: Path, given: argparse.Namespace) -> dict[str, float]:
     store = vd.FragmentStore(root=str(root / "bare")).open()
     pipeline = _pipeline(root, keys)
     context = RunContext(store, "run", CheckRunner(pipeline, store), listen=listen)
-    run_pipeline(context, pipeline, STAGES, keys, vd.LocalCompute())
+    run_pipeline(context, pipeline, STAGES, keys, vd.LocalCompute(), RunOptions())
     assert len(commits) == len(STAGES) * given.run
     return {"seconds": commits[-1] - commits[0]}
 

@@ -71,7 +71,7 @@ def main() -> None:
         print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
     for row in pq.read_table(ROOT / "out").to_pylist():
         print(f"{row['item']}, {row['condition']}: {row['cents'] / 100:.2f} euros")
-    for row in store.dataset("market/read").to_table().to_pylist():
+    for row in vd.load("market/read", store=store).to_pylist():
         if row["offer"] is None:
             print(f"no offer in advert {row['id']}: {row['error']}")
 

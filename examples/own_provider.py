@@ -89,7 +89,7 @@ defs = dg.Definitions(
 if __name__ == "__main__":
     dg.materialize([mails])
     result = dg.materialize([assets], resources={"compute": vd.RayCompute(), "store": store})
-    for row in store.dataset("orders/extracted").to_table().to_pylist():
+    for row in vd.load("orders/extracted", store=store).to_pylist():
         print(f"{row['order']['count']} {row['order']['item']} to {row['order']['city']}")
     for row in vd.quarantine("orders/extracted", store=store.root).to_pylist():
         print(f"quarantined, id {row['id']}: {row['message']}")

@@ -1,11 +1,36 @@
-"""Counts, rates and times as text."""
+"""Counts, rates, times and lists as text."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def in_partition(key: str | None) -> str:
+    """Return a partition's key for a message that names its stage; empty without one."""
+    return "" if key is None else f", partition {key!r}"
+
+
+def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Join the first texts, and the number of the others: ``a, b and 3 more``."""
+    last = f"{' ' if separator == ', ' else separator}and {len(texts) - most:,} more"
+    return separator.join(texts[:most]) + (last if len(texts) > most else "")
 
 
 def count(number: int, noun: str) -> str:
     """Format a count with its noun, as ``1 row`` or ``2,000 rows``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Format rows as aligned columns; line breaks and control characters are escaped."""
+    cells = [[_printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in cells)
+    return "\n".join(lines)
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def rate(rows_per_second: float) -> str:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vane_dagster._secrets import masked
+from vane_dagster._texts import listed
 
 
 class VaneError(Exception):
@@ -149,11 +150,7 @@ def names(items: Iterable[object], limit: int = 5) -> str:
         items: The items.
         limit: The maximum number of items to list.
     """
-    listed = [repr(item) for item in items]
-    if not listed:
-        return "none"
-    shown = ", ".join(listed[:limit])
-    return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit} more"
+    return listed([repr(item) for item in items], limit) or "none"
 
 
 def first_line(error: BaseException) -> str:

@@ -288,11 +288,13 @@ class Unchanged:
         stage: The stage.
         partition: The partition key; None if unpartitioned.
         name: The name of the manifest.
+        manifest: The manifest; None until `with_manifests` has read it.
     """
 
     stage: str
     partition: str | None
     name: ManifestName
+    manifest: Manifest | None = None
 
 
 @dataclass(frozen=True)

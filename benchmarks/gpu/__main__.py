@@ -163,10 +163,9 @@ def stage(job: Job) -> list[Span]:
     for key in keys:
         target = Path(job.out, key)
         target.mkdir(parents=True)
-        columns = {"id": ds.field("id"), "embedding": ds.field("embedding")}
-        pq.write_table(
-            store.dataset("docs/embedded", key).to_table(columns=columns), target / "0.parquet"
-        )
+        columns = ["id", "embedding"]
+        table = vd.load("docs/embedded", key, columns=columns, store=store)
+        pq.write_table(table, target / "0.parquet")
     return spans
 
 

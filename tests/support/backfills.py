@@ -137,7 +137,7 @@ class Project(DagsterDev):
 
     def rows(self, stage: str, partition: str) -> dict[str, list[Any]]:
         """Return the rows of the manifest in force."""
-        return self.store.dataset(stage, partition).to_table().to_pydict()
+        return vd.load(stage, partition, store=self.store).to_pydict()
 
     def parts(self, stage: str, partition: str) -> int:
         """Count the finished parts of a stage in a partition, including those in no manifest."""

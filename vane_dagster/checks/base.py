@@ -25,6 +25,8 @@ _NAME = re.compile(r"[A-Za-z0-9_]+")
 _VERSION = 3
 """Increment if a built-in check or its digest changes its meaning; all are evaluated again."""
 _COMMON = ("name", "blocking", "severity")
+ANY = sys.float_info.max
+"""The largest value of a field without a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class Check(abc.ABC):
     """
     fix: ClassVar[str] = ""
     """What to do about a failure, for a finding of a default check."""
+    _bounds: ClassVar[Mapping[str, float]] = {}
+    """The largest value of each field that has a number from 0."""
 
     def __post_init__(self) -> None:
         if self.name == "":
@@ -70,7 +74,12 @@ class Check(abc.ABC):
             )
         one_of(self._location, "severity", self.severity, ("ERROR", "WARN"))
         if self.blocking:
-            object.__setattr__(self, "severity", "ERROR")
+            self._set(severity="ERROR")
+        for each, most in self._bounds.items():
+            if (value := getattr(self, each)) is not getattr(type(self), each):  # its default
+                self._set(**{each: bound(self._location, each, value, most)})
+        if self.is_built_in and (columns := getattr(self, "columns", None)) is not None:
+            self._set(columns=_checked_columns(self._location, columns))
 
     @abc.abstractmethod
     def evaluate(self, context: CheckContext) -> CheckOutcome:
@@ -191,7 +200,7 @@ class Off:
 CheckLike: TypeAlias = Union[Check, Off]
 
 
-def bound(location: str, name: str, value: Any, most: float = sys.float_info.max) -> float:
+def bound(location: str, name: str, value: Any, most: float = ANY) -> float:
     """Validate a number from 0 to `most`."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= most:
@@ -201,8 +210,7 @@ def bound(location: str, name: str, value: Any, most: float = sys.float_info.max
     return float(value)
 
 
-def checked_columns(location: str, columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the columns of a check as a tuple; None for all."""
+def _checked_columns(location: str, columns: Sequence[str]) -> tuple[str, ...] | None:
     found = list_of_names(location, "columns", columns)
     if found == ():
         raise DefinitionError(f"{location}: columns is empty; name one, or leave it out for all")

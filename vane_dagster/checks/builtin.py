@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from vane_dagster._arguments import positive
-from vane_dagster.checks.base import Check, CheckLike, Off, bound, checked_columns
+from vane_dagster._texts import listed
+from vane_dagster.checks.base import Check, CheckLike, Off
 from vane_dagster.checks.context import CheckContext, CheckOutcome, PartCounts, Severity
 from vane_dagster.errors import DefinitionError
 from vane_dagster.types.kinds import is_floats, is_text
@@ -78,10 +79,7 @@ class ErrorRate(Check):
     max_rate: float | None = None
     blocking: bool = field(default=True, kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_rate is not None:
-            self._set(max_rate=bound(self._location, "max_rate", self.max_rate, 1))
+    _bounds: ClassVar[Mapping[str, float]] = {"max_rate": 1}
 
     def allowed(self, rows: int) -> int:
         """Return how many of a number of rows may fail."""
@@ -127,12 +125,7 @@ class NullRate(Check):
     columns: Sequence[str] | None = None
     severity: Severity = field(default="WARN", kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set(
-            max_rate=bound(self._location, "max_rate", self.max_rate, 1),
-            columns=checked_columns(self._location, self.columns),
-        )
+    _bounds: ClassVar[Mapping[str, float]] = {"max_rate": 1}
 
     def fit(self, schema: pa.Schema, location: str) -> None:
         self._require(schema, location, self.columns)
@@ -167,13 +160,11 @@ class Vectors(Check):
     dimension: int | None = None
     max_rate: float = 0.0
 
+    _bounds: ClassVar[Mapping[str, float]] = {"max_rate": 1}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set(
-            columns=checked_columns(self._location, self.columns),
-            dimension=positive(self._location, "dimension", self.dimension),
-            max_rate=bound(self._location, "max_rate", self.max_rate, 1),
-        )
+        positive(self._location, "dimension", self.dimension)
 
     def fit(self, schema: pa.Schema, location: str) -> None:
         self._require(schema, location, self.columns, is_floats, "lists of floating-point numbers")
@@ -231,12 +222,7 @@ class Text(Check):
     columns: Sequence[str] | None = None
     severity: Severity = field(default="WARN", kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set(
-            max_empty_rate=bound(self._location, "max_empty_rate", self.max_empty_rate, 1),
-            columns=checked_columns(self._location, self.columns),
-        )
+    _bounds: ClassVar[Mapping[str, float]] = {"max_empty_rate": 1}
 
     def fit(self, schema: pa.Schema, location: str) -> None:
         self._require(schema, location, self.columns, is_text, "texts")
@@ -429,9 +415,7 @@ def _share(count: float, rows: float) -> float:
 
 
 def _first(messages: Sequence[str]) -> str:
-    """Join the messages of the first columns, with the number of the others."""
-    more = f"; and {len(messages) - _DESCRIBED} more" if len(messages) > _DESCRIBED else ""
-    return "; ".join(messages[:_DESCRIBED]) + more
+    return listed(messages, _DESCRIBED, "; ")
 
 
 def _percent(share: float) -> str:

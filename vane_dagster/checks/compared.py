@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vane_dagster._arguments import NAME, positive
-from vane_dagster.checks.base import Check, bound, checked_columns
+from vane_dagster.checks.base import ANY, Check
 from vane_dagster.checks.context import CheckContext, CheckOutcome
 from vane_dagster.errors import DefinitionError, SchemaError, names
 
@@ -50,6 +50,7 @@ class Compared(Check):
     sample: int = field(default=20_000, kw_only=True)
 
     lasting: ClassVar[bool] = False
+    _bounds: ClassVar[Mapping[str, float]] = {"tolerance": ANY, "max_different": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,11 +64,7 @@ class Compared(Check):
                 "'docs/embedding', or a FragmentStore with the same stage"
             )
         positive(self._location, "sample", self.sample)
-        limits = {"tolerance": bound(self._location, "tolerance", self.tolerance)}
-        if self.max_different is not None:
-            limits["max_different"] = bound(self._location, "max_different", self.max_different, 1)
-        columns = checked_columns(self._location, self.columns)
-        self._set(with_=with_, columns=columns, **limits)
+        self._set(with_=with_)
 
     @property
     def description(self) -> str:

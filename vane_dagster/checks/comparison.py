@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vane_dagster._texts import listed
 from vane_dagster.checks.context import RowOutcomes
 from vane_dagster.errors import names
 from vane_dagster.types.schema import ERROR_COLUMN
@@ -42,12 +43,10 @@ class Difference:
 
 def described(differences: Sequence[Difference], rows: int, other: str) -> str:
     """Name the rows that differ from the other ones, and their columns."""
-    differing = list(dict.fromkeys(each.id for each in differences))
+    ids = list(dict.fromkeys(str(each.id) for each in differences))
     columns = names(dict.fromkeys(each.column for each in differences))
-    more = f" and {len(differing) - _NAMED:,} more" if len(differing) > _NAMED else ""
-    ids = ", ".join(str(id) for id in differing[:_NAMED])
     return (
-        f"{len(differing):,} of {rows:,} rows differ from the {other}: ids {ids}{more}, in "
+        f"{len(ids):,} of {rows:,} rows differ from the {other}: ids {listed(ids, _NAMED)}, in "
         f"{columns}"
     )
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import pyarrow as pa
 
 from vane_dagster._lazy import pc
+from vane_dagster._texts import count
 from vane_dagster.errors import VaneError
 
 if TYPE_CHECKING:
@@ -127,8 +128,7 @@ class RowOutcomes:
         """Describe the outcome of an input row."""
         if id in self.failed:
             return f"failed: {self.failed[id]}"
-        count = len(self.rows.get(id, ()))
-        return f"{count:,} row{'s' * (count != 1)}"
+        return count(len(self.rows.get(id, ())), "row")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from vane_dagster._arguments import positive
 from vane_dagster._lazy import pc
-from vane_dagster.checks.base import Check, bound
+from vane_dagster.checks.base import ANY, Check
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, SchemaError
 from vane_dagster.types.kinds import is_floats, is_number, is_text
@@ -54,6 +54,7 @@ class Drift(Check):
     severity: Severity = field(default="WARN", kw_only=True)
 
     compares: ClassVar[bool] = True
+    _bounds: ClassVar[Mapping[str, float]] = {"max_psi": ANY, "max_distance": ANY}
 
     def __post_init__(self) -> None:
         if not isinstance(self.column, str) or not self.column:
@@ -62,8 +63,6 @@ class Drift(Check):
             plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in self.column)
             self._set(name=f"drift_{plain}")
         super().__post_init__()
-        for each in ("max_psi", "max_distance"):
-            self._set(**{each: bound(self._location, each, getattr(self, each))})
         for each in ("bins", "sample_rows", "min_rows"):
             positive(self._location, each, getattr(self, each))
 

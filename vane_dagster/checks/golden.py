@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster._keywords import require_columns
-from vane_dagster.checks.base import Check, bound, checked_columns
+from vane_dagster.checks.base import ANY, Check
 from vane_dagster.checks.comparison import Difference, apart, as_metadata, described
 from vane_dagster.checks.context import CheckContext, CheckOutcome
 from vane_dagster.errors import DefinitionError, SchemaError, names
@@ -36,13 +36,11 @@ class Golden(Check):
     columns: Sequence[str] | None = field(default=None, kw_only=True)
     tolerance: float = field(default=1e-6, kw_only=True)
 
+    _bounds: ClassVar[Mapping[str, float]] = {"tolerance": ANY}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set(
-            columns=checked_columns(self._location, self.columns),
-            tolerance=bound(self._location, "tolerance", self.tolerance),
-            expected=self._parsed(),
-        )
+        self._set(expected=self._parsed())
         self._require(self.rows.schema, f"{self._location}: expected", self.columns)
 
     @property

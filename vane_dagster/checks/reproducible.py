@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from vane_dagster._arguments import positive
 from vane_dagster._texts import count
-from vane_dagster.checks.base import Check, bound, checked_columns, listed
+from vane_dagster.checks.base import ANY, Check, listed
 from vane_dagster.checks.comparison import as_metadata, compare, described
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Recomputation
 from vane_dagster.errors import VaneError
@@ -39,13 +39,11 @@ class Reproducible(Check):
     tolerance: float = 1e-5
     columns: Sequence[str] | None = field(default=None, kw_only=True)
 
+    _bounds: ClassVar[Mapping[str, float]] = {"tolerance": ANY}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self._location, "rows", self.rows)
-        self._set(
-            tolerance=bound(self._location, "tolerance", self.tolerance),
-            columns=checked_columns(self._location, self.columns),
-        )
 
     @property
     def description(self) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from vane_dagster._lazy import pc
 from vane_dagster._texts import count
-from vane_dagster.checks.comparison import apart
+from vane_dagster.checks.comparison import Difference, apart
 from vane_dagster.checks.drift import cosine_distance
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.dataframes import loaded
@@ -38,21 +38,6 @@ _Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Example:
-    """A value in both versions, shortened to the difference.
-
-    Attributes:
-        id: The row's id.
-        before: The value in the first version.
-        now: The value in the second version.
-    """
-
-    id: str
-    before: str
-    now: str
-
-
-@dataclass(frozen=True)
 class ColumnDiff:
     """How a column differs between two versions.
 
@@ -70,7 +55,7 @@ class ColumnDiff:
     different: int
     measures: Mapping[str, Sequence[float]]
     labels: Mapping[tuple[str, str], int]
-    examples: Sequence[Example]
+    examples: Sequence[Difference]
 
 
 @dataclass(frozen=True)
@@ -312,7 +297,7 @@ class VersionComparison:
         for name in columns:
             values = [_decoded(each) for each in read(name)]
             pair = values[0].take(rows), values[1].filter(pa.array(in_both))
-            kind = self._columns.setdefault(name, _Column(self._tolerance))
+            kind = self._columns.setdefault(name, _Column(name, self._tolerance))
             with np.errstate(all="ignore"):  # of infinite numbers
                 differs |= kind.add(common, *pair, sampled)
         self.different += int(np.count_nonzero(differs))
@@ -321,7 +306,7 @@ class VersionComparison:
     def columns(self) -> list[ColumnDiff]:
         """Return how each column differs."""
         with np.errstate(all="ignore"):
-            return [column.result(name) for name, column in self._columns.items()]
+            return [column.result() for column in self._columns.values()]
 
     def _sample(self, ids: pa.Array) -> _Mask:
         """Choose rows by the hash of their id: the same ones in each run."""
@@ -380,12 +365,13 @@ def _amounts(before: Version, now: Version, field: str) -> Iterator[str]:
 class _Column:
     """What is known of a column from the partitions compared so far."""
 
+    name: str
     tolerance: float
     different: int = 0
     labels: Counter[tuple[Any, Any]] | None = field(default_factory=Counter)
     pairs: list[tuple[Any, Any]] = field(default_factory=list)
     kind: str = ""
-    worst: list[tuple[float, int, Example]] = field(default_factory=list)
+    worst: list[tuple[float, int, Difference]] = field(default_factory=list)
 
     def add(self, ids: pa.Array, before: pa.Array, now: pa.Array, sampled: _Mask) -> _Mask:
         """Compare the values of a partition, and return which differ."""
@@ -449,16 +435,17 @@ class _Column:
             texts = apart(a[i].as_py(), b[i].as_py(), 0)
             if texts is not None:
                 score = float(np.nan_to_num(scores[i], nan=np.inf))
-                entry = (score, -len(self.worst), Example(str(ids[int(rows[i])].as_py()), *texts))
+                shown = Difference(str(ids[int(rows[i])].as_py()), self.name, *texts)
+                entry = (score, -len(self.worst), shown)
                 self.worst = heapq.nlargest(_SHOWN, [*self.worst, entry], key=lambda each: each[:2])
 
-    def result(self, name: str) -> ColumnDiff:
+    def result(self) -> ColumnDiff:
         is_measured = self.kind in _MEASURES and not self.labels
         measures = dict(_MEASURES[self.kind](self.pairs)) if is_measured else {}
         pairs = Counter({pair: n for pair, n in (self.labels or {}).items() if pair[0] != pair[1]})
         labels = {(_label(a), _label(b)): n for (a, b), n in pairs.most_common(_MAX_LABELS)}
         examples = [example for _, _, example in self.worst] if self.different else []
-        return ColumnDiff(name, self.different, measures, labels, examples)
+        return ColumnDiff(self.name, self.different, measures, labels, examples)
 
 
 def _label(value: Any) -> str:

@@ -6,14 +6,13 @@ from typing import Any
 
 import click
 
-from vane_dagster.cli.definitions import Definitions
-from vane_dagster.cli.options import FILE, MODULE, PARTITIONS
+from vane_dagster.cli.definitions import Definitions, with_definitions
+from vane_dagster.cli.options import PARTITIONS
 
 
 @click.command()
 @click.argument("stage")
-@FILE
-@MODULE
+@with_definitions()
 @click.option(
     "--sample",
     default=200,
@@ -30,26 +29,13 @@ from vane_dagster.cli.options import FILE, MODULE, PARTITIONS
     help="Of floating-point numbers.",
 )
 @click.option("--undo", is_flag=True, help="Split what counts as one definition.")
-def adopt(
-    stage: str,
-    file: str | None,
-    module: str | None,
-    sample: int,
-    every: bool,
-    **options: Any,
-) -> None:
+def adopt(definitions: Definitions, stage: str, sample: int, every: bool, **options: Any) -> None:
     """Keeps the stored rows of STAGE, as docs/embedding, in force after an edit of its code.
 
     Computes some of them again, with the store and the compute resource of the definitions. Exit
     code 1: one came out otherwise, or something else than code or arguments changed; nothing was
     adopted.
     """
-    definitions = Definitions(file, module)
-    store, compute = definitions.resource("store"), definitions.resource("compute")
-    found = definitions.stage(stage).adopt(
-        None if every else sample,
-        store=store,
-        compute=compute,
-        **options,
-    )
+    given = {**definitions.resources(), **options}
+    found = definitions.stage(stage).adopt(None if every else sample, **given)
     click.echo(f"undone: {found.since}" if options["undo"] else found)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import Any
 
 import click
 
 from vane_dagster._texts import count
-from vane_dagster.cli.definitions import Definitions
-from vane_dagster.cli.options import FILE, MODULE
+from vane_dagster.cli.definitions import Definitions, opened, with_definitions
 from vane_dagster.orchestration.batch_runs import BatchRuns
 from vane_dagster.orchestration.range_runs import materialize
-from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCompute
 from vane_dagster.storage.batch_records import ProviderBatch
 
@@ -27,17 +24,15 @@ def batches() -> None:
 
 
 def _runs(definitions: Definitions, pipeline: str | None) -> BatchRuns:
-    store = open_store(definitions.resource("store"), "batches")
-    return BatchRuns(definitions.pipeline(pipeline), store)
+    return BatchRuns(definitions.pipeline(pipeline), opened(None, definitions))
 
 
 @batches.command("list")
 @PIPELINE
-@FILE
-@MODULE
-def list_batches(pipeline: str | None, file: str | None, module: str | None) -> None:
+@with_definitions()
+def list_batches(definitions: Definitions, pipeline: str | None) -> None:
     """Lists the batches of PIPELINE that the store knows, the latest last."""
-    runs = _runs(Definitions(file, module), pipeline)
+    runs = _runs(definitions, pipeline)
     found = [(batch.at, each.stage, batch) for each in runs.every for batch in each.read()]
     for _, stage, batch in sorted(found, key=lambda each: each[0]):
         click.echo(_line(stage, batch))
@@ -47,9 +42,8 @@ def list_batches(pipeline: str | None, file: str | None, module: str | None) -> 
 
 @batches.command()
 @PIPELINE
-@FILE
-@MODULE
-def collect(pipeline: str | None, file: str | None, module: str | None) -> None:
+@with_definitions()
+def collect(definitions: Definitions, pipeline: str | None) -> None:
     """Stores the answers of batches that have ended, and goes on with them.
 
     A run in this process materializes the partitions that wait for no other batch, with the stages
@@ -57,10 +51,9 @@ def collect(pipeline: str | None, file: str | None, module: str | None) -> None:
 
     Example: vane-dagster batches collect docs -f definitions.py
     """
-    definitions = Definitions(file, module)
     found, runs = definitions.pipeline(pipeline), _runs(definitions, pipeline)
-    compute = definitions.resource("compute") or LocalCompute()
-    resources: dict[str, Any] = {"store": definitions.resource("store"), "compute": compute}
+    resources = definitions.resources()
+    resources["compute"] = resources["compute"] or LocalCompute()
     for each in runs.every:
         each.refresh()
         for batch in each.in_flight:
@@ -78,17 +71,14 @@ def collect(pipeline: str | None, file: str | None, module: str | None) -> None:
 
 @batches.command()
 @PIPELINE
-@FILE
-@MODULE
+@with_definitions()
 @click.option("--batch", "names", multiple=True, help="The name of a batch. [default: all]")
-def cancel(
-    pipeline: str | None, file: str | None, module: str | None, names: tuple[str, ...]
-) -> None:
+def cancel(definitions: Definitions, pipeline: str | None, names: tuple[str, ...]) -> None:
     """Cancels batches in flight. Answers that they have by then are kept, and paid for.
 
     Neither collect nor the sensor goes on with them: run their partitions to ask for the rest.
     """
-    for each in _runs(Definitions(file, module), pipeline).every:
+    for each in _runs(definitions, pipeline).every:
         each.refresh()
         for batch in each.cancel(names or [batch.name for batch in each.in_flight]):
             click.echo(_line(each.stage, batch))

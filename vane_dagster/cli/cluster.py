@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from vane_dagster._texts import duration
-from vane_dagster.cli.output import table
+from vane_dagster._texts import duration, table
 from vane_dagster.compute.local_head import HeadFolder, LocalHead
 from vane_dagster.compute.local_heads import RunningHead, running_heads
 from vane_dagster.compute.processes import drivers, marked

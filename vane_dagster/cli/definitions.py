@@ -7,6 +7,8 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,13 +19,17 @@ import tomli
 
 from vane_dagster.errors import described
 from vane_dagster.orchestration.assets import PIPELINES
+from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCluster
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
 
 
 class Definitions:
     """Definitions, imported as Dagster does: the working folder is on the path."""
 
     def __init__(self, file: str | None, module: str | None) -> None:
+        self.options = ["-f", file] if file else ["-m", module] if module else []
         if file is None and module is None:
             module = _project_module()
         elif file is not None and module is not None:
@@ -63,6 +69,10 @@ class Definitions:
             raise click.UsageError(f"{name!r} is no stage of {found.name}: {stages}")
         return found[name]
 
+    def resources(self) -> dict[str, Any]:
+        """Return the resources of a run, as arguments of `Pipeline.run` and others."""
+        return {key: self.resource(key) for key in ("store", "compute")}
+
     def resource(self, key: str, starts: bool = True) -> Any:
         """Return the resource with a key, initialized until the command ends; None without one.
 
@@ -100,6 +110,35 @@ def _project_module() -> str:
     raise click.UsageError(
         "give the definitions, as -f defs.py or -m my.definitions, or call this in a dg project"
     )
+
+
+def with_definitions(is_optional: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Give a command -f and -m, and the definitions that they name as `definitions`."""
+
+    def decorate(command: Callable[..., Any]) -> Any:
+        @click.option("-f", "--python-file", "file", help="The file with the definitions.")
+        @click.option("-m", "--module-name", "module", help="The module with the definitions.")
+        @wraps(command)
+        def loaded(*, file: str | None, module: str | None, **given: Any) -> Any:
+            is_named = file is not None or module is not None
+            found = Definitions(file, module) if is_named or not is_optional else None
+            return command(definitions=found, **given)
+
+        return loaded
+
+    return decorate
+
+
+def opened(
+    store: str | None, definitions: Definitions | None = None, options: Mapping[str, Any] = {}
+) -> Store:
+    """Open the store that a command names, else that of its definitions, else this user's."""
+    if store is not None or definitions is None:
+        found = open_store(store, "--store")
+        return Store(Location(found.root.url, options)) if options else found
+    if options:
+        raise click.UsageError("leave out --storage-options: the definitions have the store's")
+    return open_store(definitions.resource("store"), "the resource 'store'")
 
 
 def _executed(file: str) -> ModuleType:

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from vane_dagster._texts import table
+from vane_dagster.cli.definitions import opened
 from vane_dagster.cli.options import PARTITIONS, STORAGE_OPTIONS, STORE
-from vane_dagster.cli.output import table
-from vane_dagster.cli.store import opened
 from vane_dagster.orchestration.diff import diff as compare
 
 
@@ -47,13 +47,8 @@ def diff(
 
     Example: vane-dagster diff docs/embedding --between 3f9c21aa latest
     """
-    found = compare(
-        stage,
-        *between,
-        partitions=partitions,
-        store=opened(store, storage_options),
-        **options,
-    )
+    place = opened(store, options=storage_options)
+    found = compare(stage, *between, partitions=partitions, store=place, **options)
     if html:
         Path(html).write_text(f'<meta charset="utf-8">{found._repr_html_()}', "utf-8")
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from typing import Any
@@ -9,20 +10,15 @@ from typing import Any
 import click
 
 
-# Click's parameter types are generic in some versions only.
-class JsonObject(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases
-    """A JSON object."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> dict[str, Any]:
-        try:
-            found = json.loads(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(f"not JSON: {error}")
-        if not isinstance(found, dict):
-            self.fail("expected a JSON object, as '{\"anon\": true}'")
-        return found
+def json_object(text: str) -> dict[str, Any]:
+    """Return a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise click.BadParameter("expected a JSON object, as '{\"anon\": true}'")
+    return found
 
 
 def texts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
@@ -32,33 +28,31 @@ def texts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     """
     found: list[str] = []
     for value in values:
-        try:
+        fields: list[str] = []
+        with contextlib.suppress(csv.Error, ValueError):
             (fields,) = csv.reader([value], skipinitialspace=True, strict=True)
-        except (csv.Error, ValueError):
+        if not fields:
             raise click.BadParameter(
                 f"{value!r} is no list; expected values such as a,b, and '\"a,b\"' for one with a "
                 "comma",
                 ctx,
                 param,
-            ) from None
-        if not fields:
-            raise click.BadParameter("the list is empty", ctx, param)
+            )
         found += [field.strip() for field in fields]
     return found or None
 
 
-FILE = click.option("-f", "--python-file", "file", help="The file with the definitions.")
-MODULE = click.option("-m", "--module-name", "module", help="The module with the definitions.")
 STORE = click.option(
-    "--store", help="The store's root. [default: $VANE_DAGSTER_STORE, else this user's]"
-)
-STORE_OR_DEFINED = click.option(
     "--store",
     help="The store's root. [default: with -f or -m that of the definitions, else "
     "$VANE_DAGSTER_STORE, else this user's]",
 )
 STORAGE_OPTIONS = click.option(
-    "--storage-options", type=JsonObject(), default="{}", help="Options of fsspec, as JSON."
+    "--storage-options",
+    type=json_object,
+    metavar="JSON",
+    default="{}",
+    help="Options of fsspec, as JSON.",
 )
 PARTITION = click.option("--partition", help="The partition's key. [default: none]")
 PARTITIONS = click.option(

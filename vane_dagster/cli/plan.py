@@ -7,19 +7,18 @@ from typing import Any
 
 import click
 
-from vane_dagster.cli.definitions import Definitions
-from vane_dagster.cli.options import FILE, MODULE, PARTITIONS
+from vane_dagster.cli.definitions import Definitions, opened, with_definitions
+from vane_dagster.cli.options import PARTITIONS, STORE
 
 
 @click.command()
 @click.argument("pipeline", required=False)
-@FILE
-@MODULE
+@with_definitions()
 @click.option(
     "--select", help="Stages, as clean,embedding+ (with those downstream). [default: all]"
 )
 @PARTITIONS
-@click.option("--store", help="The store's root. [default: that of the definitions]")
+@STORE
 @click.option("--force", is_flag=True, help="As if the run's config had force.")
 @click.option("--retry-quarantined", is_flag=True, help="As if it had retry_quarantined.")
 @click.option("--rows", is_flag=True, help="Read the inputs, and count rows by their keys.")
@@ -30,9 +29,8 @@ from vane_dagster.cli.options import FILE, MODULE, PARTITIONS
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def plan(
+    definitions: Definitions,
     pipeline: str | None,
-    file: str | None,
-    module: str | None,
     store: str | None,
     as_json: bool,
     **options: Any,
@@ -44,9 +42,8 @@ def plan(
 
     Example: vane-dagster plan docs -f definitions.py --select embedding+
     """
-    definitions = Definitions(file, module)
     found = definitions.pipeline(pipeline).plan(
-        store=store if store is not None else definitions.resource("store"),
+        store=opened(store, definitions),
         compute=definitions.resource("compute", starts=options["sample"] is not None),
         **options,
     )

@@ -6,12 +6,12 @@ import importlib
 import json
 import socket
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
-from vane_dagster._texts import duration
-from vane_dagster.cli.output import joined, table
+from vane_dagster._texts import duration, table
 from vane_dagster.compute.client import ask_worker, brief, pool_managers
 from vane_dagster.compute.connection import connect, connect_address
 from vane_dagster.compute.local_head import LocalHead
@@ -200,6 +200,11 @@ def _server(text: str, name: str | None, address: str | None) -> _Pool:
 
 def _shown(pool: _Pool) -> str:
     return f"{pool['label']} ({pool['identity']})"
+
+
+def joined(values: Iterable[object]) -> str:
+    """Join the distinct values, in order."""
+    return ", ".join(dict.fromkeys(str(value) for value in values if value is not None)) or "-"
 
 
 def _state(pool: _Pool) -> str:

@@ -10,28 +10,21 @@ from typing import Any
 
 import click
 
-from vane_dagster.cli.definitions import Definitions
-from vane_dagster.cli.options import FILE, IDS, MODULE, PARTITION
+from vane_dagster.cli.definitions import Definitions, with_definitions
+from vane_dagster.cli.options import IDS, PARTITION
 from vane_dagster.pipeline.preview import FailedRow
 
 
 @click.command()
 @click.argument("stage")
-@FILE
-@MODULE
+@with_definitions()
 @click.option("--rows", default=10, show_default=True, type=click.IntRange(1), help="Input rows.")
 @PARTITION
 @IDS
 @click.option("--where", help="SQL condition on the stage's input.")
 @click.option("--reload", is_flag=True, help="Construct models of edited classes anew.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object for each row.")
-def preview(
-    stage: str,
-    file: str | None,
-    module: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def preview(definitions: Definitions, stage: str, as_json: bool, **options: Any) -> None:
     """Computes some rows of STAGE, as docs/embedding, and stores nothing.
 
     It uses the store and the compute resource of the definitions: stored rows of the stages
@@ -39,14 +32,9 @@ def preview(
 
     Example: vane-dagster preview docs/embedding -f definitions.py --rows 20
     """
-    definitions = Definitions(file, module)
-    store, compute = definitions.resource("store"), definitions.resource("compute")
+    given = {**definitions.resources(), **options}
     with contextlib.redirect_stdout(sys.stderr):  # what code prints is no result
-        made = definitions.stage(stage).preview(
-            store=store,
-            compute=compute,
-            **options,
-        )
+        made = definitions.stage(stage).preview(**given)
     if not as_json:
         click.echo(str(made))
         return

@@ -14,17 +14,9 @@ import click
 import pyarrow as pa
 
 from vane_dagster._lazy import pc, pq
-from vane_dagster._texts import count
-from vane_dagster.cli.definitions import Definitions
-from vane_dagster.cli.options import (
-    FILE,
-    IDS,
-    MODULE,
-    PARTITIONS,
-    STORAGE_OPTIONS,
-    STORE_OR_DEFINED,
-)
-from vane_dagster.cli.store import opened
+from vane_dagster._texts import count, listed
+from vane_dagster.cli.definitions import Definitions, opened, with_definitions
+from vane_dagster.cli.options import IDS, PARTITIONS, STORAGE_OPTIONS, STORE
 from vane_dagster.errors import described
 from vane_dagster.orchestration.decide import patch, undo, waive
 from vane_dagster.orchestration.forecasts import partition_keys
@@ -38,17 +30,17 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 @click.command()
 @click.argument("stage")
 @PARTITIONS
-@STORE_OR_DEFINED
+@STORE
 @STORAGE_OPTIONS
 @click.option("--retry", is_flag=True, help="Compute them again, and what is made of them.")
 @click.option("--waive", "reason", help="Accept their failure, for this reason.")
 @IDS
 @click.option("--patch", "fixes", help="A Parquet file with outputs by id, one for each row.")
 @click.option("--undo", "is_undo", is_flag=True, help="End waivers and patches of --ids.")
-@FILE
-@MODULE
+@with_definitions(is_optional=True)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with all ids.")
 def quarantine(
+    definitions: Definitions | None,
     stage: str,
     partitions: list[str] | None,
     store: str | None,
@@ -58,8 +50,6 @@ def quarantine(
     ids: list[str] | None,
     fixes: str | None,
     is_undo: bool,
-    file: str | None,
-    module: str | None,
     as_json: bool,
 ) -> None:
     """Lists the quarantined rows of STAGE, as docs/embedding, by the kind of their error.
@@ -84,18 +74,12 @@ def quarantine(
         raise click.UsageError(
             "--ids goes with --waive or --undo, as --waive 'empty pages' --ids 17"
         )
-    found: Any = stage
-    definitions = None
-    if retry or fixes is not None or file or module:
-        if storage_options:
-            raise click.UsageError("leave out --storage-options: the definitions have the store's")
-        definitions = Definitions(file, module)
-        found = definitions.stage(stage)
-        place = store if store is not None else definitions.resource("store")
-        if partitions is not None:
-            partitions = _keys(partition_keys(found.pipeline, partitions, "--partitions"))
-    else:
-        place = opened(store, storage_options)
+    if definitions is None and (retry or fixes is not None):
+        raise click.UsageError("--retry and --patch need the definitions, as -f definitions.py")
+    place = opened(store, definitions, storage_options)
+    found: Any = stage if definitions is None else definitions.stage(stage)
+    if definitions is not None and partitions is not None:
+        partitions = _keys(partition_keys(found.pipeline, partitions, "--partitions"))
     keys, made = partitions, []
     if reason is not None and ids is not None:
         made = waive(found, keys, ids, reason, place)
@@ -128,7 +112,7 @@ def quarantine(
         if group["partitions"] != [None]:
             click.echo(f"  partitions: {_some(group['partitions'])}")
     if any(group["rows"] > len(group["waived"]) for group in groups) and not as_json:
-        given = ["-m", module] if module else ["-f", file or "definitions.py"]
+        given = definitions.options if definitions else ["-f", "definitions.py"]
         words = ["vane-dagster", "quarantine", stage, "--retry", *given]
         click.echo(f"Retry them: {shlex.join(words)}")
 
@@ -197,5 +181,4 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _some(values: Sequence[Any]) -> str:
-    more = f" and {len(values) - _SHOWN:,} more" if len(values) > _SHOWN else ""
-    return ", ".join(map(str, values[:_SHOWN])) + more
+    return listed([str(each) for each in values], _SHOWN)

@@ -10,11 +10,10 @@ from typing import Any
 import click
 
 from vane_dagster._texts import count
-from vane_dagster.cli.definitions import Definitions
-from vane_dagster.cli.options import FILE, MODULE, STORAGE_OPTIONS
+from vane_dagster.cli.definitions import Definitions, with_definitions
+from vane_dagster.cli.options import STORAGE_OPTIONS
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.promote import promote as run_promotion
-from vane_dagster.orchestration.read import open_store
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
 from vane_dagster.storage.store import Store
@@ -22,25 +21,14 @@ from vane_dagster.storage.store import Store
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-# Click's parameter types are generic in some versions only.
-class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases
-    """A number and its unit, as "7d", converted to seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is no duration; expected a number with s, m, h or d, as 7d")
-        return float(match.group(1)) * _UNITS[match.group(2)]
-
-
-def opened(root: Any, options: dict[str, Any]) -> Store:
-    """Open the store that a command names, or this user's."""
-    found = open_store(root, "--store")
-    return Store(Location(found.root.url, options)) if options else found
+def duration(text: str) -> float:
+    """Return the seconds of a number and its unit, as "7d"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if match is None:
+        raise click.BadParameter(
+            f"{text!r} is no duration; expected a number with s, m, h or d, as 7d"
+        )
+    return float(match.group(1)) * _UNITS[match.group(2)]
 
 
 @click.group()
@@ -52,14 +40,14 @@ def store() -> None:
 @click.argument("root")
 @click.option(
     "--keep",
-    type=_Duration(),
+    type=duration,
     default="7d",
     show_default=True,
     help="How long unfinished work and former versions are kept in any case.",
 )
 @click.option(
     "--grace",
-    type=_Duration(),
+    type=duration,
     default="1d",
     show_default=True,
     help="Time between marking a part for deletion and deleting it; longer than any run.",
@@ -98,22 +86,20 @@ def gc(root: str, storage_options: dict[str, Any], verbose: bool, **policy: Any)
             f"{root!r} holds no stage of any pipeline; is it a store's root?"
         )
     if stages == nothing:
-        click.echo(f"Nothing to remove in {stages} stage{'s' * (stages != 1)}.")
+        click.echo(f"Nothing to remove in {count(stages, 'stage')}.")
 
 
 @store.command()
 @click.argument("branch", metavar="FROM")
 @click.argument("target", metavar="TO")
 @click.argument("pipeline")
-@FILE
-@MODULE
+@with_definitions(is_optional=True)
 @STORAGE_OPTIONS
 def promote(
+    definitions: Definitions | None,
     branch: str,
     target: str,
     pipeline: str,
-    file: str | None,
-    module: str | None,
     storage_options: dict[str, Any],
 ) -> None:
     """Puts what a branch has committed of PIPELINE in force in the store that it started from.
@@ -129,8 +115,7 @@ def promote(
     """
     given: Any = {"storage_options": storage_options}
     found = compute = None
-    if file is not None or module is not None:
-        definitions = Definitions(file, module)
+    if definitions is not None:
         found, compute = definitions.pipeline(pipeline), definitions.resource("compute")
         if (declared := definitions.resource("store")) is not None:
             given = {
@@ -174,4 +159,4 @@ def _changes(stage: GcReport) -> list[tuple[str, dict[str, int], str]]:
 
 def _count(files: dict[str, int], word: str) -> str:
     size = sum(files.values()) / (1 << 20)
-    return f"{len(files)} {word}{'s' * (len(files) != 1)} ({size:,.1f} MiB)"
+    return f"{count(len(files), word)} ({size:,.1f} MiB)"

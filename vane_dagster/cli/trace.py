@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from vane_dagster.cli.definitions import Definitions
-from vane_dagster.cli.options import FILE, MODULE, PARTITION, STORAGE_OPTIONS, STORE_OR_DEFINED
-from vane_dagster.cli.store import opened
+from vane_dagster.cli.definitions import Definitions, opened, with_definitions
+from vane_dagster.cli.options import PARTITION, STORAGE_OPTIONS, STORE
 from vane_dagster.orchestration.trace import trace as trace_row
 
 
@@ -18,20 +17,18 @@ from vane_dagster.orchestration.trace import trace as trace_row
 @click.option("--id", required=True, help="The row's id.")
 @PARTITION
 @click.option("--forward", is_flag=True, help="Follow the row to all rows made from it.")
-@STORE_OR_DEFINED
+@STORE
 @STORAGE_OPTIONS
-@FILE
-@MODULE
+@with_definitions(is_optional=True)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def trace(
+    definitions: Definitions | None,
     stage: str,
     id: str,
     partition: str | None,
     forward: bool,
     store: str | None,
     storage_options: dict[str, Any],
-    file: str | None,
-    module: str | None,
     as_json: bool,
 ) -> None:
     """Follows a row of STAGE, as docs/enriched, back to the source file.
@@ -41,12 +38,7 @@ def trace(
     row that was made of it. With -f or -m the definitions read the source, where the store does not
     hold what that takes: CSV and JSON files, Iceberg tables.
     """
-    found_in: Any = stage
-    place: Any = store
-    if file or module:
-        definitions = Definitions(file, module)
-        found_in = definitions.stage(stage)
-        place = definitions.resource("store") if store is None else store
-    place = opened(place, storage_options)
+    found_in = stage if definitions is None else definitions.stage(stage)
+    place = opened(store, definitions, storage_options)
     found = trace_row(found_in, id, partition, forward=forward, store=place)
     click.echo(json.dumps(found.to_dict(), indent=2, default=str) if as_json else str(found))

@@ -140,7 +140,7 @@ class Head:
         return True
 
 
-_HEAD_CODEC = Codec(Head, read={"settings": tuple})
+_HEAD_CODEC = Codec(Head)
 
 
 @dataclass(frozen=True)

@@ -154,8 +154,8 @@ class RunState:
         for stage in (s for s in stages if not partition.stages[s].done):
             manifest = self.store.in_force(self.pipeline.name, stage, partition.key)
             condemned = self.store.condemned(self.pipeline.name, stage)
-            found[stage], _ = stored_parts(
-                partition.stages[stage].keys, manifest, self.store, self.pipeline, stage,
+            _, found[stage], _ = stored_parts(
+                [partition.stages[stage].keys], manifest, self.store, self.pipeline, stage,
                 partition.key, condemned, lambda text: self.emit(Noticed(text)),
                 known=set(self.parts[index, stage]),
             )  # fmt: skip

@@ -11,18 +11,19 @@ from typing import Any
 from vane_dagster._arguments import positive
 from vane_dagster._home import user_name
 from vane_dagster._secrets import errors_masked
+from vane_dagster._texts import listed
 from vane_dagster.checks.base import bound
 from vane_dagster.checks.comparison import Difference, compare, described
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.inference import pinned
-from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.errors import DefinitionError, PlanError, SchemaError
 from vane_dagster.orchestration.forecasts import partition_keys
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCompute
-from vane_dagster.orchestration.run import RunContext, recompute
+from vane_dagster.orchestration.run import RunContext, recomputed
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
+from vane_dagster.planning.causes import changed
 from vane_dagster.planning.definition import components, definition_digest, stage_definition
 from vane_dagster.planning.sample_plan import plan_sample, spread
 from vane_dagster.storage.adoptions import (
@@ -123,7 +124,7 @@ class _Edit:
 
     def undo(self) -> Adoption:
         """Split the class of the present definition; return its latest adoption."""
-        known = self._of(self.stage).of(self.definition)
+        known = self.known[self.stage].of(self.definition)
         if not known:
             raise PlanError(f"{self.location}: its definition was not adopted, or that was undone")
         undo_adoptions(self.run.store, self.pipeline.name, known, self.definition)
@@ -139,7 +140,7 @@ class _Edit:
             return None
         self._require_upstream()
         stored = max(manifests.values(), key=lambda each: each.committed_at)
-        changes = _changes(stored.components, self.now)
+        changes = changed(stored.components, self.now)
         kinds = {str(each): each.kind for each in (*stored.components, *self.now)}
         # Other edits decide about rows which a sample may not have.
         if others := [change for change in changes if kinds[change] not in _ADOPTABLE]:
@@ -176,13 +177,10 @@ class _Edit:
         keep_adoption(self.run.store, self.pipeline.name, adoption)
         return adoption
 
-    def _of(self, stage: str) -> Adoptions:
-        return self.known.get(stage, Adoptions())
-
     def _former(self) -> Mapping[str | None, Manifest]:
         """Return the partitions of the latest stored definition that does not count as this one."""
         path = self.pipeline[self.stage].key.path
-        of, found = self._of(self.stage), find_all(self.run.store, path, None)
+        of, found = self.known[self.stage], find_all(self.run.store, path, None)
         others = {k: m for k, m in found.items() if m.definition not in of.equals(self.definition)}
         # Of a partition from before, some rows may be of a definition that was split off since.
         undone = {each.name for each in of.undone}
@@ -204,7 +202,7 @@ class _Edit:
             stored = find_all(self.run.store, self.pipeline[name].key.path, None)
             latest = max(stored.values(), key=lambda each: each.committed_at)
             definition = stage_definition(self.pipeline, self.pipeline[name].spec)
-            if latest.definition not in self._of(name).equals(definition):
+            if latest.definition not in self.known[name].equals(definition):
                 raise PlanError(
                     f"{self.location}: its upstream stage {name!r} was edited, and is not up to "
                     "date. Adopt or materialize that first"
@@ -226,44 +224,25 @@ class _Edit:
         plan = replace(sample.plan, components={stage: self.now})  # an edit is then an error
         differences: list[Difference] = []
         compared = 0
-        try:
-            for partition in plan.partitions:
-                if partition.schemas[stage] != manifests[partition.key].schema:
-                    raise PlanError(
-                        f"{self.location}: the types of its columns changed. Materialize it"
-                    )
-            results = recompute(self.run, plan, self.compute)
+        for partition in plan.partitions:
+            if partition.schemas[stage] != manifests[partition.key].schema:
+                raise PlanError(
+                    f"{self.location}: the types of its columns changed. Materialize it"
+                )
+        with recomputed(self.run, replace(sample, plan=plan), self.compute) as results:
             for error in results.failed.values():
                 raise PlanError(f"{self.location}: stored rows cannot be computed again: {error}")
-            for partition in plan.partitions:
-                key = partition.key
-                read = (sample.sampled[key], results.made[key], store)
-                for each in read_sample(plan, partition, *read):
-                    compared += sum(id not in each.stored.failed for id in each.ids)
-                    differences += compare(
-                        each.stored, each.computed, each.ids, None, self.tolerance
-                    )
-        finally:
-            delete_parts(plan, store)
+            for each in (rows for key in chosen for rows in results.read(key)):
+                compared += sum(id not in each.stored.failed for id in each.ids)
+                differences += compare(each.stored, each.computed, each.ids, None, self.tolerance)
         if differences:
+            shown = [
+                f"{each.id}, {each.column}: {each.before} is stored, now {each.now}"
+                for each in differences
+            ]
             raise PlanError(
                 f"{self.location}: nothing was adopted: "
-                f"{described(differences, compared, 'stored rows')}:\n{_shown(differences)}"
+                f"{described(differences, compared, 'stored rows')}:\n  "
+                + listed(shown, _SHOWN, "\n  ")
             )
         return compared
-
-
-def _changes(before: Sequence[Component], now: Sequence[Component]) -> list[str]:
-    """Return what was edited, added or removed."""
-    then, today = ({str(each): each.digest for each in some} for some in (before, now))
-    return [name for name in {**today, **then} if then.get(name) != today.get(name)]
-
-
-def _shown(differences: Sequence[Difference]) -> str:
-    """Show the first differences, one a line."""
-    lines = [
-        f"  {each.id}, {each.column}: {each.before} is stored, now {each.now}"
-        for each in differences[:_SHOWN]
-    ]
-    more = len(differences) - _SHOWN
-    return "\n".join([*lines, *([f"  and {more:,} more"] if more > 0 else [])])

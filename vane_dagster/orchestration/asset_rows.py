@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError, names
 from vane_dagster.orchestration.metadata import column_schema
+from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.read import connected
 from vane_dagster.storage.asset_writer import write_asset
-from vane_dagster.storage.dataframes import batches, form_of, form_of_value, known_forms, loaded
+from vane_dagster.storage.dataframes import batches, form_of, known_forms, loaded
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.reader import read
 
@@ -50,9 +52,10 @@ def keep_rows(store: FragmentStore, context: dg.OutputContext, obj: Any) -> None
     path, run_id = context.asset_key.path, context.run_id
     manifests: list[Manifest] = []
     urls: list[str] = []
-    for partition, value in _by_partition(context, obj, label).items():
-        where = label if partition is None else f"{label}, partition {partition!r}"
-        made, url = write_asset(opened, path, run_id, partition, batches(value, where))
+    values = _by_partition(context, obj, label)
+    rows = {key: batches(value, f"{label}{in_partition(key)}") for key, value in values.items()}
+    for partition, given in rows.items():
+        made, url = write_asset(opened, path, run_id, partition, given)
         manifests.append(made)
         urls.append(url)
     context.add_output_metadata(_metadata(context, manifests, urls))
@@ -69,13 +72,10 @@ def _partitions(context: dg.InputContext | dg.OutputContext) -> Sequence[str | N
     Dagster returns them in no particular order.
     """
     keys = list(context.asset_partition_keys)
-    if len(keys) > 1:
-        defined = context.asset_partitions_def.get_partition_keys(
-            dynamic_partitions_store=context.step_context.instance
-        )
-        place = {key: index for index, key in enumerate(defined)}
-        keys.sort(key=lambda key: (place.get(key, len(place)), key))
-    return keys
+    if len(keys) == 1:
+        return keys
+    order = DagsterOrder(context.asset_partitions_def, context.step_context.instance)
+    return order.sorted(keys)
 
 
 def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str | None, Any]:
@@ -89,13 +89,6 @@ def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str |
             f"{label} returned {given}; expected a dict of partition key to rows, of "
             f"{names(keys)}, or give the asset backfill_policy=dg.BackfillPolicy.multi_run()"
         )
-    for value in values.values():
-        if form_of_value(value) is None:
-            kind = type(value)
-            raise StoreError(
-                f"{label} returned a {kind.__module__}.{kind.__qualname__}; expected one of "
-                f"{known_forms()}, or nothing by a function with -> None"
-            )
     return values
 
 

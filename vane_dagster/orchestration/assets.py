@@ -7,7 +7,7 @@ evaluation.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dagster as dg
@@ -18,74 +18,13 @@ from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.orchestration.asset_specs import check_specs, source_spec, stage_key, stage_spec
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.resources import Compute
+from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.pipeline.pipeline import Pipeline, Stage
 from vane_dagster.pipeline.records import Asset
 
 _SENSOR_SECONDS = 300
 PIPELINES: dict[str, Pipeline] = {}
 """The pipelines whose assets were built in this process, by name."""
-
-
-class RunOptions(dg.Config):
-    """Run config of a pipeline, editable in Dagster's launchpad."""
-
-    force: bool = Field(
-        default=False, description="Compute the selected stages again, whatever the store holds."
-    )
-    retry_quarantined: bool = Field(
-        default=False,
-        description="Retry the rows that failed, and recompute their downstream rows.",
-    )
-    wait: bool = Field(
-        default=False,
-        description=(
-            "Wait for the answers of batches, of models with mode='batch', and hold no worker "
-            "meanwhile. Default: submit them and end; a later run goes on."
-        ),
-    )
-    max_gpu_hours: float | None = Field(
-        default=None,
-        ge=0,
-        description="Compute nothing if `plan` expects that more GPU hours are possible.",
-    )
-    max_cost: float | None = Field(
-        default=None,
-        ge=0,
-        description="Likewise for the price of tokens, of models that have prices.",
-    )
-    adopt: list[str] = Field(
-        default_factory=list,
-        description=(
-            "Stages whose edit changes no result: before the run, a sample of their stored rows is "
-            "compared, as by `vane-dagster adopt`. If a row differs, nothing is computed."
-        ),
-    )
-    adopt_rows: int = Field(default=200, ge=1, description="Rows of each that are compared.")
-    adopt_tolerance: float = Field(
-        default=0.0, ge=0, description="The largest difference of floating-point numbers."
-    )
-    reproduce_partitions: list[str] = Field(
-        default_factory=list,
-        description=(
-            "Partitions from which a Reproducible check recomputes rows. Default: those of the "
-            "run, or four at random."
-        ),
-    )
-    reproduce_rows: int | None = Field(
-        default=None,
-        ge=1,
-        description="Rows of each partition that a Reproducible check computes again.",
-    )
-    reproduce_seed: int | None = Field(
-        default=None,
-        ge=0,
-        description="Chooses these rows, as a former evaluation tells. Default: others each time.",
-    )
-
-    @property
-    def limits(self) -> Mapping[str, float | None]:
-        """The most that the run may take, by the name of the limit."""
-        return {"max_gpu_hours": self.max_gpu_hours, "max_cost": self.max_cost}
 
 
 def build_assets(
@@ -225,9 +164,7 @@ def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
 
         partitions = config.partitions.split(",") if config.partitions else None
         found = make_forecast(pipeline, partitions, config.select, store, rows=config.rows)
-        context.log.info(str(found))
-        text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
-        context.add_output_metadata({"plan": text, "up_to_date": found.is_up_to_date})
+        _show(context, "plan", found, up_to_date=found.is_up_to_date)
 
     return _job(f"{pipeline.name}_plan", plan)
 
@@ -238,8 +175,8 @@ class PreviewOptions(dg.Config):
     stage: str = Field(description="The stage.")
     rows: int = Field(default=10, ge=1, description="Input rows.")
     partition: str | None = Field(default=None, description="The partition, if there are any.")
-    ids: list[str] = Field(
-        default_factory=list, description="Ids of input rows, in place of the first ones."
+    ids: list[str] | None = Field(
+        default=None, description="Ids of input rows, in place of the first ones."
     )
     where: str | None = Field(default=None, description="SQL condition on the stage's input.")
     reload: bool = Field(default=False, description="Construct models of edited classes anew.")
@@ -263,20 +200,18 @@ def build_preview_job(pipeline: Pipeline) -> dg.JobDefinition:
                 f"pipeline {pipeline.name!r}: stage is {config.stage!r}; expected of "
                 f"{names(pipeline.stages)}"
             )
-        found = pipeline[config.stage].preview(
-            config.rows,
-            partition=config.partition,
-            ids=config.ids or None,
-            where=config.where,
-            reload=config.reload,
-            store=store,
-            compute=compute,
-        )
-        context.log.info(str(found))
-        text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
-        context.add_output_metadata({"preview": text, "failed": len(found.failed)})
+        options = config.model_dump(exclude={"stage"})
+        found = pipeline[config.stage].preview(**options, store=store, compute=compute)
+        _show(context, "preview", found, failed=len(found.failed))
 
     return _job(f"{pipeline.name}_preview", preview)
+
+
+def _show(context: dg.OpExecutionContext, name: str, found: object, **others: Any) -> None:
+    """Show the result of a job in its log and its metadata."""
+    context.log.info(str(found))
+    text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
+    context.add_output_metadata({name: text, **others})
 
 
 def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:

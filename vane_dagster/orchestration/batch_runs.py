@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,23 +29,19 @@ class Continuation:
     """A run that goes on with the answers of batches.
 
     Attributes:
-        batch: The name of the last batch that it waited for.
-        partitions: The partitions.
+        batch: The last batch that it waited for.
         stages: The stages to run.
-        force: Whether the run that submitted the batch was forced.
-        retry_quarantined: Whether it computed failed rows again.
+        partitions: The partitions.
     """
 
-    batch: str
-    partitions: tuple[Key, ...]
-    stages: tuple[str, ...]
-    force: bool
-    retry_quarantined: bool
+    batch: ProviderBatch
+    stages: Sequence[str]
+    partitions: list[Key]
 
     def run_config(self, pipeline: Pipeline) -> dict[str, Any]:
-        """Return the config of the run."""
-        given = {"force": self.force, "retry_quarantined": self.retry_quarantined}
-        chosen = {name: value for name, value in given.items() if value}
+        """Return the config of the run, which is that of the one that submitted the batch."""
+        names = ("force", "retry_quarantined")
+        chosen = {name: True for name in names if getattr(self.batch, name)}
         return {"ops": {f"{pipeline.name}_pipeline": {"config": chosen}}} if chosen else {}
 
 
@@ -92,17 +88,12 @@ class BatchRuns:
             left = [] if batch.name in done else self.left(batches, batch)
             needless |= set() if left else {batch.name}
             last |= {key: batch for key in left if key not in waiting}
-        groups: dict[str, list[Key]] = {}
+        runs: dict[str, Continuation] = {}
         for key, batch in last.items():
-            groups.setdefault(batch.name, []).append(key)
-        by_name = {batch.name: batch for batch in last.values()}
-        runs = []
-        for name, keys in groups.items():
-            batch = by_name[name]
-            stages = tuple(s for s in self._pipeline.stages if s in batch.stages)
-            how = (batch.force, batch.retry_quarantined)
-            runs.append(Continuation(name, tuple(keys), stages, *how))
-        return runs, needless
+            stages = [stage for stage in self._pipeline.stages if stage in batch.stages]
+            run = runs.setdefault(batch.name, Continuation(batch, stages, []))
+            run.partitions.append(key)
+        return [*runs.values()], needless
 
 
 def look_at_batches(
@@ -117,7 +108,7 @@ def look_at_batches(
     order = DagsterOrder(pipeline.partitions_def, context.instance)
     requests = [
         dg.RunRequest(
-            run_key=f"{run.batch}/{first}",
+            run_key=f"{run.batch.name}/{first}",
             partition_key=first if first == last else None,
             asset_selection=[pipeline[stage].key for stage in run.stages],
             run_config=run.run_config(pipeline),

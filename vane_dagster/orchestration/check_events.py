@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 
+from vane_dagster._texts import in_partition
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.event_log import EventLog, Target, events_grouped
@@ -105,10 +106,10 @@ def _is_table(rows: list[Any]) -> bool:
 
 def describe_blocked(found: Sequence[Blocked]) -> str:
     """Describe the blocking checks that failed in materialized partitions."""
-    lines = []
-    for stage, partition, result in found[:5]:
-        where = "" if partition is None else f", partition {partition!r}"
-        lines.append(f"stage {stage!r}{where}: {result.name}: {result.description}")
+    lines = [
+        f"stage {stage!r}{in_partition(partition)}: {result.name}: {result.description}"
+        for stage, partition, result in found[:5]
+    ]
     return f"{len(found)} blocking checks failed\n" + "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ from vane_dagster.orchestration.asset_specs import stage_spec
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.pipeline import Pipeline
 from vane_dagster.orchestration.resources import Compute, LocalCluster, RayCompute
+from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.pipeline.pipeline import Stage
 from vane_dagster.pipeline.records import Workers
 
@@ -203,7 +204,7 @@ class PipelineComponent(dg.Component, dg.Resolvable):
         self,
         context: dg.AssetExecutionContext,
         pipeline: Pipeline,
-        config: built.RunOptions,
+        config: RunOptions,
         compute: Compute,
         store: FragmentStore,
     ) -> Iterator[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,22 +83,18 @@ def diff(
 
 def _of_run(store: Store, path: Sequence[str], run: str) -> dict[str | None, Manifest]:
     """Return the last manifest of each partition that a run has committed."""
-    found: dict[str | None, Manifest] = {}
-    runs: Counter[str] = Counter()
     place = ("/".join(path[:-1]), path[-1])
-    named = store.history(*place)
-    opened = in_threads(lambda each: store.opened_if_there(*place, each[0], str(each[1])), named)
-    for manifest in opened:
-        if manifest is not None:
-            runs[manifest.run_id] += 1
-            if manifest.run_id.startswith(run):
-                found[manifest.partition] = manifest
-    if not found:
-        known = names(runs) if runs else "none"
+    opened = in_threads(
+        lambda each: store.opened_if_there(*place, each[0], str(each[1])), store.history(*place)
+    )
+    made = [each for each in opened if each is not None]
+    runs = dict.fromkeys(each.run_id for each in made)
+    named = [each for each in runs if each.startswith(run)]
+    if len(named) > 1:
+        raise StoreError(f"vd.diff: several runs begin with {run!r}; give more of the id")
+    if not named:
         raise StoreError(
             f"vd.diff: no run {run!r} has committed rows of {'/'.join(path)!r} in "
-            f"{store.root.url!r}, or they were collected; the runs there are: {known}"
+            f"{store.root.url!r}, or they were collected; the runs there are: {names(runs)}"
         )
-    if len({manifest.run_id for manifest in found.values()}) > 1:
-        raise StoreError(f"vd.diff: several runs begin with {run!r}; give more of the id")
-    return found
+    return {each.partition: each for each in made if each.run_id == named[0]}

@@ -163,9 +163,8 @@ class Provenance:
         """Record that the step logged observations of an input."""
         found = self._log.pointers(key, partitions, dg.DagsterEventType.ASSET_OBSERVATION)
         versions = self._log.versions(key, dg.DagsterEventType.ASSET_OBSERVATION, partitions)
-        for partition in partitions:
-            self._outside[key].pointers[partition] = found[partition]
-            self._outside[key].versions[partition] = versions[partition]
+        self._outside[key].pointers |= found
+        self._outside[key].versions |= versions
 
     def tags(
         self, key: dg.AssetKey, partition: str | None, versions: Mapping[dg.AssetKey, str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -68,46 +69,38 @@ def make_forecast(
             from vane_dagster.engine.row_counts import count_rows  # imports what workers do
 
             counted = count_rows(plan, opened, _RUN, partition_order(pipeline).before)
-        sampler = None if sample is None else _Sampler(plan, opened, compute, sample)
-        found = forecast(plan, opened, price, counted, True, sampler)
-        failed = [] if sampler is None else sampler.failed
+        failed: list[str] = []
+        given = (plan, opened, compute, sample or 0, failed)
+        measure = functools.partial(_sampled, *given) if sample else None
+        found = forecast(plan, opened, price, counted, True, measure)
         in_the_way = [*found.holdups, *failed, *_holdups(plan, found, opened, compute)]
         return replace(
             found, unplanned={**found.unplanned, **unknown}, holdups=[*dict.fromkeys(in_the_way)]
         )
 
 
-class _Sampler:
-    """Measures stages by previews of some rows.
+def _sampled(
+    plan: RunPlan, store: Store, compute: Any, rows: int, failed: list[str], stages: Sequence[str]
+) -> dict[str, Sample]:
+    """Measure stages by previews of some rows, and those upstream that a preview computes too."""
+    from vane_dagster.orchestration.preview import previewing
 
-    Attributes:
-        failed: Why stages could not be measured.
-    """
-
-    def __init__(self, plan: RunPlan, store: Store, compute: Any, rows: int) -> None:
-        self._plan, self._store, self._compute, self._rows = plan, store, compute, rows
-        self.failed: list[str] = []
-
-    def __call__(self, stages: Sequence[str]) -> dict[str, Sample]:
-        """Return samples of stages; a preview measures those upstream that it computes too."""
-        from vane_dagster.orchestration.preview import previewing
-
-        found: dict[str, Sample] = {}
-        pipeline = self._plan.pipeline
-        for stage in reversed(stages):
-            if stage in found or pipeline[stage].spec.publishes:
-                continue
-            missing = [each.key for each in self._plan.partitions if each.stages[stage].missing]
-            try:
-                given = (pipeline, stage, missing, self._store, self._compute)
-                with previewing(*given, show=lambda event: None) as (inference, loads):
-                    inference.first_rows(pipeline, stage, 1)  # first calls are slower
-                    made = inference.first_rows(pipeline, stage, self._rows)
-                    for name, parts in made.computed.items() if made else ():
-                        found.setdefault(name, Sample(parts, loads.get(name)))
-            except VaneError as error:
-                self.failed.append(f"a sample of {stage!r} could not be computed: {error}")
-        return found
+    found: dict[str, Sample] = {}
+    pipeline = plan.pipeline
+    for stage in reversed(stages):
+        if stage in found or pipeline[stage].spec.publishes:
+            continue
+        missing = [each.key for each in plan.partitions if each.stages[stage].missing]
+        try:
+            given = (pipeline, stage, missing, store, compute)
+            with previewing(*given, show=lambda event: None) as (inference, loads):
+                inference.first_rows(pipeline, stage, 1)  # first calls are slower
+                made = inference.first_rows(pipeline, stage, rows)
+                for name, parts in made.computed.items() if made else ():
+                    found.setdefault(name, Sample(parts, loads.get(name)))
+        except VaneError as error:
+            failed.append(f"a sample of {stage!r} could not be computed: {error}")
+    return found
 
 
 def _holdups(plan: RunPlan, found: Forecast, store: Store, compute: Any) -> Iterator[str]:

@@ -95,26 +95,6 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
             )
         return branch
 
-    def dataset(self, stage: str, partition: str | None = None) -> Any:
-        """Return the committed rows of a stage; each partition is complete or absent.
-
-        Args:
-            stage: Pipeline and stage, as "docs/embedding".
-            partition: The partition's key. Default: the unpartitioned rows, or those of all
-                partitions.
-
-        Returns:
-            A `pyarrow.dataset.Dataset`, readable by DuckDB, Polars and pandas too.
-
-        Raises:
-            StoreError: If the stage was never materialized.
-        """
-        import pyarrow.dataset as ds
-
-        from vane_dagster.orchestration.read import load
-
-        return load(stage, partition, as_=ds.Dataset, store=self)
-
     def load_input(self, context: dg.InputContext) -> Any:
         """Load the rows of an asset as the type of the input's annotation.
 

@@ -102,7 +102,6 @@ def column_metadata(
 
 def stage_metadata(
     spec: StageSpec,
-    partition: str | None,
     manifest: Manifest,
     version: ManifestName,
     store: Store,
@@ -115,8 +114,8 @@ def stage_metadata(
     `docs/metadata.md` defines each entry, and states which ones add up over partitions.
     """
     home = Store(manifest.root or store.root)
-    folder = home.manifests(manifest.pipeline, manifest.stage, partition)
-    rows = "dagster/row_count" if partition is None else "dagster/partition_row_count"
+    folder = home.manifests(manifest.pipeline, manifest.stage, manifest.partition)
+    rows = "dagster/row_count" if manifest.partition is None else "dagster/partition_row_count"
     place = {"dagster/uri": folder.file_url(str(version))}
     if manifest.published:
         place = publisher_class(manifest.published.format).metadata(manifest.published)

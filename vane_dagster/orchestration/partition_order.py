@@ -30,6 +30,11 @@ class DagsterOrder:
         """Return all partitions."""
         return list(self._places)
 
+    def sorted(self, keys: Sequence[str]) -> list[str]:
+        """Return some partitions in the order; those that the definition lacks come last."""
+        places = self._places
+        return sorted(keys, key=lambda key: (places.get(key, len(places)), key))
+
     def ranges(self, keys: Sequence[str | None]) -> Iterator[tuple[str | None, str | None]]:
         """Yield the first and the last partition of each run: of neighbours in the order."""
         if isinstance(self._definition, dg.MultiPartitionsDefinition) or None in keys:

@@ -158,8 +158,9 @@ class Pipeline(declared.Pipeline):
         """
         from vane_dagster.orchestration.plain_run import run
 
+        options = {"force": force, "retry_quarantined": retry_quarantined, "wait": wait}
         limits = {"max_gpu_hours": max_gpu_hours, "max_cost": max_cost}
-        run(self, partitions, select, store, compute, force, retry_quarantined, limits, wait)
+        run(self, partitions, select, store, compute, **options, **limits)
 
     def build_assets(self) -> dg.AssetsDefinition:
         """Build one Dagster `multi_asset` with a selectable asset per stage.

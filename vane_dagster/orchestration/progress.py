@@ -13,13 +13,16 @@ from vane_dagster._secrets import masked
 from vane_dagster._texts import count, duration, rate
 from vane_dagster.events import (
     Committed,
+    Connected,
     Event,
     Failed,
     Noticed,
     PoolLoads,
     Printed,
     Progress,
+    RunPlanned,
     Submitted,
+    Unchanged,
     Waiting,
     WorkerReady,
 )
@@ -105,6 +108,8 @@ class _StageProgress:
         return summary
 
 
+_PHASES = {RunPlanned: "plan", Connected: "connection", WorkerReady: "first worker"}
+"""The phases before a run computes, by the event that ends each first."""
 _SUMMED = ["rows_in", "rows_out", "copied", "computed", "seconds", "work_seconds", "call_seconds"]
 
 
@@ -167,11 +172,15 @@ class RunSummary:
     expected: float = 0.0
 
     def __post_init__(self) -> None:
-        self._began = self.clock()
+        self._began = self._marked = self.clock()
+        self._phases: dict[str, float] = {}
         self._stages: dict[str, _StageSummary] = {}
 
     def take(self, event: Event) -> None:
         """Add an event."""
+        if (phase := _PHASES.get(type(event))) and phase not in self._phases:
+            now = self.clock()
+            self._phases[phase], self._marked = now - self._marked, now
         if isinstance(event, WorkerReady):
             kind: Any = (event.server and "server") or (event.is_function and "function")
             use = self.models.setdefault(event.model, ModelUse(kind=kind or "model"))
@@ -183,10 +192,10 @@ class RunSummary:
             self.expected = max(self.expected, event.expected)
         elif isinstance(event, Committed):
             self._committed(self._stage(event.stage), event)
+        elif isinstance(event, Unchanged) and event.manifest is not None:
+            self._up_to_date(self._stage(event.stage), event.manifest)
 
-    def up_to_date(self, manifest: Manifest) -> None:
-        """Add a partition of a stage that was already up to date."""
-        stage = self._stage(manifest.stage)
+    def _up_to_date(self, stage: _StageSummary, manifest: Manifest) -> None:
         stage["up_to_date"] += 1
         stage["stored_rows"] += manifest.rows
         stage["stored_fragments"] += len(manifest.parts)
@@ -206,7 +215,8 @@ class RunSummary:
     def text(self, finished: bool = True) -> str:
         """Return the summary lines of a run that finished or was stopped."""
         ended = "finished in" if finished else "stopped after"
-        lines = [f"{ended} {duration(self.clock() - self._began)}"]
+        phases = "".join(f", {name} {duration(took)}" for name, took in self._phases.items())
+        lines = [f"{ended} {duration(self.clock() - self._began)}{phases}"]
         lines += [f"  {name}: {stage}" for name, stage in self._stages.items()]
         if self.expected:
             until = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.expected))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from vane_dagster.errors import StoreError
+from vane_dagster.events import Event, Failed, RunPlanned, Unchanged
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Manifest, ManifestName
@@ -14,7 +16,26 @@ from vane_dagster.storage.store import Store
 _AHEAD = 64
 
 
-def read_ahead(store: Store, plan: RunPlan) -> Iterator[Manifest | StoreError]:
+def with_manifests(store: Store, listen: Callable[[Event], None]) -> Callable[[Event], None]:
+    """Return a listener that passes events on, and adds the manifests of finished stages."""
+    done: Iterator[Manifest | StoreError] = iter(())
+
+    def listen_to(event: Event) -> None:
+        nonlocal done
+        if isinstance(event, RunPlanned):
+            done = _read_ahead(store, event.plan)
+        elif isinstance(event, Unchanged):
+            found = next(done)  # in the order of the plan, as these events
+            if isinstance(found, StoreError):
+                event = Failed(event.stage, event.partition, found)
+            else:
+                event = replace(event, manifest=found)
+        listen(event)
+
+    return listen_to
+
+
+def _read_ahead(store: Store, plan: RunPlan) -> Iterator[Manifest | StoreError]:
     """Yield the manifests of a plan's finished stages, or their errors, in the plan's order."""
     pipeline = plan.pipeline.name
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from typing import Any
 
 import dagster as dg
 
+from vane_dagster._texts import in_partition
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.figures import computation_figures
-from vane_dagster.errors import StoreError, names
+from vane_dagster.errors import names
 from vane_dagster.events import (
     Committed,
     Event,
@@ -36,9 +36,7 @@ from vane_dagster.orchestration.event_log import (
 )
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary, log_text
-from vane_dagster.orchestration.read_ahead import read_ahead
-from vane_dagster.orchestration.source_asset import SourceLog
-from vane_dagster.orchestration.timeline import PROFILE, Timeline
+from vane_dagster.orchestration.source_asset import log_changes
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import stage_definition
@@ -93,15 +91,14 @@ class RunReport:
         self._log = context.log
         self._progress = ProgressReport(context.log.info)
         self._summary = RunSummary()
-        self._timeline = Timeline() if os.environ.get(PROFILE) else None
         self._failed: list[Failed] = []
         self._waiting: list[Submitted] = []
-        self._done: Iterator[Manifest | StoreError] | None = None
+        self._is_planned = False
         self._definitions: Mapping[str, str] = {}
         self._inferred: Mapping[str, str] = {}
         self._adopted: Mapping[str, Sequence[Adoption]] = {}
         self._provenance = Provenance(context, partitions)
-        self._source = _source_log(context, pipeline, partitions)
+        self._observes_source = _observes_source(context, pipeline)
         self._pending: dict[str, list[_Materialized]] = {}
         self._count = 0
         self._oldest = 0.0
@@ -159,8 +156,6 @@ class RunReport:
 
     def _take(self, event: Event) -> None:
         self._summary.take(event)
-        if self._timeline is not None:
-            self._timeline.take(event)
         if isinstance(event, RunPlanned):
             self._planned(event.plan)
         elif isinstance(event, Progress):
@@ -238,7 +233,7 @@ class RunReport:
         """Report the listed source files to Dagster, to keep downstream assets from being stale."""
         if plan.needed() or plan.failed:  # the summary has the rest
             self._log.info(str(plan))
-        self._done = read_ahead(self._store, plan)
+        self._is_planned = True
         self._adopted = plan.adopted
         inferred = [stage for stage in self._pipeline if stage.spec.is_inferred]
         self._definitions = {
@@ -250,20 +245,15 @@ class RunReport:
             for each in inferred
             if each.name in plan.selected
         }
-        if self._source is None:
+        if not self._observes_source:
             return
         listed = {each.key: tuple(each.listed.values()) for each in plan.partitions}
-        if changed := self._source.tell(listed):
-            self._provenance.observed(self._source.key, changed)
+        if changed := log_changes(self._context, self._pipeline, listed):
+            self._provenance.observed(self._key_of(SOURCE), changed)
 
     def _unchanged(self, event: Unchanged) -> None:
-        assert self._done is not None
-        manifest = next(self._done)  # in the order of the plan, as these events
-        if isinstance(manifest, StoreError):
-            self.listen(Failed(event.stage, event.partition, manifest))
-            return
-        assert (manifest.stage, manifest.partition) == (event.stage, event.partition)
-        self._summary.up_to_date(manifest)
+        manifest = event.manifest
+        assert manifest is not None, "run_pipeline adds it"
         figures = {
             "computed_by_run": dg.MetadataValue.dagster_run(manifest.run_id),
             **manifest.figures,
@@ -280,7 +270,6 @@ class RunReport:
     ) -> None:
         metadata = stage_metadata(
             self._pipeline[event.stage].spec,
-            event.partition,
             manifest,
             event.name,
             self._store,
@@ -305,10 +294,8 @@ class RunReport:
         """Write the pending events; log a summary of a run that was planned."""
         with events_grouped(self._context.instance):
             self.flush()
-            if self._done is not None:
+            if self._is_planned:
                 self._log.info(self._summary.text(finished=kind is None))
-        if self._timeline is not None:
-            self._log.info(self._timeline.text(self._context))
 
     def results(self) -> Iterator[Any]:
         """Yield the step's results.
@@ -358,30 +345,16 @@ def _dimension_tags(partition: str | None) -> dict[str, str]:
     return {f"dagster/partition/{dimension}": key for dimension, key in keys.items()}
 
 
-def _source_log(
-    context: dg.AssetExecutionContext,
-    pipeline: Pipeline,
-    partitions: Sequence[str | None],
-) -> SourceLog | None:
-    """Return the source's observations, if the source is observed and the run reads it."""
+def _observes_source(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:
+    """Whether the run reads the source, and `build_source` made an asset of it."""
     reads = any(
         SOURCE in stage.spec.upstream and stage.key in context.selected_asset_keys
         for stage in pipeline
     )
-    if not (reads and _is_observed(context, pipeline)):
-        return None
-    return SourceLog(context, pipeline, partitions)
-
-
-def _is_observed(context: dg.AssetExecutionContext, pipeline: Pipeline) -> bool:
-    """Whether the run's definitions contain the asset from `Pipeline.build_source`.
-
-    A job that was made without the asset has a stub in its place.
-    """
-    if pipeline.source.asset:
+    if not reads or pipeline.source.asset:
         return False
-    key = stage_key(pipeline, SOURCE)
-    graph = context.job_def.asset_layer.asset_graph
+    key, graph = stage_key(pipeline, SOURCE), context.job_def.asset_layer.asset_graph
+    # A job that was made without the asset has a stub in its place.
     return graph.has(key) and not graph.get(key).assets_def.is_auto_created_stub
 
 
@@ -390,5 +363,4 @@ def failure_message(failure: Failed) -> str:
     text = str(failure.error)
     if text.startswith("stage "):
         return text
-    where = "" if failure.partition is None else f", partition {failure.partition!r}"
-    return f"stage {failure.stage!r}{where}: {text}"
+    return f"stage {failure.stage!r}{in_partition(failure.partition)}: {text}"

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from vane_dagster.checks.base import Check
-from vane_dagster.checks.context import Recomputation, RecomputedRows
+from vane_dagster.checks.context import Recomputation
 from vane_dagster.engine.inference import pinned
-from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.errors import names
 from vane_dagster.events import Event, PoolLoads, WorkerReady
 from vane_dagster.orchestration.check_events import CheckLog, run_partitions
 from vane_dagster.orchestration.progress import log_text
 from vane_dagster.orchestration.resources import Compute
-from vane_dagster.orchestration.run import RunContext, Sample, recompute
+from vane_dagster.orchestration.run import RunContext, Sample, recomputed
+from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.pipeline.pipeline import Pipeline, Stage
 from vane_dagster.planning.sample_plan import SamplePlan, plan_sample
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.reader import find_all
-
-if TYPE_CHECKING:
-    from vane_dagster.orchestration.assets import RunOptions
 
 MAX_PARTITIONS = 4
 """Number of partitions, chosen at random, that a run without partitions samples."""
@@ -65,7 +61,7 @@ class ReproducibilityRunner:
         asked = self.config.reproduce_seed
         seed = secrets.randbits(32) if asked is None else asked
         manifests = self._manifests(stage, seed)
-        rows = self.config.reproduce_rows or check.rows_to_recompute
+        rows = dict.fromkeys(manifests, self.config.reproduce_rows or check.rows_to_recompute)
         pipeline = pinned(self.pipeline, stage.name, self.run.store)
         sample = plan_sample(pipeline, stage.name, manifests, self.run.store, rows, seed)
         loads = PoolLoads()
@@ -75,14 +71,11 @@ class ReproducibilityRunner:
                 loads.add(event.report)
             log_text(self.context.log, event)
 
-        try:
-            results = recompute(replace(self.run, listen=listen), sample.plan, self.compute)
+        with recomputed(replace(self.run, listen=listen), sample, self.compute) as results:
             for key, manifest in manifests.items():
                 recomputation = self._recomputation(manifest, sample, results, loads, seed)
                 result = self.run.check_runner.recomputed(check, manifest, recomputation)
                 log.found(stage.name, key, [result])
-        finally:
-            delete_parts(sample.plan, self.run.store)
 
     def _manifests(self, stage: Stage, seed: int) -> Mapping[str | None, Manifest]:
         """Return the manifests of the run's partitions, or of a random sample if it names none."""
@@ -110,7 +103,7 @@ class ReproducibilityRunner:
         key = manifest.partition
         sampled = sample.sampled.get(key)
         return Recomputation(
-            read=lambda: self._read(key, sample, results),
+            read=lambda: results.read(key),
             seed=seed,
             loads=loads.loads,
             warm=loads.warm,
@@ -120,12 +113,3 @@ class ReproducibilityRunner:
             changed_fragments=sampled.changed if sampled else 0,
             error=results.failed.get(key),
         )
-
-    def _read(
-        self, key: str | None, sample: SamplePlan, results: Sample
-    ) -> Sequence[RecomputedRows]:
-        plan = sample.plan
-        partition = next((each for each in plan.partitions if each.key == key), None)
-        if partition is None:  # there is no row to compute
-            return ()
-        return read_sample(plan, partition, sample.sampled[key], results.made[key], self.run.store)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Union
 
 from vane_dagster._texts import count
+from vane_dagster.checks.context import RecomputedRows
 from vane_dagster.compute.api import Backend
 from vane_dagster.compute.client import make_room
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
 from vane_dagster.engine.inference import SchemaInference
+from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.engine.stage_batches import stage_batches
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
@@ -35,12 +36,16 @@ from vane_dagster.events import (
     WorkerReady,
     about_plan,
 )
+from vane_dagster.orchestration.read_ahead import with_manifests
 from vane_dagster.orchestration.resources import Compute
+from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.orchestration.signals import signals_deferred
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.planning.forecast import check_limits
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
+from vane_dagster.planning.sample_plan import SamplePlan
+from vane_dagster.storage.packages import version_of
 from vane_dagster.storage.store import Store
 
 _STOP_SECONDS = 20.0
@@ -79,14 +84,11 @@ def run_pipeline(
     selected: Collection[str],
     partitions: Sequence[str | None],
     compute: Compute,
-    force: bool = False,
-    retry_quarantined: bool = False,
-    limits: Mapping[str, float | None] = {},
-    wait: bool = False,
+    options: RunOptions,
 ) -> None:
     """Bring stages of some partitions up to date.
 
-    With `wait`, partitions that wait for batches are continued when these have ended.
+    With the option `wait`, partitions that wait for batches are continued when these have ended.
     """
     given, waiting = run, list[Submitted]()
 
@@ -96,8 +98,7 @@ def run_pipeline(
         else:
             given.listen(event)
 
-    if wait:
-        run = replace(run, listen=withhold)
+    run = replace(run, listen=with_manifests(run.store, withhold if options.wait else run.listen))
     connection = Connection(compute, pipeline, selected)
 
     def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
@@ -107,12 +108,12 @@ def run_pipeline(
         first = (run.store, preview, run.run_id, run.listen, selected, partitions)
         with SchemaInference(*first, connect=connection.connect) as inference:
             resolved = inference.resolve(pipeline)
-        asked = (resolved, selected, partitions, run.store, force, run.run_id, retry_quarantined)
-        plan = plan_run(*asked, connect=connection.connect)
+        asked = (resolved, selected, partitions, run.store, options.force, run.run_id)
+        plan = plan_run(*asked, options.retry_quarantined, connect=connection.connect)
         run.listen(RunPlanned(plan))
         for event in about_plan(plan):
             run.listen(event)
-        for text in check_limits(plan, run.store, limits, compute.gpu_hour_price):
+        for text in check_limits(plan, run.store, options.limits, compute.gpu_hour_price):
             run.listen(Noticed(text))
         backend = connection.backend() if plan.needed() else None
         run.listen(Connected())
@@ -122,8 +123,7 @@ def run_pipeline(
     if waiting:
         await_batches(given, pipeline, waiting)
         stages, keys = ({each.stage for each in waiting}, {each.partition: 0 for each in waiting})
-        how = (compute, force, retry_quarantined, limits, wait)
-        run_pipeline(given, pipeline, stages, list(keys), *how)
+        run_pipeline(given, pipeline, stages, list(keys), compute, options)
 
 
 def await_batches(run: RunContext, pipeline: Pipeline, submitted: Sequence[Submitted]) -> None:
@@ -166,25 +166,41 @@ class Sample:
     """Results of the plan of a sample.
 
     Attributes:
-        made: The parts of each partition that was computed.
-        failed: The errors of the others.
+        failed: The errors of the partitions that could not be computed.
     """
 
-    made: Mapping[str | None, Sequence[Part]]
     failed: Mapping[str | None, VaneError]
+    _planned: SamplePlan
+    _made: Mapping[str | None, Sequence[Part]]
+    _store: Store
+
+    def read(self, key: str | None) -> Sequence[RecomputedRows]:
+        """Read the rows of a partition, as stored and as computed; none if none was sampled."""
+        plan = self._planned.plan
+        partition = next((each for each in plan.partitions if each.key == key), None)
+        if partition is None:
+            return ()
+        return read_sample(
+            plan, partition, self._planned.sampled[key], self._made[key], self._store
+        )
 
 
-def recompute(run: RunContext, plan: RunPlan, compute: Compute) -> Sample:
-    """Execute the plan of a sample."""
-    if not plan.partitions:
-        return Sample({}, plan.failed)
-    connection = Connection(compute, plan.pipeline, plan.selected)
+@contextmanager
+def recomputed(run: RunContext, sample: SamplePlan, compute: Compute) -> Iterator[Sample]:
+    """Execute the plan of a sample; delete its parts at the end."""
+    plan, made, failed = sample.plan, list[Recomputed](), list[Failed]()
     try:
-        made, failed = _recomputed(run, plan, connection.backend())
+        if plan.partitions:
+            connection = Connection(compute, plan.pipeline, plan.selected)
+            try:
+                made, failed = _recomputed(run, plan, connection.backend())
+            finally:
+                connection.close()
+        errors = {each.partition: each.error for each in failed}
+        parts = {each.partition: each.parts for each in made}
+        yield Sample({**plan.failed, **errors}, sample, parts, run.store)
     finally:
-        connection.close()
-    errors = {each.partition: each.error for each in failed}
-    return Sample({each.partition: each.parts for each in made}, {**plan.failed, **errors})
+        delete_parts(plan, run.store)
 
 
 def _recomputed(
@@ -324,10 +340,6 @@ def on_a_thread(
 @functools.cache
 def versions() -> Mapping[str, Any]:
     """Return the versions that a manifest records."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for package in ("vane-dagster", "ray", "pyarrow", "duckdb"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {"versions": found}
+    packages = ("vane-dagster", "ray", "pyarrow", "duckdb")
+    found = {package: version for package in packages if (version := version_of(package))}
+    return {"versions": {"python": ".".join(map(str, sys.version_info[:3])), **found}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
@@ -21,12 +21,10 @@ from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
 from vane_dagster.orchestration.reproducible import ReproducibilityRunner
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.run import RunContext, run_pipeline
-from vane_dagster.orchestration.source_asset import SourceLog, observe
+from vane_dagster.orchestration.run_options import RunOptions
+from vane_dagster.orchestration.source_asset import observe
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
-
-if TYPE_CHECKING:
-    from vane_dagster.orchestration.assets import RunOptions
 
 
 def materialize_step(
@@ -67,10 +65,7 @@ def materialize_step(
                     selected,
                     partitions,
                     compute,
-                    force=config.force,
-                    retry_quarantined=config.retry_quarantined,
-                    limits=config.limits,
-                    wait=config.wait,
+                    config,
                 )
         except VaneError as error:
             raise dg.Failure(description=str(error)) from error.__cause__
@@ -83,9 +78,8 @@ def observe_step(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Itera
     if pipeline.partitions_def is not None:
         every = DagsterOrder(pipeline.partitions_def, context.instance).all
         partitions = run_partitions(context) or every()
-    log = SourceLog(context, pipeline, partitions)
     try:
-        changed = observe(pipeline, partitions, log)
+        changed = observe(context, pipeline, partitions)
     except VaneError as error:
         raise dg.Failure(description=str(error)) from without_secrets(error).__cause__
     context.log.info(f"{changed} of {len(partitions)} partitions have changed")

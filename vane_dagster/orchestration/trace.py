@@ -55,8 +55,5 @@ def trace(
         )
     source = getattr(getattr(stage, "pipeline", None), "source", None)
     manifest_index = ManifestIndex(open_store(store, "vd.trace"), path[0], partition, source)
-    return (
-        trace_forward(manifest_index, path[1], id)
-        if forward
-        else trace_back(manifest_index, path[1], id)
-    )
+    walk = trace_forward if forward else trace_back
+    return walk(manifest_index, path[1], id)

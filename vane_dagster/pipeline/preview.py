@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._texts import count, duration
+from vane_dagster._texts import count, duration, table
 from vane_dagster.storage.sample import python_values
 from vane_dagster.types.kinds import is_bytes
 from vane_dagster.types.tensors import as_storage
@@ -132,10 +132,7 @@ class Preview:
         return rows
 
     def __str__(self) -> str:
-        cells = self.cells()
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in cells]
-        return "\n".join([*lines, "", *map(str, self.costs)])
+        return "\n".join([table(self.cells()), "", *map(str, self.costs)])
 
     def _repr_html_(self) -> str:
         header, *rows = self.cells(_HTML_WIDTH)

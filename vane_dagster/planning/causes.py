@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from vane_dagster._texts import count as counted
+from vane_dagster._texts import listed
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.files import file_version
 from vane_dagster.storage.decisions import Decision
@@ -31,7 +32,7 @@ def causes(
     """Return why a stage's partition differs from its manifest in force."""
     if former is None:
         return Counter({"not computed before": 1})
-    found = Counter(f"{text} changed" for text in edits(former.components, components))
+    found = Counter(f"{text} changed" for text in changed(former.components, components))
     if generation != former.generation:
         found[RAISED] = 1
     if SOURCE in former.reads:
@@ -47,10 +48,10 @@ def causes(
     return found or Counter({"stored parts are missing" if is_same else "other fragments": 1})
 
 
-def edits(before: Iterable[Component], now: Iterable[Component]) -> Sequence[str]:
-    """Return the components that changed or are new, or else those that are gone."""
+def changed(before: Iterable[Component], now: Iterable[Component]) -> Sequence[str]:
+    """Return the components that changed or are new, then those that are gone."""
     then, today = ({str(each): each.digest for each in some} for some in (before, now))
-    return [n for n in today if today[n] != then.get(n)] or [n for n in then if n not in today]
+    return [name for name in {**today, **then} if then.get(name) != today.get(name)]
 
 
 def _changed_files(before: Iterable[FileRecord], now: Iterable[FileRecord]) -> Causes:
@@ -68,8 +69,7 @@ def _changed_files(before: Iterable[FileRecord], now: Iterable[FileRecord]) -> C
 def describe(found: Causes, partitions: int) -> str:
     """Describe the causes of some partitions in one line, the most frequent first."""
     texts = [_text(cause, count, partitions) for cause, count in found.most_common()]
-    further = len(texts) - _MAX_SHOWN
-    return ", ".join(texts[:_MAX_SHOWN]) + (f" and {further} more" if further > 0 else "")
+    return listed(texts, _MAX_SHOWN)
 
 
 def _text(cause: str, count: int, partitions: int) -> str:

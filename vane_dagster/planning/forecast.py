@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any, Literal, Union
@@ -316,30 +316,30 @@ def _is_priced(spec: StageSpec, field: str, gpu_hour_price: float | None) -> boo
 
 @dataclass(frozen=True)
 class _Count:
-    """Rows of a fragment: how many to expect, and what is known about that."""
-
-    most: int
-    expected: float
-    known: Known
-
-    def __add__(self, other: _Count) -> _Count:
-        known = max(self.known, other.known, key=_ORDER.index)
-        return _Count(self.most + other.most, self.expected + other.expected, known)
-
-
-@dataclass(frozen=True)
-class _Due:
-    """Rows of a fragment to compute.
+    """Rows of fragments.
 
     Attributes:
-        rows: All to expect.
-        least: The least that are computed.
-        copied: Others, if they were counted.
+        most: How many there are at most.
+        expected: How many to expect.
+        known: What is known about that.
+        computed: Of rows to compute, how many are computed at least.
+        copied: Others that are copied, if they were counted.
     """
 
-    rows: _Count
-    least: float
+    most: int = 0
+    expected: float = 0.0
+    known: Known = "exact"
+    computed: float = 0.0
     copied: int = 0
+
+    def __add__(self, other: _Count) -> _Count:
+        return _Count(
+            self.most + other.most,
+            self.expected + other.expected,
+            max(self.known, other.known, key=_ORDER.index),
+            self.computed + other.computed,
+            self.copied + other.copied,
+        )
 
 
 class _Forecaster:
@@ -373,7 +373,7 @@ class _Forecaster:
             for partition in self._plan.partitions
             for index in partition.stages[stage].missing
         ]
-        rows = sum((each.rows for each in due), _Count(0, 0.0, "exact"))
+        rows = sum(due, _Count())
         repeated = self._counted.repeated.get(stage, 0)
         found = StageForecast(
             stage=stage,
@@ -384,7 +384,7 @@ class _Forecaster:
             rows=rows.most,
             rows_are=max(rows.known, "at_most" if repeated else "exact", key=_ORDER.index),
             causes=dict(sum((each.causes for each in todo), Counter[str]())),
-            copied=sum(each.copied for each in due),
+            copied=rows.copied,
             is_sampled_on_request=not self._pipeline[stage].spec.publishes,
             adopted=[each.summary for each in self._plan.adopted.get(stage, ())],
         )
@@ -395,7 +395,7 @@ class _Forecaster:
         if not due:
             return found
         spec = self._pipeline[stage].spec
-        least = max(0.0, sum(each.least for each in due) - repeated)
+        least = max(0.0, rows.computed - repeated)
         found = self._history(stage).priced(found, spec, least, rows.expected)
         found = replace(found, cost=found.token_cost)
         if found.gpu_hours and self._gpu_hour_price is not None:
@@ -404,22 +404,22 @@ class _Forecaster:
             found = replace(found, cost=(low + of_gpus[0], high + of_gpus[1]))
         return found
 
-    def _due(self, partition: PartitionPlan, stage: str, index: int) -> _Due:
+    def _due(self, partition: PartitionPlan, stage: str, index: int) -> _Count:
         """Return the rows of a fragment of a stage to compute."""
         plan, rows = partition.stages[stage], self._rows(partition, self._base(stage), index)
         counted = self._counted.computed.get((partition.key, stage, index))
         if counted is not None:
             least, most, copied = counted
             known: Known = "exact" if least == most else "at_most"
-            return _Due(_Count(most, most, known), least, copied)
+            return _Count(most, most, known, least, copied)
         if plan.row_definition:
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
             is_retry = self._plan.retried and not self._plan.forced
             if is_retry and plan.former and {*plan.causes} == {RAISED}:
                 rows = self._failed(partition.key, stage, plan.former)[index]
         history = self._history(stage)
-        least_computed = 0.0 if history.may_copy(plan) else rows.expected * history.computed
-        return _Due(rows, least_computed)
+        computed = 0.0 if history.may_copy(plan) else rows.expected * history.computed
+        return replace(rows, computed=computed)
 
     def _failed_rows(self, key: str | None, stage: str, name: ManifestName) -> Sequence[_Count]:
         """Return how many rows of each fragment of a manifest have failed."""
@@ -437,15 +437,8 @@ class _Forecaster:
             for key, each in plans
             if not each.done and each.former
         ]
-
-        def edited(manifests: Iterable[Manifest | None]) -> list[Manifest]:
-            return [each for each in manifests if each is not None and each.definition not in now]
-
-        opened = self._history(stage).opened
-        if not (others := edited(opened.get(place) for place in formers)):
-            step = max(1, -(-len(formers) // _MAX_MANIFESTS))
-            rest = [place for place in formers[::-step] if place not in opened]
-            others = edited(_opened(self._store, name, stage, rest).values())
+        opened = _opened(self._store, name, stage, formers[::-1])
+        others = [each for each in opened if each.definition not in now]
         latest = max(others, key=lambda each: each.committed_at, default=None)
         if latest is None:
             return ()
@@ -488,15 +481,16 @@ class _Forecaster:
 
 def _opened(
     store: Store, pipeline: str, stage: str, places: Sequence[tuple[str, str]]
-) -> dict[tuple[str, str], Manifest | None]:
-    """Open manifests by the folder of their partition and their name; None if one is not whole."""
+) -> list[Manifest]:
+    """Open some manifests, by the folder of their partition and their name, if they are whole."""
+    some = places[:: max(1, -(-len(places) // _MAX_MANIFESTS))]
 
     def opened(place: tuple[str, str]) -> Manifest | None:
         with contextlib.suppress(StoreError):  # it is damaged, or was collected
             return store.opened(pipeline, stage, *place)
         return None
 
-    return dict(zip(places, in_threads(opened, places)))
+    return [each for each in in_threads(opened, some) if each is not None]
 
 
 class _History:
@@ -504,10 +498,8 @@ class _History:
 
     def __init__(self, store: Store, pipeline: str, stage: str) -> None:
         latest = sorted(store.latest_of_all(pipeline, stage).items())
-        step = max(1, -(-len(latest) // _MAX_MANIFESTS))
-        places = [(folder, str(name)) for folder, name in latest[::step]]
-        self.opened = _opened(store, pipeline, stage, places)
-        self._manifests = [each for each in self.opened.values() if each is not None]
+        places = [(folder, str(name)) for folder, name in latest]
+        self._manifests = _opened(store, pipeline, stage, places)
         self._parts = [part for manifest in self._manifests for part in manifest.parts]
         self._sample: Sample | None = None
 

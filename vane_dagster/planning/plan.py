@@ -102,13 +102,13 @@ class PartitionPlan:
     """
 
     key: str | None
-    files: tuple[FileRecord, ...]
-    listed: Mapping[str, FileRecord]
-    fragments: tuple[FragmentRecord, ...]
     stages: Mapping[str, StagePlan]
-    inputs: Mapping[str, Manifest]
-    input_names: Mapping[str, ManifestName]
-    schemas: Mapping[str, pa.Schema]
+    files: tuple[FileRecord, ...] = ()
+    listed: Mapping[str, FileRecord] = field(default_factory=dict)
+    fragments: tuple[FragmentRecord, ...] = ()
+    inputs: Mapping[str, Manifest] = field(default_factory=dict)
+    input_names: Mapping[str, ManifestName] = field(default_factory=dict)
+    schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
     sample: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     preview: tuple[int, ...] = ()
 

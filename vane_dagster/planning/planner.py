@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import PlanError, SourceError, VaneError, described, names
 from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.fingerprint.hashing import digest
@@ -24,7 +25,7 @@ from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.inputs import agreed, require_inputs, stages_read
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
-from vane_dagster.planning.stored_parts import equal_parts
+from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources import FragmentRule, Listed
 from vane_dagster.sources.base import Connect, default_rule
 from vane_dagster.sources.files import file_identity, reconcile
@@ -103,7 +104,7 @@ class _Planner:
         with files_read_once():
             self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
         self.definitions = {s: definition_digest(each) for s, each in self.components.items()}
-        self.adopted: dict[str, Adoptions] = {}
+        self.adopted = defaultdict[str, Adoptions](Adoptions)
         self.decisions: dict[tuple[str, str | None], tuple[Decision, ...]] = {}
         self.rule = fragment_rule(pipeline, store, keep)
         self.source = pipeline.source.bind(store).with_cluster(connect)
@@ -122,14 +123,10 @@ class _Planner:
         self.warnings: list[str] = []
         self.names: dict[str, Sequence[str]] = {}
 
-    def _adopted(self, stage: str) -> Adoptions:
-        """Return the adoptions of a stage, in force and undone."""
-        return self.adopted.get(stage, Adoptions())
-
     @property
     def in_force(self) -> dict[str, Sequence[Adoption]]:
         """The adoptions in force of the selected stages' definitions."""
-        every = {s: self._adopted(s).of(each) for s, each in self.definitions.items()}
+        every = {s: self.adopted[s].of(each) for s, each in self.definitions.items()}
         return {stage: adopted for stage, adopted in every.items() if adopted}
 
     def _name(self) -> None:
@@ -137,7 +134,7 @@ class _Planner:
         for stage in self.selected:
             spec = self.pipeline[stage].spec
             copies = isinstance(spec, MapBatchesSpec) and bool(spec.key_columns(self.pipeline))
-            names = self._adopted(stage).names(self.definitions[stage], copies)
+            names = self.adopted[stage].names(self.definitions[stage], copies)
             # A renamed stage is another one, as are those below it: its rows may differ this time.
             self.names[stage] = [digest(own, stage, *tail) for own, *tail in names]
 
@@ -161,8 +158,7 @@ class _Planner:
         except VaneError as error:
             return error
         except Exception as error:  # e.g. an unreadable file; plan the other partitions
-            where = "" if key is None else f", partition {key!r}"
-            return PlanError(f"{self.location}{where}: {described(error)}")
+            return PlanError(f"{self.location}{in_partition(key)}: {described(error)}")
 
     def plan(self, key: str | None) -> PartitionPlan:
         names_in_force = {stage: self.latest[stage].get(key) for stage in self.inputs}
@@ -177,7 +173,7 @@ class _Planner:
             files = self._reconciled(key, files)
             stages = self._digests(key, files, input_names)
         if not self.expand and all(plan.done for plan in stages.values()):
-            return PartitionPlan(key, files, listed, (), stages, {}, input_names, {})
+            return PartitionPlan(key, stages, files, listed, input_names=input_names)
         return replace(self._expand(key, files, stages, input_names), listed=listed)
 
     def _digests(
@@ -202,7 +198,7 @@ class _Planner:
             generation = in_force.generation if in_force else 0
             generation += self._is_raised(key, stage)
             # Once an adoption was undone, all parts of the stage are looked up again.
-            undone = tuple(each.name for each in self._adopted(stage).undone)
+            undone = tuple(each.name for each in self.adopted[stage].undone)
             given = [*undone, *upstream, *(d.name for d in self.decisions.get((stage, key), ()))]
             made = [digest(name, generation, *given)[:32] for name in self.names[stage]]
             is_done = in_force and in_force.plan in made and not in_force.unfinished
@@ -283,14 +279,14 @@ class _Planner:
             known_as = self.names[stage][: 1 if self._is_forced(stage) else None]
             named = [fragment_keys(each, *made) for each in known_as]
             where = (store, self.pipeline, stage, key, condemned, self.warnings.append)
-            keys[stage], parts, leaving = equal_parts(named, in_force, *where)
+            keys[stage], parts, leaving = stored_parts(named, in_force, *where)
             if self._is_forced(stage) and self.run_id is not None:
                 parts = {i: part for i, part in parts.items() if _is_of(part, self.run_id)}
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
             now: Sequence[Component] = self.components[stage]
-            equal = self._adopted(stage).equals(self.definitions[stage])
+            equal = self.adopted[stage].equals(self.definitions[stage])
             if in_force and in_force.definition in equal:
                 now = in_force.components
             given = (in_force, plan.digest, now, plan.generation, files)
@@ -305,7 +301,7 @@ class _Planner:
                 decisions=decided,
                 **rows,
             )
-        return PartitionPlan(key, files, {}, fragments, expanded, inputs, input_names, schemas)
+        return PartitionPlan(key, expanded, files, {}, fragments, inputs, input_names, schemas)
 
     def _row_definitions(self, stage: str, schemas: Mapping[str, pa.Schema]) -> dict[str, Any]:
         """Return what determines a stage's output for a row; empty if its rows have no keys."""
@@ -318,7 +314,7 @@ class _Planner:
             made = functools.partial(row_definition, self.pipeline, spec, given)
             found: dict[str, Any] = {"row_definition": made(self.components[stage])}
             if own := found["row_definition"]:
-                equal, known = self._adopted(stage).equal_rows(own, made)
+                equal, known = self.adopted[stage].equal_rows(own, made)
                 found |= {"equal_rows": equal, "known_rows": known}
             self._known_rows[place] = found
         return self._known_rows[place]

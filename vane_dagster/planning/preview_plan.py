@@ -103,7 +103,6 @@ class _Preview:
                 )
         cut = PartitionPlan(
             key=partition.key,
-            files=(),
             listed=partition.listed,
             fragments=tuple(
                 partition.fragments[index]
@@ -120,7 +119,6 @@ class _Preview:
                 for name, manifest in partition.inputs.items()
                 if name in read
             },
-            input_names={},
             schemas=partition.schemas,
             preview=tuple(cuts.values()),
         )

@@ -11,7 +11,7 @@ import secrets
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
@@ -36,6 +37,7 @@ from vane_dagster.sources.row_ids import with_ids
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.row_keys import encoded_rows
 from vane_dagster.storage.store import Store
 
 MAX_FRAGMENTS = 4
@@ -43,12 +45,6 @@ MAX_FRAGMENTS = 4
 
 
 Lengths = npt.NDArray[Any]
-_LENGTHS: Mapping[int, Callable[[pa.ChunkedArray], pa.ChunkedArray]] = {
-    **{kind.id: pc.binary_length for kind in (pa.string(), pa.large_string())},
-    **{kind.id: pc.binary_length for kind in (pa.binary(), pa.large_binary())},
-    pa.list_(pa.null()).id: pc.list_value_length,
-    pa.large_list(pa.null()).id: pc.list_value_length,
-}
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ def plan_sample(
     stage: str,
     manifests: Mapping[str | None, Manifest],
     store: Store,
-    rows: int | Mapping[str | None, int],
+    rows: Mapping[str | None, int],
     seed: int,
     fragments: int = MAX_FRAGMENTS,
     extremes: bool = False,
@@ -113,9 +109,8 @@ def plan_sample(
     for key, manifest in manifests.items():
         planner = _Sampler(pipeline, stage, manifest, store, source, rule, listed.get(key, ()))
         try:
-            share = rows if isinstance(rows, int) else rows[key]
             own = partition_seed(seed, key)
-            partition, sampled[key] = planner.plan(share, own, fragments, extremes)
+            partition, sampled[key] = planner.plan(rows[key], own, fragments, extremes)
         except VaneError as error:
             failed[key] = error
             continue
@@ -199,8 +194,7 @@ class _Sampler:
 
     @property
     def _location(self) -> str:
-        key = self._manifest.partition
-        where = "" if key is None else f", partition {key!r}"
+        where = in_partition(self._manifest.partition)
         return f"stage '{self._pipeline.name}/{self._stage}'{where}"
 
     def plan(
@@ -234,12 +228,10 @@ class _Sampler:
         own_keys = tuple(secrets.token_hex(20) for _ in chosen)  # no other plan finds these parts
         plan = PartitionPlan(
             key=manifest.partition,
-            files=(),
             listed=listed or {},
             fragments=fragments,
             stages={stage: StagePlan(manifest.plan, manifest.generation, None, own_keys)},
             inputs=few,
-            input_names={},
             schemas=schemas,
             sample=dict(enumerate(chosen.values())),
         )
@@ -253,13 +245,10 @@ class _Sampler:
         listed: Mapping[str, FileRecord],
         schemas: Mapping[str, pa.Schema],
     ) -> Lengths:
-        """Return the bytes and items of each row that a fragment of the stage is computed from."""
+        """Return the bytes of each row that a fragment of the stage is computed from."""
         schema = above.schema if above else schemas[SOURCE]
-        read = {*self._spec.key_columns(self._pipeline)} if self._spec.runs_udf else set()
-        varying = [field for field in schema if _LENGTHS.get(field.type.id)]
-        wanted = pa.schema([field for field in varying if field.name in read] or varying)
-        if not wanted.names:
-            return np.zeros(0)
+        read = self._spec.key_columns(self._pipeline) if self._spec.runs_udf else ()
+        wanted = pa.schema([field for field in schema if field.name in read] or schema)
         if above:
             folder = self._store.parts_of(above)
             table = read_part(folder, above.parts[index].name, wanted.names)
@@ -268,11 +257,10 @@ class _Sampler:
             files = tuple(listed[span.url] for span in fragment.spans)
             own = rule.of(schema) if rule else None
             table = read_planned(self._source, fragment, wanted, files, self._location, own)
-        lengths = [_LENGTHS[field.type.id](table.column(field.name)) for field in wanted]
-        made = np.zeros(table.num_rows)
-        for each in lengths:
-            made += pc.fill_null(each, 0).to_numpy()
-        return made
+        try:
+            return np.asarray(pc.binary_length(encoded_rows(table.columns)))
+        except TypeError:  # of a column whose values have no encoding
+            return np.zeros(0)
 
     def _inputs(self) -> dict[str, Manifest]:
         """Return the manifests that the partition was made from, of the stages now read."""

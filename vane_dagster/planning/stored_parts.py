@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import Location, in_threads
-from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.manifest import Manifest, PartInfo
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.store import Store, read_part_info
 
+_File = tuple[str, str, Location]
+"""A fragment key, and the name and folder of a part with it."""
+
 
 def stored_parts(
-    keys: Sequence[str],
+    named: Sequence[Sequence[str]],
     manifest: Manifest | None,
     store: Store,
     pipeline: Pipeline,
@@ -24,81 +26,68 @@ def stored_parts(
     partition: str | None,
     condemned: Collection[str],
     warn: Callable[[str], None],
-    *,
     known: Collection[int] = (),
-) -> tuple[dict[int, Part], frozenset[int]]:
-    """Find the parts of a stage's partition by listing its folder.
+) -> tuple[tuple[str, ...], dict[int, Part], frozenset[int]]:
+    """Find the parts of a stage's partition by listing its folder, each by the first of some keys.
 
-    Parts that the manifest in force names are preferred. Parts marked for deletion that it does
-    not name are skipped.
+    Keys and parts of the manifest in force come first. Parts marked for deletion that it does not
+    name are skipped, and so are the fragments with the indexes `known`.
+
+    Returns:
+        The key of each fragment, the first one if there is no part; the parts by the fragment's
+        index; and the indexes of fragments with a part of that key that is about to be deleted.
     """
     publisher = pipeline[stage].spec.publisher(partition)
-    folder = store.parts(pipeline.name, stage, partition)
-    label = partition_folder(partition)
+    label, published = partition_folder(partition), dict[str, Mapping[str, Location]]()
     if publisher:
-        folder, label = publisher.staging, STAGING
-    folders = [folder]
-    if not publisher:  # parts of this root come last, which counts
+        folders, label = [publisher.staging], STAGING
+        published |= publisher.parts(manifest, named[0], store)
+    else:  # parts of this root come last, which counts
         layers = reversed(store.layers)
         folders = [each.parts(pipeline.name, stage, partition) for each in layers]
     existing = store.existing_parts(*folders)
-    named = {part.name: part for part in manifest.parts} if manifest else {}
-    published = publisher.parts(manifest, keys, store) if publisher else None
-    found: dict[int, Part] = {}
-    leaving = set()
-    unread: dict[int, dict[str, Location]] = {}
-    for index, key in enumerate(keys):
-        if index in known:
-            continue
-        staged = existing.get(key, {})
-        if published is None:
-            staying = {file: place for file, place in staged.items() if file in named}
-        else:
-            staying = dict(published.get(key, {}))
-        for file, place in sorted(staged.items()):
-            if f"{label}/{file}" not in condemned:
-                staying.setdefault(file, place)
-        if not staying.keys() >= staged.keys():
-            leaving.add(index)
-        if in_manifest := [file for file in staying if file in named]:
-            found[index] = Part(staying[in_manifest[0]], named[in_manifest[0]])
-            leaving.discard(index)
-        elif staying:
-            unread[index] = staying
-    read = in_threads(lambda files: _first_whole(files, warn), unread.values())
-    found |= {index: part for index, part in zip(unread, read) if part}
-    return found, frozenset(leaving)
+    in_force = {part.name: part for part in manifest.parts} if manifest else {}
+    keys_in_force = {part.key for part in in_force.values()}
+
+    def staying(key: str) -> list[_File]:
+        """Return the files with a key that are not about to be deleted."""
+        files = dict(published.get(key, {}))
+        for file, place in sorted(existing.get(key, {}).items()):
+            is_named = not publisher and file in in_force
+            if is_named or f"{label}/{file}" not in condemned:
+                files.setdefault(file, place)
+        return [(key, file, files[file]) for file in sorted(files, key=lambda f: f not in in_force)]
+
+    def leaves(key: str) -> bool:
+        return len(staying(key)) < len({*published.get(key, {}), *existing.get(key, {})})
+
+    chosen, parts = list(named[0]), dict[int, Part]()
+    unread: dict[int, list[_File]] = {}
+    for index, keys in enumerate(zip(*named)):
+        # Stable: of keys with the same answer, the order stays.
+        ranked = sorted(keys, key=lambda key: key not in keys_in_force)
+        files = [] if index in known else [file for key in ranked for file in staying(key)]
+        if files:
+            unread[index] = files
+    for index in [i for i, files in unread.items() if files[0][1] in in_force]:
+        chosen[index], file, place = unread.pop(index)[0]
+        parts[index] = Part(place, in_force[file])
+    leaving = {i for i, key in enumerate(chosen) if i not in parts and leaves(key)}
+    read = in_threads(lambda files: _first_whole(files, in_force, warn), unread.values())
+    for index, found in zip(unread, read):
+        if found is not None:
+            chosen[index], parts[index] = found
+            leaving |= {index} if leaves(chosen[index]) else set()
+    return tuple(chosen), parts, frozenset(leaving)
 
 
-def equal_parts(
-    named: Sequence[Sequence[str]], manifest: Manifest | None, *where: Any
-) -> tuple[tuple[str, ...], dict[int, Part], frozenset[int]]:
-    """Find a stage's parts, each by the first of some keys that the store has, and those keys.
-
-    The further arguments are those of `stored_parts`. Keys in the manifest in force come first. A
-    fragment without a part has its first key.
-    """
-    in_force = {part.key for part in manifest.parts} if manifest else set()
-    own = tuple(named[0])
-    # Stable: of keys with the same answer, the order stays.
-    ranked = [sorted(keys, key=lambda key: key not in in_force) for keys in zip(*named)]
-    chosen, parts, leaving = list(own), dict[int, Part](), frozenset[int]()
-    for keys in zip(*ranked):
-        found, doubtful = stored_parts(keys, manifest, *where, known=parts)
-        leaving |= {i for i in doubtful if i in found or keys[i] == own[i]}
-        parts |= found
-        for index in found:
-            chosen[index] = keys[index]
-        if len(parts) == len(own):
-            break
-    return tuple(chosen), parts, leaving
-
-
-def _first_whole(candidates: Mapping[str, Location], warn: Callable[[str], None]) -> Part | None:
-    """Return the first readable part of a fragment's candidates; None to compute a new one."""
-    for file in candidates:
+def _first_whole(
+    files: Sequence[_File], known: Mapping[str, PartInfo], warn: Callable[[str], None]
+) -> tuple[str, Part] | None:
+    """Return the first readable part and its key; None to compute a new one."""
+    for key, file, place in files:
         try:
-            return Part(candidates[file], read_part_info(candidates[file], file))
+            return key, Part(place, known.get(file) or read_part_info(place, file))
         except DamagedPartError as error:
             warn(f"{error}. It is computed again")
     return None

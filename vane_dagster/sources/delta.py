@@ -23,7 +23,7 @@ from vane_dagster.sources.lake_source import (
 from vane_dagster.sources.parquet_scan import scan
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan
-from vane_dagster.storage.table_options import table_options
+from vane_dagster.storage.table_options import driver_options, driver_url
 from vane_dagster.types.sql import conjuncts
 
 
@@ -43,12 +43,12 @@ class DeltaSource(FolderSource):
         from deltalake.exceptions import TableNotFoundError
 
         place, version, number = Location(url, self.storage_options), self.table_version, None
-        options = None if place.is_local else table_options(place)
-        url = place.path if place.is_local else place.url
         if isinstance(version, int):
             number, version = version, None
         try:
-            table = deltalake.DeltaTable(url, version=number, storage_options=options)
+            table = deltalake.DeltaTable(
+                driver_url(place), version=number, storage_options=driver_options(place)
+            )
             if version is not None:
                 table.load_as_version(version)
         except TableNotFoundError:

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -135,7 +135,7 @@ class RowsSource(StoredTableSource):
         rows = self.rows
         with PieceWriter(self.store_root, f"{MADE}/{identity}") as writer:
             pieces = tuple(
-                replace(block, places=(writer.write(part),))
+                block._replace(places=(writer.write(part),))
                 for block, part in blocks(rows.chunks(partition))
             )
         if (now := _identity(pieces)) != identity:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vane_dagster._texts import count
 from vane_dagster.storage.codec import Codec, read_file
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import Component, component_records, read_components
+from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.store import Store, copy_missing
 
 _NAME = re.compile(r"(adopted|undone)-(.+)-([0-9a-f]{40})-([0-9a-f]{40})-(\d{19,})\.json")
@@ -94,11 +95,7 @@ class Adoption:
         )
 
 
-_CODEC = Codec(
-    Adoption,
-    read={"components": read_components, "stored_components": read_components},
-    write={"components": component_records, "stored_components": component_records},
-)
+_CODEC = Codec(Adoption)
 
 
 @dataclass(frozen=True)
@@ -163,8 +160,8 @@ def joined(start: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 def adoptions(
     store: Store, pipeline: str, records: Mapping[str, Location] | None = None
-) -> dict[str, Adoptions]:
-    """Return the adoptions of a pipeline's stages that have any."""
+) -> defaultdict[str, Adoptions]:
+    """Return the adoptions of a pipeline's stages; of most there are none."""
     files = store.records(pipeline) if records is None else records
     parsed = [match for name in files if (match := _NAME.fullmatch(name))]
     undone = {match[0] for match in parsed if match[1] == "undone"}
@@ -173,7 +170,7 @@ def adoptions(
         if match[1] == "adopted" and (adoption := _read(files[match[0]], match[0])):
             live, split = found.setdefault(match[2], ([], []))
             (split if f"undone{adoption.name}" in undone else live).append(adoption)
-    return {stage: Adoptions(*each) for stage, each in found.items()}
+    return defaultdict(Adoptions, {stage: Adoptions(*each) for stage, each in found.items()})
 
 
 def _read(folder: Location, name: str) -> Adoption | None:
@@ -183,8 +180,7 @@ def _read(folder: Location, name: str) -> Adoption | None:
 
 def keep_adoption(store: Store, pipeline: str, adoption: Adoption) -> None:
     """Record an adoption; it takes effect with the next plan."""
-    data = json.dumps(_CODEC.record(adoption)).encode()
-    store.root.child(pipeline).write(f"adopted{adoption.name}", data)
+    store.root.child(pipeline).write(f"adopted{adoption.name}", _CODEC.dumps(adoption))
 
 
 def undo_adoptions(store: Store, pipeline: str, known: Sequence[Adoption], definition: str) -> None:
@@ -198,12 +194,6 @@ def undo_adoptions(store: Store, pipeline: str, known: Sequence[Adoption], defin
 
 
 def copy_adoptions(source: Store, target: Store, pipeline: str) -> None:
-    """Take over the adoptions of another store; first, that some were undone there.
-
-    So none that was undone is ever in force, wherever the process is killed.
-    """
+    """Take over the adoptions of another store, and that some were undone there."""
     known, other = source.root.child(pipeline), target.root.child(pipeline)
-    every = {name for name in known.names() if _NAME.fullmatch(name)}
-    undone = {name for name in every if name.startswith("undone")}
-    for names in (undone, every):
-        copy_missing(known, other, names.__contains__)
+    copy_missing(known, other, _NAME.fullmatch)

@@ -6,6 +6,7 @@ the row's id; and by the generation of its partition, which `force` and `retry_q
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import time
@@ -144,7 +145,7 @@ class _Requests:
         halves = np.array([int(each[:16], 16) for each in digests], np.uint64)
         self._places = np.argsort(halves, kind="stable")
         self._halves = halves[self._places]
-        self._groups: dict[int, list[dict[str, Any]]] = {}
+        self._group = functools.lru_cache(_MAX_GROUPS)(self._read_group)
 
     def __contains__(self, digest: str) -> bool:
         return self._place(digest) is not None
@@ -160,32 +161,19 @@ class _Requests:
         if (place := self._place(digest)) is None:
             return None
         group, row = divmod(place, ROW_GROUP)
-        if group not in self._groups:
-            while len(self._groups) >= _MAX_GROUPS:
-                self._groups.pop(next(iter(self._groups)))
-            self._groups[group] = read_whole(
-                self._folder,
-                self._name,
-                lambda file: (
-                    pq.ParquetFile(file, page_checksum_verification=True)
-                    .read_row_group(group)
-                    .to_pylist()
-                ),
-            )
-        found = self._groups[group][row]
+        found = self._group(group)[row]
         if found["digest"] != digest:
             return None
         return BatchAnswer(digest, found["status"], found["text"], found["code"])
 
+    def _read_group(self, group: int) -> list[dict[str, Any]]:
+        def read(file: Any) -> list[dict[str, Any]]:
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            rows: list[dict[str, Any]] = parquet.read_row_group(group).to_pylist()
+            return rows
 
-_FILES: dict[tuple[str, str, bool], _Requests] = {}
+        return read_whole(self._folder, self._name, read)
+
+
+_file = functools.lru_cache(_MAX_FILES)(_Requests)
 """Those that this worker has read; a file with a name never changes."""
-
-
-def _file(folder: Location, name: str, has_answers: bool) -> _Requests:
-    key = (folder.url, name, has_answers)
-    if key not in _FILES:
-        while len(_FILES) >= _MAX_FILES:
-            _FILES.pop(next(iter(_FILES)))
-        _FILES[key] = _Requests(folder, name, has_answers)
-    return _FILES[key]

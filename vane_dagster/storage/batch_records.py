@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from vane_dagster._lazy import pq
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.providers.batch_api import BatchAnswer
-from vane_dagster.storage.codec import Codec, read_file
+from vane_dagster.storage.codec import UNRECORDED, Codec, read_file
 from vane_dagster.storage.filesystem import Location, in_threads
-from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.part_file import encoded, read_part
 from vane_dagster.storage.store import Store
 
 BATCHES = "batches"
@@ -73,7 +72,7 @@ class ProviderBatch:
     is_canceled: bool = False
     ended_at: float = 0.0
     counts: Mapping[str, int] = field(default_factory=dict)
-    name: str = ""
+    name: str = field(default="", metadata=UNRECORDED)
 
     @property
     def state(self) -> str:
@@ -85,7 +84,7 @@ class ProviderBatch:
         return "cancelling" if self.is_canceled else "submitted"
 
 
-_CODEC = Codec(ProviderBatch, read={"partitions": tuple, "stages": tuple}, omitted=("name",))
+_CODEC = Codec(ProviderBatch)
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class BatchFolder:
 
     def write(self, batch: ProviderBatch) -> None:
         """Write a record."""
-        self.location.write(f"{batch.name}{RECORD}", json.dumps(_CODEC.record(batch)).encode())
+        self.location.write(f"{batch.name}{RECORD}", _CODEC.dumps(batch))
 
     def add(self, batch: ProviderBatch, requests: Mapping[str, str]) -> None:
         """Write a new record and its requests, by digest."""
@@ -154,7 +153,7 @@ class BatchFolder:
             "code": pa.array([each.code for _, each in given], pa.int32()),
             "text": pa.array([each.text for _, each in given], pa.large_string()),
         }
-        self.location.write(f"{batch.name}{ANSWERS}", _parquet(pa.table(columns)))
+        self.location.write(f"{batch.name}{ANSWERS}", _parquet(columns))
         self.write(batch)
         self.location.delete([f"{batch.name}{REQUESTS}"])
 
@@ -203,12 +202,8 @@ def _requests_file(requests: Mapping[str, str]) -> memoryview:
         "digest": pa.array(list(requests), pa.string()),
         "body": pa.array(list(requests.values()), pa.large_string()),
     }
-    return _parquet(pa.table(columns))
+    return _parquet(columns)
 
 
-def _parquet(table: pa.Table) -> memoryview:
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        table, sink, compression="zstd", row_group_size=ROW_GROUP, write_page_checksum=True
-    )
-    return memoryview(sink.getvalue())
+def _parquet(columns: Mapping[str, pa.Array]) -> memoryview:
+    return encoded(pa.table(columns), compression="zstd", row_group_size=ROW_GROUP)

@@ -8,15 +8,29 @@ which the changed file then names.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from functools import cached_property
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cached_property, partial
+from types import MappingProxyType, UnionType
+from typing import (
+    Any,
+    Generic,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from vane_dagster.errors import NewerFormatError, StoreError
 from vane_dagster.storage.filesystem import Location
 
 T = TypeVar("T")
+_Convert = Callable[[Any], Any]
+
+UNRECORDED = MappingProxyType({"recorded": False})
+"""The metadata of fields that are not recorded."""
 
 FORMAT = "format"
 """The field with a file's format. A file without the field has format 1."""
@@ -24,49 +38,85 @@ STORE_FORMAT = 1
 """The newest format of the store's files."""
 
 
+class _Field(NamedTuple):
+    """A recorded field: its default, which is MISSING without one, and how values are converted."""
+
+    name: str
+    default: Any
+    read: _Convert
+    write: _Convert
+
+
 @dataclass(frozen=True)
 class Codec(Generic[T]):
     """The JSON representation of a dataclass: its fields, without those that have their default.
 
+    Their types say how: a dataclass is an object, a named tuple a list, a set a sorted list, and an
+    Arrow schema a text. Sequences are read as tuples. Fields with the metadata `UNRECORDED` are
+    left out.
+
     Attributes:
         kind: The dataclass.
-        read: Functions that convert a JSON value to the attribute, by name; fields without one are
-            used as they are.
-        write: The reverse.
-        omitted: Attributes that are not recorded.
     """
 
-    kind: Callable[..., T]
-    read: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    write: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    omitted: tuple[str, ...] = ()
+    kind: type[T]
 
     @cached_property
-    def defaults(self) -> dict[str, Any]:
-        """The default of each recorded attribute; MISSING without one."""
-        return {
-            each.name: each.default if each.default_factory is MISSING else each.default_factory()
-            for each in fields(self.kind)  # type: ignore[arg-type]  # a class, as a callable
-            if each.name not in self.omitted
-        }
+    def _fields(self) -> Sequence[_Field]:
+        types = get_type_hints(self.kind)
+        return [
+            _Field(
+                each.name,
+                each.default if each.default_factory is MISSING else each.default_factory(),
+                *_converters(types[each.name]),
+            )
+            for each in fields(self.kind)  # type: ignore[arg-type]  # of a class without a bound
+            if each.metadata != UNRECORDED
+        ]
 
     def record(self, value: T) -> dict[str, Any]:
         """Convert an object to a JSON record."""
-        held = ((name, getattr(value, name), default) for name, default in self.defaults.items())
+        held = ((each, getattr(value, each.name)) for each in self._fields)
         return {
-            name: self.write.get(name, _same)(given)
-            for name, given, default in held
-            if default is MISSING or given != default
+            each.name: each.write(given)
+            for each, given in held
+            if each.default is MISSING or given != each.default
         }
 
     def load(self, record: Mapping[str, Any], **known: Any) -> T:
         """Convert a record to an object; missing fields get their default."""
-        given = {
-            name: self.read.get(name, _same)(record[name])
-            for name in self.defaults
-            if name in record
-        }
-        return self.kind(**{**given, **known})
+        held = (each for each in self._fields if each.name in record)
+        return self.kind(**{each.name: each.read(record[each.name]) for each in held} | known)
+
+    def dumps(self, value: T) -> bytes:
+        """Convert an object to JSON."""
+        return json.dumps(self.record(value)).encode()
+
+
+def _converters(kind: Any) -> tuple[_Convert, _Convert]:
+    """Return how values of a type are read from JSON, and how they are written."""
+    if getattr(kind, "__module__", "") == "pyarrow.lib":  # imported by those alone that have one
+        from vane_dagster.types.schema import read_schema, schema_record
+
+        return read_schema, schema_record
+    if is_dataclass(kind):
+        codec: Codec[Any] = Codec(kind)  # type: ignore[arg-type]  # a class, and no instance
+        return codec.load, codec.record
+    if hasattr(kind, "_fields"):
+        reads = [_converters(each)[0] for each in get_type_hints(kind).values()]
+        return lambda record: kind(*(read(each) for read, each in zip(reads, record))), _same
+    origin, parameters = get_origin(kind), [p for p in get_args(kind) if p is not type(None)]
+    if origin in (Union, UnionType) and len(parameters) == 1:
+        read, write = _converters(parameters[0])
+        return partial(_unless_none, read), partial(_unless_none, write)
+    if origin in (tuple, Sequence):
+        read, write = _converters(parameters[0])
+        return lambda values: tuple(map(read, values)), lambda values: [*map(write, values)]
+    return (frozenset, sorted) if origin is Set else (_same, _same)
+
+
+def _unless_none(convert: _Convert, value: Any) -> Any:
+    return None if value is None else convert(value)
 
 
 def _same(value: Any) -> Any:

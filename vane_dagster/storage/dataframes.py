@@ -14,6 +14,7 @@ from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from vane_dagster._lazy import pq
 from vane_dagster._private_folder import user_folder
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError, first_line
 from vane_dagster.storage.damage import is_damage, verified
 from vane_dagster.storage.filesystem import duckdb_path
@@ -61,11 +62,11 @@ def batches(value: Any, label: str) -> pa.RecordBatchReader:
 
     Each type gets one encoding: large strings become strings, dictionaries their values.
     """
-    form = form_of_value(value)
+    form, kind = form_of_value(value), type(value)
     if form is None:
         raise StoreError(
-            f"{label}: got a {type(value).__module__}.{type(value).__qualname__}; expected one of "
-            f"{known_forms()}"
+            f"{label} returned a {kind.__module__}.{kind.__qualname__}; expected one of "
+            f"{known_forms()}, or nothing by a function with -> None"
         )
     if form == "pandas.DataFrame":
         value = _with_named_index(value)
@@ -111,8 +112,7 @@ def _of_damage(rows: StoredRows, error: Exception) -> StoreError:
             with fs.open(path, "rb") as file:
                 pq.read_table(file, page_checksum_verification=True)
         except Exception:  # storage errors too: this is the file that fails
-            where = "" if partition is None else f", partition {partition!r}"
-            where += f", file {fs.unstrip_protocol(path)!r}"
+            where = f"{in_partition(partition)}, file {fs.unstrip_protocol(path)!r}"
             break
     return StoreError(
         f"{rows.label!r}{where}: a file is damaged or gone, and cannot be read: "

@@ -14,7 +14,6 @@ other one, and is counted, found and promoted in the same way.
 from __future__ import annotations
 
 import functools
-import json
 import re
 import secrets
 import time
@@ -26,12 +25,12 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from vane_dagster._home import user_name
-from vane_dagster._lazy import pc, pq
+from vane_dagster._lazy import pc
 from vane_dagster.errors import StoreError, names
-from vane_dagster.storage.codec import Codec, read_file
+from vane_dagster.storage.codec import UNRECORDED, Codec, read_file
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo
-from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.part_file import encoded, read_part
 from vane_dagster.storage.row_records import (
     ID,
     KEY_HIGH,
@@ -45,7 +44,6 @@ from vane_dagster.storage.row_records import (
     write_records,
 )
 from vane_dagster.storage.store import Store, copy_missing
-from vane_dagster.types.schema import read_schema, schema_record
 
 PATCH_ID = "_vane_id"
 """The column of a patch's outputs with the id of the input row."""
@@ -94,9 +92,9 @@ class Decision:
     schema: pa.Schema | None = None
     rows: str = ""
     undoes: str = ""
-    undone: Sequence[Any] = ()
-    name: str = ""
-    folder: Location | None = field(default=None, repr=False, compare=False)
+    undone: Sequence[Any] = field(default=(), metadata=UNRECORDED)
+    name: str = field(default="", metadata=UNRECORDED)
+    folder: Location | None = field(default=None, repr=False, compare=False, metadata=UNRECORDED)
 
     @property
     def is_waiver(self) -> bool:
@@ -123,7 +121,7 @@ class Decision:
 
     def _of(self, ids: Set[Any]) -> Decision:
         pairs = [pair for pair in zip(self.ids, self.keys) if pair[0] in ids]
-        return replace(self, ids=[id for id, _ in pairs], keys=[key for _, key in pairs])
+        return replace(self, ids=tuple(p[0] for p in pairs), keys=tuple(p[1] for p in pairs))
 
     def part(self) -> RecordedPart:
         """Return a patch's outputs, as a part with row records."""
@@ -132,12 +130,7 @@ class Decision:
         return RecordedPart(folder, f"{self.rows}.parquet", f"{self.rows}{SUFFIX}", undone=undone)
 
 
-_CODEC = Codec(
-    Decision,
-    read={"schema": lambda record: record and read_schema(record), "elsewhere": frozenset},
-    write={"schema": lambda schema: schema and schema_record(schema), "elsewhere": sorted},
-    omitted=("undone", "name", "folder"),
-)
+_CODEC = Codec(Decision)
 
 
 def decisions(
@@ -218,9 +211,8 @@ def patch(
     records = pa.table({name: given[name] for name in schema.names}, schema=schema)
     rows = write_records(folder, origin[2], records).removesuffix(SUFFIX)
     places = pc.index_in(found.column(ID), value_set=ids.combine_chunks().cast(found[ID].type))
-    sink = pa.BufferOutputStream()
-    pq.write_table(columns.take(places).add_column(0, PATCH_ID, found.column(ID)), sink)
-    folder.write(f"{rows}.parquet", memoryview(sink.getvalue()))
+    outputs = columns.take(places).add_column(0, PATCH_ID, found.column(ID))
+    folder.write(f"{rows}.parquet", encoded(outputs))
     decision = replace(decision, elsewhere=elsewhere, schema=columns.schema, rows=rows)
     return _keep(store, manifest.pipeline, decision)
 
@@ -239,8 +231,8 @@ def _decision(kind: Kind, manifest: Manifest, found: pa.Table, reason: str) -> D
         kind,
         manifest.stage,
         manifest.partition,
-        found.column(ID).to_pylist(),
-        _hex_keys(found),
+        tuple(found.column(ID).to_pylist()),
+        tuple(_hex_keys(found)),
         user_name(),
         time.time(),
         reason,
@@ -253,24 +245,18 @@ def _new_name(kind: Kind, stage: str) -> str:
 
 
 def _keep(store: Store, pipeline: str, decision: Decision) -> Decision:
-    record = json.dumps(_CODEC.record(decision)).encode()
     folder = store.root.child(pipeline)
-    folder.write(decision.name, record)
+    folder.write(decision.name, _CODEC.dumps(decision))
     return replace(decision, folder=folder)
 
 
 def copy_decisions(source: Store, target: Store, manifest: Manifest) -> None:
-    """Copy the decisions that a manifest was made with, from a branch; first those that undo one.
-
-    So none that was undone is ever in force, wherever the process is killed.
-    """
+    """Copy the decisions that a manifest was made with, from a branch."""
     folder, other = (each.root.child(manifest.pipeline) for each in (source, target))
     rows = tuple(name.removesuffix(".json") for name in manifest.decisions)
     place = (manifest.stage, PATCHES)
     copy_missing(folder.child(*place), other.child(*place), lambda name: name.startswith(rows))
-    undoing = {name for name in manifest.decisions if name.startswith("un")}
-    for wanted in (undoing, manifest.decisions):
-        copy_missing(folder, other, wanted.__contains__)
+    copy_missing(folder, other, manifest.decisions.__contains__)
 
 
 def _find(store: Store, manifest: Manifest, ids: Sequence[Any], location: str) -> pa.Table:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from vane_dagster.storage.store import Store
 
@@ -33,21 +32,12 @@ def keep_texts(
 
 def read_texts(store: Store, pipeline: str, stage: str, definition: str) -> dict[str, str] | None:
     """Return the texts of a definition; None if they are not stored."""
-
-    def parse(record: Any) -> dict[str, str]:
-        return {str(name): str(text) for name, text in record.items()}
-
-    return store.read_record((pipeline, stage, DEFINITIONS), file_of(definition), parse)
+    return store.read_record((pipeline, stage, DEFINITIONS), file_of(definition), dict)
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of a unified diff of the texts of two definitions."""
     for name in {**now, **before}:
         then, today = (each.get(name, "").splitlines() for each in (before, now))
-        if max(len(then), len(today)) > 1:
-            labels = f"{name} of the stored results", name
-            yield from difflib.unified_diff(then, today, *labels, n=2, lineterm="")
-        elif then != today:
-            yield f"{name}:"
-            yield from (f"-{line}" for line in then)
-            yield from (f"+{line}" for line in today)
+        labels = f"{name} of the stored results", name
+        yield from difflib.unified_diff(then, today, *labels, n=2, lineterm="")

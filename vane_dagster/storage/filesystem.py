@@ -81,6 +81,9 @@ class Location:
                 "credentials in storage_options"
             )
 
+    def __hash__(self) -> int:
+        return hash(self.url)
+
     @property
     def fs(self) -> fsspec.AbstractFileSystem:
         """The file system. fsspec keeps one instance per process."""

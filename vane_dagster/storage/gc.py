@@ -97,20 +97,18 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
     stages = list(itertools.chain(*surveyed))
     named = {identity for stage, _ in stages for identity in stage.tables}
     for stage, needed in stages:
-        yield stage.collect(needed, policy)
-    if report := _collect_files(
+        yield stage.collect(needed)
+    yield from _collect_files(
         FILES, shipped_files(store.root), policy, lambda path: path.endswith(RECORD), contents_of
-    ):
-        yield report
-    if report := _collect_files(
+    )
+    yield from _collect_files(
         TABLES,
         tables(store.root),
         policy,
         lambda path: record_of(path) is not None,
         files_of,
         lambda path: record_of(path) in named or is_kept(path),
-    ):
-        yield report
+    )
 
 
 def _collect_files(
@@ -120,7 +118,7 @@ def _collect_files(
     is_record: Callable[[str], bool],
     files_of: Callable[[bytes, str], set[str]],
     is_kept: Callable[[str], bool] = lambda path: False,
-) -> GcReport | None:
+) -> Iterator[GcReport]:
     """Delete the files of a folder that no recent run has needed."""
     oldest = policy.now - policy.keep - policy.grace
 
@@ -134,7 +132,7 @@ def _collect_files(
 
     listed = folder.entries()
     if not listed:
-        return None
+        return
     report = GcReport(name)
     unused = find_unused(listed)
     if unused and not policy.dry_run:
@@ -145,20 +143,19 @@ def _collect_files(
         is_temporary = path.rpartition("/")[2].startswith(TEMPORARY)
         found = report.temporaries if is_temporary else report.files
         found[folder.file_url(path)] = listed[path].size
-    return report
+    yield report
 
 
 def _survey(store: Store, pipeline: str, policy: GcPolicy) -> list[tuple[_StageFolders, _Needed]]:
     """List the stages of a pipeline, each with the manifests to keep, at one moment."""
     folders = store.root.child(pipeline).folders()
-    stages = [
-        s for s in (_StageFolders(store, pipeline, name) for name in folders) if s.holds_any()
-    ]
-    needed = _needed(stages, policy)
+    listed = (_StageFolders(store, pipeline, name, policy) for name in folders)
+    stages = [stage for stage in listed if stage.holds_any()]
+    needed = _needed(stages)
     return [(stage, needed[stage.name]) for stage in stages]
 
 
-def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]:
+def _needed(stages: list[_StageFolders]) -> dict[str, _Needed]:
     """Return the manifests to keep, by stage.
 
     These are the ones in force, those superseded recently, and those that one of them was made
@@ -166,7 +163,7 @@ def _needed(stages: list[_StageFolders], policy: GcPolicy) -> dict[str, _Needed]
     """
     by_name = {stage.name: stage for stage in stages}
     needed: dict[str, _Needed] = {stage.name: {} for stage in stages}
-    wanted = {(stage.name, path) for stage in stages for path in stage.current(policy)}
+    wanted = {(stage.name, path) for stage in stages for path in stage.current()}
     while wanted:
         places = sorted(wanted)
         opened = in_threads(lambda place: by_name[place[0]].references(place[1]), places)
@@ -195,18 +192,20 @@ class _StageFolders:
         definitions: The files with the texts of their definitions.
     """
 
-    def __init__(self, store: Store, pipeline: str, name: str) -> None:
+    def __init__(self, store: Store, pipeline: str, name: str, policy: GcPolicy) -> None:
         self.name = name
+        self._policy = policy
+        self._found = GcReport(f"{pipeline}/{name}")
         self.tables: set[str] = set()
         self.definitions: set[str] = set()
         self._place = (pipeline, name)
         self._folder = store.root.child(pipeline, name)
         self._store = store
-        self._label = f"{pipeline}/{name}"
         self._listed = time.monotonic()
         self._partitions = self._folder.child("parts").folders()
         self.manifests = self._folder.child("manifests").entries()
         self._condemned = store.condemned(pipeline, name)
+        self._now_condemned: dict[str, float] = {}
         self._target = store.target(pipeline, name)
 
     def holds_any(self) -> bool:
@@ -228,7 +227,7 @@ class _StageFolders:
         self.definitions.add(file_of(manifest.definition))
         return files, {each for each in identities if each}, manifest.upstream
 
-    def current(self, policy: GcPolicy) -> Iterator[str]:
+    def current(self) -> Iterator[str]:
         """Yield the manifests that are in force, announced, or recently superseded."""
         by_folder: dict[str, list[tuple[ManifestName, str]]] = {}
         unfinished = set()
@@ -243,17 +242,19 @@ class _StageFolders:
             found.sort(key=lambda item: (item[0].sequence, item[0].plan, item[0].content))
             for (_, path), (_, successor) in itertools.pairwise(found):
                 superseded = self.manifests[successor].modified
-                if folder in unfinished or policy.now - superseded <= policy.keep:
+                if folder in unfinished or not self._is_old(superseded):
                     yield path
             yield found[-1][1]
 
-    def collect(self, needed: _Needed, policy: GcPolicy) -> GcReport:
+    def _is_old(self, since: float) -> bool:
+        return self._policy.now - since > self._policy.keep
+
+    def collect(self, needed: _Needed) -> GcReport:
         """Mark and delete parts; marked parts that are needed again are released."""
-        found = GcReport(self._label)
+        found = self._found
         kept: dict[str, list[array[int]]] = {}
         for path, files in needed.items():
             kept.setdefault(path.rpartition("/")[0], []).append(files)
-        condemned: dict[str, float] = {}
         parts, manifests = self._folder.child("parts"), self._folder.child("manifests")
         unneeded = in_threads(
             lambda folder: self._unneeded(folder, kept.get(folder, ())), self._partitions
@@ -261,36 +262,35 @@ class _StageFolders:
         for folder, unnamed in zip(self._partitions, unneeded):
             for name, stored in unnamed.items():
                 path = f"{folder}/{name}"
-                self._sort(path, parts.file_url(path), stored, policy, found, condemned)
-        self._collect_staged(policy, found, condemned)
+                self._sort(path, parts.file_url(path), stored)
+        self._collect_staged()
         texts = self._folder.child(DEFINITIONS)
         for name, stored in texts.entries().items():
-            if name not in self.definitions and policy.now - stored.modified > policy.keep:
+            if name not in self.definitions and self._is_old(stored.modified):
                 found.files[texts.file_url(name)] = stored.size
-        self._collect_batches(policy, found)
+        self._collect_batches()
         for path, stored in self.manifests.items():
             name = path.rpartition("/")[2]
-            if name.startswith(TEMPORARY) and policy.now - stored.modified > policy.keep:
+            if name.startswith(TEMPORARY) and self._is_old(stored.modified):
                 found.temporaries[manifests.file_url(path)] = stored.size
             elif path not in needed and ManifestName.parse(name):
                 found.manifests[manifests.file_url(path)] = stored.size
-        if not policy.dry_run:
-            self._carry_out(found, condemned)
+        if not self._policy.dry_run:
+            self._carry_out()
         return found
 
-    def _collect_batches(self, policy: GcPolicy, found: GcReport) -> None:
+    def _collect_batches(self) -> None:
         """Delete batches whose answers were stored long ago, and requests of killed runs."""
         folder = BatchFolder(self._store, *self._place)
         if not (stored := folder.location.entries()):
             return
         batches = folder.batches()
-        ended = [b.name for b in batches if b.ended_at and policy.now - b.ended_at > policy.keep]
+        ended = [b.name for b in batches if b.ended_at and self._is_old(b.ended_at)]
         in_flight = [batch.name for batch in batches if batch.name not in ended]
         for name, info in stored.items():
             batch = name.partition(".")[0]
-            is_old = policy.now - info.modified > policy.keep
-            if batch in ended or (is_old and batch not in in_flight):
-                found.files[folder.location.file_url(name)] = info.size
+            if batch in ended or (self._is_old(info.modified) and batch not in in_flight):
+                self._found.files[folder.location.file_url(name)] = info.size
 
     def _unneeded(self, folder: str, kept: Iterable[array[int]]) -> dict[str, FileInfo]:
         """List the files of a partition that no manifest names."""
@@ -303,18 +303,10 @@ class _StageFolders:
             named.update(self.references(path)[0])
         return {name: info for name, info in found.items() if hash(name) not in named}
 
-    def _sort(
-        self,
-        path: str,
-        url: str,
-        stored: FileInfo,
-        policy: GcPolicy,
-        found: GcReport,
-        condemned: dict[str, float],
-    ) -> None:
+    def _sort(self, path: str, url: str, stored: FileInfo) -> None:
         """Decide about a part that no manifest needs, under its path among the marked parts."""
-        name = path.rpartition("/")[2]
-        if policy.now - stored.modified <= policy.keep:
+        name, policy, found = path.rpartition("/")[2], self._policy, self._found
+        if not self._is_old(stored.modified):
             return
         if name.startswith(TEMPORARY):
             found.temporaries[url] = stored.size
@@ -324,11 +316,9 @@ class _StageFolders:
             (found.deleted if gone else found.condemned)[url] = stored.size
             # A deleted part stays marked until a listing shows that it is gone: a plan that
             # listed it before must not build on it.
-            condemned[path] = since or policy.now + time.monotonic() - self._listed
+            self._now_condemned[path] = since or policy.now + time.monotonic() - self._listed
 
-    def _collect_staged(
-        self, policy: GcPolicy, found: GcReport, condemned: dict[str, float]
-    ) -> None:
+    def _collect_staged(self) -> None:
         """Decide about the parts that are staged in the target of a `write` stage."""
         if self._target is None:
             return
@@ -336,18 +326,19 @@ class _StageFolders:
         try:
             staged = staged_parts(url, self._store.root.options_for(url))
         except StoreError as error:
-            found.unreadable[url] = str(error)
-            below = f"{STAGING}/"
-            condemned |= {p: t for p, t in self._condemned.items() if p.startswith(below)}
+            self._found.unreadable[url] = str(error)
+            staged_before = (path for path in self._condemned if path.startswith(f"{STAGING}/"))
+            self._now_condemned |= {path: self._condemned[path] for path in staged_before}
             return
         for url, stored in staged.items():
             path = f"{STAGING}/{url.rpartition('/')[2]}"
-            self._sort(path, url, stored, policy, found, condemned)
+            self._sort(path, url, stored)
 
-    def _carry_out(self, found: GcReport, condemned: Mapping[str, float]) -> None:
+    def _carry_out(self) -> None:
+        found, condemned = self._found, self._now_condemned
         if condemned != self._condemned:
             if condemned:
-                self._folder.write(CONDEMNED, json.dumps(dict(condemned)).encode())
+                self._folder.write(CONDEMNED, json.dumps(condemned).encode())
             else:
                 self._folder.delete([CONDEMNED])
         urls = [*found.manifests, *found.deleted, *found.temporaries, *found.files]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from vane_dagster.storage.codec import FORMAT, STORE_FORMAT, Codec, require_format
+from vane_dagster.storage.codec import FORMAT, STORE_FORMAT, UNRECORDED, Codec, require_format
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.types.schema import read_schema, schema_record
 
 _NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
 _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
@@ -83,7 +82,7 @@ class PartInfo:
     faults: str = ""
     made: PartProvenance | None = None
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    sample: Sequence[Mapping[str, str]] = field(default=(), compare=False)
+    sample: Sequence[Mapping[str, str]] = field(default=(), compare=False, metadata=UNRECORDED)
     row_records: str = ""
     copied: int = 0
     inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -208,7 +207,7 @@ class FileRecord:
     size: int
     version: str
     content: str | None = None
-    modified: float | None = field(default=None, compare=False)
+    modified: float | None = field(default=None, compare=False, metadata=UNRECORDED)
 
 
 @dataclass(frozen=True)
@@ -269,8 +268,7 @@ class CheckResult:
     definition: str
 
 
-@dataclass(frozen=True)
-class Component:
+class Component(NamedTuple):
     """One of the things that a stage's definition consists of.
 
     Attributes:
@@ -376,7 +374,7 @@ class Manifest:
     components: Sequence[Component] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
     branched_from: str = ""
-    root: Location | None = field(default=None, repr=False, compare=False)
+    root: Location | None = field(default=None, repr=False, compare=False, metadata=UNRECORDED)
     decisions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     undone: Sequence[str] = ()
 
@@ -407,76 +405,11 @@ class Manifest:
 
     def dumps(self) -> bytes:
         """Convert the manifest to JSON."""
-        return json.dumps({**_MANIFEST_CODEC.record(self), FORMAT: STORE_FORMAT}).encode()
-
-    @classmethod
-    def loads(cls, data: bytes, file: str = "manifest") -> Manifest:
-        """Read a manifest that `dumps` wrote."""
-        record = json.loads(data)
-        require_format(record, file)
-        return _MANIFEST_CODEC.load(record)
+        return json.dumps({**MANIFEST.record(self), FORMAT: STORE_FORMAT}).encode()
 
 
-def read_components(records: Sequence[Sequence[str]]) -> tuple[Component, ...]:
-    """Read the components of a definition, as `component_records` wrote them."""
-    return tuple(Component(*record) for record in records)
-
-
-def component_records(components: Sequence[Component]) -> list[tuple[str, str, str]]:
-    """Convert the components of a definition to JSON."""
-    return [(each.kind, each.name, each.digest) for each in components]
-
-
-def _optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: value and convert(value)
-
-
-def _many(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda values: [convert(value) for value in values]
-
-
-_PROVENANCE_CODEC = Codec(PartProvenance, read={"workers": tuple, "packages": tuple})
-_PART_CODEC = Codec(
-    PartInfo,
-    read={"made": _optional(_PROVENANCE_CODEC.load)},
-    write={"made": _optional(_PROVENANCE_CODEC.record)},
-    omitted=("sample",),
-)
-_SPAN_CODEC = Codec(FileSpan)
-_FRAGMENT_CODEC = Codec(
-    FragmentRecord,
-    read={"files": lambda records: tuple(map(_SPAN_CODEC.load, records))},
-    write={"files": _many(_SPAN_CODEC.record)},
-)
-_FILE_CODEC = Codec(FileRecord, omitted=("modified",))
-_CHECK_CODEC = Codec(CheckResult)
-_PUBLISHED_CODEC = Codec(Published)
-_MANIFEST_CODEC = Codec(
-    Manifest,
-    read={
-        "keys": tuple,
-        "reads": tuple,
-        "undone": tuple,
-        "sample": tuple,
-        "schema": read_schema,
-        "fragments": _many(_FRAGMENT_CODEC.load),
-        "parts": _many(_PART_CODEC.load),
-        "files": _many(_FILE_CODEC.load),
-        "checks": lambda records: tuple(map(_CHECK_CODEC.load, records)),
-        "published": _optional(_PUBLISHED_CODEC.load),
-        "components": read_components,
-    },
-    write={
-        "schema": schema_record,
-        "fragments": _many(_FRAGMENT_CODEC.record),
-        "parts": _many(_PART_CODEC.record),
-        "files": _many(_FILE_CODEC.record),
-        "checks": _many(_CHECK_CODEC.record),
-        "published": _optional(_PUBLISHED_CODEC.record),
-        "components": component_records,
-    },
-    omitted=("root",),
-)
+_PART_CODEC = Codec(PartInfo)
+MANIFEST = Codec(Manifest)
 
 
 def content_digest(parts: Sequence[PartInfo]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 _OWN = "vane_dagster"
 
@@ -51,6 +51,4 @@ def _package_of_its_name(module: str) -> str | None:
     return package.metadata["Name"] if owns else None
 
 
-@functools.lru_cache(maxsize=1)
-def _by_module() -> Mapping[str, list[str]]:
-    return importlib.metadata.packages_distributions()
+_by_module = functools.cache(importlib.metadata.packages_distributions)

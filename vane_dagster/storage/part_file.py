@@ -61,18 +61,29 @@ def write_part(
         target.key, "", table.num_rows, 0, low, high,
         measures=counted, sample=sample_rows(table), **facts,
     )  # fmt: skip
-    sink = pa.BufferOutputStream()
-    pq.write_table(
+    data = encoded(
         table.replace_schema_metadata({"vane": part_footer(info)}),
-        sink,
         compression=_codecs(table.schema, target.compression),
         dictionary_pagesize_limit=DICTIONARY_BYTES,
-        write_page_checksum=True,
     )
-    data = memoryview(sink.getvalue())
     digest = rows_digest(data, target.salt)
     target.folder.write(part_name(target.key, digest), data)
     return replace(info, digest=digest, bytes=data.nbytes)
+
+
+def write_beside(folder: Location, key: str, suffix: str, table: pa.Table, **options: Any) -> str:
+    """Write a file of a fragment beside its part, before that is written; return its name."""
+    data = encoded(table, **options)
+    name = f"{key}-{xxhash.xxh3_128_hexdigest(data)[:16]}{suffix}"
+    folder.write(name, data)
+    return name
+
+
+def encoded(table: pa.Table, **options: Any) -> memoryview:
+    """Return a table as a Parquet file whose pages have checksums."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, write_page_checksum=True, **options)
+    return memoryview(sink.getvalue())
 
 
 def rows_digest(data: memoryview, salt: str | None = None) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._lazy import pq
 from vane_dagster.errors import described
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.part_file import read_part, write_beside
 
 SUFFIX = ".faults.parquet"
 PARENTS = "parents"
@@ -64,23 +63,17 @@ def concat_faults(found: Sequence[pa.Table]) -> pa.Table:
 
 
 def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
-    """Write the error records of a fragment beside its part, before the part is written."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(faults, sink, compression="zstd")
-    data = sink.getvalue()
-    digest = hashlib.sha256(memoryview(data)).hexdigest()[:16]
-    name = f"{key}-{digest}{SUFFIX}"
-    folder.write(name, memoryview(data))
-    return name
+    """Write the error records of a fragment beside its part."""
+    return write_beside(folder, key, SUFFIX, faults, compression="zstd")
 
 
 def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
     """Read the records of the quarantined rows of a stage in a partition; possibly empty."""
-    id = manifest.keys[1 if manifest.info.get("children") else 0]
+    id = manifest.keys[manifest.input_key]
     found: list[Any] = [fault_schema(manifest.schema.field(id).type).empty_table()]
     for part in manifest.parts:
         if part.faults:
-            found.append(pq.read_table(pa.BufferReader(folder.read(part.faults))))
+            found.append(read_part(folder, part.faults))
     return concat_faults(found)
 
 
@@ -88,7 +81,7 @@ def first_faults(folder: Location, manifest: Manifest, limit: int) -> Sequence[s
     """Describe the first quarantined rows of a stage in a partition, each in one line."""
     found: list[str] = []
     for name in filter(None, (part.faults for part in manifest.parts)):
-        rows = pq.read_table(pa.BufferReader(folder.read(name)), columns=["id", "error", "message"])
+        rows = read_part(folder, name, ["id", "error", "message"])
         for row in rows.slice(0, limit - len(found)).to_pylist():
             message = " ".join(described(row["message"], row["error"]).split())
             found.append(f"id {row['id']!r}: {message[:_MAX_SHOWN_CHARACTERS]}")

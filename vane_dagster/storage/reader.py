@@ -16,8 +16,8 @@ from vane_dagster._arguments import NAME
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.filesystem import Location, in_threads, protocols
-from vane_dagster.storage.manifest import Manifest, ManifestName
-from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
+from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.store import Store
 
 ASSETS = "~assets"
@@ -148,25 +148,15 @@ def _opened(
     store: Store, pipeline: str, stage: str, partitions: Sequence[str | None] | None
 ) -> dict[str | None, Manifest]:
     """Open the manifests in force of a folder."""
-    if partitions is None:
-        return _all(store, pipeline, stage)
-    found = store.latest(pipeline, stage, partitions)
-    order = [(key, found[key]) for key in partitions if key in found]
-    read = in_threads(lambda item: store.read(pipeline, stage, *item), order)
-    return dict(zip((key for key, _ in order), read))
-
-
-def _all(store: Store, pipeline: str, stage: str) -> dict[str | None, Manifest]:
-
-    def opened(item: tuple[str, ManifestName]) -> Manifest:
-        return store.opened(pipeline, stage, item[0], str(item[1]))
-
-    listed = store.latest_of_all(pipeline, stage)
-    found = dict(zip(listed, in_threads(opened, listed.items())))
-    single = found.pop(UNPARTITIONED, None)
-    by_key: dict[str | None, Manifest] = {
-        manifest.partition: manifest for manifest in found.values()
-    }
+    if partitions is not None:
+        names = store.latest(pipeline, stage, partitions)
+        order = [key for key in partitions if key in names]
+        read = in_threads(lambda key: store.read(pipeline, stage, key, names[key]), order)
+        return dict(zip(order, read))
+    listed = store.latest_of_all(pipeline, stage).items()
+    every = in_threads(lambda each: store.opened(pipeline, stage, each[0], str(each[1])), listed)
+    by_key = {each.partition: each for each in every}
+    single = by_key.pop(None, None)
     # An asset that gained or lost its partitions has both: the latest materialization wins.
     if single is not None and (not by_key or single.committed_at >= _newest(by_key)):
         return {None: single}

@@ -6,7 +6,6 @@ before. A floor is a time in seconds since 1970, so that the one after a lost fi
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 
@@ -27,8 +26,7 @@ def raise_floor(store: Store, pipeline: str, stage: str, run_id: str) -> int:
     if found.run_id == run_id:
         return found.floor
     raised = max(found.floor + 1, int(time.time()))
-    record = json.dumps(_CODEC.record(_Floor(raised, run_id)))
-    store.root.child(pipeline, stage).write(_FILE, record.encode())
+    store.root.child(pipeline, stage).write(_FILE, _CODEC.dumps(_Floor(raised, run_id)))
     return raised
 
 
@@ -36,7 +34,7 @@ def copy_floor(source: Store, target: Store, pipeline: str, stage: str) -> None:
     """Raise the floor of a stage to that of another store."""
     found = _read(source, pipeline, stage)
     if found.floor > _read(target, pipeline, stage).floor:
-        target.root.child(pipeline, stage).write(_FILE, json.dumps(_CODEC.record(found)).encode())
+        target.root.child(pipeline, stage).write(_FILE, _CODEC.dumps(found))
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ from enum import IntEnum
 from typing import Any
 
 import pyarrow as pa
-import xxhash
 
-from vane_dagster._lazy import pq
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.storage.part_file import write_beside
 
 SUFFIX = ".rows.parquet"
 KEY_HIGH, KEY_LOW, ID, OUTCOME, EPOCH = "key_high", "key_low", "id", "outcome", "epoch"
@@ -100,20 +99,15 @@ def records_schema(id_type: pa.DataType) -> pa.Schema:
 
 
 def write_records(folder: Location, key: str, records: pa.Table) -> str:
-    """Write the row records of a fragment beside its part, before the part is written."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(
+    """Write the row records of a fragment beside its part."""
+    # Keys are as random bits.
+    codecs = {n: "none" if n in (KEY_HIGH, KEY_LOW) else "zstd" for n in records.column_names}
+    return write_beside(
+        folder,
+        key,
+        SUFFIX,
         records,
-        sink,
-        # Keys are as random bits.
-        compression={
-            name: "none" if name in (KEY_HIGH, KEY_LOW) else "zstd" for name in records.column_names
-        },
-        use_dictionary=[OUTCOME, EPOCH, RUN_ID, MODEL, CODE, AT],
+        compression=codecs,
+        use_dictionary=[OUTCOME, *ORIGIN],
         write_statistics=False,
-        write_page_checksum=True,
     )
-    data = memoryview(sink.getvalue())
-    name = f"{key}-{xxhash.xxh3_128_hexdigest(data)[:16]}{SUFFIX}"
-    folder.write(name, data)
-    return name

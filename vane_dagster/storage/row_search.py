@@ -13,6 +13,7 @@ import pyarrow as pa
 from vane_dagster._lazy import pc, pq
 from vane_dagster.errors import StoreError, described
 from vane_dagster.storage.filesystem import IO_THREADS, Location
+from vane_dagster.types.schema import plain_type
 
 Row = tuple[Any, ...]
 """A row's key values: its id, then the ids of the rows it was made from."""
@@ -148,11 +149,9 @@ def _read(parquet: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Tab
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    for index, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            plain = table.column(index).cast(field.type.value_type)
-            table = table.set_column(index, field.name, plain)
-    return table
+    return table.cast(
+        pa.schema([field.with_type(plain_type(field.type)) for field in table.schema])
+    )
 
 
 def _groups(

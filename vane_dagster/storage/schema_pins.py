@@ -8,14 +8,12 @@ itself, so even a lost pin leads to other keys at most, never to a part of other
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from vane_dagster.storage.codec import Codec
 from vane_dagster.storage.store import Store
-from vane_dagster.types.schema import read_schema, schema_record
 
 SCHEMAS = "schemas"
 """The folder with the pins, below a stage's."""
@@ -38,7 +36,7 @@ class SchemaPin:
     pinned_at: float
 
 
-_CODEC = Codec(SchemaPin, read={"schema": read_schema}, write={"schema": schema_record})
+_CODEC = Codec(SchemaPin)
 
 
 def read_pin(store: Store, pipeline: str, stage: str, definition: str) -> SchemaPin | None:
@@ -50,5 +48,5 @@ def read_pin(store: Store, pipeline: str, stage: str, definition: str) -> Schema
 def keep_pin(store: Store, pipeline: str, stage: str, definition: str, pin: SchemaPin) -> SchemaPin:
     """Pin a schema, unless another run has pinned one meanwhile."""
     folder, name = store.root.child(pipeline, stage, SCHEMAS), f"{definition}.json"
-    folder.create(name, json.dumps(_CODEC.record(pin)).encode())
+    folder.create(name, _CODEC.dumps(pin))
     return read_pin(store, pipeline, stage, definition) or pin

@@ -8,11 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import FORMAT, read_file
 from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location, absolute_url
 from vane_dagster.storage.manifest import (
+    MANIFEST,
     Manifest,
     ManifestName,
     PartInfo,
@@ -148,26 +150,22 @@ class Store:
 
     def opened(self, pipeline: str, stage: str, folder: str, name: str) -> Manifest:
         """Open a manifest by the folder of its partition and its file name."""
-        location = self.root.child(pipeline, stage, "manifests", folder)
-        try:
-            manifest = Manifest.loads(location.read(name), location.file_url(name))
-            return replace(manifest, root=self.root)
-        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-            if isinstance(error, FileNotFoundError) and self.fallback is not None:
-                return self.fallback.opened(pipeline, stage, folder, name)
+        found = self.opened_if_there(pipeline, stage, folder, name)
+        if found is None:
+            location = self.root.child(pipeline, stage, "manifests", folder)
             raise StoreError(
-                f"manifest {location.file_url(name)!r} cannot be read: {type(error).__name__}: "
-                f"{error}. Delete it and materialize the stage again"
-            ) from error
+                f"manifest {location.file_url(name)!r} is gone. Materialize the stage again"
+            )
+        return found
 
     def opened_if_there(self, pipeline: str, stage: str, folder: str, name: str) -> Manifest | None:
         """Open a manifest; None if it is gone, because another run has removed it."""
-        try:
-            return self.opened(pipeline, stage, folder, name)
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                return None
-            raise
+        fix = "Delete it and materialize the stage again"
+        for each in self.layers:
+            location = each.root.child(pipeline, stage, "manifests", folder)
+            if (found := read_file(location, name, MANIFEST.load, fix)) is not None:
+                return replace(found, root=each.root)
+        return None
 
     def in_force(self, pipeline: str, stage: str, partition: str | None) -> Manifest | None:
         """Open the manifest in force of a partition; None if it was never materialized."""
@@ -202,9 +200,9 @@ class Store:
         """Return the manifest in force if it is whole, not `former`, and has the same content."""
         name = latest_name(names)
         if name is not None and name.generation > manifest.generation:
-            where = "" if manifest.partition is None else f", partition {manifest.partition!r}"
+            place = f"{manifest.pipeline}/{manifest.stage}{in_partition(manifest.partition)}"
             raise StoreError(
-                f"{manifest.pipeline}/{manifest.stage}{where}: a run that began later has computed "
+                f"{place}: a run that began later has computed "
                 "it again (force, retry_quarantined or reuse='none'), and its results stay. Run "
                 "again for what has changed since"
             )
@@ -358,8 +356,12 @@ def copy_files(source: Location, target: Location, names: Iterable[str]) -> None
 
 
 def copy_missing(source: Location, target: Location, wanted: Callable[[str], Any]) -> None:
-    """Copy the wanted files that a folder lacks."""
-    for name in sorted(source.names().keys() - target.names().keys()):
+    """Copy the wanted files that a folder lacks; first records that undo one, named "un...".
+
+    So none that was undone is ever in force, wherever the process is killed.
+    """
+    lacking = source.names().keys() - target.names().keys()
+    for name in sorted(lacking, key=lambda name: (not name.startswith("un"), name)):
         if wanted(name):
             target.create(name, source.read(name))
 

@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from vane_dagster.storage.codec import parse_file, read_file
+from vane_dagster.storage.codec import Codec, parse_file, read_file
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileSpan
-from vane_dagster.types.schema import read_schema, schema_record
 
 TABLES = "~tables"
 """The folder below the store's root; no pipeline has such a name."""
@@ -41,8 +40,7 @@ KEPT_TYPES = "types"
 _SUFFIX = ".json"
 
 
-@dataclass(frozen=True)
-class ParquetRows:
+class ParquetRows(NamedTuple):
     """Rows `start` to `stop` of a Parquet file.
 
     Attributes:
@@ -55,12 +53,8 @@ class ParquetRows:
     start: int
     stop: int
 
-    def as_record(self) -> list[Any]:
-        return [self.name, self.start, self.stop]
 
-
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Consecutive rows of a table.
 
     Attributes:
@@ -88,13 +82,16 @@ class StoredTable:
     """
 
     schema: pa.Schema
-    pieces: tuple[Piece, ...] = field(default=())
+    pieces: tuple[Piece, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def files(self) -> set[str]:
         """The files that it needs, as paths below the folder of tables."""
         return {place.name for piece in self.pieces for place in piece.places}
+
+
+_CODEC = Codec(StoredTable)
 
 
 def clipped(places: Iterable[ParquetRows], start: int, stop: int) -> Iterator[ParquetRows]:
@@ -105,7 +102,7 @@ def clipped(places: Iterable[ParquetRows], start: int, stop: int) -> Iterator[Pa
         low, high = max(first, start), min(last, stop)
         if low < high:
             move = place.start - first
-            yield replace(place, start=low + move, stop=high + move)
+            yield place._replace(start=low + move, stop=high + move)
         first = last
 
 
@@ -113,8 +110,8 @@ def joined(places: Iterable[ParquetRows]) -> list[ParquetRows]:
     """Return places, of which those that follow each other in a file are one."""
     found: list[ParquetRows] = []
     for place in places:
-        if found and replace(found[-1], start=found[-1].stop, stop=place.stop) == place:
-            found[-1] = replace(found[-1], stop=place.stop)
+        if found and (found[-1].name, found[-1].stop) == place[:2]:
+            found[-1] = found[-1]._replace(stop=place.stop)
         else:
             found.append(place)
     return found
@@ -137,7 +134,7 @@ def identity_of(url: str) -> str | None:
 
 def write_record(root: Location, identity: str, name: str, table: StoredTable) -> None:
     """Write a record, which keeps its files from garbage collection for some time."""
-    _records(root, identity).write(name + _SUFFIX, _dumped(table))
+    _records(root, identity).write(name + _SUFFIX, _CODEC.dumps(table))
 
 
 def create_record(
@@ -145,13 +142,13 @@ def create_record(
 ) -> StoredTable:
     """Write a record once: of several runs that write it, the first one's is that of all."""
     folder = _records(root, identity)
-    folder.create(name + _SUFFIX, _dumped(table))
-    return _parsed(folder.read(name + _SUFFIX), folder.file_url(name + _SUFFIX))
+    folder.create(name + _SUFFIX, _CODEC.dumps(table))
+    return read_record(root, identity, name) or table
 
 
 def read_record(root: Location, identity: str, name: str = COMPLETE) -> StoredTable | None:
     """Return a table by one of its records; None if there is no such record."""
-    return read_file(_records(root, identity), name + _SUFFIX, _table)
+    return read_file(_records(root, identity), name + _SUFFIX, _CODEC.load)
 
 
 def borrow(
@@ -193,7 +190,7 @@ def is_kept(path: str) -> bool:
 
 def files_of(data: bytes, url: str) -> set[str]:
     """Return the files that a record names, as paths below the folder of tables."""
-    return _parsed(data, url).files
+    return parse_file(data, url, _CODEC.load).files
 
 
 def dumped_places(first: int, places: Iterable[ParquetRows]) -> str:
@@ -203,7 +200,7 @@ def dumped_places(first: int, places: Iterable[ParquetRows]) -> str:
         first: The number of the first row.
         places: Where the rows are, in order.
     """
-    return json.dumps([first, [place.as_record() for place in places]], separators=(",", ":"))
+    return json.dumps([first, [*places]], separators=(",", ":"))
 
 
 def places_of(span: FileSpan) -> Iterator[ParquetRows]:
@@ -211,34 +208,8 @@ def places_of(span: FileSpan) -> Iterator[ParquetRows]:
     if not span.detail:
         raise FileNotFoundError(span.url)
     first, records = json.loads(span.detail)
-    places = (ParquetRows(*record) for record in records)
-    return clipped(places, span.start - first, span.stop - first)
+    return clipped(map(ParquetRows._make, records), span.start - first, span.stop - first)
 
 
 def _records(root: Location, identity: str) -> Location:
     return root.child(TABLES, RECORDS, identity)
-
-
-def _dumped(table: StoredTable) -> bytes:
-    pieces = [
-        [piece.identity, piece.rows, piece.bytes, [place.as_record() for place in piece.places]]
-        for piece in table.pieces
-    ]
-    record = {
-        "schema": schema_record(table.schema),
-        "pieces": pieces,
-        "facts": dict(table.facts),
-    }
-    return json.dumps(record).encode()
-
-
-def _parsed(data: bytes, url: str) -> StoredTable:
-    return parse_file(data, url, _table)
-
-
-def _table(record: Any) -> StoredTable:
-    pieces = tuple(
-        Piece(str(identity), int(rows), int(size), tuple(ParquetRows(*each) for each in places))
-        for identity, rows, size, places in record["pieces"]
-    )
-    return StoredTable(read_schema(record["schema"]), pieces, record["facts"])

@@ -30,6 +30,18 @@ def check_table_url(
         )
 
 
+def driver_url(location: Location) -> str:
+    """Return a table's URL as the drivers of Delta and Lance take it."""
+    if location.is_local:
+        return location.path
+    return location.url.rstrip("/").replace("s3a://", "s3://", 1)
+
+
+def driver_options(location: Location) -> dict[str, str] | None:
+    """Return the storage options of these drivers."""
+    return None if location.is_local else table_options(location)
+
+
 def table_options(location: Location) -> dict[str, str]:
     """Convert options of fsspec's S3 driver to those of the drivers of Delta and Lance."""
     keep_options(location.storage_options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -67,8 +68,10 @@ class ManifestIndex:
     ) -> None:
         self.store, self.pipeline, self.partition = store, pipeline, partition
         self.source = (source or StoredSource(pipeline)).bind(store)
-        self._opened: dict[tuple[str, str], Manifest | None] = {}
-        self._names: dict[str, str] = {}
+        self._name_of = functools.cache(
+            lambda stage: store.latest(pipeline, stage, [partition]).get(partition)
+        )
+        self._opened = functools.cache(functools.partial(store.opened_if_there, pipeline))
         self._records: dict[str, pa.Table] = {}  # the last ones that were read
         if pipeline.startswith("~") or not self.stages:
             raise TraceError(
@@ -82,8 +85,7 @@ class ManifestIndex:
 
     def adopted(self, manifest: Manifest) -> list[str]:
         """Return how a stage's definition came to count as one with others."""
-        known = self._adoptions.get(manifest.stage, Adoptions())
-        return [each.since for each in known.of(manifest.definition)]
+        return [each.since for each in self._adoptions[manifest.stage].of(manifest.definition)]
 
     @cached_property
     def stages(self) -> Sequence[str]:
@@ -136,19 +138,13 @@ class ManifestIndex:
 
     def in_force(self, stage: str) -> tuple[str, Manifest] | None:
         """Return the name and the content of a stage's manifest in force; None if there is none."""
-        if stage not in self._names:
-            name = self.store.latest(self.pipeline, stage, [self.partition]).get(self.partition)
-            self._names[stage] = "" if name is None else str(name)
-        name_text = self._names[stage]
-        manifest = self.open(stage, name_text) if name_text else None
-        return None if manifest is None else (name_text, manifest)
+        name = self._name_of(stage)
+        manifest = None if name is None else self.open(stage, str(name))
+        return None if manifest is None else (str(name), manifest)
 
     def open(self, stage: str, name: str) -> Manifest | None:
         """Return a manifest by name; None if it was garbage-collected."""
-        if (stage, name) not in self._opened:
-            place = (self.pipeline, stage, partition_folder(self.partition), name)
-            self._opened[stage, name] = self.store.opened_if_there(*place)
-        return self._opened[stage, name]
+        return self._opened(stage, partition_folder(self.partition), name)
 
     def above(self, manifest: Manifest, stage: str) -> Manifest | None:
         """Return the manifest of an upstream stage that another manifest was made from."""

@@ -6,12 +6,11 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError, TraceError, names
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.manifest import FileSpan, Manifest
+from vane_dagster.storage.part_file import read_part
 from vane_dagster.tracing.manifest_index import ManifestIndex
 
 _MAX_MESSAGE_LENGTH = 200
@@ -23,7 +22,7 @@ def not_found(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> Tra
     The error also gives the range of ids that the stage has.
     """
     label = manifest_index.label(manifest.stage)
-    where = "" if manifest_index.partition is None else f", partition {manifest_index.partition!r}"
+    where = in_partition(manifest_index.partition)
     parts = [part for part in manifest.parts if part.rows]
     explanation = "it has no rows"
     if parts:
@@ -77,8 +76,8 @@ def leaving(
         return f"{' or '.join(verbs) or 'left out'} by {label!r}"
     folder = manifest_index.store.parts_of(manifest)
     try:
-        faults = pq.read_table(pa.BufferReader(folder.read(part.faults))).to_pylist()
-    except (OSError, StoreError, pa.ArrowException):
+        faults = read_part(folder, part.faults).to_pylist()
+    except StoreError:
         return f"{' or '.join(verbs) or 'left out'} by {label!r}"
     for fault in faults:
         if fault["id"] in ids:

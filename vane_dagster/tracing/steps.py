@@ -149,7 +149,7 @@ def utc(seconds: float) -> str:
 
 
 def _lines(step: Step) -> Iterator[str]:
-    parts = [_keys(step)]
+    parts = [", ".join(f"{column} {value}" for column, value in step.keys.items())]
     if step.kind != "source":
         parts.append(f"{step.kind} of {', '.join(step.reads)}" if step.reads else step.kind)
     yield "; ".join(text for text in parts if text)
@@ -158,8 +158,8 @@ def _lines(step: Step) -> Iterator[str]:
     if step.size is not None:
         yield f"{step.size:,} bytes, version {step.version}"
     yield from _published(step.published)
-    if made := [_runs(step), _time(step)]:
-        yield from ([", ".join(text for text in made if text)] if any(made) else [])
+    if made := [text for text in (_runs(step), _time(step)) if text]:
+        yield ", ".join(made)
     if step.workers:
         yield f"by {', '.join(step.workers)}"
     if step.copied_from:
@@ -175,10 +175,6 @@ def _published(urls: Sequence[str]) -> Iterator[str]:
     if urls:
         yield "published in" + (f" one of {len(urls):,} files" if len(urls) > 1 else "")
     yield from urls[:_MAX_PUBLISHED]
-
-
-def _keys(step: Step) -> str:
-    return ", ".join(f"{column} {value}" for column, value in step.keys.items())
 
 
 def _where(step: Step) -> str:

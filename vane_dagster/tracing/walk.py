@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError, TraceError
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.filesystem import Location, protocol_of
@@ -64,13 +65,10 @@ def _ordered(first: _T, next_of: Callable[[_T], Iterable[_T]]) -> list[_T]:
     return done[::-1]
 
 
-def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
-    """Trace a row back, across pipelines that read the rows of other pipelines."""
-    if stage == SOURCE:
-        raise TraceError(
-            f"{manifest_index.label(stage)!r} is where every trace ends; ask for a stage's row, or "
-            "trace forward from here"
-        )
+def _located(
+    manifest_index: ManifestIndex, stage: str, id: Any
+) -> tuple[str, Manifest, Any, int, Found]:
+    """Find a row in a stage's manifest in force, by the text of its id."""
     name, manifest = manifest_index.require(stage)
     key = manifest_index.converted(manifest, 0, stage, id)
     try:
@@ -82,8 +80,19 @@ def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
         ) from error
     if located is None:
         raise not_found(manifest_index, manifest, key)
+    return name, manifest, key, *located
+
+
+def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
+    """Trace a row back, across pipelines that read the rows of other pipelines."""
+    if stage == SOURCE:
+        raise TraceError(
+            f"{manifest_index.label(stage)!r} is where every trace ends; ask for a stage's row, or "
+            "trace forward from here"
+        )
+    name, _, key, index, found = _located(manifest_index, stage, id)
     walk = _BackwardWalk(manifest_index)
-    walk.visit((stage, name), *located)
+    walk.visit((stage, name), index, found)
     shown = tuple(reversed(walk.steps))
     return Trace(
         manifest_index.label(stage), manifest_index.partition, key, False, shown, walk.omitted
@@ -310,12 +319,7 @@ def trace_forward(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
     """Trace a row of a stage, or of the source, forward."""
     if stage == SOURCE:
         return _from_source(manifest_index, id)
-    name, manifest = manifest_index.require(stage)
-    key = manifest_index.converted(manifest, 0, stage, id)
-    located = manifest_index.locate(manifest, key)
-    if located is None:
-        raise not_found(manifest_index, manifest, key)
-    index, found = located
+    name, manifest, key, index, found = _located(manifest_index, stage, id)
     walk = _ForwardWalk(manifest_index, manifest.fragments[index], index)
     walk.steps.append(stage_step(manifest_index, manifest, name, index, found))
     walk.reached[stage] = _StageRows(len(manifest.keys), [found.keys])
@@ -354,8 +358,7 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
             ) from error
         recorded = hit and file_of(newest, hit[1].url)
         if hit is None or (recorded and manifest_index.changed(newest, recorded)):
-            partition = manifest_index.partition
-            where = "" if partition is None else f", partition {partition!r}"
+            where = in_partition(manifest_index.partition)
             raise TraceError(
                 f"{manifest_index.label(SOURCE)!r}{where} has no row with id {key!r} in "
                 f"{looked_at(newest)}, as the stages have read them. If they have changed since, "

@@ -21,9 +21,8 @@ from support.iceberg_tables import catalog_in, opened
 from support.published import docs
 from support.results import metadata
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.lance_table import driver_options
 from vane_dagster.storage.paths import published_folder
-from vane_dagster.storage.table_options import table_options
+from vane_dagster.storage.table_options import driver_options, table_options
 
 PLACES = {
     f"{format}{size}": (format, size)

@@ -14,7 +14,7 @@ import vane_dagster as vd
 from support.data import write_source
 from support.published import docs
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.lance_table import driver_options
+from vane_dagster.storage.table_options import driver_options
 
 DIMENSION = 16
 INDEX = {"column": "e", "metric": "cosine"}

@@ -44,7 +44,7 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["preview", "one/none", "-m", "defs_of_test"], "'none' is no stage of one: same"),
         (["preview", "three/same", "-m", "defs_of_test"], "name one of the pipelines"),
         (
-            ["quarantine", "a/b", "--storage-options", '{"a": 1}', "--retry"],
+            ["quarantine", "one/same", "--storage-options", '{"a": 1}', "-m", "defs_of_test"],
             "have the store's",
         ),
     ],

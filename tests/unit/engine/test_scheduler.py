@@ -334,7 +334,7 @@ def _partition(stages: Sequence[str], number: int, fragments: int, mib: int) -> 
     )
     schemas = dict.fromkeys(["source", *stages], SCHEMA)
     listed = {url: files[0]}
-    return PartitionPlan(f"p{number}", files, listed, records, plans, {}, {}, schemas)
+    return PartitionPlan(f"p{number}", plans, files, listed, records, schemas=schemas)
 
 
 @pytest.fixture

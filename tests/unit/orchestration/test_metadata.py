@@ -65,7 +65,7 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path):
         (name,) = store.latest("docs", stage.name, [None]).values()
         manifest = store.read("docs", stage.name, None, name)
         columns = column_metadata(manifest, stage.id, lambda node: dg.AssetKey(["docs", node]))
-        of_run = stage_metadata(stage.spec, None, manifest, name, store, {}, 1)
+        of_run = stage_metadata(stage.spec, manifest, name, store, {}, 1)
         events[stage.name] = {**columns, **of_run}
     assert lineage(events["clean"]) == {
         "id": {"docs/source:id"},

@@ -19,6 +19,7 @@ from vane_dagster.events import (
     Progress,
     RunPlanned,
     StageStats,
+    Unchanged,
     Waiting,
     WorkerReady,
 )
@@ -120,14 +121,14 @@ def test_the_summary_adds_up_what_was_done():
     summary.take(Committed("embedding", "a", None, parts(0, 3, 0), stats))
     summary.take(Committed("embedding", "b", None, parts(0), StageStats(copied=100)))
     stored = SimpleNamespace(stage="embedding", rows=4000, parts=parts(*range(2), *[0] * 10).parts)
-    summary.up_to_date(stored)
+    summary.take(Unchanged("embedding", "c", None, stored))
     function = ("embedding",), "clean", "w", LoadReport(False, 17.0, 1, "cpu", "host")
     summary.take(WorkerReady(*function, is_function=True))
     summary.take(Failed("embedding", "d", vd.errors.UdfError("no")))
     clock.now = 75.0
 
     assert summary.text().splitlines() == [
-        "finished in 1 min 15 s",
+        "finished in 1 min 15 s, first worker 0 ms",
         "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments), "
         "1 failed; "
         "900 rows in 3.0 s, 300 rows/s; 1.9 workers busy, 93% of it in your code; "

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.orchestration.reporting import _is_observed
+from vane_dagster.orchestration.reporting import _observes_source
 
 RESOURCES = {
     "compute": vd.LocalCompute(num_cpus=1),
@@ -22,7 +22,8 @@ def context(pipeline: vd.Pipeline, *others: Any) -> Any:
     assets = pipeline.build_assets()
     job = dg.define_asset_job("job", dg.AssetSelection.assets(assets))
     definitions = dg.Definitions([assets, *others], jobs=[job], resources=RESOURCES)
-    return SimpleNamespace(job_def=definitions.resolve_job_def("job"))
+    job_def, keys = definitions.resolve_job_def("job"), {stage.key for stage in pipeline}
+    return SimpleNamespace(job_def=job_def, selected_asset_keys=keys)
 
 
 def docs(**given: Any) -> vd.Pipeline:
@@ -35,9 +36,9 @@ def docs(**given: Any) -> vd.Pipeline:
 def test_a_run_asks_its_job(is_observed):
     pipeline = docs()
     others = [pipeline.build_source()] if is_observed else []
-    assert _is_observed(context(pipeline, *others), pipeline) == is_observed
+    assert _observes_source(context(pipeline, *others), pipeline) == is_observed
 
 
 def test_a_run_observes_no_source_that_an_asset_writes():
     pipeline = docs(asset="raw")
-    assert not _is_observed(context(pipeline, dg.AssetSpec("raw")), pipeline)
+    assert not _observes_source(context(pipeline, dg.AssetSpec("raw")), pipeline)

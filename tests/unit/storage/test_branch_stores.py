@@ -142,7 +142,7 @@ OLD, NEW, NEWER, LEFT = (letter * 40 for letter in "abcd")
 
 def adoption(definition: str, at: int = 1) -> Adoption:
     then, now = (Component("code", "f", OLD),), (Component("code", "f", definition),)
-    return Adoption("s", definition, OLD, now, then, ["code"], 9, False, 1, 0.0, 1, "me", at)
+    return Adoption("s", definition, OLD, now, then, ("code",), 9, False, 1, 0.0, 1, "me", at)
 
 
 def adopted(store: Store) -> list[Adoption]:

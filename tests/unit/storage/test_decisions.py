@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from vane_dagster.storage.decisions import (
     waive,
 )
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.manifest import MANIFEST, Manifest
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.row_records import Outcome, records_schema, write_records
 from vane_dagster.storage.store import Store
@@ -71,7 +72,7 @@ def test_decisions_are_read_by_stage_and_partition_the_earliest_first(store):
     found = decisions(store, "docs", ["s"])
 
     assert found == {("s", "p"): (first, second), ("s", key): (third,)}
-    assert (first.ids, first.keys, first.reason) == ([2], [f"{2:016x}" * 2], "empty")
+    assert (first.ids, first.keys, first.reason) == ((2,), (f"{2:016x}" * 2,), "empty")
     assert decisions(store, "docs", ["other"]) == decisions(store, "none", ["s"]) == {}
 
 
@@ -100,13 +101,13 @@ def test_a_waiver_counts_while_the_row_fails_with_its_values_and_then_ends(store
     counted = count_waived(folder, before, [waiver])
     assert [part.waived for part in counted.parts] == [1, 1]
     assert counted.decisions == {waiver.name: [2, 3]}
-    assert Manifest.loads(counted.dumps()).decisions == counted.decisions
+    assert MANIFEST.load(json.loads(counted.dumps())).decisions == counted.decisions
 
     changed = stored(store, {1: (1, OUTPUT), 2: (9, FAILED)}, FRAGMENTS[1])
     counted = count_waived(folder, changed, [waiver.covering(counted)])
     assert [part.waived for part in counted.parts] == [0, 1]
-    assert waiver.covering(counted).ids == [3]
-    assert waiver.covering(counted).keys == [f"{3:016x}" * 2]
+    assert waiver.covering(counted).ids == (3,)
+    assert waiver.covering(counted).keys == (f"{3:016x}" * 2,)
     again = count_waived(folder, before, [waiver.covering(counted)])
     assert [part.waived for part in again.parts] == [0, 1], "the row failed with other values"
     computed = stored(store, FRAGMENTS[0], {3: (3, OUTPUT)})
@@ -125,8 +126,8 @@ def test_a_decision_that_was_undone_for_an_id_counts_for_the_others(store):
 
     found = decisions(store, "docs", ["s"])["s", "p"]
     assert [(each.kind, each.ids, each.undoes) for each in found] == [
-        ("waived", [3], ""), ("patched", [1], ""),
-        ("unwaived", [2], waiver.name), ("unpatched", [2], patched.name),
+        ("waived", (3,), ""), ("patched", (1,), ""),
+        ("unwaived", (2,), waiver.name), ("unpatched", (2,), patched.name),
     ]  # fmt: skip
     assert found[1].part().undone == (2,)
     assert [each.changes("f0") for each in found] == [False, True, False, True]

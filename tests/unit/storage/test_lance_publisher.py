@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import dagster as dg
 import lance
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.arguments import grouped
 from support.published import docs
 from vane_dagster.planning.definition import stage_definition
-from vane_dagster.storage.publish.lance import lance_type
+from vane_dagster.storage.publish.lance import LancePublisher
 from vane_dagster.storage.publish.lance_index import VectorIndex, _sub_vectors, update_index
 
 VECTOR = pa.list_(pa.float32(), 16)
@@ -41,7 +39,7 @@ FOUND = {
 
 @pytest.mark.parametrize("kind", FOUND, ids=str)
 def test_the_type_in_the_table(kind, tmp_path):
-    found = lance_type(kind)
+    found = LancePublisher.stored_type(kind)
     assert found == FOUND[kind]
     if found is None:
         publisher = docs(tmp_path, format="lance")["out"].spec.publisher(None)
@@ -53,32 +51,6 @@ def test_the_type_in_the_table(kind, tmp_path):
         return
     table = pa.table({"x": pa.array([None, None], found)})
     assert lance.write_dataset(table, tmp_path / "t").to_table() == table
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"index": "e"}, "index is 'e'; expected a dict with the column of vectors"),
-        ({"index": {"column": "e", "kind": 1}}, "expected a dict with the column"),
-        ({"index": {"column": "e", "metric": "l3"}}, "metric of the index is 'l3'; expected one"),
-        ({"index": {"column": "e", "num_partitions": 0}}, "num_partitions of the index is 0"),
-        (
-            {"index": {"column": "e", "type": "IVF_FLAT", "num_sub_vectors": 2}},
-            "num_sub_vectors is for an index with product quantization",
-        ),
-    ],
-)
-def test_what_is_refused_where_it_is_declared(given, words):
-    pipeline = vd.Pipeline(
-        "docs",
-        source=vd.parquet("/src/{partition_key}"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(["a"]),
-    )
-    clean = pipeline.project("clean", ["n"])
-    with pytest.raises(vd.errors.DefinitionError, match="'docs/out'") as raised:
-        clean.write("out", **grouped({"url": "/t", "format": "lance", **given}))
-    assert words in str(raised.value)
 
 
 def test_the_indexed_column_has_vectors_of_one_length(tmp_path):

@@ -19,6 +19,7 @@ from vane_dagster.storage.publish import compaction
 from vane_dagster.storage.publish.base import STAGING, staged_parts
 from vane_dagster.storage.publish.compaction import plan_compaction, write_compacted
 
+LANCE = {"format": "lance", "url": "/t"}
 ICEBERG = {"format": "iceberg", "catalog": "prod", "table": "db.labels"}
 
 
@@ -80,6 +81,20 @@ def test_small_parts_are_written_together_in_their_order(tmp_path, monkeypatch):
         ({**ICEBERG, "url": "/t#1"}, "holds '#', which Iceberg's driver takes"),
         ({**ICEBERG, "url": "/t", "table": "labels"}, "table is 'labels'; expected the namespace"),
         ({**ICEBERG, "url": "/t", "catalog": 3}, "catalog is a int; expected the name of"),
+        ({**LANCE, "index": "e"}, "index is 'e'; expected a dict with the column of vectors"),
+        ({**LANCE, "index": {"column": "e", "kind": 1}}, "expected a dict with the column"),
+        (
+            {**LANCE, "index": {"column": "e", "metric": "l3"}},
+            "metric of the index is 'l3'; expected one",
+        ),
+        (
+            {**LANCE, "index": {"column": "e", "num_partitions": 0}},
+            "num_partitions of the index is 0",
+        ),
+        (
+            {**LANCE, "index": {"column": "e", "type": "IVF_FLAT", "num_sub_vectors": 2}},
+            "num_sub_vectors is for an index with product quantization",
+        ),
     ],
 )
 def test_what_is_refused_where_it_is_declared(given, words):

@@ -29,11 +29,10 @@ from support.publisher_contract import *  # noqa: F403  # the contract's tests
 from support.publisher_contract import Published
 from vane_dagster import retries
 from vane_dagster.errors import SchemaError, StoreError
-from vane_dagster.storage import lance_table
+from vane_dagster.storage import table_options
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import ManifestName
 from vane_dagster.storage.part_file import PartTarget, write_part
-from vane_dagster.storage.publish import delta
 from vane_dagster.storage.publish.lance import _COMMIT_LOCK
 from vane_dagster.storage.store import Store
 
@@ -249,11 +248,10 @@ def test_files_of_unchanged_rows_stay(published):
 
 @pytest.mark.parametrize("format", ["delta", "lance"])
 def test_a_table_on_a_server_that_is_not_there(format, tmp_path, monkeypatch):
-    module = delta if format == "delta" else lance_table
-    real, name = module.table_options, format.capitalize()
+    real, name = table_options.table_options, format.capitalize()
     hurried = {"max_retries": "0", "retry_timeout": "1s", "connect_timeout": "1s"}
     hurried |= {"client_max_retries": "0", "client_retry_timeout": "1"}
-    monkeypatch.setattr(module, "table_options", lambda place: {**real(place), **hurried})
+    monkeypatch.setattr(table_options, "table_options", lambda place: {**real(place), **hurried})
     options = {"key": "a", "secret": SECRET, "endpoint_url": "http://127.0.0.1:1"}
     given = {"columns": ["id"], "format": format, "storage_options": options}
     publisher = docs(tmp_path, out="s3://lake/t", **given)["out"].spec.publisher(None)

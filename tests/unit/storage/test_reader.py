@@ -209,7 +209,7 @@ def test_pandas_with_an_index(local_store):
 
 def test_rows_that_cannot_be_stored(local_store):
     with pytest.raises(
-        vd.errors.StoreError, match=r"docs: got a builtins.list; expected one of pyarrow"
+        vd.errors.StoreError, match=r"docs returned a builtins.list; expected one of pyarrow"
     ):
         keep(local_store, "docs", None, [1])
     twice = pa.table([[1], [2]], names=["id", "id"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -85,7 +84,7 @@ def test_places_and_records_are_read_as_written(store):
     detail = dumped_places(10, places)
     assert tuple(places_of(FileSpan("x", 10, 18, detail))) == places
     some = places_of(FileSpan("x", 13, 15, detail))
-    assert list(some) == [ParquetRows("made/a.parquet", 8, 9), replace(places[1], stop=1)]
+    assert list(some) == [ParquetRows("made/a.parquet", 8, 9), places[1]._replace(stop=1)]
     stored = StoredTable(SCHEMA, (Piece("a", 8, 64, places),))
     write_record(store.root, "x", COMPLETE, stored)
     assert read_record(store.root, "x") == stored

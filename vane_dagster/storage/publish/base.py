@@ -27,15 +27,11 @@ STAGING = "_vane_staging"
 """The folder of a target that workers write into."""
 
 
-class LostFilesError(StoreError):
-    """Error of a publication whose files are neither staged nor published."""
-
-    def __init__(self, lost: str) -> None:
-        super().__init__(
-            f"{lost}. Another run may have published the partition at the same time. If not, check "
-            "that all workers and this machine share the folder, and that nothing else changes it. "
-            "Then run it again"
-        )
+_LOST = (
+    "Another run may have published the partition at the same time. If not, check that all workers "
+    "and this machine share the folder, and that nothing else changes it. Then run it again"
+)
+"""What to do if files are neither staged nor published."""
 
 
 def publish(
@@ -128,7 +124,9 @@ class Publisher(abc.ABC):
     def require(self, files: Sequence[str]) -> None:
         """Check that all files are published."""
         if not self.holds(files):
-            raise LostFilesError(f"{self.target.url!r} does not have the files published there")
+            raise StoreError(
+                f"{self.target.url!r} does not have the files published there. {_LOST}"
+            )
 
     def parts(
         self, manifest: Manifest | None, keys: Sequence[str], store: Store
@@ -153,8 +151,9 @@ class Publisher(abc.ABC):
     def _require_staged(self, parts: Iterable[PartInfo]) -> None:
         staged = self.staging.names()
         if lost := [part.name for part in parts if part.name not in staged]:
-            raise LostFilesError(
-                f"{self.staging.url!r} does not have {names(lost)}, which workers wrote there"
+            raise StoreError(
+                f"{self.staging.url!r} does not have {names(lost)}, which workers wrote there. "
+                + _LOST
             )
 
     def _write(

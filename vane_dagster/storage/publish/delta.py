@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from collections.abc import Mapping
@@ -14,11 +13,20 @@ import pyarrow as pa
 from vane_dagster._arguments import check_installed
 from vane_dagster.errors import SchemaError, StoreError
 from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.publish.column_types import flat_type
 from vane_dagster.storage.publish.compaction import CompactedFile
-from vane_dagster.storage.publish.delta_types import delta_type, shape
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
-from vane_dagster.storage.table_options import table_options
+from vane_dagster.storage.table_options import driver_options, driver_url
+
+_WIDER = {
+    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(),
+    pa.float16(): pa.float32(),
+}  # fmt: skip
+_HELD = {
+    pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(),
+    pa.string(), pa.binary(), pa.date32(),
+}  # fmt: skip
 
 
 class DeltaPublisher(TablePublisher):
@@ -33,8 +41,11 @@ class DeltaPublisher(TablePublisher):
         check_installed(f"{where}: format='delta'", "deltalake", "delta")
         return super().validate(declared, where, partitioned)
 
-    def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
-        return delta_type(kind)
+    @staticmethod
+    def _flat_type(kind: pa.DataType) -> pa.DataType | None:
+        return (
+            pa.binary() if pa.types.is_fixed_size_binary(kind) else flat_type(kind, _HELD, _WIDER)
+        )
 
     def _prefix(self) -> str:
         """Return the folder of the partition in the table, named as every Delta writer does."""
@@ -52,7 +63,7 @@ class DeltaPublisher(TablePublisher):
         from deltalake.exceptions import TableNotFoundError
 
         try:
-            return DeltaTable(self._url, storage_options=self._options)
+            return DeltaTable(driver_url(self.target), storage_options=driver_options(self.target))
         except TableNotFoundError:
             return None
 
@@ -60,10 +71,10 @@ class DeltaPublisher(TablePublisher):
         from deltalake import DeltaTable, Schema
 
         DeltaTable.create(
-            self._url,
+            driver_url(self.target),
             Schema.from_arrow(schema),
             partition_by=[self._column] if self._column else [],
-            storage_options=self._options,
+            storage_options=driver_options(self.target),
         )
 
     def _active(self, table: Any) -> dict[str, Any] | None:
@@ -86,8 +97,8 @@ class DeltaPublisher(TablePublisher):
                 f"{location}: Delta table {self.target.url!r} is partitioned by {found}, expected "
                 f"{columns}. Publish into another table"
             )
-        wanted = shape(self._delta_schema(schema))
-        self._require_columns(location, wanted, shape(table.schema()))
+        wanted = _delta_types(self._delta_schema(schema))
+        self._require_columns(location, wanted, _delta_types(table.schema()))
 
     def _replace(
         self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
@@ -127,14 +138,6 @@ class DeltaPublisher(TablePublisher):
 
         return Schema.from_arrow(self._table_schema(schema))
 
-    @functools.cached_property
-    def _url(self) -> str:
-        return self.target.path if self.target.is_local else self.target.url.rstrip("/")
-
-    @functools.cached_property
-    def _options(self) -> dict[str, str] | None:
-        return None if self.target.is_local else table_options(self.target)
-
 
 def _statistics(file: CompactedFile, id: str) -> str:
     """Return a file's statistics, which let readers skip it."""
@@ -142,3 +145,15 @@ def _statistics(file: CompactedFile, id: str) -> str:
     if file.id_min is not None:
         found |= {"minValues": {id: file.id_min}, "maxValues": {id: file.id_max}}
     return json.dumps(found)
+
+
+def _delta_types(schema: Any) -> dict[str, str]:
+    """Return column names and types of a Delta schema, for messages and comparison."""
+    fields = json.loads(schema.to_json())["fields"]
+    return {
+        field["name"]: (
+            json.dumps(field["type"], sort_keys=True).strip('"')
+            + ("" if field["nullable"] else " not null")
+        )
+        for field in fields
+    }

@@ -16,7 +16,7 @@ from vane_dagster.storage.iceberg_catalog import IcebergCatalog, parse_catalog, 
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING
-from vane_dagster.storage.publish.column_types import flat_type, held_type
+from vane_dagster.storage.publish.column_types import flat_type
 from vane_dagster.storage.publish.compaction import CompactedFile
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
@@ -74,8 +74,9 @@ class IcebergPublisher(TablePublisher):
     def _name(self) -> str:
         return f"{self._catalog.name}.{self._identifier}"
 
-    def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
-        return iceberg_type(kind)
+    @staticmethod
+    def _flat_type(kind: pa.DataType) -> pa.DataType | None:
+        return kind if pa.types.is_fixed_size_binary(kind) else flat_type(kind, _HELD, _WIDER)
 
     def _prefix(self) -> str:
         return "data/"
@@ -128,12 +129,9 @@ class IcebergPublisher(TablePublisher):
                 f"{location}: Iceberg table {self._name!r} is partitioned by {shown}, expected "
                 f"{[f'identity({name})' for name in columns]}. Publish into another table"
             )
-        wanted = {field.name: str(field.type) for field in self._table_schema(schema)}
-        there = {
-            field.name: str(iceberg_type(field.type)) + ("" if field.nullable else " not null")
-            for field in schema_to_pyarrow(table.schema(), include_field_ids=False)
-        }
-        self._require_columns(location, wanted, there)
+        there = schema_to_pyarrow(table.schema(), include_field_ids=False)
+        wanted = self._shape(self._table_schema(schema))
+        self._require_columns(location, wanted, self._shape(there))
 
     def _replace(
         self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
@@ -199,15 +197,6 @@ class IcebergPublisher(TablePublisher):
     def _base(self) -> str:
         """The URL of the table's folder, as it is in the table's metadata."""
         return f"file://{self.target.path}" if self.target.is_local else self.target.url.rstrip("/")
-
-
-def iceberg_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type in which an Iceberg table holds a column without loss; None without one."""
-    return held_type(kind, _flat_type)
-
-
-def _flat_type(kind: pa.DataType) -> pa.DataType | None:
-    return kind if pa.types.is_fixed_size_binary(kind) else flat_type(kind, _HELD, _WIDER)
 
 
 def _map_names(transaction: Any) -> None:

@@ -21,18 +21,14 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._arguments import check_installed
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.lance_table import (
-    driver_options,
-    driver_url,
-    open_table,
-)
+from vane_dagster.storage.lance_table import open_table
 from vane_dagster.storage.manifest import Manifest, Published
-from vane_dagster.storage.publish.column_types import held_type
 from vane_dagster.storage.publish.compaction import staged_rows
 from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.store import Store
+from vane_dagster.storage.table_options import driver_options, driver_url
 from vane_dagster.types.sql import literal
 
 _WRITERS = 4
@@ -64,6 +60,7 @@ class LancePublisher(TablePublisher):
     altered_by = "alter_columns, add_columns or drop_columns of pylance"
     suffix = ".lance"
     keeps_files = True
+    keeps_size = True  # as vector search expects
     options = MappingProxyType({"index": None})
 
     def __init__(self, declared: Target, partition: str | None) -> None:
@@ -109,8 +106,12 @@ class LancePublisher(TablePublisher):
     def _prefix(self) -> str:
         return f"{_FOLDER}{self._owner}-"
 
-    def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
-        return lance_type(kind)
+    @staticmethod
+    def _flat_type(kind: pa.DataType) -> pa.DataType | None:
+        if pa.types.is_decimal(kind):
+            return kind if kind.bit_width >= 128 else pa.decimal128(kind.precision, kind.scale)
+        is_unknown = pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind)
+        return None if is_unknown or pa.types.is_interval(kind) else kind
 
     def _place(self, table: Any, manifest: Manifest, files: Sequence[str]) -> Mapping[str, Any]:
         named = self._named(manifest.parts, files)
@@ -187,8 +188,8 @@ class LancePublisher(TablePublisher):
         return f"`{self._column}` = {literal(self._key or '')}"
 
     def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
-        wanted = _shape(self._table_schema(schema))
-        self._require_columns(location, wanted, _shape(table.schema))
+        wanted = self._shape(self._table_schema(schema))
+        self._require_columns(location, wanted, self._shape(table.schema))
 
     def _replace(
         self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
@@ -223,26 +224,3 @@ class LancePublisher(TablePublisher):
         with self._storage_errors("indexed"):
             update_index(table, self._index)
         return super()._published(files, table)
-
-
-def lance_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type in which a Lance table holds a column without loss; None if there is none.
-
-    Vectors have a fixed size, as vector search expects.
-    """
-    return held_type(kind, _flat_type, keeps_size=True)
-
-
-def _flat_type(kind: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_decimal(kind):
-        return kind if kind.bit_width >= 128 else pa.decimal128(kind.precision, kind.scale)
-    is_unknown = pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind)
-    return None if is_unknown or pa.types.is_interval(kind) else kind
-
-
-def _shape(schema: pa.Schema) -> dict[str, str]:
-    """Return column names and types of a table, for messages and comparison."""
-    return {
-        field.name: f"{lance_type(field.type)}{'' if field.nullable else ' not null'}"
-        for field in schema
-    }

@@ -19,6 +19,7 @@ from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING, Publisher
+from vane_dagster.storage.publish.column_types import held_type
 from vane_dagster.storage.publish.compaction import CompactedFile, Parts, plan_compaction
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.table_options import check_table_url
@@ -41,6 +42,7 @@ class TablePublisher(Publisher):
         altered_by: The calls of the format's library that change a table's columns.
         suffix: The suffix of the table's files.
         keeps_files: Whether a transaction leaves files of unchanged parts in the table.
+        keeps_size: Whether vectors keep their size in the table.
     """
 
     has_folder_per_partition = False
@@ -50,6 +52,7 @@ class TablePublisher(Publisher):
     altered_by: ClassVar[str]
     suffix: ClassVar[str] = ".parquet"
     keeps_files: ClassVar[bool] = False
+    keeps_size: ClassVar[bool] = False
 
     def __init__(self, declared: Target, partition: str | None) -> None:
         super().__init__(declared, partition)
@@ -83,7 +86,7 @@ class TablePublisher(Publisher):
                     f"{self._column!r} for the partition's key; give partition_column another "
                     "name, or rename the rows' column in a project"
                 )
-            kind = self._stored_type(field.type)
+            kind = self.stored_type(field.type)
             if kind is None:
                 raise SchemaError(
                     f"{location}: column {field.name!r} is {field.type}, which the {self.label} "
@@ -155,9 +158,22 @@ class TablePublisher(Publisher):
         """The table's name in messages."""
         return self.target.url
 
+    @staticmethod
     @abc.abstractmethod
-    def _stored_type(self, kind: pa.DataType) -> pa.DataType | None:
-        """Return the type in which the table holds a column; None if there is none."""
+    def _flat_type(kind: pa.DataType) -> pa.DataType | None:
+        """Return the type of a column of the table that is not nested; None without one."""
+
+    @classmethod
+    def stored_type(cls, kind: pa.DataType) -> pa.DataType | None:
+        """Return the type in which the table holds a column without loss; None without one."""
+        return held_type(kind, cls._flat_type, cls.keeps_size)
+
+    def _shape(self, schema: pa.Schema) -> dict[str, str]:
+        """Return column names and types of a table, for messages and comparison."""
+        return {
+            field.name: f"{self.stored_type(field.type)}{'' if field.nullable else ' not null'}"
+            for field in schema
+        }
 
     @abc.abstractmethod
     def _prefix(self) -> str:

@@ -1,0 +1,72 @@
+"""The run config of a pipeline.
+
+Dagster inspects the annotations of configs at runtime, so this module does not postpone their
+evaluation.
+"""
+
+from collections.abc import Mapping
+
+import dagster as dg
+from pydantic import Field
+
+
+class RunOptions(dg.Config):
+    """Run config of a pipeline, editable in Dagster's launchpad."""
+
+    force: bool = Field(
+        default=False, description="Compute the selected stages again, whatever the store holds."
+    )
+    retry_quarantined: bool = Field(
+        default=False,
+        description="Retry the rows that failed, and recompute their downstream rows.",
+    )
+    wait: bool = Field(
+        default=False,
+        description=(
+            "Wait for the answers of batches, of models with mode='batch', and hold no worker "
+            "meanwhile. Default: submit them and end; a later run goes on."
+        ),
+    )
+    max_gpu_hours: float | None = Field(
+        default=None,
+        ge=0,
+        description="Compute nothing if `plan` expects that more GPU hours are possible.",
+    )
+    max_cost: float | None = Field(
+        default=None,
+        ge=0,
+        description="Likewise for the price of tokens, of models that have prices.",
+    )
+    adopt: list[str] = Field(
+        default_factory=list,
+        description=(
+            "Stages whose edit changes no result: before the run, a sample of their stored rows is "
+            "compared, as by `vane-dagster adopt`. If a row differs, nothing is computed."
+        ),
+    )
+    adopt_rows: int = Field(default=200, ge=1, description="Rows of each that are compared.")
+    adopt_tolerance: float = Field(
+        default=0.0, ge=0, description="The largest difference of floating-point numbers."
+    )
+    reproduce_partitions: list[str] = Field(
+        default_factory=list,
+        description=(
+            "Partitions from which a Reproducible check recomputes rows. Default: those of the "
+            "run, or four at random."
+        ),
+    )
+    reproduce_rows: int | None = Field(
+        default=None,
+        ge=1,
+        description="Rows of each partition that a Reproducible check computes again.",
+    )
+    reproduce_seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Chooses these rows, as a former evaluation tells. Default: others each time.",
+    )
+
+    @property
+    def limits(self) -> Mapping[str, float | None]:
+        """The most that the run may take, by the name of the limit."""
+        return {"max_gpu_hours": self.max_gpu_hours, "max_cost": self.max_cost}
