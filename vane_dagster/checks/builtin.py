@@ -204,7 +204,7 @@ class Vectors(Check):
                 described = f"is {low}" if low == high else f"varies from {low} to {high}"
                 expected = self.dimension or "one dimension for all rows"
                 wrong.append(f"{name}: the dimension {described}; expected {expected}")
-        return CheckOutcome(not wrong, _first(wrong or texts), metadata)
+        return CheckOutcome(not wrong, listed(wrong or texts, _DESCRIBED, "; "), metadata)
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class PackagesUnchanged(Check):
             share = f"{each.outdated_parts:,} of {len(context.parts):,} fragments"
             texts.append(f"{each.name} is {now} and was {then} when {share} were computed")
         if texts:
-            return CheckOutcome(False, _first(texts), metadata)
+            return CheckOutcome(False, listed(texts, _DESCRIBED, "; "), metadata)
         described = "Packages have the versions that the rows were computed with"
         return CheckOutcome(True, described, metadata)
 
@@ -389,7 +389,7 @@ def _by_column(
         f"{name}: {_percent(rates[name])} {what}; the limit is {_percent(limit)}"
         for name in above or shown[:1]
     ]
-    return CheckOutcome(not above, _first(messages), metadata)
+    return CheckOutcome(not above, listed(messages, _DESCRIBED, "; "), metadata)
 
 
 def _columns(
@@ -412,10 +412,6 @@ def _counted(counts: PartCounts) -> dict[str, int]:
 
 def _share(count: float, rows: float) -> float:
     return count / rows if rows else 0.0
-
-
-def _first(messages: Sequence[str]) -> str:
-    return listed(messages, _DESCRIBED, "; ")
 
 
 def _percent(share: float) -> str:

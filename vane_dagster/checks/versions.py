@@ -35,6 +35,8 @@ _QUANTILES = (0.05, 0.5, 0.95)
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
+_Pairs: TypeAlias = Sequence[tuple[Any, Any]]
+_Measures: TypeAlias = Iterator[tuple[str, Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,7 @@ def _id_of(location: str, sides: Sequence[Sequence[Manifest]]) -> str:
     if len(set().union(*ids)) != 1 or not all(ids):
         raise StoreError(
             f"{location}: the rows have no id of one name to compare them by: it is "
-            f"{names(sorted(ids[0])) or 'none'} in the first and {names(sorted(ids[1])) or 'none'} "
+            f"{names(sorted(ids[0]))} in the first and {names(sorted(ids[1]))} "
             "in the second version"
         )
     return next(iter(ids[0]))
@@ -429,7 +431,9 @@ class _Column:
         if not len(rows):
             return
         a, b = before.take(pa.array(rows)), now.take(pa.array(rows))
-        scores = _SCORES[self.kind](a, b) if self.kind in _SCORES else np.ones(len(rows))
+        scores = np.ones(len(rows))
+        if self.kind in _SCORES:
+            scores = _SCORES[self.kind](*map(_CONVERTED[self.kind], (a, b)))
         for place in np.argsort(-np.nan_to_num(scores, nan=np.inf), kind="stable")[:_SHOWN]:
             i = int(place)
             texts = apart(a[i].as_py(), b[i].as_py(), 0)
@@ -454,15 +458,9 @@ def _label(value: Any) -> str:
 
 def _kind(kind: pa.DataType) -> str:
     kind = plain_type(kind)
-    for name, fits in (
-        ("boolean", pa.types.is_boolean),
-        ("number", is_number),
-        ("text", is_text),
-        ("vector", is_floats),
-    ):
-        if fits(kind):
-            return name
-    return "other"
+    known = {"number": is_number(kind), "text": is_text(kind), "vector": is_floats(kind)}
+    known["boolean"] = pa.types.is_boolean(kind)
+    return next((name for name, fits in known.items() if fits), "other")
 
 
 def _decoded(values: pa.Array) -> pa.Array:
@@ -510,10 +508,6 @@ def _vectors(values: pa.Array) -> list[_Floats]:
     return np.split(_numbers(values.flatten()), np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
-def _texts(values: pa.Array) -> list[str | None]:
-    return list(values.to_pylist())
-
-
 def _overlap(before: str | None, now: str | None) -> float:
     """Return the share of the words of two texts that both have, from 0 to 1."""
     a, b = Counter((before or "").split()), Counter((now or "").split())
@@ -528,9 +522,7 @@ def _cosine(before: _Floats, now: _Floats) -> float:
     return 1 - cosine_distance(before, now)
 
 
-def _measures_of_numbers(
-    pairs: Sequence[tuple[_Floats, _Floats]],
-) -> Iterator[tuple[str, Sequence[float]]]:
+def _measures_of_numbers(pairs: _Pairs) -> _Measures:
     sides = [np.concatenate([pair[side] for pair in pairs]) for side in (0, 1)]
     finite = [side[np.isfinite(side)] for side in sides]
     if all(map(len, finite)):
@@ -542,17 +534,13 @@ def _measures_of_numbers(
         yield "largest difference", [float(gaps[np.isfinite(gaps)].max())]
 
 
-def _measures_of_texts(
-    pairs: Sequence[tuple[Any, Any]],
-) -> Iterator[tuple[str, Sequence[float]]]:
+def _measures_of_texts(pairs: _Pairs) -> _Measures:
     overlaps = [_overlap(*pair) for before, now in pairs for pair in zip(before, now)]
     if overlaps:
         yield "mean overlap of words", [float(np.mean(overlaps))]
 
 
-def _measures_of_vectors(
-    pairs: Sequence[tuple[Any, Any]],
-) -> Iterator[tuple[str, Sequence[float]]]:
+def _measures_of_vectors(pairs: _Pairs) -> _Measures:
     both = [pair for before, now in pairs for pair in zip(before, now)]
     cosines = np.array([_cosine(*pair) for pair in both])
     cosines = cosines[np.isfinite(cosines)]
@@ -580,19 +568,17 @@ def _neighbours(vectors: _Floats) -> npt.NDArray[np.intp]:
 
 _CONVERTED: Mapping[str, Callable[[pa.Array], Any]] = {
     "number": _numbers,
-    "text": _texts,
+    "text": pa.Array.to_pylist,
     "vector": _vectors,
-    "boolean": _texts,
+    "boolean": pa.Array.to_pylist,
 }
-_MEASURES: Mapping[
-    str, Callable[[Sequence[tuple[Any, Any]]], Iterator[tuple[str, Sequence[float]]]]
-] = {
+_MEASURES: Mapping[str, Callable[[_Pairs], _Measures]] = {
     "number": _measures_of_numbers,
     "text": _measures_of_texts,
     "vector": _measures_of_vectors,
 }
-_SCORES: Mapping[str, Callable[[pa.Array, pa.Array], _Floats]] = {
-    "number": lambda a, b: np.abs(_numbers(a) - _numbers(b)),
-    "text": lambda a, b: np.array([1 - _overlap(*pair) for pair in zip(_texts(a), _texts(b))]),
-    "vector": lambda a, b: np.array([1 - _cosine(*pair) for pair in zip(_vectors(a), _vectors(b))]),
+_SCORES: Mapping[str, Callable[[Any, Any], _Floats]] = {
+    "number": lambda a, b: np.abs(a - b),
+    "text": lambda a, b: np.array([1 - _overlap(*pair) for pair in zip(a, b)]),
+    "vector": lambda a, b: np.array([1 - _cosine(*pair) for pair in zip(a, b)]),
 }

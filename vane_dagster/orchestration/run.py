@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Union
@@ -99,12 +99,11 @@ def run_pipeline(
             given.listen(event)
 
     run = replace(run, listen=with_manifests(run.store, withhold if options.wait else run.listen))
-    connection = Connection(compute, pipeline, selected)
+    with closing(Connection(compute, pipeline, selected)) as connection:
 
-    def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
-        return execute_preview(run, first, connection.backend())
+        def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
+            return execute_preview(run, first, connection.backend())
 
-    try:
         first = (run.store, preview, run.run_id, run.listen, selected, partitions)
         with SchemaInference(*first, connect=connection.connect) as inference:
             resolved = inference.resolve(pipeline)
@@ -118,8 +117,6 @@ def run_pipeline(
         backend = connection.backend() if plan.needed() else None
         run.listen(Connected())
         _execute(run, plan, backend, versions())
-    finally:
-        connection.close()
     if waiting:
         await_batches(given, pipeline, waiting)
         stages, keys = ({each.stage for each in waiting}, {each.partition: 0 for each in waiting})
@@ -191,11 +188,8 @@ def recomputed(run: RunContext, sample: SamplePlan, compute: Compute) -> Iterato
     plan, made, failed = sample.plan, list[Recomputed](), list[Failed]()
     try:
         if plan.partitions:
-            connection = Connection(compute, plan.pipeline, plan.selected)
-            try:
+            with closing(Connection(compute, plan.pipeline, plan.selected)) as connection:
                 made, failed = _recomputed(run, plan, connection.backend())
-            finally:
-                connection.close()
         errors = {each.partition: each.error for each in failed}
         parts = {each.partition: each.parts for each in made}
         yield Sample({**plan.failed, **errors}, sample, parts, run.store)

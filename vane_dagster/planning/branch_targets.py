@@ -37,10 +37,10 @@ def with_branch_targets(pipeline: Pipeline, store: Store, selected: Collection[s
     if unknown := [each for each in named if each not in writes]:
         raise PlanError(
             f"FragmentStore: targets has {names(unknown)}, no write stage of pipeline "
-            f"{pipeline.name!r}; expected {names(writes) if writes else 'none'}"
+            f"{pipeline.name!r}; expected {names(writes)}"
         )
     for label, spec in writes.items():
-        if spec.publishes and spec.name in selected:
+        if spec.name in selected:
             target = _branch_target(label, spec.target, store)
             if publisher_class(target.format).has_folder_per_partition:
                 check_placeholders(f"stage {label!r}", target.url, pipeline.partitions_def)

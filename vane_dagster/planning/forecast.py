@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any, Literal, Union
 
-from vane_dagster._texts import count, duration
+from vane_dagster._texts import count, duration, listed
 from vane_dagster.errors import BudgetError, StoreError
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -186,10 +186,8 @@ class Forecast:
             first, *others = stage.lines()
             lines.append(f"  {stage.stage:{width}}  {first}")
             lines += [f"  {'':{width}}  {line}" for line in others]
-        shown = list(itertools.islice(self.unplanned.items(), _MAX_UNPLANNED))
-        lines += [f"  {what}: {why}" for what, why in shown]
-        if (more := len(self.unplanned) - len(shown)) > 0:
-            lines.append(f"  and {more:,} more")
+        if unplanned := [f"{what}: {why}" for what, why in self.unplanned.items()]:
+            lines.append("  " + listed(unplanned, _MAX_UNPLANNED, "\n  "))
         if self.seconds and sum(bool(stage.fragments) for stage in self.stages) > 1:
             lines.append(f"  in all: {_times(self.seconds)} on the clock")
         lines += [f"  may hold it up: {text}" for text in self.holdups]
@@ -352,7 +350,8 @@ class _Forecaster:
         self._plan, self._pipeline, self._store = plan, plan.pipeline, store
         self._counted = counted
         # Of stages with something to compute alone: a store that is up to date is listed once.
-        self._history = functools.cache(lambda stage: _History(store, plan.pipeline.name, stage))
+        self._history = functools.cache(self._read_history)
+        self._open = functools.cache(functools.partial(_whole, store, plan.pipeline.name))
         self._known: dict[Place, _Count] = {}
         self._failed = functools.cache(self._failed_rows)
 
@@ -397,7 +396,6 @@ class _Forecaster:
         spec = self._pipeline[stage].spec
         least = max(0.0, rows.computed - repeated)
         found = self._history(stage).priced(found, spec, least, rows.expected)
-        found = replace(found, cost=found.token_cost)
         if found.gpu_hours and self._gpu_hour_price is not None:
             of_gpus = [hours * self._gpu_hour_price for hours in found.gpu_hours]
             low, high = found.cost or (0.0, 0.0)
@@ -437,7 +435,7 @@ class _Forecaster:
             for key, each in plans
             if not each.done and each.former
         ]
-        opened = _opened(self._store, name, stage, formers[::-1])
+        opened = self._opened(stage, formers[::-1])
         others = [each for each in opened if each.definition not in now]
         latest = max(others, key=lambda each: each.committed_at, default=None)
         if latest is None:
@@ -447,6 +445,16 @@ class _Forecaster:
             if before is not None:
                 return [*differences(before, self._pipeline[stage].spec.texts(self._pipeline))]
         return ()
+
+    def _read_history(self, stage: str) -> _History:
+        latest = sorted(self._store.latest_of_all(self._pipeline.name, stage).items())
+        return _History(self._opened(stage, [(folder, str(name)) for folder, name in latest]))
+
+    def _opened(self, stage: str, places: Sequence[tuple[str, str]]) -> list[Manifest]:
+        """Open some manifests, by the folder of their partition and their name, if whole."""
+        some = places[:: max(1, -(-len(places) // _MAX_MANIFESTS))]
+        found = in_threads(lambda place: self._open(stage, *place), some)
+        return [each for each in found if each is not None]
 
     def _base(self, stage: str) -> str:
         """Return the node whose rows are the input rows of a stage."""
@@ -479,28 +487,18 @@ class _Forecaster:
         return _Count(rows, rows, "exact")
 
 
-def _opened(
-    store: Store, pipeline: str, stage: str, places: Sequence[tuple[str, str]]
-) -> list[Manifest]:
-    """Open some manifests, by the folder of their partition and their name, if they are whole."""
-    some = places[:: max(1, -(-len(places) // _MAX_MANIFESTS))]
-
-    def opened(place: tuple[str, str]) -> Manifest | None:
-        with contextlib.suppress(StoreError):  # it is damaged, or was collected
-            return store.opened(pipeline, stage, *place)
-        return None
-
-    return [each for each in in_threads(opened, some) if each is not None]
+def _whole(store: Store, *place: str) -> Manifest | None:
+    with contextlib.suppress(StoreError):  # it is damaged, or was collected
+        return store.opened(*place)
+    return None
 
 
 class _History:
     """What some stored partitions of a stage took to compute."""
 
-    def __init__(self, store: Store, pipeline: str, stage: str) -> None:
-        latest = sorted(store.latest_of_all(pipeline, stage).items())
-        places = [(folder, str(name)) for folder, name in latest]
-        self._manifests = _opened(store, pipeline, stage, places)
-        self._parts = [part for manifest in self._manifests for part in manifest.parts]
+    def __init__(self, manifests: Sequence[Manifest]) -> None:
+        self._manifests = manifests
+        self._parts = [part for manifest in manifests for part in manifest.parts]
         self._sample: Sample | None = None
 
     def take(self, sample: Sample) -> None:
@@ -554,27 +552,20 @@ class _History:
         if work is None:
             return found
         busy, most_busy = self._workers(spec)
-        priced = replace(
-            found,
-            worker_seconds=work,
-            seconds=(work[0] / most_busy, work[1] / busy),
-            load_seconds=self._load_seconds(),
-            sampled=sum(part.rows_in for part in self._parts) if self._sample else 0,
-        )
+        known: dict[str, Any] = {
+            "worker_seconds": work,
+            "seconds": (work[0] / most_busy, work[1] / busy),
+            "load_seconds": self._load_seconds(),
+            "sampled": sum(part.rows_in for part in self._parts) if self._sample else 0,
+        }
         if spec.runs_udf and spec.gpus:
-            hours = spec.gpus / 3600
-            priced = replace(priced, gpu_hours=(work[0] * hours, work[1] * hours))
+            known["gpu_hours"] = tuple(each * spec.gpus / 3600 for each in work)
         if (usage := spec.usage) is not None:
-            priced = replace(
-                priced,
-                tokens=of(lambda part: tokens_of(usage.used(part.spent))),
-                token_cost=(
-                    of(lambda part: usage.expected_cost(usage.used(part.spent)))
-                    if usage.prices
-                    else None
-                ),
-            )
-        return priced
+            known["tokens"] = of(lambda part: tokens_of(usage.used(part.spent)))
+            if usage.prices:
+                cost = of(lambda part: usage.expected_cost(usage.used(part.spent)))
+                known["token_cost"] = known["cost"] = cost
+        return replace(found, **known)
 
     def _workers(self, spec: StageSpec) -> tuple[float, float]:
         """Return the number of workers to expect: at least those that were busy, at most all."""

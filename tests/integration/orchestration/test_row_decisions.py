@@ -128,7 +128,7 @@ def test_waived_rows_are_accepted_until_they_compute(runs):
 
     (waiver,) = waive("docs/read", None, ["3", "5"], "empty pages", runs.store)
 
-    assert (waiver.ids, waiver.reason) == ([3, 5], "empty pages")
+    assert (waiver.ids, waiver.reason) == ((3, 5), "empty pages")
     listed = vd.quarantine("docs/read", store=runs.store).to_pylist()
     assert [row["waived"] and row["waived"].split(" (")[0] for row in listed] == [
         "empty pages", None, "empty pages",

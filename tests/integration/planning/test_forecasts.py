@@ -118,7 +118,9 @@ def test_a_forecast_is_what_the_run_then_does(tmp_path, materialize):
     }
     assert causes(found)["added"] == {"argument \"fn_constructor_kwargs['number']\" changed": 1}
     assert causes(found)["last"] == {"upstream stage 'added' changed": 1}
-    assert [*found.stages[1].edits] == ["fn_constructor_kwargs['number']:", "-1", "+2"]
+    assert [*found.stages[1].edits][1:] == [
+        "+++ fn_constructor_kwargs['number']", "@@ -1 +1 @@", "-1", "+2",
+    ]  # fmt: skip
     done = materialize(edited, local, "a")
     assert metadata(done, "added")["fragments_computed"] == 1
     assert metadata(done, "added")["dagster/partition_row_count"] == 50
