@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from vane_dagster.orchestration.forecasts import partition_keys
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCompute
 from vane_dagster.orchestration.run import RunContext, recomputed
+from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.causes import changed
@@ -68,20 +69,16 @@ def adopt(
 
 
 def adopt_first(
-    run: RunContext,
-    pipeline: Pipeline,
-    stages: Collection[str],
-    compute: Any,
-    rows: int,
-    tolerance: float,
+    run: RunContext, pipeline: Pipeline, compute: Any, options: RunOptions
 ) -> Sequence[Adoption]:
     """Adopt edits of some stages before a run, upstream first; return what was not adopted yet."""
-    if unknown := [name for name in stages if name not in pipeline.stages]:
+    if unknown := [name for name in options.adopt if name not in pipeline.stages]:
         raise PlanError(
             f"pipeline {pipeline.name!r}: adopt names {unknown[0]!r}, which is no stage of it"
         )
-    wanted = [stage.name for stage in pipeline if stage.name in stages]
-    made = (_Edit.of(pipeline, name, run, compute, tolerance).adopt(rows) for name in wanted)
+    wanted = [stage.name for stage in pipeline if stage.name in options.adopt]
+    edits = (_Edit.of(pipeline, name, run, compute, options.adopt_tolerance) for name in wanted)
+    made = (edit.adopt(options.adopt_rows) for edit in edits)
     return [adoption for adoption in made if adoption is not None]
 
 

@@ -15,7 +15,7 @@ from vane_dagster.engine.stage_batches import StageBatches, stage_batches
 from vane_dagster.orchestration.partition_order import DagsterOrder, range_tags
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.batch_records import ProviderBatch
-from vane_dagster.storage.filesystem import in_threads
+from vane_dagster.storage.reader import in_force
 from vane_dagster.storage.store import Store
 
 if TYPE_CHECKING:
@@ -59,15 +59,11 @@ class BatchRuns:
         """
         if batch.is_canceled and not batches.has_deadline:
             return []
-        place = (self._pipeline.name, batches.stage)
-        found = self._store.latest(*place, batch.partitions)
-        manifests = dict(
-            zip(found, in_threads(lambda k: self._store.read(*place, k, found[k]), found))
-        )
+        found = in_force(self._store, self._pipeline.name, batches.stage, batch.partitions)
         return [
             key
             for key in batch.partitions
-            if key not in manifests or manifests[key].committed_at < batch.ended_at
+            if key not in found or found[key].committed_at < batch.ended_at
         ]
 
     def continuations(self, done: Collection[str] = ()) -> tuple[list[Continuation], set[str]]:

@@ -54,8 +54,7 @@ def materialize_step(
                 yield from checks.outputs()
                 return
             partitions = _partitions(context, pipeline)
-            compared = (config.adopt, compute, config.adopt_rows, config.adopt_tolerance)
-            for adoption in adopt_first(run, pipeline, *compared):
+            for adoption in adopt_first(run, pipeline, compute, config):
                 context.log.info(str(adoption))
             report = RunReport(context, checks, pipeline, opened, partitions, run.check_runner)
             with report:

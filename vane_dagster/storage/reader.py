@@ -71,7 +71,7 @@ def find(
     places = [(ASSETS, asset_folder(path))]
     if len(path) == 2 and all(map(NAME.fullmatch, path)):
         places.append((path[0], path[1]))
-    found = [opened for place in places if (opened := _opened(store, *place, wanted))]
+    found = [opened for place in places if (opened := in_force(store, *place, wanted))]
     # A key may have changed from a stage to an ordinary asset, or the reverse.
     return max(found, key=_newest, default={})
 
@@ -144,10 +144,10 @@ def _newest(manifests: Mapping[str | None, Manifest]) -> float:
     return max(manifest.committed_at for manifest in manifests.values())
 
 
-def _opened(
+def in_force(
     store: Store, pipeline: str, stage: str, partitions: Sequence[str | None] | None
 ) -> dict[str | None, Manifest]:
-    """Open the manifests in force of a folder."""
+    """Open the manifests in force of a stage, or of the folder of an asset, by partition."""
     if partitions is not None:
         names = store.latest(pipeline, stage, partitions)
         order = [key for key in partitions if key in names]
