@@ -109,13 +109,9 @@ def vllm(backend: Any, model: Path) -> Offered:
         "options": {"engine_kwargs": ENGINE},
     }  # fmt: skip
     keyed = {
-        "lora": {"a": "/a"}, "chat_template": "{{ messages }}",
-        "chat_template_kwargs": {"thinking": False}, **VLLM_KEYED,
+        "chat_template": "{{ messages }}", "chat_template_kwargs": {"thinking": False},
+        **VLLM_KEYED,
     }  # fmt: skip
-    adapter = (
-        {"sampling_params": {"adapter": "x"}},
-        "sampling_params has the adapter 'x'; the model's option 'lora' has none",
-    )
     unknown = (BEAMS, "sampling_params are refused by vLLM: Unexpected keyword argument 'beams'")
     refused = (
         {"sampling_params": {"temperature": -1}},
@@ -123,7 +119,7 @@ def vllm(backend: Any, model: Path) -> Offered:
     )
     return Offered(
         backend, "prompt", arguments, functools.partial(greedy, model), {**PROMPT, LONG: TOO_LONG},
-        [unknown, adapter, refused, UNKNOWN, NO_FOLDER], keyed=keyed,
+        [unknown, refused, UNKNOWN, NO_FOLDER], keyed=keyed,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from support.pool_models import listed, ray_compute, until  # noqa: F401  # fixt
 from support.results import metadata
 from support.tiny_answers import greedy
 from support.vllm_stages import (
+    ENGINE,
     TEXTS,
     adapter,
     answers,
@@ -40,6 +41,35 @@ SCHEMA = {
     "required": ["mood", "sure"],
     "additionalProperties": False,
 }
+PARSER = """
+import re
+from vllm.reasoning import ReasoningParser, ReasoningParserManager
+
+class FirstToken(ReasoningParser):
+    def is_reasoning_end(self, input_ids):
+        return False
+
+    def is_reasoning_end_streaming(self, input_ids, delta_ids):
+        return True
+
+    def extract_content_ids(self, input_ids):
+        return input_ids[1:]
+
+    def extract_reasoning(self, model_output, request):
+        found = re.search(r"(praise|blame|[{].*[}])$", model_output)
+        cut = found.start() if found else 0
+        return model_output[:cut] or None, model_output[cut:] or None
+
+    def extract_reasoning_streaming(self, *given):
+        raise NotImplementedError
+
+    def count_reasoning_tokens(self, token_ids):
+        return 1
+
+ReasoningParserManager.register_module("first_token", module=FirstToken)
+"""
+"""A parser for which the reasoning before a choice or an object is one token."""
+LORA = {"enable_lora": True, "max_loras": 2}
 
 
 pytestmark = pytest.mark.usefixtures("vllm_variables")
@@ -102,18 +132,24 @@ def merge(model: Any, folder: Path) -> None:
 
 @needs_vllm
 def test_stages_with_formats_adapters_and_none_share_an_engine(tiny, tmp_path, local, materialize):
-    folders = {name: adapter(tmp_path / name, tiny, seed) for seed, name in enumerate("ab", 7)}
-    lora = {"options": {"lora": {name: str(folder) for name, folder in folders.items()}}}
-    pipeline = docs(tmp_path, [*TEXTS, "word " * 200], own=[*["a", None, "b"] * 2, None])
+    above = tmp_path / "adapters"
+    folders = {name: adapter(above / name, tiny, seed) for seed, name in enumerate("ab", 7)}
+    adapter(above / "large", tiny, 9, rank=32)
+    (tmp_path / "first_token.py").write_text(PARSER)
+    parser = {"reasoning_parser_plugin": str(tmp_path / "first_token.py")}
+    engine_kwargs = {**ENGINE, **LORA, "reasoning_parser": "first_token", **parser}
+    given = {"options": {"engine_kwargs": engine_kwargs}}
+    own = ["a", None, "b", "a", None, "large", None]
+    pipeline = docs(tmp_path, [*TEXTS, "word " * 200], own=own)
     aside = {"on_error": "quarantine", "max_error_rate": 0.5}
-    ask(pipeline, tiny, "said", system=SYSTEM, include_columns=["text", "own"], **aside, **lora)
+    ask(pipeline, tiny, "said", system=SYSTEM, include_columns=["text", "own"], **aside, **given)
     said = pipeline["said"]
-    free = {"temperature": 1, "max_tokens": 60}
-    ask(said, tiny, "chosen", return_format=["yes", "no"], sampling_params=free, **lora)
-    ask(said, tiny, "filled", return_format=SCHEMA, sampling_params=free, **lora)
-    for name, chosen in {"mixed": "{own}", "a": "a", "b": "b", "plain": None}.items():
-        sampling = {"max_tokens": 16, **({"adapter": chosen} if chosen else {})}
-        ask(said, tiny, name, sampling_params=sampling, **lora)
+    reasons = {"include_reasoning": True, "sampling_params": {"max_tokens": 60}, **given}
+    ask(said, tiny, "chosen", return_format=["praise", "blame"], **reasons)
+    ask(said, tiny, "filled", return_format=SCHEMA, **reasons)
+    chosen = {"mixed": above / "{own}", "a": above / "a", "b": above / "b", "plain": None}
+    for name, folder in chosen.items():
+        ask(said, tiny, name, sampling_params={"max_tokens": 16}, adapter=folder, **aside, **given)
     done = materialize(pipeline, local)
 
     assert sum(metadata(done, name).get("model_loads", 0) for name in pipeline.stages) == 1
@@ -124,7 +160,10 @@ def test_stages_with_formats_adapters_and_none_share_an_engine(tiny, tmp_path, l
     assert max(u["cached_tokens"] for u in usage) >= 32  # the system message
     (fault,) = vd.quarantine("docs/said", store=str(tmp_path / "store")).to_pylist()
     assert (fault["id"], fault["error"]) == (len(TEXTS), "VLLMValidationError")
-    assert set(read(tmp_path, "chosen")["chosen"].to_pylist()) <= {"yes", "no"}
+    rows = read(tmp_path, "chosen")
+    assert set(rows["chosen"].to_pylist()) <= {"praise", "blame"}
+    assert all(rows["chosen_reasoning"].to_pylist())
+    assert {u["reasoning_tokens"] for u in rows["chosen_usage"].to_pylist()} == {1}
     filled = read(tmp_path, "filled")["filled"].to_pylist()
     assert all(f["mood"] in ("good", "bad") and isinstance(f["sure"], bool) for f in filled)
     changes = {n: functools.partial(merge, folder=folder) for n, folder in folders.items()}
@@ -132,23 +171,35 @@ def test_stages_with_formats_adapters_and_none_share_an_engine(tiny, tmp_path, l
     for name, texts in found.items():
         assert texts == greedy(tiny, TEXTS, 16, change=changes.get(name))
     assert len({tuple(texts) for texts in found.values()}) == 3
-    names = ["a", "plain", "b"] * 2
+    names = ["a", "plain", "b", "a", "plain"]
     assert answers(tmp_path, "mixed") == [found[name][i] for i, name in enumerate(names)]
+    (fault,) = vd.quarantine("docs/mixed", store=str(tmp_path / "store")).to_pylist()
+    assert fault["id"] == 5
+    assert "LoRA rank 32 is greater than max_lora_rank 16" in fault["message"]
 
 
 @needs_vllm
 def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     tiny, tmp_path, ray_compute, materialize
 ):
-    def asked(**kwargs: Any) -> vd.Pipeline:
+    given = {"options": {"engine_kwargs": {**ENGINE, **LORA}}}
+
+    def asked() -> vd.Pipeline:
         pipeline = docs(tmp_path)
-        ask(pipeline, tiny, **kwargs)
+        ask(pipeline, tiny, **given)
+        ask(pipeline, tiny, "adapted", adapter=tmp_path / "adapter", **given)
         return pipeline
 
-    materialize(asked(), ray_compute)
-    right = greedy(tiny, TEXTS)
-    assert answers(tmp_path) == right
-    first = engine(worker())
+    right, loaded = greedy(tiny, TEXTS), []
+    for seed in (7, 8):  # the second by the same engine
+        folder = adapter(tmp_path / "adapter", tiny, seed)
+        materialize(asked(), ray_compute)
+        first = engine(worker())
+        assert answers(tmp_path) == right
+        change = functools.partial(merge, folder=folder)
+        assert answers(tmp_path, "adapted") == greedy(tiny, TEXTS, change=change)
+        loaded.append(first)
+    assert loaded[0] == loaded[1]
 
     first[0].send_signal(signal.SIGKILL)  # idle: found out before the next run's first row
     assert gone(first)
@@ -166,7 +217,7 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
 
     texts = [f"{text} {n}" for n in range(16) for text in TEXTS]  # equal ones are asked once
     pipeline = docs(tmp_path, texts)
-    ask(pipeline, tiny, sampling_params={"max_tokens": 16})
+    ask(pipeline, tiny, sampling_params={"max_tokens": 16}, **given)
     killer = threading.Thread(target=kill)
     killer.start()
     materialize(pipeline, ray_compute)

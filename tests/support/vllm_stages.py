@@ -81,20 +81,25 @@ def answers(tmp_path: Path, stage: str = "asked") -> list[str]:
     return [text.rstrip("\ufffd") for text in read(tmp_path, stage)[stage].to_pylist()]
 
 
-def adapter(folder: Path, model: Path, seed: int) -> Path:
+def adapter(folder: Path, model: Path, seed: int, rank: int = 8) -> Path:
     """Write a LoRA adapter that changes the answers."""
     import torch
     from safetensors.torch import save_file
 
-    folder.mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     tensors = {}
     for layer in range(2):
         name = f"base_model.model.model.layers.{layer}.mlp.down_proj"
-        tensors[f"{name}.lora_A.weight"] = torch.randn(8, 128)
-        tensors[f"{name}.lora_B.weight"] = torch.randn(64, 8)
+        tensors[f"{name}.lora_A.weight"] = torch.randn(rank, 128)
+        tensors[f"{name}.lora_B.weight"] = torch.randn(64, rank)
     save_file(tensors, str(folder / "adapter_model.safetensors"))
-    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["down_proj"]}
-    settings |= {"base_model_name_or_path": str(model), "task_type": "CAUSAL_LM", "bias": "none"}
+    settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    settings |= {
+        "target_modules": ["down_proj"],
+        "base_model_name_or_path": str(model),
+        "task_type": "CAUSAL_LM",
+        "bias": "none",
+    }
     (folder / "adapter_config.json").write_text(json.dumps(settings))
     return folder

@@ -361,6 +361,7 @@ class WorkBuilder:
             spec.udf.name,
             computed_by(self._plan.definitions[task.stage], rows),
             self._state.floors.get(task.stage, 0),
+            spec.row_versions(self._plan.files.get(task.stage, {})),
         )
 
     def _work(

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _OF_ROWS = frozenset(
-    {"cardinality", "columns", "id", "include_columns", "on_error", "per_row", "schema"}
+    {"adapters", "cardinality", "columns", "id", "include_columns", "on_error", "per_row", "schema"}
 )
 """The options that concern rows and columns, which row keys have apart."""
 _NAME_INPUTS = (
@@ -209,6 +209,12 @@ class MapBatchesSpec(StageKind):
             return ()
         inputs = dict(self.contract.inputs or ())
         return [inputs[name] for name in self.contract.files]
+
+    def row_versions(
+        self, files: Mapping[LocalFile, FileContent]
+    ) -> Mapping[str, Mapping[str, str]]:
+        """Return the versions of what the values of columns name, which are part of row keys."""
+        return {}
 
     def columns_given(self, pipeline: Pipeline) -> tuple[str, ...] | None:
         """Return the input columns that the code gets; None for all.

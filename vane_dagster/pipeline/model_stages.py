@@ -16,6 +16,7 @@ from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.local_file import FileContent, LocalFile, check_local_files
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.decorators import CallOptions
 from vane_dagster.pipeline.identity import (
@@ -39,13 +40,12 @@ from vane_dagster.types.callables import check_call
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
     from vane_dagster.pipeline.stage_kind import Table
-    from vane_dagster.providers.content import Content
     from vane_dagster.providers.model_client import ModelTask
 
 _RETRIES = 5
 _DEFAULTS = {"prompt": (32, 16)}
 """Rows of a batch and batches in flight in a worker, for kinds that differ from the others."""
-_ANSWERS = 1
+_ANSWERS = 2
 """Increment if the built-in providers' answers, or the rows made from them, change."""
 
 
@@ -112,6 +112,15 @@ class ModelStageSpec(MapBatchesSpec):
     def _reads_by_name(self) -> bool:
         """False with functions, which get a row as a dict."""
         return not self.model_task.functions
+
+    def row_versions(
+        self, files: Mapping[LocalFile, FileContent]
+    ) -> Mapping[str, Mapping[str, str]]:
+        """The content of each adapter that rows name."""
+        task = self.model_task
+        if not (column := getattr(task, "adapter_column", "")):
+            return {}
+        return {column: {name: files[file].digest for name, file in task.adapter.items()}}
 
     @property
     def in_batches(self) -> bool:
@@ -253,7 +262,7 @@ class ModelStageRows:
         owner = f"{location}: the options of the model"
         check_call(owner, found, ("model",), given["options"], "(model, **options)")
         _check_values(location, found, given["options"], model_task.declared_sampling)
-        _check_content(location, found, given["options"], model_task.contents)
+        _check_features(location, found, given["options"], model_task)
         label = f"{found.__name__}({record.name!r})"
         workers = options.workers._of(location, options.gpus or 0, True)
         if workers.count == "auto" and hasattr(found, "shared_by"):
@@ -271,6 +280,7 @@ class ModelStageRows:
             constructor_kwargs=given,
             options=CallOptions(name_override=label),
         )
+        check_local_files(location, udf.local_files, made_later=bool(options.asset.deps))
         spec = ModelStageSpec(
             name=name,
             upstream=(self._node,),
@@ -359,13 +369,17 @@ def _check_values(
         raise DefinitionError(f"{location}: {error}") from error
 
 
-def _check_content(
-    location: str, provider: type, options: Mapping[str, Any], contents: Iterable[Content]
+def _check_features(
+    location: str, provider: type, options: Mapping[str, Any], model_task: ModelTask
 ) -> None:
-    """Raise DefinitionError for content that the provider does not take."""
-    find = getattr(provider, "content_kinds", None)
-    taken = find(options) if inspect.ismethod(find) else ()
-    for part in contents:
+    """Raise DefinitionError for content, adapters and reasoning that the provider lacks."""
+    find = getattr(provider, "features", None)
+    found = find(options) if inspect.ismethod(find) else ()
+    for name, advice in model_task.features.items():
+        if name not in found:
+            raise DefinitionError(f"{location}: {provider.__name__} has no {name} here: {advice}")
+    taken = set(found) - {"adapter", "reasoning"}
+    for part in model_task.contents:
         if lacking := [each for each in part.needs if each not in taken]:
             problem = f"takes no {lacking[0]}; it takes text, {', '.join(sorted(taken))}"
             raise DefinitionError(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import list_of_names, mapping
+from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import DefinitionError
+from vane_dagster.fingerprint.local_file import check_local_files, local_file
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.model_stages import ModelStageRows, column_named
 from vane_dagster.pipeline.records import Model, StageArguments, parse_options
@@ -18,6 +22,10 @@ if TYPE_CHECKING:
 
     from vane_dagster.pipeline.pipeline import Stage
     from vane_dagster.providers.content import Content
+
+
+_ADAPTER = "adapter_config.json"
+"""A file that the folder of each adapter has."""
 
 
 class PromptRows(ModelStageRows):
@@ -44,9 +52,10 @@ class PromptRows(ModelStageRows):
     ) -> Stage:
         """Add a stage that sends a prompt for each row to a language model.
 
-        The output rows have their ids, `include_columns`, the answer, and a struct
-        ``<output_column>_usage``: requests, prompt_tokens, completion_tokens, cached_tokens,
-        finish_reason, and the seconds from the first request to the answer.
+        The output rows have their ids, `include_columns`, the answer, with `include_reasoning` of
+        the model the text ``<output_column>_reasoning``, and a struct ``<output_column>_usage``:
+        requests, prompt_tokens, completion_tokens, cached_tokens, finish_reason, the seconds from
+        the first request to the answer, batch_requests and reasoning_tokens.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
@@ -65,7 +74,7 @@ class PromptRows(ModelStageRows):
             system: The system message, placed before all others.
             sampling_params: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and so
                 on, as in OpenAI's chat API. A value ``"{column}"`` is read from each row and
-                omitted where it is null: ``{"adapter": "{tenant}"}``.
+                omitted where it is null: ``{"max_tokens": "{limit}"}``.
             return_format: A pydantic model or a JSON schema, for an answer that is a struct; or a
                 list of choices, for an answer that is one of them. An answer that does not fit is a
                 row error. The provider constrains the model to the format if it can. Default: text.
@@ -113,6 +122,9 @@ class PromptRows(ModelStageRows):
             () if function is None else list_of_names(location, "columns", columns),
             self.pipeline._keys_of(self._node)[0].column,
             read_listed,
+            None,
+            *_adapters(location, model, bool(parsed.asset.deps)),
+            isinstance(model, Model) and model.include_reasoning,
         )
         if parsed.reuse.per_row is None:
             per_row = not model_task.is_greedy
@@ -120,3 +132,23 @@ class PromptRows(ModelStageRows):
         return self._add_model_stage(
             "prompt", name, model_task, provider, model, batch_size, parsed
         )
+
+
+def _adapters(location: str, model: Any, made_later: bool) -> tuple[Any, str]:
+    """Return the adapter of a model, and ""; or all that rows may name, and their column."""
+    from vane_dagster.providers.template import single_column
+
+    folder = model.adapter if isinstance(model, Model) else None
+    if folder is None:
+        return None, ""
+    parent, name = os.path.split(folder)
+    if (column := single_column(name)) is None:
+        check_local_files(location, [local_file(os.path.join(folder, _ADAPTER))], made_later)
+        return local_file(folder), ""
+    found = sorted(Path(parent).expanduser().glob(f"*/{_ADAPTER}"))
+    if not found and not is_worker():  # which need not see them
+        raise DefinitionError(
+            f"{location}: adapter is {folder!r}, but no folder in {parent!r} has {_ADAPTER}; "
+            "correct the path"
+        )
+    return {file.parent.name: local_file(file.parent) for file in found}, column

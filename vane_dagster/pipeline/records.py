@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -15,6 +16,7 @@ from vane_dagster._arguments import (
     number,
     one_of,
     parse_workers,
+    path_text,
     positional,
     positive,
     seconds,
@@ -23,6 +25,7 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._keywords import checked_record
 from vane_dagster.errors import DefinitionError, names
+from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.pipeline.options import (
     STARTUP_SECONDS,
     ExecutionBackend,
@@ -74,6 +77,11 @@ def _variables(where: str, name: str, value: Any) -> tuple[str, ...]:
             "expected names alone, whose values are those of the driver"
         )
     return tuple(dict.fromkeys(listed))
+
+
+def _folder(where: str, name: str, value: Any) -> str:
+    path = value.path if isinstance(value, LocalFile) else path_text(value)
+    return text(where, name, path, "the path of a folder")
 
 
 def _error_names(where: str, name: str, value: Any) -> tuple[str, ...]:
@@ -328,7 +336,7 @@ class Model:
             worker's node first.
         options: Passed to the provider; see its class. Options that cannot change answers, such as
             addresses and limits, are not part of fragment keys. ``server`` is a server that runs
-            the model by this name, such as an adapter.
+            the model by this name, such as one of its adapters.
         prices: The price of a million tokens by kind: "prompt", "completion", and "cached" for
             prompt tokens that the engine has in its cache. With prices, the metadata has each
             partition's cost, including that of answers that do not fit.
@@ -342,6 +350,14 @@ class Model:
             live. Default: "live". Only for `prompt`, with "openai" and "anthropic".
         deadline: With "auto", the time from the first submission to the last answer, as a
             timedelta. Default: 24 hours.
+        adapter: The folder of a LoRA adapter, which travels to the workers like a `vd.local_file`:
+            ``"adapters/reviews"``. With ``"adapters/{column}"``, the column names each row's
+            folder, and null the model alone. Only for `prompt`, with "vllm" and
+            ``options={"engine_kwargs": {"enable_lora": True}}``. Adapters share an engine. The
+            content counts for the stages, and for the rows, that name the adapter.
+        include_reasoning: Whether to add a column of the model's reasoning, null where there is
+            none. The answer is without it. Only for `prompt`; a provider that returns none is
+            refused.
 
     Raises:
         DefinitionError: If a value is invalid.
@@ -354,9 +370,18 @@ class Model:
     cost_budget: float | None = None
     mode: ModelMode | None = None
     deadline: timedelta | None = None
+    adapter: str | os.PathLike[str] | None = None
+    include_reasoning: bool = False
 
     def __post_init__(self) -> None:
-        _validate(self, options=mapping, token_budget=positive, mode=_choice(ModelMode))
+        _validate(
+            self,
+            options=mapping,
+            token_budget=positive,
+            mode=_choice(ModelMode),
+            adapter=_optional(_folder),
+            include_reasoning=flag,
+        )
         parse_budget("vd.Model", self.cost_budget, parse_prices("vd.Model", self.prices))
         if self.deadline is not None:
             is_span = isinstance(self.deadline, timedelta) and self.deadline > timedelta(0)
@@ -428,7 +453,7 @@ def refuse_for_prompts(location: str, failures: Failures, model: Any = None) -> 
     """Refuse what only prompts have."""
     given = {"explain_errors": failures.explain_errors}
     if isinstance(model, Model):
-        own = ("prices", "token_budget", "cost_budget", "mode", "deadline")
+        own = [each.name for each in fields(Model) if each.name not in ("name", "options")]
         given |= {name: getattr(model, name) for name in own}
     if wrong := [name for name, value in given.items() if value]:
         raise DefinitionError(f"{location}: {names(wrong)} is for prompts; leave it out")

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from vane_dagster.providers.base import Answer, Media, Message, Request
 from vane_dagster.providers.batch_api import AnthropicBatches
-from vane_dagster.providers.http import HttpProvider, choice_schema, in_object
+from vane_dagster.providers.format import finished
+from vane_dagster.providers.http import HttpProvider, choice_schema, chosen, in_object
 from vane_dagster.providers.usage import finish_reason, token_count
 
 _MAX_TOKENS = 4096
@@ -28,6 +29,7 @@ _COUNTS = (
     "cache_read_input_tokens",
     "output_tokens",
 )
+_THINKING = "output_tokens_details", "thinking_tokens"
 
 
 class AnthropicProvider(HttpProvider):
@@ -48,12 +50,8 @@ class AnthropicProvider(HttpProvider):
     CLIENT = "AsyncAnthropic"
     SERVER_PATH = ""
     PATHS: ClassVar = {"messages": "/v1/messages"}
+    CONTENT = frozenset({"image", "image url", "document", "document url"})
     BATCHES = AnthropicBatches
-
-    @classmethod
-    def content_kinds(cls, options: Mapping[str, Any]) -> frozenset[str]:
-        """See `Provider`."""
-        return frozenset({"image", "image url", "document", "document url"})
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
@@ -79,13 +77,23 @@ class AnthropicProvider(HttpProvider):
         """Return the answer in a response."""
         with self._reading(found):
             text = _text(found["content"], _schema(request)[1])
+            thoughts = [b["thinking"] for b in found["content"] if b["type"] == "thinking"]
+            reasoning = "\n\n".join(filter(None, thoughts))
             reason = finish_reason(found.get("stop_reason"))
         details = found.get("stop_details")
         prompt, written, cached, answered = (token_count(found, "usage", name) for name in _COUNTS)
         self._tokens.learn(prompt + written + cached + answered)
-        counts = prompt + written + cached, answered, cached
         refusal = details.get("explanation") if isinstance(details, dict) else None
-        return self._answer(request, text, counts, _REASONS.get(reason, reason), refusal)
+        answer = Answer(
+            "",
+            prompt + written + cached,
+            answered,
+            cached,
+            _REASONS.get(reason, reason),
+            reasoning=reasoning,
+            reasoning_tokens=token_count(found, "usage", *_THINKING),
+        )
+        return finished(chosen(request, text), answer, refusal)
 
 
 def _schema(request: Request) -> tuple[Mapping[str, Any] | None, bool]:

@@ -57,6 +57,7 @@ class Request:
         choices: The only valid answers; empty for any answer.
         id: The row's id, as text, for the provider's own logs; empty if rows are reused, unless it
             is among the columns that the stage names.
+        adapter: The folder of a LoRA adapter; empty for the model alone.
     """
 
     messages: Sequence[Message]
@@ -64,6 +65,7 @@ class Request:
     schema: Mapping[str, Any] | None = None
     choices: Sequence[str] = ()
     id: str = ""
+    adapter: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Answer:
         seconds: Seconds from the submission to the end of the answer. The stage measures them.
         requests: The number of requests.
         batch_requests: The number of these that a batch of the provider has answered.
+        reasoning: The model's reasoning, which is no part of the text; None without any.
+        reasoning_tokens: Tokens of the reasoning, which are among those of the answer.
     """
 
     text: str
@@ -89,6 +93,8 @@ class Answer:
     seconds: float = 0.0
     requests: int = 1
     batch_requests: int = 0
+    reasoning: str | None = None
+    reasoning_tokens: int = 0
 
 
 @runtime_checkable
@@ -105,10 +111,11 @@ class Provider(Protocol):
     - ``check_options(options, sampling)``, a classmethod, raises ValueError for invalid provider
       options or sampling parameters when a stage is declared. Parameters that are read from each
       row are None.
-    - ``content_kinds(options)``, a classmethod, returns what messages may have besides text, of
-      "image", "audio" and "document"; "image url" and "document url", if the model's server fetches
-      URLs; and "image detail". A stage with anything else is refused when it is declared. Without
-      this method, messages have text alone.
+    - ``features(options)``, a classmethod, returns what it takes besides texts, of "image", "audio"
+      and "document"; "image url" and "document url", if the model's server fetches URLs; "image
+      detail"; "adapter", if it follows `Request.adapter`; and "reasoning", if it fills
+      `Answer.reasoning`. A stage that asks for anything else is refused when it is declared.
+      Without this method, it takes texts alone.
     - ``key_variable(options)``, a classmethod, returns the name of the environment variable that
       holds the provider's key, or None. A run fails before it loads anything if it is not set.
     - ``OPERATIONAL`` names the options that do not change answers, such as addresses and limits.

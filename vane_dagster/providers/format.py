@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +38,16 @@ class InvalidAnswer(CostlyError):
         text = f" The answer: {answer.text[:_MAX_SHOWN]}" if answer.text else ""
         super().__init__(f"{problem}.{cut}{text}")
         self.problem, self.used = problem, counted(answer)
+
+
+def finished(text: str | None, answer: Answer, refusal: Any = None) -> Answer:
+    """Return an answer with its text, which is empty only if the model ended it by itself."""
+    ended = answer.finish_reason in ("stop", "") and text is not None and not refusal
+    if text or ended:
+        return replace(answer, text=text or "")
+    problem = f"The model gave no answer (finish_reason {answer.finish_reason!r})"
+    reason = f": {refusal}".rstrip(".") if refusal else ""
+    raise InvalidAnswer(f"{problem}{reason}", answer)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 from vane_dagster._secrets import keep_variables
 from vane_dagster.errors import ComputeError, StageError, described, names
-from vane_dagster.providers.base import Answer, PromptTooLong, Request, SamplingRefused
+from vane_dagster.providers.base import PromptTooLong, Request, SamplingRefused
 from vane_dagster.providers.batch_api import BatchApi
-from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.registry import needs
 from vane_dagster.servers.handle import ServerHandle
@@ -56,6 +55,8 @@ class HttpProvider:
     """The path of the API at a server, as the client expects it."""
     PATHS: ClassVar[Mapping[str, str]]
     """The names of its APIs, each with its path; the first is the default."""
+    CONTENT: ClassVar[frozenset[str]]
+    """The content of messages that it takes; see `Provider.features`."""
     BATCHES: ClassVar[type[BatchApi]]
     """Its batch API."""
 
@@ -102,6 +103,13 @@ class HttpProvider:
         for where, given in (("the options of the model", body), ("sampling_params", sampling)):
             if problem := _unsendable(where, given):
                 raise ValueError(problem)
+
+    @classmethod
+    def features(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        """See `Provider`. vLLM's server returns reasoning if it has a parser for it."""
+        flags = (getattr(options.get("server"), "keyed", None) or {}).get("flags")
+        has_reasoning = flags is None or "reasoning_parser" in flags
+        return cls.CONTENT | ({"reasoning"} if has_reasoning else set())
 
     @classmethod
     def key_variable(cls, options: Mapping[str, Any]) -> str | None:
@@ -206,24 +214,6 @@ class HttpProvider:
             f"{str(response)[:_MAX_SHOWN]!r}. If this happens for all rows, correct base_url"
         )
 
-    def _answer(
-        self,
-        request: Request,
-        text: str | None,
-        counts: tuple[int, int, int],
-        reason: str,
-        refusal: Any,
-    ) -> Answer:
-        """Return an answer that has a text, or is empty because the model ended it by itself."""
-        found = chosen(text) if request.choices and text else text or ""
-        answer = Answer(found, *counts, reason)
-        ended = reason in ("stop", "") and text is not None and not refusal
-        if found or ended:
-            return answer
-        problem = f"The model gave no answer (finish_reason {answer.finish_reason!r})"
-        reason = f": {refusal}".rstrip(".") if refusal else ""
-        raise InvalidAnswer(f"{problem}{reason}", answer)
-
     def _refusal(self, error: Any) -> str:
         """Describe why an endpoint refuses all requests, and how to fix it."""
         key = f"the key of the variable {self._key_env!r}" if self._key_env else "no api_key_env"
@@ -290,8 +280,10 @@ def in_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def chosen(text: str) -> str:
+def chosen(request: Request, text: str | None) -> str | None:
     """Return the choice in an answer, whether or not the endpoint follows schemas."""
+    if not (request.choices and text):
+        return text
     try:
         return str(json.loads(text)["answer"])
     except (ValueError, TypeError, KeyError):

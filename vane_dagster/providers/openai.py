@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from vane_dagster.providers.base import Answer, Media, Message, Request
 from vane_dagster.providers.batch_api import OpenAIBatches
-from vane_dagster.providers.http import HttpProvider, choice_schema
+from vane_dagster.providers.format import finished
+from vane_dagster.providers.http import HttpProvider, choice_schema, chosen
 from vane_dagster.providers.usage import finish_reason, token_count
 
 _FORMATS = {"mpeg": "mp3", "mp4": "m4a"}
@@ -21,14 +22,13 @@ class OpenAIProvider(HttpProvider):
     CLIENT = "AsyncOpenAI"
     SERVER_PATH = "/v1"
     PATHS: ClassVar = {"chat": "/chat/completions", "completions": "/completions"}
+    CONTENT = frozenset({"image", "image url", "image detail", "audio", "document"})
     BATCHES = OpenAIBatches
 
     @classmethod
-    def content_kinds(cls, options: Mapping[str, Any]) -> frozenset[str]:
+    def features(cls, options: Mapping[str, Any]) -> frozenset[str]:
         """See `Provider`."""
-        if options.get("api") == "completions":
-            return frozenset()
-        return frozenset({"image", "image url", "image detail", "audio", "document"})
+        return frozenset() if options.get("api") == "completions" else super().features(options)
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
@@ -55,19 +55,25 @@ class OpenAIProvider(HttpProvider):
         is_completion = self._api_name == "completions"
         with self._reading(found):
             choice = found["choices"][0]
+            message = {"content": choice["text"]} if is_completion else choice["message"]
             # A message without content is an answer without text.
-            text = choice["text"] if is_completion else choice["message"].get("content")
-            refusal = None if is_completion else choice["message"].get("refusal")
+            text, refusal = message.get("content"), message.get("refusal")
             reason = finish_reason(choice.get("finish_reason"))
             if not (text is None or isinstance(text, str)):
                 raise self._malformed(found)
         self._tokens.learn(token_count(found, "usage", "total_tokens"))
-        counts = (
+        details = "completion_tokens_details"
+        answer = Answer(
+            "",
             token_count(found, "usage", "prompt_tokens"),
             token_count(found, "usage", "completion_tokens"),
             token_count(found, "usage", "prompt_tokens_details", "cached_tokens"),
+            reason,
+            # vLLM and OpenRouter use the first name, DeepSeek and SGLang the second.
+            reasoning=message.get("reasoning") or message.get("reasoning_content"),
+            reasoning_tokens=token_count(found, "usage", details, "reasoning_tokens"),
         )
-        return self._answer(request, text, counts, reason, refusal)
+        return finished(chosen(request, text), answer, refusal)
 
     async def embed(self, texts: Sequence[str], dimensions: int | None) -> Any:
         """See `Embedder.embed`."""

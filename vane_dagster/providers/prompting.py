@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,21 +12,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.errors import RowErrors
+from vane_dagster.errors import RowErrors, names
 from vane_dagster.providers.base import Answer, Message, Request, SamplingRefused
 from vane_dagster.providers.content import Content, ReadFile
 from vane_dagster.providers.format import Format, InvalidAnswer
 from vane_dagster.providers.prompt_function import PromptFunction
-from vane_dagster.providers.template import PrefixOrder, Template
+from vane_dagster.providers.template import PrefixOrder, Template, single_column
 from vane_dagster.providers.usage import COUNTS, USAGE, checked_usage, counted, usage_column
 from vane_dagster.types.callables import unwrapped
 from vane_dagster.types.row_values import row_values
 
-_COLUMN = re.compile(r"\{\w+\}")
 _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """What Arrow raises for a value that its type does not hold."""
 _NOTHING = "(no answer)"
 """Stands for an empty answer in a conversation."""
+_ADVICE = {
+    "adapter": 'an adapter is for provider="vllm" with engine_kwargs={"enable_lora": True}. A '
+    "server takes the name of one of its adapters as the model's name",
+    "reasoning": 'reasoning is returned by "openai" with api="chat", by "anthropic", and by vLLM '
+    "with a reasoning_parser in engine_kwargs or in the server's flags",
+}
 _Asked = tuple[Request, bool]
 """The request of a row, and whether the row has sampling parameters of its own."""
 
@@ -47,6 +51,9 @@ class PromptTask:
         id: The input's id column. Its value is that of requests, if the stage reads it.
         read_file: Reads the files that rows name; None to refuse such rows.
         batches: The answers of batches, which precede the provider's; None without batches.
+        adapter: The folder of a LoRA adapter; folders by the values of `adapter_column`; or None.
+        adapter_column: The column with each row's adapter; empty for one adapter or none.
+        include_reasoning: Whether the output has a column of the model's reasoning.
     """
 
     template: Template
@@ -59,6 +66,9 @@ class PromptTask:
     id: str = ""
     read_file: ReadFile | None = None
     batches: Any = None
+    adapter: Any = None
+    adapter_column: str = ""
+    include_reasoning: bool = False
 
     method = "submit"
 
@@ -71,14 +81,15 @@ class PromptTask:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns of its template and its sampling parameters."""
-        return tuple(dict.fromkeys((*self.template.fields, *self.own.values())))
+        """The columns of its template, its sampling parameters and its adapters."""
+        adapters = [self.adapter_column] if self.adapter_column else []
+        return tuple(dict.fromkeys((*self.template.fields, *self.own.values(), *adapters)))
 
     @functools.cached_property
     def own(self) -> Mapping[str, str]:
         """The sampling parameters that are read from each row, and their columns."""
-        texts = {name: value for name, value in self.sampling.items() if isinstance(value, str)}
-        return {name: text[1:-1] for name, text in texts.items() if _COLUMN.fullmatch(text)}
+        columns = {name: single_column(value) for name, value in self.sampling.items()}
+        return {name: column for name, column in columns.items() if column is not None}
 
     @property
     def declared_sampling(self) -> Mapping[str, Any]:
@@ -98,13 +109,20 @@ class PromptTask:
 
     @property
     def schema(self) -> pa.Schema:
-        """The answer and its usage."""
-        return pa.schema({self.output: self.format.type, self.usage: USAGE})
+        """The answer, its reasoning if that is asked for, and its usage."""
+        reasoning = {f"{self.output}_reasoning": pa.string()} if self.include_reasoning else {}
+        return pa.schema({self.output: self.format.type, **reasoning, self.usage: USAGE})
 
     @property
     def contents(self) -> Sequence[Content]:
         """The parts of the messages that are no text."""
         return self.template.contents
+
+    @property
+    def features(self) -> Mapping[str, str]:
+        """What it asks of the provider besides texts and contents, each with how to get it."""
+        asked = {"adapter": self.adapter is not None, "reasoning": self.include_reasoning}
+        return {name: _ADVICE[name] for name, is_asked in asked.items() if is_asked}
 
     @property
     def order(self) -> PrefixOrder | None:
@@ -126,6 +144,9 @@ class PromptTask:
             "output_column": self.output,
             "include_columns": include,
             "explain_errors": self.explain,
+            "include_reasoning": self.include_reasoning,
+            "adapter_column": self.adapter_column,
+            "adapters" if self.adapter_column else "adapter": self.adapter,
         }
 
     @property
@@ -189,9 +210,23 @@ class PromptTask:
             prompt, sampling = self.function.prompt(row)
             given |= sampling
             messages = self.template.with_system(prompt, "the function of the prompt")
-        form = self.format
-        request = Request(messages, {**every, **given}, form.schema, form.choices, id)
-        return request, bool(self.own or given)
+        form, adapter = self.format, self._adapter(row)
+        request = Request(messages, {**every, **given}, form.schema, form.choices, id, adapter)
+        return request, bool(self.own or given or self.adapter_column)
+
+    def _adapter(self, row: Mapping[str, Any]) -> str:
+        """Return the folder of a row's adapter; empty for none."""
+        if not self.adapter_column:
+            return self.adapter or ""
+        if (name := row[self.adapter_column]) is None:
+            return ""
+        folder: str | None = self.adapter.get(str(name))
+        if folder is None:
+            raise ValueError(
+                f"column {self.adapter_column!r} has the adapter {name!r}; expected null or one of "
+                f"{names(self.adapter, 20)}"
+            )
+        return folder
 
     def _made(self, value: Any, answer: Answer) -> pa.Array:
         """Return a row's answer as an array."""
@@ -253,7 +288,9 @@ def _summed(former: Answer, answer: Answer) -> Answer:
 
 def _columns(prompt: PromptTask, answers: Sequence[tuple[pa.Array, Answer]]) -> dict[str, Any]:
     none = pa.array([], prompt.format.type)
-    return {
-        prompt.output: pa.concat_arrays([none, *(made for made, _ in answers)]),
-        prompt.usage: usage_column([answer for _, answer in answers]),
-    }
+    columns = [
+        pa.concat_arrays([none, *(made for made, _ in answers)]),
+        *([pa.array([a.reasoning for _, a in answers], pa.string())] * prompt.include_reasoning),
+        usage_column([answer for _, answer in answers]),
+    ]
+    return dict(zip(prompt.schema.names, columns))

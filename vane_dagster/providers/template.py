@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from vane_dagster.providers.content import Content, ReadFile
 _ALIKE = 256
 """Length in characters of the common prefix that groups prompts."""
 _ROLES = ("system", "user", "assistant", "tool")
+_COLUMN = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,12 @@ class Text:
     def values(self, row: Mapping[str, Any], read_file: ReadFile | None) -> list[Any]:
         """Return the text of a row, or the value of the column."""
         return [row[self.text] if self.is_column else self.text.format_map(row)]
+
+
+def single_column(value: Any) -> str | None:
+    """Return the column that ``"{column}"`` reads from each row; None for any other value."""
+    found = _COLUMN.fullmatch(value) if isinstance(value, str) else None
+    return found and found[1]
 
 
 Turn = tuple[str, tuple["Text | Content", ...]]

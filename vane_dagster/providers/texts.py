@@ -29,6 +29,7 @@ class TextTask:
     preloaded = ()
     usage = None
     contents = ()
+    features: ClassVar[Mapping[str, str]] = {}
     declared_sampling: ClassVar[Mapping[str, Any]] = {}
 
     @property

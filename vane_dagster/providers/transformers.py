@@ -75,7 +75,7 @@ class TransformersProvider:
         self._working: asyncio.Task[None] | None = None
 
     @classmethod
-    def content_kinds(cls, options: Mapping[str, Any]) -> frozenset[str]:
+    def features(cls, options: Mapping[str, Any]) -> frozenset[str]:
         """See `Provider`."""
         return frozenset({"image"})
 

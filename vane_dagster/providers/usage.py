@@ -24,14 +24,19 @@ USAGE = pa.struct(
         pa.field("finish_reason", pa.string()),
         pa.field("seconds", pa.float64()),
         pa.field("batch_requests", pa.int64()),
+        pa.field("reasoning_tokens", pa.int64()),
     ]
 )
 """Usage of an answer: requests, tokens, finish reason, and seconds from first request to end.
 
-Those of its requests that a batch has answered, at a lower price, are counted at last.
+The requests that a batch has answered, at a lower price, and the tokens of reasoning, which are
+among those of completions, are counted at last.
 """
 
-COUNTS = ("requests", "batch_requests", "prompt_tokens", "completion_tokens", "cached_tokens")
+COUNTS = (
+    "requests", "batch_requests", "prompt_tokens", "completion_tokens", "cached_tokens",
+    "reasoning_tokens",
+)  # fmt: skip
 """The counts of `USAGE` and `Answer` that are summed for each part."""
 _PRICED = ("prompt", "completion", "cached")
 _MILLION = 1e6
@@ -51,9 +56,14 @@ def finish_reason(value: Any) -> str:
 
 
 def checked_usage(answer: Answer) -> Answer:
-    """Return a provider's answer with the usage that `USAGE` holds, 0 and "" for anything else."""
-    counts: dict[str, Any] = {name: token_count(getattr(answer, name)) for name in COUNTS}
-    return replace(answer, finish_reason=finish_reason(answer.finish_reason), **counts)
+    """Return a provider's answer with the usage that `USAGE` holds, 0 and "" for anything else.
+
+    Reasoning is text as Arrow holds it, or None.
+    """
+    found: dict[str, Any] = {name: token_count(getattr(answer, name)) for name in COUNTS}
+    text = answer.reasoning if isinstance(answer.reasoning, str) else ""
+    found["reasoning"] = text.encode(errors="replace").decode() or None
+    return replace(answer, finish_reason=finish_reason(answer.finish_reason), **found)
 
 
 def usage_column(answers: Sequence[Answer]) -> pa.Array:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from vane_dagster.errors import names
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
+from vane_dagster.providers.format import finished
 from vane_dagster.providers.openai import chat_messages
 from vane_dagster.providers.vllm_engine import VllmEngine, has_gpu
 
-_ADAPTER = "adapter"
 _SAME = {"max_completion_tokens": "max_tokens"}
+_SHOWN = ("skip_special_tokens", "spaces_between_special_tokens")
+"""Sampling parameters that a parser sets, to see the tokens around the reasoning."""
+
+
+_LAYERS = ("down_proj", "o_proj", "dense", "fc2", "c_proj")
+"""Names of linear layers. Each model that takes adapters has one of them."""
 
 
 class VllmProvider(VllmEngine):
@@ -26,13 +33,17 @@ class VllmProvider(VllmEngine):
     lines. Sampling parameters that the stage does not set follow the model's generation config.
     Without ``max_tokens``, an answer may fill the model's length.
 
-    Images and sounds are given to vLLM's own processor of the model.
+    Images and sounds are given to vLLM's own processor of the model. With a ``reasoning_parser`` in
+    `engine_kwargs`, answers are without the reasoning.
     """
 
     @classmethod
-    def content_kinds(cls, options: Mapping[str, Any]) -> frozenset[str]:
+    def features(cls, options: Mapping[str, Any]) -> frozenset[str]:
         """See `Provider`."""
-        return frozenset({"image", "image url", "audio"})
+        engine = options.get("engine_kwargs") or {}
+        own = {"adapter": "enable_lora", "reasoning": "reasoning_parser"}
+        asked = {feature for feature, argument in own.items() if engine.get(argument)}
+        return frozenset({"image", "image url", "audio", *asked})
 
     def __init__(
         self,
@@ -40,46 +51,58 @@ class VllmProvider(VllmEngine):
         *,
         revision: str | None = None,
         tensor_parallel_size: int | None = None,
-        lora: Mapping[str, str] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         engine_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        engine_kwargs = dict(engine_kwargs or {})
-        if lora:
-            engine_kwargs = {"enable_lora": True, **engine_kwargs}
-            engine_kwargs["max_loras"] = _slots(len(lora), engine_kwargs.get("max_loras"))
-        super().__init__(model, revision, tensor_parallel_size, engine_kwargs)
-        from vllm.lora.request import LoRARequest
+        super().__init__(model, revision, tensor_parallel_size, engine_kwargs or {})
+        from vllm.parser import ParserManager
         from vllm.renderers.params import ChatParams
 
-        self._adapters = {
-            name: LoRARequest(name, number, folder)
-            for number, (name, folder) in enumerate(sorted((lora or {}).items()), 1)
-        }
-        self._defaults = dict(self._engine.model_config.get_diff_sampling_param())
+        config = self._engine.model_config
+        self._defaults = dict(config.get_diff_sampling_param())
         chat = {"add_generation_prompt": True, **(chat_template_kwargs or {})}
         self._chat = ChatParams(chat_template, chat_template_kwargs=chat)
-        tokenizer = self._engine.get_tokenizer()
-        self._templated = bool(chat_template or getattr(tokenizer, "chat_template", True))
+        self._tokenizer = self._engine.get_tokenizer()
+        self._templated = bool(chat_template or getattr(self._tokenizer, "chat_template", True))
+        self._parser = ParserManager.get_parser(
+            reasoning_parser_name=(engine_kwargs or {}).get("reasoning_parser"),
+            is_harmony=config.hf_config.model_type == "gpt_oss",
+            tokenizer=self._tokenizer,
+        )
+        self._adapters: dict[str, Any] = {}
+        self._loading = asyncio.Lock()
+        needs_adapter = self._engine.vllm_config.lora_config is not None and not has_gpu()
+        self._empty = [*map(self._empty_adapter, _LAYERS)] if needs_adapter else []
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
-        sampling = dict(request.sampling)
-        adapter = self._adapter(sampling.pop(_ADAPTER, None))
-        params = self._sampling_params(sampling, request)
+        folder = request.adapter
+        adapter = await (self._adapter(folder) if folder else self._without_adapter())
+        parser, chat = self._parsing()
+        params = self._sampling_params(request, chat)
         prompt = await self._rendered(request)
         id = f"{request.id}-{next(self._numbers)}"
-        steps = self._engine.generate(prompt, params, id, lora_request=adapter)
-        *_, found = [step async for step in steps]  # a single step with the whole answer
-        answer = found.outputs[0]
-        return Answer(
-            answer.text,
-            len(found.prompt_token_ids),
-            len(answer.token_ids),
-            found.num_cached_tokens or 0,
-            answer.finish_reason or "",
+        kwargs = {"chat_template_kwargs": self._chat.chat_template_kwargs} if parser else None
+        steps = self._engine.generate(
+            prompt, params, id, lora_request=adapter, reasoning_parser_kwargs=kwargs
         )
+        *_, found = [step async for step in steps]  # a single step with the whole answer
+        made, text, reasoning, thoughts = found.outputs[0], found.outputs[0].text, None, 0
+        if parser is not None:
+            parser.set_prompt_token_ids(found.prompt_token_ids)
+            reasoning, text, _ = parser.parse(text, chat, model_output_token_ids=made.token_ids)
+            thoughts = parser.count_reasoning_tokens(made.token_ids)
+        answer = Answer(
+            "",
+            len(found.prompt_token_ids),
+            len(made.token_ids),
+            found.num_cached_tokens or 0,
+            made.finish_reason or "",
+            reasoning=reasoning,
+            reasoning_tokens=thoughts,
+        )
+        return finished(text, answer)
 
     async def _rendered(self, request: Request) -> Any:
         """Return the prompt's tokens."""
@@ -90,22 +113,71 @@ class VllmProvider(VllmEngine):
         _, (prompt,) = await self._engine.renderer.render_chat_async([messages], self._chat)
         return prompt
 
-    def _adapter(self, name: str | None) -> Any:
-        if name is None:
-            return None
-        if name not in self._adapters:
-            raise SamplingRefused(
-                f"sampling_params has the adapter {name!r}; the model's option 'lora' has "
-                f"{names(self._adapters, 20)}"
-            )
-        return self._adapters[name]
+    async def _adapter(self, folder: str) -> Any:
+        """Load an adapter before its first request, which would end the engine if that failed."""
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.engine.exceptions import EngineDeadError
 
-    def _sampling_params(self, sampling: Mapping[str, Any], request: Request) -> Any:
+        async with self._loading:
+            if folder not in self._adapters:  # a folder never changes
+                lora = LoRARequest(folder, next(self._numbers) + 1, folder)
+                try:
+                    await self._engine.add_lora(lora)
+                except EngineDeadError:
+                    raise
+                except Exception as error:
+                    raise SamplingRefused(f"the adapter {folder} is not loaded: {error}") from error
+                self._adapters[folder] = lora
+        return self._adapters[folder]
+
+    async def _without_adapter(self) -> Any:
+        """Return what a request without an adapter has: on a CPU one that changes nothing.
+
+        vLLM's kernels for CPUs give such requests the adapter in the last slot: in
+        `lora/ops/torch_ops`, the index -1, which means none, is an array index.
+        """
+        for folder in self._empty:
+            try:
+                adapter = await self._adapter(folder)
+            except SamplingRefused:  # the model has no layer of this name
+                if folder == self._empty[-1]:
+                    raise
+                continue
+            self._empty = [folder]
+            return adapter
+        return None
+
+    def _empty_adapter(self, layer: str) -> str:
+        """Write an adapter of a layer that does not exist, by the name of one that may."""
+        import torch
+        from safetensors.torch import save_file
+
+        folder = self._folder / layer
+        folder.mkdir()
+        config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": [layer]}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        names = (f"base_model.model.none.{layer}.lora_{part}.weight" for part in "AB")
+        tensors = {name: torch.zeros(1, 1) for name in names}
+        save_file(tensors, str(folder / "adapter_model.safetensors"))
+        return str(folder)
+
+    def _parsing(self) -> tuple[Any, Any]:
+        """Return the parser of an answer with reasoning, and the request that it reads."""
+        if self._parser is None:
+            return None, None
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        kwargs = self._chat.chat_template_kwargs
+        config = self._engine.model_config
+        parser = self._parser(self._tokenizer, chat_template_kwargs=kwargs, model_config=config)
+        return parser, parser.adjust_request(ChatCompletionRequest(messages=[]))
+
+    def _sampling_params(self, request: Request, chat: Any) -> Any:
         """Return vLLM's parameters for a request."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        given = {_SAME.get(name, name): value for name, value in sampling.items()}
+        given = {_SAME.get(name, name): value for name, value in request.sampling.items()}
         if isinstance(bias := given.get("logit_bias"), Mapping):
             given["logit_bias"] = {int(token): value for token, value in bias.items()}
         held: dict[str, Any] = {}
@@ -113,9 +185,10 @@ class VllmProvider(VllmEngine):
             held["choice"] = list(request.choices)
         elif request.schema is not None:
             held["json"] = dict(request.schema)
+        shown = {name: getattr(chat, name) for name in _SHOWN if chat is not None}
         try:
             return SamplingParams(
-                **{"max_tokens": None, **self._defaults, **given},
+                **{"max_tokens": None, **self._defaults, **shown, **given},
                 n=1,  # a row has one whole answer
                 detokenize=True,
                 output_kind=RequestOutputKind.FINAL_ONLY,
@@ -124,12 +197,3 @@ class VllmProvider(VllmEngine):
             )
         except Exception as error:  # vLLM's own error, or a type error
             raise SamplingRefused(f"sampling_params are refused by vLLM: {error}") from error
-
-
-def _slots(adapters: int, asked: int | None) -> int:
-    """Return the number of adapter slots in the model.
-
-    vLLM's kernels for CPUs use the last slot for requests without an adapter: `lora/ops/torch_ops`
-    uses the index -1, which means none, as an array index. One slot is therefore kept empty there.
-    """
-    return asked or adapters if has_gpu() else max(asked or 0, adapters + 1)

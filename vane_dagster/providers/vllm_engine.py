@@ -63,7 +63,7 @@ class VllmEngine:
         if not has_gpu():
             for variable in _THREADS:
                 os.environ.pop(variable, None)
-        folder = engine_folder()
+        self._folder = folder = engine_folder()
         guard.start(str(folder))
         if not any(name in os.environ for name in _LOGGING):
             given.setdefault("logging_config", _error_logging(folder))
@@ -138,6 +138,15 @@ def _engine_arguments(
     }
     if size > 1:  # Ray's backend would request GPUs that the worker already holds
         given.setdefault("distributed_executor_backend", "mp")
+    if plugin := given.get("reasoning_parser_plugin"):
+        from vllm.reasoning import ReasoningParserManager
+
+        ReasoningParserManager.import_reasoning_parser(plugin)
+    if isinstance(config := given.get("structured_outputs_config"), Mapping):
+        from vllm.config import StructuredOutputsConfig
+
+        # vLLM adds the reasoning parser to it, which fails for a dict.
+        given["structured_outputs_config"] = StructuredOutputsConfig(**config)
     if revision is not None:
         given["revision"] = revision
         given.setdefault("tokenizer_revision", revision)

@@ -216,6 +216,7 @@ class RowKeying:
         model: The class or function that is called, for the record.
         code: The stage's definition and its row definition; see `computed_by`.
         epoch: The stage's floor: rows of this run are found until it is raised.
+        versions: For columns that name something else, the versions of what each value names.
     """
 
     columns: tuple[str, ...]
@@ -223,6 +224,7 @@ class RowKeying:
     model: str
     code: str
     epoch: int = 0
+    versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,9 @@ def _keys(
                 chosen[place] = _with_identities(chosen[place], identities, unknown=True)
             elif pa.types.is_string(chosen[place].type):  # it may name a file too
                 chosen[place] = _with_identities(chosen[place], identities, unknown=False)
+    for name, versions in keying.versions.items():
+        named = [versions.get(str(value)) for value in rows.column(name).to_pylist()]
+        chosen.append(pa.chunked_array([pa.array(named, pa.string())]))
     found = np.empty((rows.num_rows, 2), np.uint64)
     blocks = 1 + sum(column.nbytes + 32 * rows.num_rows for column in chosen) // _KEYED_BYTES
     size = 1 + rows.num_rows // blocks

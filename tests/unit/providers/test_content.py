@@ -80,7 +80,7 @@ def test_content_that_is_declared_incorrectly(function, arguments, message):
 
 class Sees(Reversed):
     @classmethod
-    def content_kinds(cls, options: Any) -> set[str]:
+    def features(cls, options: Any) -> set[str]:
         return {"image"}
 
 

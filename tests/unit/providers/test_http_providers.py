@@ -16,6 +16,7 @@ from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.http import HttpProvider, MalformedResponse
 from vane_dagster.providers.openai import OpenAIProvider
+from vane_dagster.providers.usage import checked_usage
 from vane_dagster.servers import handle
 from vane_dagster.servers.directory import Directory
 from vane_dagster.servers.launch import Endpoint, own_node_id
@@ -143,7 +144,31 @@ def called(**given: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_an_answer_may_be_empty_or_lack_usage_and_reason(api, response, sent, answer):
-    assert submit(api, response, "q", **sent)[0] == Answer(*answer)
+    assert checked_usage(submit(api, response, "q", **sent)[0]) == Answer(*answer)
+
+
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+OMITTED = {"type": "thinking", "thinking": "", "signature": "s"}
+HIDDEN = {"type": "redacted_thinking", "data": "x"}
+CHAT = {"usage": {"completion_tokens_details": {"reasoning_tokens": 3}}}
+MESSAGES = {"usage": {"output_tokens_details": {"thinking_tokens": 3}}}
+NAMED = {"type": "tool_use", "name": "answer", "input": {"answer": "yes"}}
+
+
+@pytest.mark.parametrize(
+    ("api", "response", "reasoning"),
+    [
+        ("chat", {**said("yes", reasoning="Hm."), **CHAT}, "Hm."),
+        ("chat", {**said("yes", reasoning_content="Hm.", reasoning=None), **CHAT}, "Hm."),
+        ("chat", {**said("yes"), **CHAT}, None),
+        ("messages", {**blocks(THOUGHT, text("yes")), **MESSAGES}, "Hm."),
+        ("messages", {**blocks(THOUGHT, HIDDEN, THOUGHT, NAMED), **MESSAGES}, "Hm.\n\nHm."),
+        ("messages", {**blocks(OMITTED, text("yes")), **MESSAGES}, None),
+    ],
+)
+def test_reasoning_is_no_part_of_an_answer(api, response, reasoning):
+    found = checked_usage(submit(api, response, "q", choices=("yes", "no"))[0])
+    assert (found.text, found.reasoning, found.reasoning_tokens) == ("yes", reasoning, 3)
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,30 @@ def test_answers_are_validated_and_become_columns():
     assert asked.schema["title"] == "Person"
 
 
+def test_reasoning_has_a_column_of_text():
+    odd = {"a": "Hm.", "b": None, "c": "", "d": 7, "e": "\ud800", "f": "x"}
+    said = Said(**{name: [Answer("yes", reasoning=value)] for name, value in odd.items()})
+    said.answers["f"] = [ValueError("no")]
+    rows = run_task(said, include_reasoning=True).rows
+    assert rows["response_reasoning"].to_pylist() == ["Hm.", None, None, None, "?"]
+    assert [*rows] == ["response", "response_reasoning", "response_usage"]
+
+
+def test_adapters_of_a_rows_own():
+    said = Said(a=[Answer("yes")], b=[Answer("yes")], c=[Answer("yes")])
+    task = PromptTask(
+        parse_template("here", "text", None), "response",
+        adapter={"one": "/adapters/one", "2": "/adapters/2"}, adapter_column="own",
+    )  # fmt: skip
+    batch = pa.table({"text": ["a", "b", "c"], "own": ["one", None, "two"]})
+    with pytest.raises(RowErrors) as raised:
+        asyncio.run(task.run(said, batch))
+    assert [request.adapter for request in said.requests] == ["/adapters/one", ""]
+    message = "column 'own' has the adapter 'two'; expected null or one of 'one', '2'"
+    assert str(raised.value.errors[2]) == message
+    assert task.reads == ("text", "own")
+
+
 def test_sampling_of_a_rows_own():
     said = Said(a=[Answer("yes")], b=[Answer("yes")], c=[ValueError("no")])
     task = PromptTask(

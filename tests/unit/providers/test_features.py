@@ -1,0 +1,139 @@
+"""Adapters and reasoning: what is refused when a prompt is declared, and what counts in keys."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import vane_dagster as vd
+from support.arguments import grouped
+from support.prompts import Reversed, docs
+from vane_dagster.planning.definition import (
+    components,
+    definition_digest,
+    pool_identity,
+    row_definition,
+)
+
+LORA = {"engine_kwargs": {"enable_lora": True}}
+PARSER = {"reasoning_parser": "qwen3"}
+REASONING = "has no reasoning here: reasoning is returned by"
+ADAPTER = 'has no adapter here: an adapter is for provider="vllm" with engine_kwargs='
+
+
+class Able(Reversed):
+    @classmethod
+    def features(cls, options: Any) -> set[str]:
+        return {"adapter", "reasoning"}
+
+
+def write_adapter(folder: Path, weights: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_text(weights)
+    return folder
+
+
+def ask(pipeline: vd.Pipeline, name: str = "asked", **given: Any) -> vd.Stage:
+    own = {"provider": Able, "sampling_params": {"temperature": 0}, "model": "m"}
+    return pipeline.prompt(name, "{text}", **grouped({**own, **given}))
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "is_taken"),
+    [
+        (Reversed, vd.Model("m"), False),
+        (Able, vd.Model("m"), True),
+        ("transformers", vd.Model("m"), False),
+        ("vllm", vd.Model("m"), False),
+        ("vllm", vd.Model("m", options={"engine_kwargs": PARSER}), True),
+        ("openai", vd.Model("m"), True),
+        ("openai", vd.Model("m", options={"api": "completions"}), False),
+        ("anthropic", vd.Model("m"), True),
+        (None, vd.Model(vd.VLLMServer("m")), False),
+        (None, vd.Model(vd.VLLMServer("m", PARSER)), True),
+        (None, vd.Model(vd.Server(["sglang", "{port}"], model="m")), True),
+    ],
+)
+def test_reasoning_that_a_provider_does_not_return_is_refused(provider, model, is_taken, tmp_path):
+    given = {"provider": provider, "model": replace(model, include_reasoning=True)}
+    if not is_taken:
+        with pytest.raises(vd.errors.DefinitionError, match=REASONING):
+            docs(tmp_path).prompt("asked", "{text}", **given)
+        return
+    stage = docs(tmp_path).prompt("asked", "{text}", **given)
+    assert stage.spec.schema.names == ["asked", "asked_reasoning", "asked_usage"]
+
+
+@pytest.mark.parametrize("provider", [Reversed, "openai", "transformers", "vllm"])
+def test_adapters_that_a_provider_does_not_take_are_refused(provider, tmp_path):
+    model = vd.Model("m", adapter=write_adapter(tmp_path / "a"))
+    with pytest.raises(vd.errors.DefinitionError, match=re.escape(ADAPTER)):
+        docs(tmp_path).prompt("asked", "{text}", provider=provider, model=model)
+    with_lora = vd.Model("m", options=LORA, adapter=tmp_path / "a")
+    docs(tmp_path).prompt("asked", "{text}", provider="vllm", model=with_lora)
+
+
+def test_folders_that_are_no_adapters_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("none", "empty"):
+        with pytest.raises(vd.errors.DefinitionError, match=f"{name}/adapter_config.json"):
+            ask(docs(tmp_path), adapter=tmp_path / name)
+        ask(docs(tmp_path), adapter=tmp_path / name, deps=["adapters"])
+    with pytest.raises(vd.errors.DefinitionError, match=r"no folder in .* has adapter_config.json"):
+        ask(docs(tmp_path), adapter=tmp_path / "empty" / "{text}")
+    with pytest.raises(vd.errors.DefinitionError, match=r"^vd.Model: adapter is 7; expected the"):
+        vd.Model("m", adapter=7)
+    with pytest.raises(vd.errors.DefinitionError, match="'adapter' is for prompts"):
+        docs(tmp_path).embed("e", "text", provider=Able, model=vd.Model("m", adapter="a"))
+
+
+def test_the_content_of_an_adapter_counts_where_it_is_named(tmp_path):
+    """In the definition of a stage; for a column, in row keys."""
+    root = tmp_path / "adapters"
+    for name in "ab":
+        write_adapter(root / name)
+    rows = pa.schema({"id": pa.int64(), "text": pa.string(), "own": pa.string()})
+    adapters = {"plain": None, "a": root / "a", "b": root / "b", "own": root / "{own}"}
+
+    def identities() -> tuple[list[dict[str, Any]], Any]:
+        pipeline = docs(tmp_path, own=["a", "b", None, "c"])
+        found: list[dict[str, Any]] = [{}, {}, {}]
+        for name, adapter in adapters.items():
+            spec = ask(pipeline, name, adapter=adapter).spec
+            parts = components(pipeline, spec)
+            found[0][name] = definition_digest(parts)
+            found[1][name] = row_definition(pipeline, spec, rows, parts)
+            found[2][name] = pool_identity(pipeline, spec)
+        return found, spec.row_versions(spec.local_files())["own"]
+
+    def changed(before: Any, now: Any) -> list[set[str]]:
+        return [{n for n in adapters if one[n] != other[n]} for one, other in zip(before, now)]
+
+    first, versions = identities()
+    assert all(len({*each.values()}) == len(adapters) for each in first[:2])
+    assert len({*first[2].values()}) == 1, "they share an engine"
+
+    write_adapter(root / "a", "edited")
+    edited, after = identities()
+    assert changed(first, edited) == [{"a", "own"}, {"a"}, set()]
+    assert after["b"] == versions["b"]
+    assert after["a"] != versions["a"]
+
+    write_adapter(root / "c")
+    added, known = identities()
+    assert changed(edited, added) == [{"own"}, set(), set()]
+    assert {**after, "c": known["c"]} == known
+
+
+def test_include_reasoning_counts_in_keys(tmp_path):
+    pipeline = docs(tmp_path)
+    stages = [ask(pipeline, name, include_reasoning=name == "b") for name in "ab"]
+    made = [{c.name: c.digest for c in components(pipeline, each.spec)} for each in stages]
+    differs = {name for name in made[0] if made[0][name] != made[1][name]}
+    assert differs == {"include_reasoning", "output_column"}
