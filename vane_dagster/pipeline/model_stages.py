@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _RETRIES = 5
 _DEFAULTS = {"prompt": (32, 16)}
 """Rows of a batch and batches in flight in a worker, for kinds that differ from the others."""
-_ANSWERS = 2
+_ANSWERS = 1
 """Increment if the built-in providers' answers, or the rows made from them, change."""
 
 

@@ -150,7 +150,6 @@ class VllmProvider(VllmEngine):
     def _empty_adapter(self, layer: str) -> str:
         """Write an adapter of a layer that does not exist, by the name of one that may."""
         import torch
-        from safetensors.torch import save_file
 
         folder = self._folder / layer
         folder.mkdir()
@@ -158,7 +157,7 @@ class VllmProvider(VllmEngine):
         (folder / "adapter_config.json").write_text(json.dumps(config))
         names = (f"base_model.model.none.{layer}.lora_{part}.weight" for part in "AB")
         tensors = {name: torch.zeros(1, 1) for name in names}
-        save_file(tensors, str(folder / "adapter_model.safetensors"))
+        torch.save(tensors, folder / "adapter_model.bin")
         return str(folder)
 
     def _parsing(self) -> tuple[Any, Any]:

@@ -270,6 +270,6 @@ def test_row_definitions_are_frozen(project):
 
 FROZEN = {
     "batches": "6eb5b77997c23a2ac97bc17177d1d416aa129f65",
-    "prompt": "19939ed08faa183694ed865c6c1d96abc4f5a533",
+    "prompt": "d10701f86de182c3a1a068f0a787fb227875f327",
     "vectors": "191f9829db135ab667d6b053bbeee6d829a2da9e",
 }
