@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
 
 _T = TypeVar("_T")
+Versions = Mapping[str, Mapping[str, str]]
+"""The versions of what values of columns name, by the column and the value."""
 _OF_ROWS = frozenset(
     {"adapters", "cardinality", "columns", "id", "include_columns", "on_error", "per_row", "schema"}
 )
@@ -210,9 +212,7 @@ class MapBatchesSpec(StageKind):
         inputs = dict(self.contract.inputs or ())
         return [inputs[name] for name in self.contract.files]
 
-    def row_versions(
-        self, files: Mapping[LocalFile, FileContent]
-    ) -> Mapping[str, Mapping[str, str]]:
+    def row_versions(self, files: Mapping[LocalFile, FileContent]) -> Versions:
         """Return the versions of what the values of columns name, which are part of row keys."""
         return {}
 

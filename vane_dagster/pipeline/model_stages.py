@@ -25,7 +25,7 @@ from vane_dagster.pipeline.identity import (
     local_files,
     value_identity,
 )
-from vane_dagster.pipeline.map_spec import MapBatchesSpec
+from vane_dagster.pipeline.map_spec import MapBatchesSpec, Versions
 from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.texts import texts_of
@@ -113,9 +113,7 @@ class ModelStageSpec(MapBatchesSpec):
         """False with functions, which get a row as a dict."""
         return not self.model_task.functions
 
-    def row_versions(
-        self, files: Mapping[LocalFile, FileContent]
-    ) -> Mapping[str, Mapping[str, str]]:
+    def row_versions(self, files: Mapping[LocalFile, FileContent]) -> Versions:
         """The content of each adapter that rows name."""
         task = self.model_task
         if not (column := getattr(task, "adapter_column", "")):

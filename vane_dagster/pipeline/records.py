@@ -374,14 +374,8 @@ class Model:
     include_reasoning: bool = False
 
     def __post_init__(self) -> None:
-        _validate(
-            self,
-            options=mapping,
-            token_budget=positive,
-            mode=_choice(ModelMode),
-            adapter=_optional(_folder),
-            include_reasoning=flag,
-        )
+        _validate(self, options=mapping, token_budget=positive, mode=_choice(ModelMode))
+        _validate(self, adapter=_optional(_folder), include_reasoning=flag)
         parse_budget("vd.Model", self.cost_budget, parse_prices("vd.Model", self.prices))
         if self.deadline is not None:
             is_span = isinstance(self.deadline, timedelta) and self.deadline > timedelta(0)

@@ -29,7 +29,6 @@ _COUNTS = (
     "cache_read_input_tokens",
     "output_tokens",
 )
-_THINKING = "output_tokens_details", "thinking_tokens"
 
 
 class AnthropicProvider(HttpProvider):
@@ -84,15 +83,9 @@ class AnthropicProvider(HttpProvider):
         prompt, written, cached, answered = (token_count(found, "usage", name) for name in _COUNTS)
         self._tokens.learn(prompt + written + cached + answered)
         refusal = details.get("explanation") if isinstance(details, dict) else None
-        answer = Answer(
-            "",
-            prompt + written + cached,
-            answered,
-            cached,
-            _REASONS.get(reason, reason),
-            reasoning=reasoning,
-            reasoning_tokens=token_count(found, "usage", *_THINKING),
-        )
+        counts = prompt + written + cached, answered, cached, _REASONS.get(reason, reason)
+        thought = token_count(found, "usage", "output_tokens_details", "thinking_tokens")
+        answer = Answer("", *counts, reasoning=reasoning, reasoning_tokens=thought)
         return finished(chosen(request, text), answer, refusal)
 
 

@@ -93,15 +93,9 @@ class VllmProvider(VllmEngine):
             parser.set_prompt_token_ids(found.prompt_token_ids)
             reasoning, text, _ = parser.parse(text, chat, model_output_token_ids=made.token_ids)
             thoughts = parser.count_reasoning_tokens(made.token_ids)
-        answer = Answer(
-            "",
-            len(found.prompt_token_ids),
-            len(made.token_ids),
-            found.num_cached_tokens or 0,
-            made.finish_reason or "",
-            reasoning=reasoning,
-            reasoning_tokens=thoughts,
-        )
+        counts = len(found.prompt_token_ids), len(made.token_ids), found.num_cached_tokens or 0
+        reason = made.finish_reason or ""
+        answer = Answer("", *counts, reason, reasoning=reasoning, reasoning_tokens=thoughts)
         return finished(text, answer)
 
     async def _rendered(self, request: Request) -> Any:
