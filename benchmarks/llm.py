@@ -32,7 +32,7 @@ from benchmarks.report import machine
 from benchmarks.tiny_llm import make
 
 ROOT = Path(__file__).resolve().parent.parent
-TOKENS = 32
+TOKENS, MOST = 32, 256
 ENGINE = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -44,9 +44,16 @@ VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_
 PREFIXES, PREFIX_WORDS = 20, 400
 SMALL = {**ENGINE, "max_model_len": 1024, "max_num_seqs": 16, "num_gpu_blocks_override": 256}
 """An engine with a cache for about a third of the prefixes."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"mood": {"enum": ["good", "bad", "neither"]}, "sure": {"type": "boolean"}},
+    "required": ["mood", "sure"],
+    "additionalProperties": False,
+}
 _TEXT = "the quick brown fox jumps over a lazy dog and answers briefly yes no good bad"
 WORDS = _TEXT.split()
 SECONDS = 3000
+PARTS = ("loop", "uneven", "structured", "warm", "prefixes")
 Span = tuple[float, float]
 """Begin and end of a partition, in seconds since the epoch."""
 
@@ -67,6 +74,10 @@ class Job:
         ordered: Whether the stage orders prompts.
         gpus: Number of GPUs of each engine.
         tokens: Number of tokens of each answer.
+        uneven: Whether each row says how many tokens its answer has, in the column `limit`.
+        structured: Whether answers are JSON objects, of any number of tokens.
+        in_flight: Requests in flight of the bare loop and the stage; None for all of a partition in
+            the loop, and the default of the stage.
     """
 
     contender: str
@@ -79,11 +90,15 @@ class Job:
     ordered: bool = True
     gpus: int = 0
     tokens: int = TOKENS
+    uneven: bool = False
+    structured: bool = False
+    in_flight: int | None = None
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Parameters with which every answer has the same number of tokens."""
-        return {"temperature": 0, "max_tokens": self.tokens, "ignore_eos": True}
+        """Parameters with which the number of an answer's tokens is known."""
+        limit = "{limit}" if self.uneven else self.tokens
+        return {"temperature": 0, "max_tokens": limit, "ignore_eos": not self.structured}
 
 
 def write(folder: Path, partitions: int, rows: int, prefixes: int = 0) -> list[str]:
@@ -106,7 +121,8 @@ def write(folder: Path, partitions: int, rows: int, prefixes: int = 0) -> list[s
             for id in ids
         ]
         for file in range(4):
-            own = pa.table({"id": ids[file::4], "text": texts[file::4]})
+            limits = [min(MOST, 1 + int(chance.expovariate(1 / TOKENS))) for _ in ids[file::4]]
+            own = pa.table({"id": ids[file::4], "text": texts[file::4], "limit": limits})
             pq.write_table(own, place / f"{file}.parquet")
     return [str(folder / f"p{partition}") for partition in range(partitions)]
 
@@ -131,26 +147,31 @@ def bare(job: Job) -> list[Span]:
 
 async def _bare(job: Job) -> list[Span]:
     import vllm
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
     given = vllm.AsyncEngineArgs(job.model, disable_log_stats=True, **job.engine)
     engine = AsyncLLM.from_engine_args(given)
     tokenizer = engine.get_tokenizer()
-    params = vllm.SamplingParams(**job.sampling, output_kind=RequestOutputKind.FINAL_ONLY)
+    room = asyncio.Semaphore(job.in_flight or 10**9)
 
-    async def one(id: str, text: str) -> tuple[str, int]:
+    async def one(id: str, text: str, limit: int) -> tuple[str, int]:
         said = [{"role": "user", "content": text}]
-        prompt = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-        *_, found = [step async for step in engine.generate(prompt, params, id)]
+        held = StructuredOutputsParams(json=SCHEMA) if job.structured else None
+        given = job.sampling | ({"max_tokens": limit} if job.uneven else {})
+        final = RequestOutputKind.FINAL_ONLY
+        async with room:
+            params = vllm.SamplingParams(**given, output_kind=final, structured_outputs=held)
+            prompt = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            *_, found = [step async for step in engine.generate(prompt, params, id)]
         return found.outputs[0].text, len(found.outputs[0].token_ids)
 
     spans = []
     for partition in job.partitions:
         began = time.time()
         rows = pq.read_table(partition)
-        pairs = zip(rows["id"].to_pylist(), rows["text"].to_pylist())
-        texts, tokens = zip(*await asyncio.gather(*(one(id, text) for id, text in pairs)))
+        given_rows = zip(*(rows[name].to_pylist() for name in ("id", "text", "limit")))
+        texts, tokens = zip(*await asyncio.gather(*(one(*row) for row in given_rows)))
         put(job, partition, pa.table({"id": rows["id"], "response": texts, "tokens": tokens}))
         spans.append((began, time.time()))
     engine.shutdown()
@@ -183,8 +204,14 @@ def stage(job: Job) -> list[Span]:
         provider="vllm",
         model=vd.Model(job.model, options={"engine_kwargs": job.engine}),
         sampling_params=job.sampling,
+        return_format=SCHEMA if job.structured else None,
+        batch_size=32 if job.in_flight else None,
         gpus=job.gpus,
-        concurrency=vd.Workers(job.workers, env_vars=sorted(VARIABLES)),
+        concurrency=vd.Workers(
+            job.workers,
+            env_vars=sorted(VARIABLES),
+            max_concurrency=job.in_flight // 32 if job.in_flight else None,
+        ),
     )
     store = vd.FragmentStore(root=f"{job.temp}/store")
     resources = {"compute": vd.RayCompute(cluster=vd.LocalCluster()), "store": store}
@@ -278,12 +305,13 @@ def run(job: Job, folder: Path) -> list[Span]:
     if done.returncode or not answer.exists():
         raise SystemExit(f"{job.contender} ended with code {done.returncode}:\n{log.read_text()}")
     for partition in job.partitions:
-        wanted = pq.read_table(partition, columns=["id"])["id"].to_pylist()
-        found = ds.dataset(Path(job.out, Path(partition).name)).to_table(columns=["id", "tokens"])
-        if sorted(found["id"].to_pylist()) != sorted(wanted):
+        wanted = pq.read_table(partition, columns=["id", "limit"]).sort_by("id")
+        found = ds.dataset(Path(job.out, Path(partition).name)).to_table().sort_by("id")
+        if not found["id"].equals(wanted["id"]):
             raise SystemExit(f"{job.contender}: wrong rows came out of {Path(partition).name}")
-        if set(found["tokens"].to_pylist()) != {job.tokens}:
-            raise SystemExit(f"{job.contender}: not all answers have {job.tokens} tokens")
+        tokens = wanted["limit"].to_pylist() if job.uneven else [job.tokens] * found.num_rows
+        if found["tokens"].to_pylist() != tokens and not job.structured:
+            raise SystemExit(f"{job.contender}: an answer has more or fewer tokens than asked for")
     return [(began, ended) for began, ended in json.loads(answer.read_text())]
 
 
@@ -317,16 +345,16 @@ class Bench:
         print(f"  {name}: {', '.join(f'{s:.1f}' for s in found)} s", file=sys.stderr, flush=True)
         return found, job.out
 
-    def loop(self, rows: int) -> dict[str, Any]:
+    def loop(self, name: str, rows: int, **options: Any) -> dict[str, Any]:
         """Compare a stage with the bare loop, both warm, in rows per second.
 
         The first partition does not count.
         """
-        partitions = write(self.folder / "in" / "loop", 3, rows)
+        partitions = write(self.folder / "in" / name, 3, rows)
         rates: dict[str, list[float]] = {"bare": [], "stage": []}
-        for _ in range(self.repeats):
-            for name in rates:
-                seconds, _ = self.times(name, Job(name, self.model, partitions, "", ""))
+        for repeat in range(self.repeats):
+            for name in sorted(rates, reverse=bool(repeat % 2)):
+                seconds, _ = self.times(name, Job(name, self.model, partitions, "", "", **options))
                 rates[name].append(rows * len(seconds[1:]) / sum(seconds[1:]))
         ratios = [ours / theirs for ours, theirs in zip(rates["stage"], rates["bare"])]
         return {"rows_per_second": rates, "ratios": ratios, "ratio": median(ratios)}
@@ -367,7 +395,7 @@ class Bench:
 def main() -> None:
     """Run the requested comparisons and print their figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.llm", description=__doc__)
-    parser.add_argument("--only", action="append", choices=("loop", "warm", "prefixes"))
+    parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a smoke test")
     parser.add_argument("--temp", help="a short folder; default: a temporary one")
@@ -382,7 +410,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="vl", dir=options.temp) as folder:
         bench = Bench(Path(folder), 1 if few else options.repeat)
         parts = {
-            "loop": lambda: bench.loop(100 if few else 10_000),
+            "loop": lambda: bench.loop("loop", 100 if few else 10_000),
+            "uneven": lambda: bench.loop("uneven", 100 if few else 3000, uneven=True, in_flight=64),
+            "structured": lambda: bench.loop(
+                "structured", 100 if few else 3000, structured=True, in_flight=64
+            ),
             "warm": lambda: bench.warm(20 if few else 500),
             "prefixes": lambda: {
                 f"{workers} engines": bench.prefixes(100 if few else 3000, workers)

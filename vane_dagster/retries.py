@@ -285,6 +285,7 @@ class LostCalls:
     def __init__(self) -> None:
         self._row_deaths = Counter[Hashable]()
         self._consecutive_deaths = Counter[str]()
+        self._dead: set[str] = set()
         self.fragment_counts = Counter[Hashable]()
 
     def answered(self, stage: str) -> None:
@@ -292,17 +293,25 @@ class LostCalls:
         self._consecutive_deaths[stage] = 0
 
     def decide(
-        self, loss: Loss, stage: str, fragment: Hashable, rows: range | None, why: str = ""
+        self,
+        loss: Loss,
+        stage: str,
+        fragment: Hashable,
+        rows: range | None,
+        why: str = "",
+        worker: str = "",
     ) -> list[RetriedRows] | Literal["start over", "give up"]:
         """Count a loss, and decide what is retried.
 
         `rows` are the rows of the call if single rows can be isolated, that is, if it computes a
-        slice of a stage that quarantines. For any other task they are None.
+        slice of a stage that quarantines. For any other task they are None. The calls that one
+        worker was executing are lost by one death.
         """
         again = rows and RetriedRows(rows.start, len(rows))
         if loss == "outside":
             return [again] if again else "start over"
-        self._consecutive_deaths[stage] += loss != "table"
+        self._consecutive_deaths[stage] += loss != "table" and worker not in self._dead
+        self._dead |= {worker} - {""}
         if loss == "table" or self._consecutive_deaths[stage] > _MAX_CONSECUTIVE_DEATHS:
             again = None
         if again and again.rows > 1:

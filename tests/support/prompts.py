@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +34,11 @@ class Reversed:
 
     async def embed(self, texts: list[str], dimensions: int | None) -> list[list[float]]:
         return [[len(text), 0.0, 1.0, os.getpid()][: dimensions or 4] for text in texts]
+
+
+def in_turns(batch: pa.Table) -> Any:
+    """Return what a prompt gets for a batch: it calls a coroutine function with all rows."""
+    return lambda call: asyncio.gather(*map(call, batch.to_pylist()), return_exceptions=True)
 
 
 class Parity:

@@ -399,7 +399,7 @@ class WaveScheduler:
         is_slice = task.kind == "slice" and task.spec.isolates_rows
         rows = range(start, start + in_flight.rows) if is_slice else None
         why = fault.message if fault else ""
-        retried = self._lost_calls.decide(loss, task.stage, run.order, rows, why)
+        retried = self._lost_calls.decide(loss, task.stage, run.order, rows, why, worker.name)
         if isinstance(retried, list):
             task.state.slices_in_flight += len(retried) - 1
             for part in retried:

@@ -78,20 +78,22 @@ class SliceSizer:
     ) -> int:
         """Rows of the next slice of a table: whole units worth about 500 ms, fewer towards the end.
 
-        A unit is a batch, or as many batches as an async worker has in flight. The units of the
-        last table are of equal size and as many for each worker, so that all finish together.
+        A unit is a batch, or for async code a quarter of the batches in flight, as a worker then
+        computes several slices at a time. The units of the last table are of equal size and as many
+        for each worker, so that all finish together.
         """
+        beside = max(1, spec.slots // 4)
         batches = spec.max_concurrency if spec.udf.is_async else 1
-        unit = (spec.batch_size or DEFAULT_BATCH) * batches
+        unit = math.ceil((spec.batch_size or DEFAULT_BATCH) * batches / beside)
         if last and rows >= unit * workers and spec.workers.max_batches is None:
             unit = math.ceil(rows / workers / math.ceil(rows / workers / unit))
         share = math.ceil(left / max(1, 2 * workers))
         known = self._row_seconds.get(spec.name)
         if known is None:
-            wanted = min(_FIRST_UNITS * unit, share)
+            wanted = min(_FIRST_UNITS * unit // beside, share)
         else:
             seconds = max(_SLICE_SECONDS, _DRIVER_SECONDS * workers)
-            wanted = int(seconds / max(known, 1e-12))
+            wanted = int(seconds * beside / max(known, 1e-12))
             wanted = min(wanted, share) if last else wanted
         if spec.workers.max_batches is not None:
             wanted = min(wanted, spec.workers.max_batches * (spec.batch_size or DEFAULT_BATCH))

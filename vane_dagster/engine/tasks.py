@@ -472,7 +472,7 @@ def operation(spec: StageSpec, pipeline: Pipeline) -> Op:
         spec.contract,
         AUTO if spec.auto_batch else spec.batch_size,
         spec.cardinality,
-        spec.max_concurrency,
+        spec.rows_in_flight or spec.max_concurrency,
         ids,
         tuple(spec.schema.names),
         ids[0] if spec.children else None,

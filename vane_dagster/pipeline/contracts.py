@@ -72,6 +72,17 @@ class BatchCall(_Call):
 
 
 @dataclass(frozen=True)
+class RequestsCall(BatchCall):
+    """``await fn(in_turns)`` makes a request for each row, and returns the batch's output.
+
+    ``await in_turns(request)`` calls a coroutine function with each row, a dict, as soon as the
+    worker has room for one more request. It returns their results, or the errors that they raised.
+    """
+
+    by_row: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class ColumnsCall(_Call):
     """``fn(column, ...)`` gets an array for each input column, and returns one column or several.
 

@@ -13,7 +13,15 @@ from vane_dagster._keywords import require_columns
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
-from vane_dagster.pipeline.contracts import CALL, TYPES, BatchCall, Contract, RowCall, TypesCall
+from vane_dagster.pipeline.contracts import (
+    CALL,
+    TYPES,
+    BatchCall,
+    Contract,
+    RequestsCall,
+    RowCall,
+    TypesCall,
+)
 from vane_dagster.pipeline.identity import (
     call_arguments,
     component,
@@ -57,6 +65,7 @@ _OF_ROWS = frozenset(
     {"adapters", "cardinality", "columns", "id", "include_columns", "on_error", "per_row", "schema"}
 )
 """The options that concern rows and columns, which row keys have apart."""
+_ASYNC_SLOTS = 16
 _NAME_INPUTS = (
     'Name the column of a parameter, as columns={"parameter": "column"}; annotate it as vd.File '
     "for the row's file, or as a dict for the whole row"
@@ -123,6 +132,13 @@ class MapBatchesSpec(StageKind):
         return self.workers.max_concurrency or 1
 
     @property
+    def rows_in_flight(self) -> int | None:
+        """Requests in flight in one worker, if each row is one."""
+        if not isinstance(self.contract, RequestsCall):
+            return None
+        return self.max_concurrency * (self.batch_size or 1)
+
+    @property
     def on_driver(self) -> bool:
         """Whether its workers have to be subprocesses on the driver's machine."""
         return (self.workers.execution_backend or "").startswith("subprocess")
@@ -144,8 +160,11 @@ class MapBatchesSpec(StageKind):
 
     @property
     def slots(self) -> int:
-        """Tasks that a worker has at the same time; with two, async code always has calls."""
-        return 2 if self.udf.is_async else 1
+        """Tasks that a worker has at the same time.
+
+        Async code has several, so that it has calls while some tasks wait for their slowest one.
+        """
+        return _ASYNC_SLOTS if self.udf.is_async else 1
 
     @property
     def runs_own_code(self) -> bool:

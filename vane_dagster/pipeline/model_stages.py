@@ -17,7 +17,7 @@ from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile, check_local_files
-from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.pipeline.contracts import BatchCall, RequestsCall
 from vane_dagster.pipeline.decorators import CallOptions
 from vane_dagster.pipeline.identity import (
     component,
@@ -288,7 +288,7 @@ class ModelStageRows:
             schema=model_task.schema,
             is_inferred=is_inferred,
             columns=model_task.reads,
-            contract=BatchCall(),
+            contract=RequestsCall() if model_task.method == "submit" else BatchCall(),
             batch_size=positive(location, "batch_size", batch_size, default_batch),
             auto_batch=False,
             cardinality="one_to_one",

@@ -82,9 +82,10 @@ class PromptRows(ModelStageRows):
                 Default: all.
             output_column: The column of answers. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.
-            batch_size: Rows that are submitted together. The model processes the rows of all of a
-                worker's batches concurrently. Default: 32.
-            concurrency: Workers; see `map_batches`. Default: 1, with up to 16 batches at a time.
+            batch_size: Rows of a batch. Default: 32. A worker has as many requests in flight as
+                `batch_size` times the `max_concurrency` of its `Workers`, whose default is 16. When
+                one is answered, the next begins.
+            concurrency: Workers; see `map_batches`. Default: 1.
             gpus: GPUs that a worker reserves.
             on_error: See `map_batches`. A failed row does not lose the answers of other rows.
             reuse: See `map_batches`. Equal prompts share an answer if the temperature is 0.

@@ -110,8 +110,9 @@ class Workers:
         accelerator_type: The GPU type, as Ray names it, such as "A100".
         resources: Custom cluster resources that a worker reserves.
         max_concurrency: Calls of an async function that run at the same time in one worker, default
-            16; for `prompt` and `embed`, batches. A worker makes one call of a synchronous function
-            at a time, so there it is the number of workers if `count` is not set.
+            16; for `prompt` and `embed`, batches: a prompt's worker has up to ``max_concurrency *
+            batch_size`` requests in flight. A worker makes one call of a synchronous function at a
+            time, so there it is the number of workers if `count` is not set.
         startup_timeout_s: Time limit in seconds for constructing the class in a worker. The error
             says what the worker was executing. Default: 1800.
         max_batches: Calls after which a worker is replaced by a new one, for models or libraries
@@ -212,8 +213,9 @@ class Failures:
             `classify` 5, of a row.
         retry_on: Further exception classes, or their names, to treat as transient. With
             "InvalidAnswer", a row with an answer that does not fit is retried with the same prompt.
-        timeout_s: Time limit of a call in seconds; of a row in `map`. A worker that exceeds it is
-            replaced. Rows that hang or kill their workers are isolated like rows that raise.
+        timeout_s: Time limit of a call in seconds; of a row in `map` and `prompt`. A worker that
+            exceeds it is replaced. Rows that hang or kill their workers are isolated like rows that
+            raise.
         explain_errors: For `prompt`: how often to send a model the reason why its answer does not
             fit, and ask again.
 

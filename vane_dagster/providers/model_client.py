@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 if TYPE_CHECKING:
     from vane_dagster.providers.embedding import EmbedTask
     from vane_dagster.providers.labelling import ClassifyTask
@@ -28,8 +26,8 @@ class ModelClient:
         if probe is not None and asyncio.iscoroutine(answer := probe()):
             await answer
 
-    async def __call__(self, batch: pa.Table, *, model_task: ModelTask, workers: int = 1) -> Any:
-        """Compute the output of a batch."""
+    async def __call__(self, batch: Any, *, model_task: ModelTask, workers: int = 1) -> Any:
+        """Compute the output of a batch: a table, or for a prompt its `InTurns`."""
         if (shared_by := getattr(self._provider, "shared_by", None)) is not None:
             shared_by(workers)
         return await model_task.run(self._provider, batch)

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from vane_dagster.providers.prompt_function import PromptFunction
 from vane_dagster.providers.template import PrefixOrder, Template, single_column
 from vane_dagster.providers.usage import COUNTS, USAGE, checked_usage, counted, usage_column
 from vane_dagster.types.callables import unwrapped
-from vane_dagster.types.row_values import row_values
 
 _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """What Arrow raises for a value that its type does not hold."""
@@ -32,6 +31,8 @@ _ADVICE = {
     "reasoning": 'reasoning is returned by "openai" with api="chat", by "anthropic", and by vLLM '
     "with a reasoning_parser in engine_kwargs or in the server's flags",
 }
+InTurns = Callable[[Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]], Awaitable[list[Any]]]
+"""Calls a coroutine function with each row of a batch; see `RequestsCall`."""
 _Asked = tuple[Request, bool]
 """The request of a row, and whether the row has sampling parameters of its own."""
 
@@ -174,16 +175,13 @@ class PromptTask:
             return f"{model} is asked what `{getattr(call, '__name__', call)}` makes of a row"
         return f"{model} is asked: {' '.join(map(str, self.template.parts))}"
 
-    async def run(self, provider: Any, batch: pa.Table) -> dict[str, Any]:
-        """Submit all rows of a batch concurrently."""
+    async def run(self, provider: Any, in_turns: InTurns) -> dict[str, Any]:
+        """Submit a request for each row, in its turn."""
         if self.batches is not None:
             provider = self.batches.answering(provider)
         errors: dict[int, BaseException] = {}
         used: Counter[str] = Counter()
-        columns = [row_values(column) for column in batch.columns]
-        rows = [dict(zip(batch.column_names, values)) for values in zip(*columns)]
-        answering = (self._one(provider, row, used) for row in rows)
-        found = await asyncio.gather(*answering, return_exceptions=True)
+        found = await in_turns(lambda row: self._one(provider, row, used))
         good = {}
         for place, answer in enumerate(found):
             if isinstance(answer, BaseException):

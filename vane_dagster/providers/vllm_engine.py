@@ -50,6 +50,7 @@ class VllmEngine:
         vllm = needs("vllm", "vllm")
         import torch
         from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         given = _engine_arguments(model, revision, tensor_parallel_size, engine_kwargs)
@@ -69,7 +70,10 @@ class VllmEngine:
             given.setdefault("logging_config", _error_logging(folder))
         try:
             # Outside any event loop: the engine's tasks start with the first request, in its loop.
-            self._engine = AsyncLLM.from_engine_args(vllm.AsyncEngineArgs(**given))
+            self._engine = AsyncLLM.from_engine_args(
+                vllm.AsyncEngineArgs(**given),
+                usage_context=UsageContext.LLM_CLASS,  # for its defaults of `max_num_seqs` and such
+            )
         except RuntimeError as error:
             cause = _first_logged_error(folder) or error
             raise EngineLoadError(f"vLLM's engine did not start: {cause}") from error

@@ -8,8 +8,9 @@ which never waits if the code is synchronous, so that `at_once` can run it in an
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from vane_dagster._user_errors import contained
-from vane_dagster.pipeline.contracts import BatchCall, ColumnsCall, RowCall, TypesCall
+from vane_dagster.pipeline.contracts import BatchCall, ColumnsCall, RequestsCall, RowCall, TypesCall
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.column_results import as_columns, column_arguments
 from vane_dagster.worker.inferred_types import RowTypes, result_types, types_table
@@ -30,6 +31,7 @@ from vane_dagster.worker.watchdog import deadline
 T = TypeVar("T")
 Room = AbstractAsyncContextManager[Any]
 """Held during a call of async code, to bound the calls in flight; anything for other code."""
+_WHOLE_ROW = RowCall(None)
 _GRACE_SECONDS = 1.0
 """Seconds past its deadline that a coroutine may take to end before its process is ended."""
 
@@ -80,6 +82,34 @@ class UserCode:
         else:
             yield result
 
+    async def in_turns(
+        self,
+        room: Room,
+        count: int,
+        rows: Iterable[tuple[Any, ...]],
+        call: Callable[..., Coroutine[Any, Any, Any]],
+    ) -> list[Any]:
+        """Call async code for each row in room of its own; return results, or their errors."""
+        answers: list[Any] = [None] * count
+        turns, numbered = iter(range(count)), enumerate(rows)
+
+        async def next_rows() -> None:
+            for _ in turns:
+                async with room:
+                    if self.revoked():
+                        raise Revoked
+                    place, values = next(numbered)
+                    answers[place] = await within(self.op.policy.timeout_s, call(*values))
+
+        in_flight = min(self.op.max_concurrency, count)
+        tasks = [asyncio.ensure_future(next_rows()) for _ in range(in_flight)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return answers
+
 
 class BatchCaller:
     """Calls ``fn(batch)``, or ``fn(column, ...)``."""
@@ -103,6 +133,20 @@ class BatchCaller:
         origin, passed_on = op.parent or op.ids[0], (*op.ids[1:], *op.carried(work))
         ids = {work.id, origin, *op.ids}
         return from_result(result, work.schema, ids, origin, work.location, passed_on, op.pinned)
+
+
+class RequestsCaller(BatchCaller):
+    """Calls ``fn(in_turns)``. Rows are converted when the first one has its turn."""
+
+    def results(self, batch: pa.Table, room: Room) -> AsyncIterator[Any]:
+        """See `BatchCaller`."""
+        rows = self._rows(batch)
+        return self._code.results(
+            functools.partial(self._code.in_turns, room, batch.num_rows, rows)
+        )
+
+    def _rows(self, batch: pa.Table) -> Iterator[tuple[dict[str, Any]]]:
+        yield from row_arguments(_WHOLE_ROW, given_batch(self._code.given(batch), "pyarrow"))
 
 
 class BatchTypesCaller(BatchCaller):
@@ -137,7 +181,11 @@ class RowCaller:
         else:
             results = RowResults(self._contract, batch, code.op, code.work)
         if code.op.is_async:
-            await self._call_together(results, rows, room, batch.num_rows)
+            row = functools.partial(self._row, results)
+            answers = await code.in_turns(room, batch.num_rows, enumerate(rows), row)
+            for place, answer in enumerate(answers):
+                if isinstance(answer, BaseException):
+                    results.fail(place, answer)
         else:
             self._call_each(results, rows)
         with deadline(None if limit is None else limit * batch.num_rows):
@@ -162,28 +210,6 @@ class RowCaller:
             except BaseException as raised:
                 with deadline(limit):  # an exception may run user code too
                     results.fail(place, raised)
-
-    async def _call_together(
-        self, results: RowResults, rows: Iterable[tuple[Any, ...]], room: Room, count: int
-    ) -> None:
-        left = enumerate(rows)
-
-        async def next_rows() -> None:
-            for place, values in left:
-                async with room:
-                    if self._code.revoked():
-                        raise Revoked
-                    answer = await within(self._limit, self._row(results, place, values))
-                if isinstance(answer, BaseException):
-                    results.fail(place, answer)
-
-        in_flight = min(self._code.op.max_concurrency, count)
-        tasks = [asyncio.ensure_future(next_rows()) for _ in range(in_flight)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
 
     async def _row(self, results: RowResults, place: int, values: Any) -> None:
         try:
@@ -211,7 +237,8 @@ def caller(code: UserCode) -> BatchCaller | RowCaller:
         return BatchTypesCaller(contract.of, code)
     if isinstance(contract, RowCall):
         return RowCaller(contract, code)
-    return BatchCaller(contract, code)
+    kind = RequestsCaller if isinstance(contract, RequestsCall) else BatchCaller
+    return kind(contract, code)
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:

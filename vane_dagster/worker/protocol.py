@@ -140,7 +140,7 @@ class CallUdf:
         contract: How the code is called with rows.
         batch_size: Rows of a batch; "auto" to measure the best size, None for one batch.
         cardinality: Number of output rows for each input row.
-        max_concurrency: Calls in flight, for async code.
+        max_concurrency: Calls in flight, for async code; requests, if each row is one.
         ids: The input's key columns, its id first.
         made: The output columns that the code returns.
         parent: The output column with the input's id, if one row yields many.

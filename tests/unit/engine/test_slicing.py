@@ -53,8 +53,11 @@ SIZES: dict[str, tuple[float | None, Any, int, int, bool, int]] = {
     "not shared before the last table": (0.001, TEN, 160, 4, False, 160),
     "the last rows are shared": (0.001, TEN, 160, 4, True, 20),
     "many workers get more, for one driver": (0.001, TEN, MANY, 400, False, 2_000),
-    "an async worker is filled": (
-        0.01, spec(remote, batch_size=10, max_concurrency=8), MANY, 4, False, 80,
+    "an async worker has several slices": (
+        0.1, spec(remote, batch_size=10, max_concurrency=8), MANY, 4, False, 20,
+    ),
+    "and is filled by its first ones": (
+        None, spec(remote, batch_size=10, max_concurrency=8), MANY, 4, False, 20,
     ),
     "a worker of few batches": (0.001, spec(batch_size=10, max_batches=3), MANY, 4, False, 30),
 }  # fmt: skip

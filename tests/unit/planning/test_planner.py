@@ -204,7 +204,7 @@ def test_synchronous_and_async_methods_have_workers_of_their_own():
             pipeline.map_batches("later", Later, schema=schema),
             pipeline.map_batches("other", Now, schema=schema),
         ]
-        assert [stage.spec.slots for stage in stages] == [1, 2, 1]
+        assert [stage.spec.slots for stage in stages] == [1, 16, 1]
         return [pool_identity(pipeline, stage.spec) for stage in stages]
 
     now, later, _ = pools()

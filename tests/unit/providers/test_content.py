@@ -15,7 +15,7 @@ from PIL import Image
 
 import vane_dagster as vd
 from support.media import PDF, PIXELS, picture, sound
-from support.prompts import Reversed, docs
+from support.prompts import Reversed, docs, in_turns
 from support.udf_calls import row_stage
 from vane_dagster.errors import RowErrors
 from vane_dagster.planning.definition import stage_definition
@@ -208,7 +208,7 @@ def test_content_that_is_null_or_does_not_decode_costs_its_row_alone():
     batch = pa.table({"text": [*"abcde"], "a": pa.array(values, pa.binary())})
     provider = Keeps()
     with pytest.raises(RowErrors) as raised:
-        asyncio.run(task.run(provider, batch))
+        asyncio.run(task.run(provider, in_turns(batch)))
     assert [request.messages[0]["content"][0] for request in provider.requests] == ["a"]
     assert raised.value.rows["said"].to_pylist() == ["said"]
     errors = raised.value.errors

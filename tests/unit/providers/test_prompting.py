@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 import vane_dagster as vd
-from support.prompts import Person, Reversed, docs
+from support.prompts import Person, Reversed, docs, in_turns
 from support.udf_calls import row_stage, run_stage
 from vane_dagster.errors import RowErrors
 from vane_dagster.planning.definition import pool_identity
@@ -204,6 +204,55 @@ def test_what_is_asked_for_a_row(messages, given, asked):
     assert rows["back"].to_pylist() == [asked[-1][::-1]]
 
 
+class Turns(Reversed):
+    """Answers no row whose text ends in "slow" before the last row was asked."""
+
+    now = most = 0
+    last = asyncio.Event()
+
+    async def submit(self, request: Request) -> Answer:
+        kind = type(self)
+        kind.now, kind.most = kind.now + 1, max(kind.most, kind.now + 1)
+        text = request.messages[-1]["content"]
+        if text == "last":
+            kind.last.set()
+        if text == "slow":
+            await asyncio.wait_for(kind.last.wait(), timeout=60)
+        await asyncio.sleep(0)
+        kind.now -= 1
+        return Answer(text)
+
+
+def test_a_row_is_asked_as_soon_as_another_one_is_answered():
+    Turns.last, Turns.most = asyncio.Event(), 0
+    stage = row_stage(
+        "prompt", "{text}", provider=Turns, model="m", batch_size=2, max_concurrency=2,
+    )  # fmt: skip
+    texts = ["slow", "a", "slow", "b", "slow", "c", "d", "e", "last"]
+    rows = run_stage(stage, pa.table({"id": range(len(texts)), "text": texts}))
+    assert rows["out"].to_pylist() == texts
+    assert Turns.most == 4, "batch_size times max_concurrency"
+
+
+def test_no_row_is_asked_after_the_lease_has_ended():
+    HEARD.clear()
+    stage = row_stage(
+        "prompt", "{text}", provider=Heard, model="m", batch_size=2, max_concurrency=2,
+    )  # fmt: skip
+    table = pa.table({"id": range(20), "text": ["a"] * 20})
+    assert run_stage(stage, table, revoked=lambda: len(HEARD) > 5) is None
+    assert len(HEARD) <= 9
+
+
+def test_a_request_that_takes_too_long_costs_its_row_alone():
+    Turns.last = asyncio.Event()
+    stage = row_stage(
+        "prompt", "{text}", provider=Turns, model="m", on_error="quarantine", timeout_s=1,
+    )  # fmt: skip
+    rows = run_stage(stage, pa.table({"id": [1, 2], "text": ["slow", "a"]}), retries=0)
+    assert rows["id"].to_pylist() == [2]
+
+
 class Praise(Reversed):
     async def submit(self, request: Request) -> Answer:
         HEARD.append(request)
@@ -251,7 +300,7 @@ def run_task(said: Said, **options: Any) -> RowErrors:
     task = PromptTask(parse_template("here", "text", None), "response", **options)
     texts = list(said.answers)
     with pytest.raises(RowErrors) as raised:
-        asyncio.run(task.run(said, pa.table({"id": range(len(texts)), "text": texts})))
+        asyncio.run(task.run(said, in_turns(pa.table({"id": range(len(texts)), "text": texts}))))
     return raised.value
 
 
@@ -328,7 +377,7 @@ def test_sampling_of_a_rows_own():
     )
     batch = pa.table({"text": ["a", "b", "c"], "heat": [0.5, None, 0.0]})
     with pytest.raises(RowErrors):
-        asyncio.run(task.run(said, batch))
+        asyncio.run(task.run(said, in_turns(batch)))
     assert [dict(request.sampling) for request in said.requests] == [
         {"max_tokens": 3, "temperature": 0.5}, {"max_tokens": 3},
         {"max_tokens": 3, "temperature": 0.0},
@@ -347,7 +396,7 @@ def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(ton
     task = PromptTask(parse_template("here", "text", None), "response", {"tone": tone})
     batch = pa.table({"text": ["a", "b", "c"], "tone": ["mild", "harsh", None]})
     with pytest.raises(RowErrors) as raised:
-        asyncio.run(task.run(Fussy("m"), batch))
+        asyncio.run(task.run(Fussy("m"), in_turns(batch)))
     errors = raised.value.errors
     assert list(errors) == ([1] if tone == "{tone}" else [0, 1, 2])
     assert type(errors[1]) is kind
