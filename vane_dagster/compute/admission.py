@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.placement import Bundle, fits
 from vane_dagster.errors import ComputeError
-from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.pools import PoolSpec, shares
 
 
 def unsatisfiable(
@@ -16,14 +16,17 @@ def unsatisfiable(
     workers: tuple[int, int],
     bundle: Bundle,
     is_server: bool = False,
+    ranks: int = 1,
 ) -> str | None:
     """Return why a pool's minimum workers do not fit on an otherwise empty cluster, or None.
 
     If an autoscaler may add nodes, nothing is checked: it does not report which.
     """
     option, worker = ("replicas", "replica") if is_server else ("concurrency", "worker")
-    least = workers[0]
-    if capacity.adds_nodes or fits(capacity.nodes, [bundle] * least):
+    least, split = workers[0], shares(bundle, ranks)
+    if ranks > 1 and not capacity.is_cluster:
+        return f"{label} has ranks on Ray, which subprocesses cannot be; compute on a cluster"
+    if capacity.adds_nodes or fits(capacity.nodes, split * least):
         return None
     wanted = _amounts(bundle)
     has = ", ".join(f"{capacity.total(name):g} {name}" for name in bundle)
@@ -31,7 +34,7 @@ def unsatisfiable(
     if not capacity.is_cluster:
         where, larger = f"this machine has {has} for subprocesses", "machine"
     fix = f"Lower {option} or what a {worker} reserves, or use a larger {larger}"
-    if least > 1 and fits(capacity.nodes, [bundle]):
+    if least > 1 and fits(capacity.nodes, split):
         fix = f"Declare {option}=(1, {workers[1]}) to take what there is, or {fix.lower()}"
     workers_wanted = (
         f"{least} {worker}s of {wanted} each" if least > 1 else f"a {worker} of {wanted}"
@@ -85,7 +88,7 @@ def _join(capacity: Capacity, claimed: Mapping[str, PoolSpec], own: Sequence[Poo
     merged = {**claimed, **{p.identity: _larger(claimed.get(p.identity), p) for p in own}}
     bundles: dict[bool, list[Bundle]] = {}
     for each in merged.values():
-        bundles.setdefault(each.on_driver, []).extend([each.bundle] * each.workers[0])
+        bundles.setdefault(each.on_driver, []).extend(each.shares * each.workers[0])
     return all(fits(capacity.of(place).nodes, asked) for place, asked in bundles.items())
 
 

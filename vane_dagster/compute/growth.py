@@ -121,9 +121,10 @@ def short_of_nodes(
             continue
         claims = {claim.identity: claim for claim in request.claims if claim.bundle}
         missing = [
-            claim.bundle
+            share
             for identity, claim in claims.items()
             for _ in range(claim.workers[0] - counts.get(identity, 0))
+            for share in claim.shares
         ]
         missing.sort(key=bundle_size, reverse=True)
         idle = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -34,6 +35,18 @@ class FreeResources:
         node = able[0] if bundle else min(able, key=self._cpu_load)
         self.hold(node, bundle)
         return node
+
+    def place_together(
+        self, bundles: Sequence[Bundle], excluded: Collection[str] = ()
+    ) -> tuple[str, ...] | None:
+        """Reserve room for all bundles or for none; return their nodes, or None."""
+        trial = copy.deepcopy(self)
+        nodes = [trial.place(bundle, excluded) for bundle in bundles]
+        found = tuple(node for node in nodes if node is not None)
+        if len(found) < len(bundles):
+            return None
+        vars(self).update(vars(trial))
+        return found
 
     def hold(self, node: str, bundle: Bundle) -> None:
         """Reserve the room of a bundle already on a node; a lost node is ignored."""

@@ -11,7 +11,16 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_pool_manager
 from vane_dagster.compute.growth import Growth, adds_nodes
@@ -44,6 +53,7 @@ class PoolManager:
         self._pool_state = PoolState(self._tag)
         self._claims = ClaimTable()
         self._servers: dict[str, PoolRequest] = {}
+        self._groups: set[str] = set()
         self._growth = Growth(self._pool_state)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = asyncio.Lock()
@@ -159,6 +169,8 @@ class PoolManager:
             if left:
                 self._pool_state.settled_at = time.monotonic() + LEASE_SECONDS
             await asyncio.gather(*(self._adopt(worker) for worker in left))
+            found = (group["name"] for group in placement_group_table().values())
+            self._groups = {name for name in found if name.endswith(self._tag)}
             self._in_background(self._sweep())
             self._began = True
 
@@ -187,6 +199,7 @@ class PoolManager:
                 for identity in self._pool_state.expired_pools(time.monotonic()):
                     self._drop(identity)
                 self._growth.remove_reserved()
+                self._remove_groups()
             except Exception:  # the pool manager survives a failed sweep
                 _log.exception("a sweep failed")
 
@@ -196,7 +209,9 @@ class PoolManager:
         except Exception:  # it is retried, and a lease may be granted without it
             _log.exception("nodes could not be requested")
 
-    async def _watch(self, start: WorkerStart, placed: Awaitable[tuple[PoolRequest, str]]) -> None:
+    async def _watch(
+        self, start: WorkerStart, placed: Awaitable[tuple[PoolRequest, tuple[str, ...]]]
+    ) -> None:
         """Ensure that a new worker is placed, even if others hold the resources that it reserves.
 
         The pool state may be wrong about free resources: it does not include actors of other
@@ -211,7 +226,7 @@ class PoolManager:
                     self._drop(identity)
                 for name in (n for n in actor_names() if is_pool_manager(n) and n != self._name):
                     ray.get_actor(name, namespace=NAMESPACE).evict.remote()
-            self._pool_state.record_node(start.worker, waiting.result()[1])
+            self._pool_state.record_nodes(start.worker, waiting.result()[1])
         except (ray.exceptions.RayError, ValueError):  # this worker or that manager ended
             _log.info("worker %s did not start", start.worker)
 
@@ -249,9 +264,22 @@ class PoolManager:
             else:
                 ray.kill(actor)
 
+    def _remove_groups(self) -> None:
+        """Remove the placement groups of workers that have ended."""
+        pools = self._pool_state.pools.values()
+        for worker in self._groups - {worker for pool in pools for worker in pool.workers}:
+            self._groups.remove(worker)
+            with contextlib.suppress(ValueError):  # it is gone already
+                remove_placement_group(get_placement_group(worker))
+
     def _create(self, start: WorkerStart) -> None:
-        bundle, threads = dict(start.claim.bundle), _threads(start)
-        node = NodeAffinitySchedulingStrategy(start.node, soft=False) if start.node else None
+        bundle, threads, node = dict(start.claim.bundle), _threads(start), start.nodes[0]
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False) if node else "DEFAULT"
+        if start.claim.ranks > 1:  # the worker reserves nothing beside its ranks
+            shares, bundle = [dict(share) for share in start.claim.shares], {}
+            group = placement_group(shares, name=start.worker, lifetime="detached")
+            strategy = PlacementGroupSchedulingStrategy(group, 0)
+            self._groups.add(start.worker)
         host = ray.remote(concurrency_groups={"control": 2})(HostActor)
         actor = host.options(
             name=start.worker,
@@ -263,7 +291,7 @@ class PoolManager:
             resources=bundle,
             max_concurrency=start.claim.slots,
             max_restarts=0,
-            scheduling_strategy=node or "DEFAULT",
+            scheduling_strategy=strategy,
         ).remote(start.claim, threads)
         self._servers.update({start.worker: start.claim} if start.claim.server else {})
         self._in_background(self._watch(start, actor.whereabouts.remote()))
@@ -279,7 +307,7 @@ def _threads(start: WorkerStart) -> int:
         return start.claim.threads
     if reserved := int(start.claim.bundle.get("CPU", 0)):
         return reserved
-    cpus = [int(node.get("CPU", 0)) for id, node in _nodes().items() if start.node in ("", id)]
+    cpus = [int(node.get("CPU", 0)) for id, node in _nodes().items() if start.nodes[0] in ("", id)]
     return max(1, min(cpus, default=1) // start.claim.workers[1])
 
 

@@ -27,13 +27,14 @@ class Pool:
 
     Attributes:
         claim: The latest request for the pool.
-        workers: Names and nodes of its workers; a node is "" if Ray chooses it.
+        workers: Names of its workers, and the nodes of their shares; a node is "" if Ray chooses
+            it.
         replacements: The replacement of each lost worker.
         idle_since: Time since which no lease holds it, if none does.
     """
 
     claim: PoolRequest
-    workers: dict[str, str] = field(default_factory=dict)
+    workers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     replacements: dict[str, str] = field(default_factory=dict)
     idle_since: float = 0.0
 
@@ -98,11 +99,11 @@ class PoolInfo(TypedDict):
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """A worker to start, and its node."""
+    """A worker to start, and the nodes of its shares."""
 
     worker: str
     claim: PoolRequest
-    node: str
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class PoolState:
         self.remove_workers(kill)
         for new in start:
             pool = self.pools.setdefault(new.claim.identity, Pool(new.claim))
-            pool.workers[new.worker] = new.node
+            pool.workers[new.worker] = new.nodes
         for claim in known.claims:
             self.pools[claim.identity].claim = claim
         known.workers = tuple(worker for claim in known.claims for worker in self._share(claim))
@@ -257,9 +258,10 @@ class PoolState:
         start: list[WorkerStart] = []
 
         def add(claim: PoolRequest) -> bool:
-            if (node := room.place(claim.bundle, self._full(claim, ended, start))) is None:
+            nodes = room.place_together(claim.shares, self._full(claim, ended, start))
+            if nodes is None:
                 return False
-            start.append(WorkerStart(self._name(claim.identity), claim, node))
+            start.append(WorkerStart(self._name(claim.identity), claim, nodes))
             sizes[claim.identity] += 1
             return True
 
@@ -280,17 +282,18 @@ class PoolState:
             return set()
         pool = self.pools.get(claim.identity)
         there = pool.workers.items() if pool else ()
-        nodes = Counter(node for worker, node in there if worker not in ended)
-        nodes.update(each.node for each in start if each.claim.identity == claim.identity)
+        nodes = Counter(nodes[0] for worker, nodes in there if worker not in ended)
+        nodes.update(each.nodes[0] for each in start if each.claim.identity == claim.identity)
         return {node for node, count in nodes.items() if count >= claim.per_node}
 
     def room(self, nodes: Mapping[str, Bundle], ended: Collection[str]) -> FreeResources:
         room = FreeResources(nodes)
         held = [
-            (pool.claim.bundle, node)
+            share
             for pool in self.pools.values()
-            for worker, node in pool.workers.items()
+            for worker, nodes in pool.workers.items()
             if worker not in ended
+            for share in zip(pool.claim.shares, nodes)
         ]
         for bundle, node in sorted(held, key=lambda one: bundle_size(one[0]), reverse=True):
             room.hold(node, bundle)
@@ -301,16 +304,16 @@ class PoolState:
 
     # Pools
 
-    def adopt(self, claim: PoolRequest, worker: str, node: str, now: float) -> None:
+    def adopt(self, claim: PoolRequest, worker: str, nodes: tuple[str, ...], now: float) -> None:
         """Register a worker that outlived a restart of the pool manager."""
         pool = self.pools.setdefault(claim.identity, Pool(claim, idle_since=now))
-        pool.workers[worker] = node
+        pool.workers[worker] = nodes
 
-    def record_node(self, worker: str, node: str) -> None:
-        """Record the node on which Ray has placed a worker."""
+    def record_nodes(self, worker: str, nodes: tuple[str, ...]) -> None:
+        """Record the nodes on which Ray has placed a worker's shares."""
         for pool in self.pools.values():
             if worker in pool.workers:
-                pool.workers[worker] = node
+                pool.workers[worker] = nodes
 
     def replace(
         self, worker: str, claim: PoolRequest, nodes: Mapping[str, Bundle]
@@ -323,12 +326,13 @@ class PoolState:
             return worker, None
         pool.workers.pop(worker, None)
         replacement = self._name(claim.identity)
-        node = self.room(nodes, ()).place(claim.bundle, self._full(claim)) or ""
-        pool.workers[replacement] = node
+        placed = self.room(nodes, ()).place_together(claim.shares, self._full(claim))
+        placed = placed or ("",) * claim.ranks
+        pool.workers[replacement] = placed
         pool.replacements[worker] = replacement
         for lease in self.leases.values():
             lease.workers = tuple(replacement if w == worker else w for w in lease.workers)
-        return replacement, WorkerStart(replacement, claim, node)
+        return replacement, WorkerStart(replacement, claim, placed)
 
     def remove_workers(self, workers: Collection[str]) -> None:
         """Remove workers, and pools that have none left."""

@@ -190,6 +190,7 @@ def _pool(
         workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for a sample
         bundle=spec.bundle,
         slots=spec.slots,
+        ranks=spec.ranks,
         model=ModelSpec(
             udf.name,
             udf.stateful,

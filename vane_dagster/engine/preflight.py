@@ -167,7 +167,7 @@ def too_large(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) -> 
         if not spec.runs_udf:
             continue
         place, needs = capacity.of(spec.on_driver), (spec.udf.name, spec.concurrency or (1, 1))
-        if message := unsatisfiable(place, *needs, spec.bundle):
+        if message := unsatisfiable(place, *needs, spec.bundle, ranks=spec.ranks):
             fix = _BESIDE_CLUSTER if place is not capacity else ""
             yield f"stage '{pipeline.name}/{spec.name}': {message}{fix}"
 

@@ -144,6 +144,11 @@ class MapBatchesSpec(StageKind):
         return (self.workers.execution_backend or "").startswith("subprocess")
 
     @property
+    def ranks(self) -> int:
+        """Number of equal shares of the bundle that may be on several nodes."""
+        return 1
+
+    @property
     def in_batches(self) -> bool:
         """Whether its requests go into batches of a provider."""
         return False

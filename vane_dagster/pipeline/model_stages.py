@@ -126,6 +126,16 @@ class ModelStageSpec(MapBatchesSpec):
         return self.model._in_batches
 
     @property
+    def ranks(self) -> int:
+        """See `MapBatchesSpec`; as the provider says."""
+        find = getattr(self.provider, "ranks", None)
+        options = self.udf.constructor_kwargs["options"]
+        try:
+            return int(find(options, self.gpus)) if inspect.ismethod(find) else 1
+        except ValueError as error:
+            raise DefinitionError(f"stage {self.name!r}: {error}") from error
+
+    @property
     def deadline_s(self) -> float | None:
         """Seconds from the first submission of a request until it is sent live; None for never."""
         return self.model._deadline_s
@@ -302,6 +312,7 @@ class ModelStageRows:
             model=record,
             model_task=model_task,
         )
+        _ = spec.ranks  # refused here, where it is declared
         return self.pipeline._add_udf(spec)
 
     def _check_columns(self, location: str, model_task: ModelTask, options: StageOptions) -> None:

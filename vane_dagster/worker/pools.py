@@ -14,6 +14,11 @@ IDLE_SECONDS = 600.0
 """Seconds that a pool stays warm without a lease, by default."""
 
 
+def shares(bundle: Mapping[str, float], ranks: int) -> list[Mapping[str, float]]:
+    """Divide a bundle evenly among ranks."""
+    return [{name: amount / ranks for name, amount in bundle.items()}] * ranks
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """The model that a pool's workers construct.
@@ -58,6 +63,7 @@ class _Pool:
         server: Name of the server that each worker runs; empty for a pool of models.
         stop_seconds: Seconds that a worker needs at most to stop its server.
         per_node: Maximum number of workers on one node; None for any number.
+        ranks: Number of equal shares of the bundle, each of which may be on a node of its own.
     """
 
     identity: str
@@ -69,6 +75,12 @@ class _Pool:
     server: str = ""
     stop_seconds: float = 0.0
     per_node: int | None = None
+    ranks: int = 1
+
+    @property
+    def shares(self) -> list[Mapping[str, float]]:
+        """What a worker reserves, for each of its ranks."""
+        return shares(self.bundle, self.ranks)
 
 
 @dataclass(frozen=True)

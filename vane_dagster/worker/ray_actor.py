@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import ray
+from ray.util.placement_group import get_current_placement_group, placement_group_table
 
 from vane_dagster._worker_process import mark_worker
 from vane_dagster.servers.directory import Endpoints, directory
@@ -89,9 +90,12 @@ class HostActor:
         return {name: getattr(status.endpoint, name) for name in names}
 
     @_control
-    def whereabouts(self) -> tuple[PoolRequest, str]:
-        """Return the worker's pool and Ray node, for a pool manager that was restarted."""
-        return self._claim, ray.get_runtime_context().get_node_id()
+    def whereabouts(self) -> tuple[PoolRequest, tuple[str, ...]]:
+        """Return the worker's pool and the Ray nodes of its shares, for the pool manager."""
+        if (group := get_current_placement_group()) is None:
+            return self._claim, (ray.get_runtime_context().get_node_id(),)
+        nodes = placement_group_table(group)["bundles_to_node_id"]
+        return self._claim, tuple(nodes[share] for share in sorted(nodes))
 
     @_control
     def describe(self) -> WorkerInfo:

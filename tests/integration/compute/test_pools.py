@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import ray
 import threadpoolctl
 from click.testing import CliRunner
+from ray.util import placement_group_table
 
 import vane_dagster as vd
 from support.pool_models import (  # noqa: F401  # fixtures
@@ -26,6 +28,7 @@ from support.pool_models import (  # noqa: F401  # fixtures
 )
 from support.results import failure, metadata
 from vane_dagster.cli.main import main
+from vane_dagster.compute.client import PoolManagerClient, pool_managers
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.worker.pools import PoolSpec
 
@@ -158,3 +161,35 @@ def test_pools_are_loaded_failed_grown_listed_and_evicted(
     assert call("evict", "--all", "--force").exit_code == 0
     assert call().output.startswith("No pools")
     lease.release()
+
+
+def test_the_ranks_of_a_worker_are_reserved_in_a_group_that_ends_with_it(ray_compute):
+    backend = RayBackend()
+    pool = PoolSpec("ranks", "Ranks", (1, 1), {"CPU": 2.0}, ranks=2)
+
+    def group(worker: str) -> dict[str, Any]:
+        groups = placement_group_table().values()
+        return next((each for each in groups if each["name"] == worker), {})
+
+    def taken(name: str) -> bool:
+        return group(name).get("state") == "CREATED" and not available_cpus()
+
+    def available_cpus() -> float:
+        return float(ray.available_resources().get("CPU", 0.0))
+
+    lease = backend.lease("a-run-of-mine", [pool])
+    (worker,) = lease.workers()
+    until(lambda: taken(worker.name), "both ranks are reserved", 60)
+    assert group(worker.name)["bundles"] == {0: {"CPU": 1.0}, 1: {"CPU": 1.0}}
+
+    # A restarted pool manager knows the group, and the group of a lost worker is replaced.
+    (manager,) = pool_managers().values()
+    ray.kill(manager, no_restart=False)
+    replacement = lease.replace(worker)
+    until(lambda: taken(replacement.name), "the ranks of the next one are reserved", 60)
+    assert group(worker.name)["state"] == "REMOVED"
+
+    lease.release()
+    assert until(lambda: PoolManagerClient().call("evict", "ranks"), "it is evicted") == ["ranks"]
+    until(lambda: available_cpus() == 2, "its ranks are free", 30)
+    backend.close()

@@ -20,7 +20,7 @@ def test_who_holds_what_a_worker_needs_is_ended_until_it_is_placed(monkeypatch):
     placed: dict[str, str] = {}
     state = SimpleNamespace(
         idle_competitors=lambda claim, now: [name for name in ("one", "two") if name not in ended],
-        record_node=placed.__setitem__,
+        record_nodes=placed.__setitem__,
     )
 
     async def watched() -> None:
@@ -39,7 +39,7 @@ def test_who_holds_what_a_worker_needs_is_ended_until_it_is_placed(monkeypatch):
         manager = PoolManager.__new__(PoolManager)
         manager._name, manager._pool_state = "keeper-own", state
         manager._drop = ended.append
-        await manager._watch(WorkerStart("m-0", claim("m"), ""), waiting)
+        await manager._watch(WorkerStart("m-0", claim("m"), ("",)), waiting)
 
     monkeypatch.setattr(pool_manager, "_PLACED_SECONDS", 0.001)
     asyncio.run(watched())

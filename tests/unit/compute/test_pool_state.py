@@ -169,12 +169,32 @@ def test_idle_time_counts_from_the_last_release(pool_state):
 
 
 def test_a_pool_on_the_wrong_node_is_moved_for_its_own_lease(pool_state):
-    pool_state.adopt(claim("a", GPU=1), "a-1", "big", 0.0)
+    pool_state.adopt(claim("a", GPU=1), "a-1", ("big",), 0.0)
     nodes = {"big": {"GPU": 2.0}, "small": {"GPU": 1.0}}
     grant = granted(pool_state, "1", claim("a", GPU=1), claim("b", GPU=2), nodes=nodes)
     assert grant.kill == ("a-1",)
-    places = {start.claim.identity: start.node for start in grant.start}
+    places = {start.claim.identity: start.nodes[0] for start in grant.start}
     assert places == {"a": "small", "b": "big"}
+
+
+TWO_NODES = {"n1": {"CPU": 4.0, "GPU": 2.0}, "n2": {"CPU": 4.0, "GPU": 2.0}}
+
+
+def test_the_ranks_of_a_worker_are_reserved_on_several_nodes_or_not_at_all(pool_state):
+    spread = replace(claim("a", (1, 3), GPU=3, CPU=3), ranks=3)
+    (start,) = granted(pool_state, "1", spread, nodes=TWO_NODES).start
+    assert sorted(start.nodes) == ["n1", "n1", "n2"], "a second one has no room for all"
+    assert ask(pool_state, "2", claim("b", GPU=2), nodes=TWO_NODES) is None
+    pool_state.release("2", 0.0)
+    (other,) = granted(pool_state, "3", claim("c", GPU=1), nodes=TWO_NODES).start
+    assert other.nodes == ("n2",)
+    pool_state.release("3", 0.0)
+    pool_state.record_nodes(start.worker, ("n2", "n2", "n1"))
+    (other,) = granted(pool_state, "4", claim("d", GPU=1), nodes=TWO_NODES).start
+    assert other.nodes == ("n1",), "where Ray has placed them counts"
+    _, again = pool_state.replace(start.worker, spread, {"n1": TWO_NODES["n1"]})
+    assert again is not None
+    assert again.nodes == ("", "", ""), "Ray waits for room"
 
 
 # Expiry and restart
@@ -194,7 +214,7 @@ def test_a_lease_expires_without_heartbeats_and_is_not_learnt_again(pool_state):
 def test_a_restarted_pool_manager_learns_leases_again_and_evicts_nothing_meanwhile():
     pool_state, unclaimed = (PoolState(settled_at=LEASE_SECONDS) for _ in range(2))
     for each in (pool_state, unclaimed):
-        each.adopt(claim("a", idle=1, GPU=1), "a-1", "n1", 0.0)
+        each.adopt(claim("a", idle=1, GPU=1), "a-1", ("n1",), 0.0)
         assert ask(each, "2", claim("b", GPU=1), now=1.0) is None, "a may be leased"
         assert each.expired_pools(5.0) == []
     beat = LeaseRecord("1", "run-1", (claim("a", GPU=1),), 0.0, workers=("a-1",))
@@ -218,7 +238,7 @@ def test_two_runs_that_lose_a_shared_worker_get_the_same_heir(pool_state):
     ask(pool_state, "2", claim("a", GPU=1))
     replacement, start = pool_state.replace(lost, claim("a", GPU=1), ONE)
     assert start is not None
-    assert start.node == "n1"
+    assert start.nodes == ("n1",)
     assert pool_state.replace(lost, claim("a", GPU=1), ONE) == (replacement, None)
     next_heir, start = pool_state.replace(replacement, claim("a", GPU=1), ONE)
     assert start is not None
@@ -324,6 +344,16 @@ def test_more_than_there_is_is_refused(capacity, pool, message):
     assert unsatisfiable(capacity, "M", (1, 1), {"GPU": 1}) is None
 
 
+def test_ranks_need_as_many_gpus_on_all_nodes_together_and_a_cluster():
+    needs = ("M", (1, 1), {"GPU": 4.0})
+    nodes = tuple(TWO_NODES.values())
+    assert unsatisfiable(Capacity(nodes, 0), *needs) is not None
+    assert unsatisfiable(Capacity(nodes, 0), *needs, ranks=4) is None
+    assert "4 GPU; the cluster has 2" in str(unsatisfiable(Capacity(nodes[:1], 0), *needs, ranks=4))
+    machine = Capacity(nodes, 0, is_cluster=False)
+    assert "compute on a cluster" in str(unsatisfiable(machine, *needs, ranks=4))
+
+
 # Properties
 
 AMOUNTS = st.fixed_dictionaries(
@@ -350,9 +380,10 @@ def over_committed(pool_state: PoolState, nodes) -> list[str]:
     """Nodes of which more is held than there is."""
     held = {id: {"CPU": 0.0, "GPU": 0.0} for id in nodes}
     for pool in pool_state.pools.values():
-        for node in pool.workers.values():
-            for name, amount in pool.claim.bundle.items():
-                held[node][name] += amount
+        for nodes_of_shares in pool.workers.values():
+            for node, share in zip(nodes_of_shares, pool.claim.shares):
+                for name, amount in share.items():
+                    held[node][name] += amount
     return [id for id in nodes if any(held[id][name] > nodes[id][name] + 1e-6 for name in held[id])]
 
 

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+import vane_dagster as vd
 from vane_dagster.providers.vllm import VllmProvider
-from vane_dagster.providers.vllm_engine import reserved_gpus
+from vane_dagster.providers.vllm_engine import _engine_arguments, reserved_gpus
 
 pytestmark = pytest.mark.usefixtures("vllm_variables")
 
@@ -30,3 +31,33 @@ def test_a_model_is_spread_over_the_gpus_that_its_worker_holds(visible, count, m
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert reserved_gpus() == count
+
+
+@pytest.mark.parametrize(
+    ("engine", "size"),
+    [
+        ({}, 4),
+        ({"pipeline_parallel_size": 2}, 2),
+        ({"pipeline_parallel_size": 2, "tensor_parallel_size": 1}, 1),
+    ],
+)
+def test_gpus_are_divided_among_the_stages_of_a_pipeline(engine, size, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    given = _engine_arguments("m", None, None, engine)
+    assert given["tensor_parallel_size"] == size
+    assert given["distributed_executor_backend"] == "mp", "not Ray's, which reserves GPUs again"
+
+
+def declared(gpus: float, **engine: object) -> int:
+    docs = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+    model = vd.Model("m", options={"engine_kwargs": engine})
+    return docs.prompt("asked", "{text}", provider="vllm", model=model, gpus=gpus).spec.ranks
+
+
+def test_an_engine_on_ray_has_a_rank_for_each_gpu():
+    ray = {"distributed_executor_backend": "ray"}
+    assert declared(4) == declared(0, pipeline_parallel_size=2) == 1, "all on one node"
+    assert declared(16, **ray) == declared(16, pipeline_parallel_size=2, **ray) == 16
+    for gpus, engine, size in ((1, {}, 1), (0.5, {}, 0), (3, {"pipeline_parallel_size": 2}, 2)):
+        with pytest.raises(vd.errors.DefinitionError, match=rf"gpus={gpus} .* {size} ranks on Ray"):
+            declared(gpus, **engine, **ray)
