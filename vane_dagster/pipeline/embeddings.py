@@ -51,7 +51,8 @@ class EmbedRows(ModelStageRows):
             normalize: Whether to scale vectors to length 1, which is the default.
             output_column: The column of vectors. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.
-            batch_size: Texts per call. Default: 64.
+            batch_size: Texts per call. Default: 64; for "sentence_transformers", which sorts the
+                texts of a call by length, 256.
             concurrency: Workers; see `map_batches`. Default: 1, with up to 4 calls at a time.
             gpus: GPUs that a worker reserves.
             on_error: See `map_batches`.

@@ -59,7 +59,8 @@ class LabelRows(PromptRows):
             sampling_params: See `prompt`; for a language model. Default: a temperature of 0.
             output_column: The column of labels. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.
-            batch_size: See `prompt`; for a classifier, texts per call, by default 64.
+            batch_size: See `prompt`; for a classifier, texts per call, by default 256
+                for "transformers", which sorts the texts of a call by length, and 64 for others.
             concurrency: Workers; see `prompt`.
             gpus: GPUs that a worker reserves.
             on_error: See `map_batches`.

@@ -299,7 +299,9 @@ class ModelStageRows:
             is_inferred=is_inferred,
             columns=model_task.reads,
             contract=RequestsCall() if model_task.method == "submit" else BatchCall(),
-            batch_size=positive(location, "batch_size", batch_size, default_batch),
+            batch_size=positive(
+                location, "batch_size", batch_size, getattr(found, "TEXTS_OF_A_CALL", default_batch)
+            ),
             auto_batch=False,
             cardinality="one_to_one",
             workers=workers,

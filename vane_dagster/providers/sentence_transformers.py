@@ -10,8 +10,12 @@ from vane_dagster.providers.registry import needs
 
 
 class SentenceTransformersProvider:
-    """Computes embeddings, on a GPU if one is available."""
+    """Computes embeddings, on a GPU if one is available.
 
+    The texts of a call are sorted by length and computed in batches, so that little is padded.
+    """
+
+    TEXTS_OF_A_CALL = 256
     PACKAGES = ("sentence_transformers", "torch", "transformers")
     OPERATIONAL = frozenset({"batch_size", "device"})
 

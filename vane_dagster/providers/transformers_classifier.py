@@ -18,6 +18,7 @@ _UNLIMITED = 1_000_000
 class TransformersClassifier:
     """Classifies with a model's own head, in batches, on a GPU if one is available."""
 
+    TEXTS_OF_A_CALL = 256
     PACKAGES = ("torch", "transformers")
     OPERATIONAL = frozenset({"batch_size", "device"})
 

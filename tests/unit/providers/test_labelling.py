@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import vane_dagster as vd
 from vane_dagster.errors import RowErrors
 from vane_dagster.providers.labelling import ClassifyTask
 
@@ -46,3 +47,12 @@ def test_an_unknown_label_is_the_error_of_its_row(texts, labels, failed):
         assert all(word in str(messages) for word in ("odd",) if word in texts)
     assert (rows and rows["label"].to_pylist()) == labels
     assert places == failed
+
+
+def test_models_that_sort_the_texts_of_a_call_get_more_of_them():
+    docs = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
+    sizes = [
+        docs.embed(provider, "text", model="m", provider=provider).spec.batch_size
+        for provider in ("sentence_transformers", "openai")
+    ]
+    assert sizes == [256, 64]
