@@ -124,7 +124,7 @@ class WorkerGroup:
     """The workers of a lease, with a worker queue for each pool.
 
     Other runs may lease the same workers. A worker serves the calls of all in the order of
-    submission, and a run keeps one executing and one queued.
+    submission, and a run keeps as many executing as it has slots, and one queued.
     """
 
     def __init__(
