@@ -40,7 +40,7 @@ class FreeResources:
         self, bundles: Sequence[Bundle], excluded: Collection[str] = ()
     ) -> tuple[str, ...] | None:
         """Reserve room for all bundles or for none; return their nodes, or None."""
-        trial = copy.deepcopy(self)
+        trial = self if len(bundles) == 1 else copy.deepcopy(self)
         nodes = [trial.place(bundle, excluded) for bundle in bundles]
         found = tuple(node for node in nodes if node is not None)
         if len(found) < len(bundles):
