@@ -181,11 +181,13 @@ def test_tokens_and_prices_are_those_of_the_rows(tmp_path):
 def test_a_job_previews_in_dagster(tmp_path, local):
     job = docs(tmp_path).build_preview_job()
     resources = {"store": vd.FragmentStore(root=str(tmp_path / "store")), "compute": local}
-    config = {"ops": {job.name: {"config": {"stage": "half", "rows": 2, "where": "n > 11"}}}}
+    config = {
+        "ops": {f"{job.name}_step": {"config": {"stage": "half", "rows": 2, "where": "n > 11"}}}
+    }
     done = job.execute_in_process(run_config=config, resources=resources)
     (output,) = [e.event_specific_data for e in done.all_events if e.is_successful_output]
     assert "ValueError: 13 cannot be halved" in output.metadata["preview"].value
     assert output.metadata["failed"].value == 1
-    wrong = {"ops": {job.name: {"config": {"stage": "halves"}}}}
+    wrong = {"ops": {f"{job.name}_step": {"config": {"stage": "halves"}}}}
     with pytest.raises(DefinitionError, match="stage is 'halves'; expected of 'clean', 'half'"):
         job.execute_in_process(run_config=wrong, resources=resources)

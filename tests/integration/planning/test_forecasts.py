@@ -86,7 +86,7 @@ def test_a_forecast_is_what_the_run_then_does(tmp_path, materialize):
 
     # The job for Dagster's UI reports the same.
     job = pipeline.build_plan_job()
-    config = {"ops": {job.name: {"config": {"partitions": "a..b", "select": "even"}}}}
+    config = {"ops": {f"{job.name}_step": {"config": {"partitions": "a..b", "select": "even"}}}}
     resources = {"store": vd.FragmentStore(root=store)}
     done = job.execute_in_process(run_config=config, resources=resources)
     (output,) = [e.event_specific_data for e in done.all_events if e.is_successful_output]
