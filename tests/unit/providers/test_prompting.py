@@ -363,7 +363,7 @@ def test_adapters_of_a_rows_own():
     )  # fmt: skip
     batch = pa.table({"text": ["a", "b", "c"], "own": ["one", None, "two"]})
     with pytest.raises(RowErrors) as raised:
-        asyncio.run(task.run(said, batch))
+        asyncio.run(task.run(said, in_turns(batch)))
     assert [request.adapter for request in said.requests] == ["/adapters/one", ""]
     message = "column 'own' has the adapter 'two'; expected null or one of 'one', '2'"
     assert str(raised.value.errors[2]) == message
