@@ -310,8 +310,9 @@ class LostCalls:
         again = rows and RetriedRows(rows.start, len(rows))
         if loss == "outside":
             return [again] if again else "start over"
-        self._consecutive_deaths[stage] += loss != "table" and worker not in self._dead
-        self._dead |= {worker} - {""}
+        if loss != "table" and worker not in self._dead:
+            self._consecutive_deaths[stage] += 1
+            self._dead |= {worker} - {""}
         if loss == "table" or self._consecutive_deaths[stage] > _MAX_CONSECUTIVE_DEATHS:
             again = None
         if again and again.rows > 1:

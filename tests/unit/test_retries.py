@@ -203,8 +203,10 @@ def test_a_stage_whose_workers_die_one_after_the_other_is_not_halved_for_ever():
     lost.decide("outside", "model", 0, SLICE)
     assert lost.decide("crash", "model", 0, SLICE) == "start over"
     lost.answered("model")
-    for _ in range(20):  # the calls of one worker
-        assert lost.decide("crash", "model", 0, SLICE, worker="a") == HALVES
+    lost.decide("table", "model", 1, None, worker="b")  # which is alive
+    for worker in ("a", *"a" * 19, *"bcdefghijklmnop"):  # the first has 20 calls
+        assert lost.decide("crash", "model", 0, SLICE, worker=worker) == HALVES
+    assert lost.decide("crash", "model", 0, SLICE, worker="q") == "start over"
 
 
 # Workers and servers

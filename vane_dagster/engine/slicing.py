@@ -78,13 +78,13 @@ class SliceSizer:
     ) -> int:
         """Rows of the next slice of a table: whole units worth about 500 ms, fewer towards the end.
 
-        A unit is a batch, or for async code a quarter of the batches in flight, as a worker then
-        computes several slices at a time. The units of the last table are of equal size and as many
-        for each worker, so that all finish together.
+        A unit is a batch, or for async code a quarter of the batches in flight, rounded up, as a
+        worker then computes several slices at a time. The units of the last table are of equal size
+        and as many for each worker, so that all finish together.
         """
         beside = max(1, spec.slots // 4)
         batches = spec.max_concurrency if spec.udf.is_async else 1
-        unit = math.ceil((spec.batch_size or DEFAULT_BATCH) * batches / beside)
+        unit = (spec.batch_size or DEFAULT_BATCH) * math.ceil(batches / beside)
         if last and rows >= unit * workers and spec.workers.max_batches is None:
             unit = math.ceil(rows / workers / math.ceil(rows / workers / unit))
         share = math.ceil(left / max(1, 2 * workers))

@@ -26,8 +26,9 @@ _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 _NOTHING = "(no answer)"
 """Stands for an empty answer in a conversation."""
 _ADVICE = {
-    "adapter": 'an adapter is for provider="vllm" with engine_kwargs={"enable_lora": True}. A '
-    "server takes the name of one of its adapters as the model's name",
+    "adapter": 'an adapter is for provider="vllm" with engine_kwargs={"enable_lora": True}, on '
+    "one node: not with Ray's executor. A server takes the name of one of its adapters as the "
+    "model's name",
     "reasoning": 'reasoning is returned by "openai" with api="chat", by "anthropic", and by vLLM '
     "with a reasoning_parser in engine_kwargs or in the server's flags",
 }

@@ -43,6 +43,8 @@ class VllmProvider(VllmEngine):
         engine = options.get("engine_kwargs") or {}
         own = {"adapter": "enable_lora", "reasoning": "reasoning_parser"}
         asked = {feature for feature, argument in own.items() if engine.get(argument)}
+        if engine.get("distributed_executor_backend") == "ray":
+            asked -= {"adapter"}  # whose folder is on the worker's node alone
         return frozenset({"image", "image url", "audio", *asked})
 
     def __init__(

@@ -13,10 +13,14 @@ from vane_dagster.storage.filesystem import Location
 IDLE_SECONDS = 600.0
 """Seconds that a pool stays warm without a lease, by default."""
 
+_LEAST = 0.0001
+"""Ray's unit of resources. `Workers.accelerator_type` reserves ten of them."""
+
 
 def shares(bundle: Mapping[str, float], ranks: int) -> list[Mapping[str, float]]:
-    """Divide a bundle evenly among ranks."""
-    return [{name: amount / ranks for name, amount in bundle.items()}] * ranks
+    """Divide a bundle evenly among ranks, into amounts that Ray does not round to 0."""
+    share = {name: max(_LEAST, amount / ranks) for name, amount in bundle.items()}
+    return [share] * ranks
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,10 @@ def test_the_ranks_of_a_worker_are_reserved_on_several_nodes_or_not_at_all(pool_
     _, again = pool_state.replace(start.worker, spread, {"n1": TWO_NODES["n1"]})
     assert again is not None
     assert again.nodes == ("", "", ""), "Ray waits for room"
+    (share, *_) = replace(
+        claim("e", **{"GPU": 24, "accelerator_type:H100": 0.001}), ranks=24
+    ).shares
+    assert share == {"GPU": 1, "accelerator_type:H100": 0.0001}, "Ray would round less to 0"
 
 
 # Expiry and restart

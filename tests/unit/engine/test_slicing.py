@@ -59,6 +59,9 @@ SIZES: dict[str, tuple[float | None, Any, int, int, bool, int]] = {
     "and is filled by its first ones": (
         None, spec(remote, batch_size=10, max_concurrency=8), MANY, 4, False, 20,
     ),
+    "of whole batches": (
+        None, spec(remote, batch_size=32, max_concurrency=5), MANY, 4, False, 64,
+    ),
     "a worker of few batches": (0.001, spec(batch_size=10, max_batches=3), MANY, 4, False, 30),
 }  # fmt: skip
 

@@ -75,8 +75,12 @@ def test_adapters_that_a_provider_does_not_take_are_refused(provider, tmp_path):
     model = vd.Model("m", adapter=write_adapter(tmp_path / "a"))
     with pytest.raises(vd.errors.DefinitionError, match=re.escape(ADAPTER)):
         docs(tmp_path).prompt("asked", "{text}", provider=provider, model=model)
-    with_lora = vd.Model("m", options=LORA, adapter=tmp_path / "a")
+    with_lora = replace(model, options=LORA)
     docs(tmp_path).prompt("asked", "{text}", provider="vllm", model=with_lora)
+    spread = {**LORA["engine_kwargs"], "distributed_executor_backend": "ray"}
+    on_ray = replace(model, options={"engine_kwargs": spread})
+    with pytest.raises(vd.errors.DefinitionError, match="not with Ray's executor"):
+        docs(tmp_path).prompt("asked", "{text}", provider="vllm", model=on_ray, gpus=2)
 
 
 def test_folders_that_are_no_adapters_are_refused(tmp_path):
