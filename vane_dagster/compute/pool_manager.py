@@ -268,9 +268,9 @@ class PoolManager:
         """Remove the placement groups of workers that have ended."""
         pools = self._pool_state.pools.values()
         for worker in self._groups - {worker for pool in pools for worker in pool.workers}:
-            self._groups.remove(worker)
             with contextlib.suppress(ValueError):  # it is gone already
                 remove_placement_group(get_placement_group(worker))
+            self._groups.remove(worker)  # if that failed, the next sweep tries again
 
     def _create(self, start: WorkerStart) -> None:
         bundle, threads, node = dict(start.claim.bundle), _threads(start), start.nodes[0]

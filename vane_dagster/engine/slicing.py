@@ -82,19 +82,19 @@ class SliceSizer:
         worker then computes several slices at a time. The units of the last table are of equal size
         and as many for each worker, so that all finish together.
         """
-        beside = max(1, spec.slots // 4)
-        batches = spec.max_concurrency if spec.udf.is_async else 1
+        beside, most = max(1, spec.slots // 4), spec.workers.max_batches
+        batches = spec.max_concurrency if spec.udf.is_async and most is None else 1
         unit = (spec.batch_size or DEFAULT_BATCH) * math.ceil(batches / beside)
-        if last and rows >= unit * workers and spec.workers.max_batches is None:
+        if last and rows >= unit * workers and most is None:
             unit = math.ceil(rows / workers / math.ceil(rows / workers / unit))
         share = math.ceil(left / max(1, 2 * workers))
         known = self._row_seconds.get(spec.name)
         if known is None:
             wanted = min(_FIRST_UNITS * unit // beside, share)
         else:
-            seconds = max(_SLICE_SECONDS, _DRIVER_SECONDS * workers)
-            wanted = int(seconds * beside / max(known, 1e-12))
+            seconds = max(_SLICE_SECONDS * beside, _DRIVER_SECONDS * workers * spec.slots)
+            wanted = int(seconds / max(known, 1e-12))
             wanted = min(wanted, share) if last else wanted
-        if spec.workers.max_batches is not None:
-            wanted = min(wanted, spec.workers.max_batches * (spec.batch_size or DEFAULT_BATCH))
+        if most is not None:  # of all slices that a worker has at a time
+            wanted = min(wanted, max(1, most // spec.slots) * (spec.batch_size or DEFAULT_BATCH))
         return min(left, unit * max(1, math.ceil(min(wanted, left) / unit)))

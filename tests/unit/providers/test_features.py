@@ -103,7 +103,7 @@ def test_the_content_of_an_adapter_counts_where_it_is_named(tmp_path):
     for name in "ab":
         write_adapter(root / name)
     rows = pa.schema({"id": pa.int64(), "text": pa.string(), "own": pa.string()})
-    adapters = {"plain": None, "a": root / "a", "b": root / "b", "own": root / "{own}"}
+    adapters = {"plain": None, "a": root / "a", "b": root / "b", "own": f"{root}/{{own}}/"}
 
     def identities() -> tuple[list[dict[str, Any]], Any]:
         pipeline = docs(tmp_path, own=["a", "b", None, "c"])
