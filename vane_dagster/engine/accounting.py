@@ -12,7 +12,7 @@ from vane_dagster.events import Progress, StageStats
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.manifest import PartInfo
-from vane_dagster.worker.reports import WorkReport
+from vane_dagster.worker.reports import SharedSeconds, WorkReport
 
 _PROGRESS_SECONDS = 0.5
 
@@ -53,30 +53,6 @@ class StageRows:
         known, source = sum(self._known.values()), sum(self._source[each] for each in self._known)
         unknown = sum(self._source.values()) - source
         return max(self.done, known + round(unknown * (known / source if source else 1.0)))
-
-
-class SharedSeconds:
-    """Divides the time for which a stage is active among the partitions with calls in flight.
-
-    A partition's share of the time between two changes is its share of the calls in flight. All
-    shares add up to the time for which the stage was active.
-    """
-
-    def __init__(self) -> None:
-        self._at = self._seconds_a_call = 0.0
-        self._calls = 0
-        self._own: dict[int, tuple[int, float]] = {}
-
-    def change(self, partition: int, calls: int, now: float) -> float:
-        """Change a partition's calls in flight; return its seconds since its last change."""
-        if self._calls:
-            self._seconds_a_call += (now - self._at) / self._calls
-        self._at = now
-        self._calls += calls
-        own, before = self._own.pop(partition, (0, 0.0))
-        if own + calls:
-            self._own[partition] = own + calls, self._seconds_a_call
-        return own * (self._seconds_a_call - before)
 
 
 class WaveProgress:

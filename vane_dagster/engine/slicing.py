@@ -92,7 +92,7 @@ class SliceSizer:
         if known is None:
             wanted = min(_FIRST_UNITS * unit // beside, share)
         else:
-            seconds = max(_SLICE_SECONDS * beside, _DRIVER_SECONDS * workers * spec.slots)
+            seconds = max(_SLICE_SECONDS * beside / spec.slots, _DRIVER_SECONDS * workers)
             wanted = int(seconds / max(known, 1e-12))
             wanted = min(wanted, share) if last else wanted
         if most is not None:  # of all slices that a worker has at a time

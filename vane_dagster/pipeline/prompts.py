@@ -142,7 +142,7 @@ def _adapters(location: str, model: Any, made_later: bool) -> tuple[Any, str]:
     folder = model.adapter if isinstance(model, Model) else None
     if folder is None:
         return None, ""
-    parent, name = os.path.split(folder.rstrip(os.sep))
+    parent, name = os.path.split(os.fspath(folder).rstrip(os.sep))
     if (column := single_column(name)) is None:
         check_local_files(location, [local_file(os.path.join(folder, _ADAPTER))], made_later)
         return local_file(folder), ""

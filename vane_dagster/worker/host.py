@@ -64,6 +64,7 @@ from vane_dagster.worker.reports import (
     Computed,
     Fault,
     LoadReport,
+    SharedSeconds,
     Tally,
     WorkerStatus,
     WorkReport,
@@ -97,6 +98,7 @@ class Host:
         self.startup = Startup()
         self.served = 0
         self.busy = 0
+        self._shared = SharedSeconds()
 
     def load(self, call: LoadCall) -> LoadReport:
         """Construct the model, unless it is loaded. A failure is reported, not raised."""
@@ -213,8 +215,8 @@ class Host:
         """Run a task. A failure is reported, not raised."""
         if work.lease in self._revoked:
             return None, WorkReport(cancelled=True)
-        started = time.perf_counter()
-        self.busy += 1
+        started, call = time.perf_counter(), object()
+        self._change_calls(call, 1)
         try:
             computed = self._do(work, tables)
             if computed.report.cancelled:
@@ -243,19 +245,20 @@ class Host:
             fault = work_fault(work, contained(error))
             return None, WorkReport(fault=fault, output=self._printed.drain())
         finally:
-            self.busy -= 1
+            seconds = self._change_calls(call, -1)
             check_descriptors()
         calls_model = _calls_model(work)
         made = computed.called or computed
         rows_in = made.report.tally.rows_in
         self.served += made.report.batches if calls_model else 1
-        seconds = time.perf_counter() - started
         if calls_model and rows_in:
             self._row_seconds = seconds / rows_in
+        share = seconds / (time.perf_counter() - started)
         report = replace(
             made.report,
             rows_out=made.rows.num_rows,
             bytes_out=table.nbytes if work.keep and table is not None else 0,
+            call_seconds=share * made.report.call_seconds,
             seconds=seconds,
             part=part,
             output=self._printed.drain(),
@@ -263,6 +266,12 @@ class Host:
             unused_gpu=unused_gpu() if calls_model and rows_in else "",
         )
         return (table if work.keep else None), report
+
+    def _change_calls(self, call: object, calls: int) -> float:
+        """Begin or end a call; return its share of the time since it began."""
+        with self._lock:
+            self.busy += calls
+            return self._shared.change(call, calls, time.perf_counter())
 
     def _do(self, work: Work, tables: Sequence[pa.Table]) -> Computed:
         op = work.op

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields
 
 import pyarrow as pa
@@ -94,6 +94,30 @@ class Fault:
         return ERRORS.get(self.kind, VaneError)(text)
 
 
+class SharedSeconds:
+    """Divides the time in which calls are in flight among those that make them.
+
+    An owner's share of the time between two changes is its share of the calls in flight. All
+    shares add up to the time in which there were any.
+    """
+
+    def __init__(self) -> None:
+        self._at = self._seconds_a_call = 0.0
+        self._calls = 0
+        self._own: dict[Hashable, tuple[int, float]] = {}
+
+    def change(self, owner: Hashable, calls: int, now: float) -> float:
+        """Change an owner's calls in flight; return its seconds since its last change."""
+        if self._calls:
+            self._seconds_a_call += (now - self._at) / self._calls
+        self._at = now
+        self._calls += calls
+        own, before = self._own.pop(owner, (0, 0.0))
+        if own + calls:
+            self._own[owner] = own + calls, self._seconds_a_call
+        return own * (self._seconds_a_call - before)
+
+
 @dataclass(frozen=True)
 class WorkReport:
     """The report of a task to the driver: a few numbers, never rows.
@@ -105,7 +129,7 @@ class WorkReport:
             last share is not computed.
         found_elsewhere: Rows that were found in other partitions, if rows were looked up.
         bytes_out: Bytes of the rows that are passed on in memory.
-        seconds: Seconds that the worker took.
+        seconds: The call's share of its worker's time, in seconds; see `SharedSeconds`.
         call_seconds: Seconds of these in the user's code.
         batches: Calls of the user's code.
         retries: Calls of these that repeat one after a transient error.

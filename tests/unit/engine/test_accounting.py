@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.engine.accounting import SharedSeconds, count_error, fault_limit_error
+from vane_dagster.engine.accounting import count_error, fault_limit_error
 from vane_dagster.engine.fragment_state import FragmentState, make_task_states
 from vane_dagster.events import StageStats
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
+from vane_dagster.worker.reports import SharedSeconds
 
 
 def model(batch: Any) -> Any:

@@ -63,7 +63,7 @@ SIZES: dict[str, tuple[float | None, Any, int, int, bool, int]] = {
         None, spec(remote, batch_size=32, max_concurrency=5), MANY, 4, False, 64,
     ),
     "many async workers too": (
-        0.001, spec(remote, batch_size=10, max_concurrency=8), MANY, 400, False, 32_000,
+        0.001, spec(remote, batch_size=10, max_concurrency=8), MANY, 400, False, 2_000,
     ),
     "an async worker of few batches": (
         0.001, spec(remote, batch_size=10, max_concurrency=8, max_batches=32), MANY, 4, False, 20,

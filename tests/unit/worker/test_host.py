@@ -1,14 +1,18 @@
-"""A worker that is stopped."""
+"""A worker that is stopped, and the seconds of its calls."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import cloudpickle
 import pyarrow as pa
+import pytest
 
 from vane_dagster.compute.api import forwarded
 from vane_dagster.pipeline.contracts import BatchCall
@@ -22,32 +26,55 @@ from vane_dagster.worker.pools import ModelSpec, PoolSpec
 from vane_dagster.worker.protocol import CallUdf, TableRows, Work
 
 
-def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(tmp_path, monkeypatch):
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     for name in ("stdout", "stderr"):  # which a host taps
         monkeypatch.setattr(sys, name, getattr(sys, name))
     monkeypatch.setattr(OutputTap, "_instance", None)
-    host = Host()
+    return Host()
 
+
+WORK = Work(
+    "stage 'docs/m', fragment 0",
+    CallUdf(cloudpickle.dumps({}), None, BatchCall(), 5, "one_to_one", 16, ("id",), ()),
+    (TableRows(0),),
+    pa.schema({"id": pa.int64()}),
+    "id",
+    None,
+    keep=False,
+    lease="lease",
+)
+ROWS = pa.table({"id": range(10)})
+
+
+def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(host, tmp_path):
     def told_to_stop(batch):
         host.revoke("lease")
         return batch
 
     host.hold(ModelSpec("told_to_stop", False, "", b""), told_to_stop)
-    work = Work(
-        "stage 'docs/m', fragment 0",
-        CallUdf(cloudpickle.dumps({}), None, BatchCall(), 5, "one_to_one", 16, ("id",), ()),
-        (TableRows(0),),
-        pa.schema({"id": pa.int64()}),
-        "id",
-        PartTarget(Location(str(tmp_path)), "key", "id"),
-        keep=False,
-        lease="lease",
-    )
+    target = PartTarget(Location(str(tmp_path)), "key", "id")
 
-    _, report = host.run(work, pa.table({"id": range(10)}))
+    _, report = host.run(replace(WORK, target=target), ROWS)
 
     assert report.cancelled
     assert not any(tmp_path.iterdir())
+
+
+def test_calls_that_run_together_share_the_seconds_of_their_worker(host):
+    together = threading.Barrier(4)
+
+    def meet(batch):
+        together.wait()
+        return batch
+
+    host.hold(ModelSpec("meet", False, "", b""), meet)
+    began = time.perf_counter()
+    with ThreadPoolExecutor(4) as threads:
+        reports = [report for _, report in threads.map(lambda _: host.run(WORK, ROWS), range(4))]
+    assert sum(report.call_seconds for report in reports) > 0
+    for name in ("call_seconds", "seconds"):
+        assert sum(getattr(report, name) for report in reports) <= time.perf_counter() - began
 
 
 def test_a_model_whose_server_is_gone_when_it_is_constructed_is_tried_again(monkeypatch):
