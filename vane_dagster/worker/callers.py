@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from vane_dagster._user_errors import contained
+from vane_dagster.errors import StageError
 from vane_dagster.pipeline.contracts import BatchCall, ColumnsCall, RequestsCall, RowCall, TypesCall
 from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.column_results import as_columns, column_arguments
@@ -89,7 +90,10 @@ class UserCode:
         rows: Iterable[tuple[Any, ...]],
         call: Callable[..., Coroutine[Any, Any, Any]],
     ) -> list[Any]:
-        """Call async code for each row in room of its own; return results, or their errors."""
+        """Call async code for each row in room of its own; return results, or their errors.
+
+        A `StageError` is raised at once: the other rows would have it too.
+        """
         answers: list[Any] = [None] * count
         turns, numbered = iter(range(count)), enumerate(rows)
 
@@ -99,7 +103,10 @@ class UserCode:
                     if self.revoked():
                         raise Revoked
                     place, values = next(numbered)
-                    answers[place] = await within(self.op.policy.timeout_s, call(*values))
+                    answer = await within(self.op.policy.timeout_s, call(*values))
+                    if isinstance(answer, StageError):
+                        raise answer
+                    answers[place] = answer
 
         in_flight = min(self.op.max_concurrency, count)
         tasks = [asyncio.ensure_future(next_rows()) for _ in range(in_flight)]

@@ -19,6 +19,7 @@ import pytest
 
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
+from vane_dagster.errors import StageError
 from vane_dagster.retries import Backoff
 from vane_dagster.worker.kept_values import kept
 
@@ -286,6 +287,19 @@ def test_rows_in_flight_are_bounded():
     table = pa.table({"id": range(50), "n": range(50)})
     assert column(fn, table=table, max_concurrency=7) == list(range(50))
     assert state["most"] == 7
+
+
+def test_an_error_of_the_stage_ends_the_calls_for_other_rows():
+    seen: list[int] = []
+
+    async def fn(n: int) -> int:
+        seen.append(n)
+        raise StageError("rejected key")
+
+    table = pa.table({"id": range(50), "n": range(50)})
+    with pytest.raises(StageError, match="rejected key"):
+        column(fn, table=table, max_concurrency=2, on_error="quarantine")
+    assert len(seen) <= 2
 
 
 @pytest.mark.parametrize("style", ["sync", "async"])
