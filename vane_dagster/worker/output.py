@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import threading
@@ -11,7 +12,7 @@ from typing import Any, TextIO
 from vane_dagster._user_errors import clean
 
 _MAX_CHARACTERS = 64_000
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)")
+_OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
 """Text that a terminal would not show any more, such as former states of a progress bar."""
 
 
@@ -41,25 +42,33 @@ class OutputTap:
         """Return the text written since the last call."""
         with self._lock:
             kept, self._kept = self._kept, ""
-        return clean(_OVERWRITTEN.sub("", kept))
+        text = clean(_OVERWRITTEN.sub("", kept))
+        return text if text.strip() else ""
 
 
 class _Tapped:
     """A stream that passes text on, and gives it to a tap."""
 
-    def __init__(self, through: TextIO, tap: OutputTap) -> None:
-        self._through = through
+    def __init__(self, through: TextIO | None, tap: OutputTap) -> None:
+        # A process that is started with closed streams has None in place of them.
+        self._through = through or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         self._tap = tap
 
     def write(self, text: str) -> int:
         self._tap.keep(text)
-        with contextlib.suppress(ValueError):  # user code may have closed it
+        with contextlib.suppress(ValueError, OSError):  # closed by user code, or by the other end
             self._through.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OSError):
             self._through.flush()
+
+    def __enter__(self) -> _Tapped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._through, name)

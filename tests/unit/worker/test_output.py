@@ -1,0 +1,57 @@
+"""What user code writes to the standard streams of a worker."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from vane_dagster.worker.output import OutputTap
+
+
+@pytest.fixture
+def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OutputTap]:
+    def installed(stdout: io.StringIO | None) -> OutputTap:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "stderr", stdout)
+        monkeypatch.setattr(OutputTap, "_instance", None)
+        return OutputTap.installed()
+
+    return installed
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("0%\r50%\r100%\nnext", "100%\nnext"),
+        ("epoch 1\repoch 2\r", "epoch 2\r"),
+        ("first\r\nsecond\r\n", "first\r\nsecond\r\n"),
+        ("100%\r    \r", ""),
+        ("x" * 1_000_000, "x" * 64_000),  # one line, in time that grows with its length
+        ("\udcff\0", "\\udcff\\x00"),
+    ],
+)
+def test_the_log_has_what_a_terminal_would_show(tap, written, kept):
+    made = tap(io.StringIO())
+    print(written, end="")
+    assert (made.drain(), made.drain()) == (kept, "")
+
+
+class Gone(io.StringIO):
+    """A stream whose other end is closed."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("stream", [None, Gone(), io.StringIO()])
+def test_a_stream_that_is_closed_or_gone_costs_no_row(tap, stream):
+    made = tap(stream)
+    with sys.stdout as through:
+        through.write("a\n")
+    sys.stdout.close()
+    print("b", flush=True)
+    assert made.drain() == "a\nb\n"
+    sys.stderr.close()
