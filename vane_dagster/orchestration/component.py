@@ -5,14 +5,17 @@ Dagster inspects annotations at runtime, so this module does not postpone their 
 
 import importlib
 import json
+import keyword
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import resolve_name
 from typing import Annotated, Any, Literal
 
 import dagster as dg
 from dagster.components.resolved.core_models import OpSpec
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
-from pydantic import create_model
+from pydantic import Field, create_model
 
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.orchestration import assets as built
@@ -21,8 +24,8 @@ from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.pipeline import Pipeline
 from vane_dagster.orchestration.resources import Compute, LocalCluster, RayCompute
 from vane_dagster.orchestration.run_options import RunOptions
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Stage
-from vane_dagster.pipeline.records import Workers
 
 _SHARED: dict[str, Any] = {}
 """Resources by their arguments. Dagster refuses two that are equal but not the same object."""
@@ -43,8 +46,11 @@ def _in_yaml(resource: Any, **nested: Any) -> dg.Resolver:
 
 
 def _model(resource: Any, nested: Mapping[str, Any]) -> Any:
-    own = {name: (info.annotation, info) for name, info in resource.model_fields.items()}
-    fields: dict[str, Any] = {name: each for name, each in own.items() if each[1].description}
+    fields: dict[str, Any] = {
+        name: (info.annotation, Field(None, description=info.description))
+        for name, info in resource.model_fields.items()
+        if info.description  # the constraints are the resource's: a template is a text
+    }
     bases = (dg.Model, dg.Resolvable)
     return create_model(f"{resource.__name__}Arguments", __base__=bases, **fields, **nested)
 
@@ -81,10 +87,10 @@ class StageOverrides(dg.Model, dg.Resolvable):
     max_rss: int | None = None
     env_vars: list[str] | None = None
 
-    def of(self, location: str, gpus: float, workers: Workers) -> dict[str, Any]:
-        """Return the changed fields of a stage's spec."""
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        gpus = given.pop("gpus", gpus)
+    def of(self, location: str, spec: MapBatchesSpec) -> MapBatchesSpec:
+        """Return a stage's spec with the changes; a null changes nothing."""
+        given = self.model_dump(exclude_none=True)
+        gpus, workers = given.pop("gpus", spec.gpus), spec.workers
         if "concurrency" in given:
             count = given.pop("concurrency")
             given["count"] = tuple(count) if isinstance(count, list) else count
@@ -94,19 +100,18 @@ class StageOverrides(dg.Model, dg.Resolvable):
             workers = replace(workers, **given)
         except DefinitionError as error:
             raise DefinitionError(f"{location}: overrides: {error}") from None
-        workers._bundle(f"{location}: overrides", gpus)
-        return {"gpus": gpus, "workers": workers}
+        return spec.with_workers(f"{location}: overrides", gpus, workers)
 
 
 def _load_pipeline(context: dg.ResolutionContext, path: str) -> Pipeline:
-    """Return the pipeline at a Python path; one that begins with a dot is in the same folder."""
+    """Return the pipeline at a Python path; one that begins with a dot is relative."""
     from dagster import ComponentLoadContext
 
     module, _, name = path.rpartition(".")
     if path.startswith("."):
         load = ComponentLoadContext.from_resolution_context(context)
-        module = load.defs_relative_module_name(load.path) + module
-    if not module or not name:
+        module = resolve_name(module or ".", load.defs_relative_module_name(load.path))
+    if not module or not name.isidentifier():
         raise DefinitionError(
             f"pipeline: {path!r}; expected a module and the name of a pipeline in it, as "
             "'.pipeline.docs' or 'my_project.pipelines.docs'"
@@ -127,7 +132,9 @@ class PipelineScaffolder(dg.Scaffolder[Any]):
 
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
         """Write ``defs.yaml`` and ``pipeline.py``."""
-        name = "".join(c if c.isalnum() else "_" for c in request.target_path.name.lower())
+        name = re.sub(r"[^a-z0-9_]", "_", request.target_path.name.lower())
+        if not name.isidentifier() or keyword.iskeyword(name):
+            name = f"pipeline_{name}"
         attributes = {"pipeline": f".pipeline.{name}", "compute": {}, "store": {}}
         dg.scaffold_component(request, attributes)
         text = _EXAMPLE.replace("NAME", name)
@@ -177,7 +184,8 @@ class PipelineComponent(dg.Component, dg.Resolvable):
             Default: the resource ``compute`` of the project.
         store: The arguments of `FragmentStore`. Default: the resource ``store`` of the project.
         translation: Attributes of the stages' assets, such as ``group_name``, ``tags``, ``owners``
-            and ``description``. Templates may use ``stage``, such as ``{{ stage.name }}``, and
+            and ``description``, but not what follows from the stage: key, dependencies, partitions
+            and code version. Templates may use ``stage``, such as ``{{ stage.name }}``, and
             ``spec``.
         op: The step's ``backfill_policy``, ``pool`` and ``tags``, in place of the pipeline's.
         overrides: By stage, the resources and numbers of its workers. They count in no key.
@@ -196,7 +204,7 @@ class PipelineComponent(dg.Component, dg.Resolvable):
     overrides: dict[str, StageOverrides] = field(default_factory=dict)
 
     def get_asset_spec(self, stage: Stage) -> dg.AssetSpec:
-        """Return the asset spec of a stage; a subclass may change all but its key."""
+        """Return the asset spec of a stage; a subclass may change what `translation` may."""
         spec = stage_spec(stage.pipeline, stage.spec)
         return self.translation(spec, stage) if self.translation else spec
 
@@ -254,9 +262,13 @@ class PipelineComponent(dg.Component, dg.Resolvable):
                     f"{location}: overrides has {name!r}, a {spec.kind} stage, which has no workers"
                     " of its own; leave it out"
                 )
-            changed = overrides.of(pipeline._location(name), spec.gpus, spec.workers)
-            pipeline = pipeline._with_spec(replace(spec, **changed))
+            pipeline = pipeline._with_spec(overrides.of(pipeline._location(name), spec))
         if self.op:
+            if ignored := self.op.model_fields_set - {"backfill_policy", "pool", "tags"}:
+                raise DefinitionError(
+                    f"{location}: op has {names(sorted(ignored))}; expected backfill_policy, pool "
+                    "or tags. The step is named after the pipeline"
+                )
             given: Mapping[str, Any] = {
                 "backfill_policy": self.op.backfill_policy,
                 "pool": self.op.pool,

@@ -364,6 +364,13 @@ class MapBatchesSpec(StageKind):
             is_inferred=False,
         )
 
+    def with_workers(self, location: str, gpus: float, workers: Workers) -> MapBatchesSpec:
+        """Return the spec with other workers; DefinitionError if the stage cannot have them."""
+        workers._bundle(location, gpus)
+        made = replace(self, gpus=gpus, workers=workers)
+        _ = made.ranks
+        return made
+
     def with_schema(self, pipeline: Pipeline, schema: pa.Schema) -> MapBatchesSpec:
         """Return the stage with its inferred schema."""
         location = pipeline._location(self.name)

@@ -26,7 +26,7 @@ from vane_dagster.pipeline.identity import (
     value_identity,
 )
 from vane_dagster.pipeline.map_spec import MapBatchesSpec, Versions
-from vane_dagster.pipeline.records import Model, StageOptions, refuse_for_prompts
+from vane_dagster.pipeline.records import Model, StageOptions, Workers, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.pipeline.texts import texts_of
 from vane_dagster.pipeline.udf import Udf
@@ -134,6 +134,17 @@ class ModelStageSpec(MapBatchesSpec):
             return int(find(options, self.gpus)) if inspect.ismethod(find) else 1
         except ValueError as error:
             raise DefinitionError(f"stage {self.name!r}: {error}") from error
+
+    def with_workers(self, location: str, gpus: float, workers: Workers) -> MapBatchesSpec:
+        """See `MapBatchesSpec`; the workers share the limits of the model."""
+        if workers.count == "auto" and hasattr(self.provider, "shared_by"):
+            raise DefinitionError(
+                f'{location}: concurrency="auto" cannot divide the limits of {self.model.name!r} '
+                "among its workers. Leave it out: one worker has many requests in flight"
+            )
+        most = workers.count[1] if isinstance(workers.count, tuple) else 1
+        udf = replace(self.udf, kwargs={**self.udf.kwargs, "workers": most})
+        return replace(super().with_workers(location, gpus, workers), udf=udf)
 
     @property
     def deadline_s(self) -> float | None:
@@ -273,18 +284,12 @@ class ModelStageRows:
         _check_features(location, found, given["options"], model_task)
         label = f"{found.__name__}({record.name!r})"
         workers = options.workers._of(location, options.gpus or 0, True)
-        if workers.count == "auto" and hasattr(found, "shared_by"):
-            raise DefinitionError(
-                f'{location}: concurrency="auto" cannot divide the limits of {record.name!r} among '
-                "its workers. Leave it out: one worker has many requests in flight"
-            )
         workers = replace(workers, max_concurrency=workers.max_concurrency or in_flight)
-        most = workers.count[1] if isinstance(workers.count, tuple) else 1
         udf = Udf(
             target=functools.partial(ModelClient, found),
             stateful=True,
             style="async",
-            kwargs={"model_task": model_task, "workers": most},
+            kwargs={"model_task": model_task},
             constructor_kwargs=given,
             options=CallOptions(name_override=label),
         )
@@ -314,8 +319,7 @@ class ModelStageRows:
             model=record,
             model_task=model_task,
         )
-        _ = spec.ranks  # refused here, where it is declared
-        return self.pipeline._add_udf(spec)
+        return self.pipeline._add_udf(spec.with_workers(location, spec.gpus, workers))
 
     def _check_columns(self, location: str, model_task: ModelTask, options: StageOptions) -> None:
         """Raise DefinitionError for columns that are known to be missing or duplicate."""

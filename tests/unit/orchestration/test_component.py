@@ -43,6 +43,17 @@ def loaded(sandbox: DefsFolderSandbox, path: Path) -> dg.Definitions:
         return definitions
 
 
+def refused(sandbox: DefsFolderSandbox, path: Path) -> str:
+    """The texts of the error that a component raises, and of its causes."""
+    with pytest.raises(Exception) as raised:  # noqa: PT011  # Dagster's own, with file and line
+        loaded(sandbox, path)
+    errors, found = [], raised.value
+    while found is not None:
+        errors.append(str(found))
+        found = found.__cause__
+    return "\n".join(errors)
+
+
 def spec_of(definitions: dg.Definitions, key: str) -> dg.AssetSpec:
     return (
         definitions.resolve_asset_graph()
@@ -69,13 +80,24 @@ def test_a_scaffolded_component_has_assets_jobs_and_resources(sandbox):
 
 def test_yaml_has_what_differs_between_deployments(sandbox, monkeypatch):
     monkeypatch.setenv("LAKE", "s3://lake")
+    monkeypatch.setenv("MINUTES", "30")
     path = scaffolded(
         sandbox,
-        compute={"cluster": {"idle_minutes": 30, "num_gpus": 2}, "prices": {"gpu_hour": 2.5}},
-        store={"root": "{{ env.LAKE }}/.vane"},
+        compute={
+            "cluster": {"idle_minutes": "{{ env.MINUTES }}", "num_gpus": 2},
+            "prices": {"gpu_hour": 2.5},
+        },
+        store={"root": "{{ env('LAKE') }}/.vane"},
         translation={"group_name": "search", "tags": {"stage": "{{ stage.name }}"}},
         op={"backfill_policy": {"type": "multi_run"}, "pool": "gpu", "tags": {"team": "nlp"}},
-        overrides={"sentiment": {"gpus": 0.5, "concurrency": [1, 4], "env_vars": ["HF_TOKEN"]}},
+        overrides={
+            "sentiment": {
+                "gpus": 0.5,
+                "concurrency": [1, 4],
+                "memory": None,
+                "env_vars": ["HF_TOKEN"],
+            }
+        },
     )
     plain = loaded(sandbox, scaffolded(sandbox, "other"))
     definitions = loaded(sandbox, path)
@@ -91,6 +113,35 @@ def test_yaml_has_what_differs_between_deployments(sandbox, monkeypatch):
     assert (assets.op.pool, assets.op.tags["team"]) == ("gpu", "nlp")
     stage = PIPELINES["docs"]["sentiment"].spec
     assert (stage.gpus, stage.workers.count, stage.workers.env_vars) == (0.5, (1, 4), ("HF_TOKEN",))
+    assert stage.workers.memory == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("my-docs", "my_docs"), ("2docs", "pipeline_2docs"), ("class", None)]
+)
+def test_any_folder_has_a_pipeline_with_a_name_of_python(sandbox, folder, name):
+    definitions = loaded(sandbox, scaffolded(sandbox, folder))
+    assert spec_of(definitions, f"{name or 'pipeline_class'}/sentiment")
+
+
+PROMPT = """
+import vane_dagster as vd
+
+docs = vd.Pipeline("docs", source=vd.table([{"id": 1, "text": "a"}]), id="id")
+docs.prompt("short", "{text}", provider="openai", model="gpt-5-mini")
+"""
+
+
+def test_workers_share_the_limits_of_a_model_whoever_sets_their_number(sandbox):
+    path = scaffolded(sandbox, overrides={"short": {"concurrency": [1, 4]}})
+    (path.parent / "shared.py").write_text(PROMPT)
+    file = path / "defs.yaml"
+    file.write_text(file.read_text().replace(".pipeline.docs", "..shared.docs"))
+    loaded(sandbox, path)
+    assert PIPELINES["docs"]["short"].spec.udf.kwargs["workers"] == 4
+    text = re.sub(r"concurrency:\s+- 1\s+- 4", "concurrency: auto", file.read_text())
+    file.write_text(text)
+    assert 'overrides: concurrency="auto" cannot divide the limits' in refused(sandbox, path)
 
 
 def test_components_with_equal_resources_share_them(sandbox):
@@ -121,15 +172,12 @@ def test_a_component_without_resources_takes_those_of_the_project(sandbox):
         ),
         ({"overrides": {"sentiment": {"gpus": -1}}}, "stage 'docs/sentiment': overrides: "),
         ({"compute": {"clusters": {}}}, "compute.*clusters"),
+        ({"op": {"name": "step"}}, "op has 'name'; expected backfill_policy, pool or tags"),
+        ({"translation": {"deps": ["raw"]}}, "does not depend on 'docs/source', which the stage"),
+        ({"translation": {"code_version": "2"}}, "code_version='2'; expected"),
         ({"translation": {"key": "other"}}, "expected docs/sentiment, by which the store keeps"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_place(sandbox, attributes, expected):
     path = scaffolded(sandbox, **attributes)
-    with pytest.raises(Exception) as raised:  # noqa: PT011  # Dagster's own, with file and line
-        loaded(sandbox, path)
-    errors, found = [], raised.value
-    while found is not None:
-        errors.append(str(found))
-        found = found.__cause__
-    assert re.search(expected, "\n".join(errors), re.DOTALL), errors
+    assert re.search(expected, refused(sandbox, path), re.DOTALL)
