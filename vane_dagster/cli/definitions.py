@@ -100,13 +100,16 @@ def _project_module() -> str:
     The folder with its code is added to the path.
     """
     for folder in (Path.cwd(), *Path.cwd().parents):
-        file = folder / "pyproject.toml"
-        project = file.is_file() and tomli.loads(file.read_text(encoding="utf-8"))
-        if project and (found := project.get("tool", {}).get("dg", {}).get("project")):
+        file = folder / "dg.toml"  # dg ignores the other one beside it
+        file = file if file.is_file() else folder / "pyproject.toml"
+        found = tomli.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if file.name == "pyproject.toml":
+            found = found.get("tool", {}).get("dg", {})
+        if project := found.get("project"):
             code = folder / "src"
             sys.path.insert(0, str(code if code.is_dir() else folder))
-            default = f"{found['root_module']}.definitions"
-            return str(found.get("code_location_target_module", default))
+            default = f"{project['root_module']}.definitions"
+            return str(project.get("code_location_target_module", default))
     raise click.UsageError(
         "give the definitions, as -f defs.py or -m my.definitions, or call this in a dg project"
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import dagster as dg
 
+from vane_dagster._secrets import masked
 from vane_dagster._texts import in_partition
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.figures import computation_figures
@@ -359,8 +360,8 @@ def _observes_source(context: dg.AssetExecutionContext, pipeline: Pipeline) -> b
 
 
 def failure_message(failure: Failed) -> str:
-    """Return the error, prefixed with its stage and partition unless it begins with its stage."""
-    text = str(failure.error)
+    """Return the error, masked, with its stage and partition unless it begins with its stage."""
+    text = masked(str(failure.error))
     if text.startswith("stage "):
         return text
     return f"stage {failure.stage!r}{in_partition(failure.partition)}: {text}"

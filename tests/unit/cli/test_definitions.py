@@ -52,3 +52,20 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_usage(words: list[str], message: str) -> None:
     done = CliRunner().invoke(main, words)
     assert (done.exit_code, message in done.output) == (2, True), done.output
+
+
+@pytest.mark.parametrize(
+    ("file", "above"), [("pyproject.toml", "tool.dg."), ("dg.toml", "")], ids=lambda given: given
+)
+def test_definitions_are_those_of_the_dg_project_around_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, above: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.dg.workspace]\n")
+    project = f"[{above}project]\nroot_module = 'mine'\n"
+    target = "code_location_target_module = 'defs_of_test'\n"
+    (tmp_path / file).write_text(project + target)
+    (tmp_path / "src" / "deep").mkdir(parents=True)
+    (tmp_path / "defs_of_test.py").rename(tmp_path / "src" / "defs_of_test.py")
+    monkeypatch.chdir(tmp_path / "src" / "deep")
+    done = CliRunner().invoke(main, ["plan"])
+    assert "name one of the pipelines of the definitions: one, two" in done.output

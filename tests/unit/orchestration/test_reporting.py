@@ -1,9 +1,11 @@
-"""Counts of a run's partitions, from the engine's events alone."""
+"""What a run reports, from the engine's events alone."""
 
 from __future__ import annotations
 
 from support.counted_runs import Clock, counts, fragment
-from vane_dagster.events import Progress
+from vane_dagster.errors import VaneError
+from vane_dagster.events import Failed, Progress
+from vane_dagster.orchestration.reporting import failure_message
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.worker.reports import Tally, WorkReport
 
@@ -37,3 +39,9 @@ def test_rows_that_the_code_made_are_counted_and_those_of_copies_are_not():
     counted.add_part(run, run.task_states["a"], PartInfo("key", "digest", 1000, 1, copied=961))
 
     assert (stats[0, "a"].rows_in, stats[0, "a"].rows_out, stats[0, "a"].copied) == (40, 39, 961)
+
+
+def test_the_error_of_a_partition_is_masked_wherever_it_is_reported():
+    """That of the driver too, as of its store."""
+    error = VaneError("stage 'docs/m': s3://key:hidden-secret@bucket/part is gone")
+    assert "***@bucket" in failure_message(Failed("m", "a", error))
