@@ -4,7 +4,6 @@ Dagster inspects annotations at runtime, so this module does not postpone their 
 """
 
 import importlib
-import json
 import keyword
 import re
 from collections.abc import Iterator, Mapping
@@ -27,8 +26,8 @@ from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Stage
 
-_SHARED: dict[str, Any] = {}
-"""Resources by their arguments. Dagster refuses two that are equal but not the same object."""
+_SHARED: list[Any] = []
+"""Resources, each once. Dagster refuses two that are equal but not the same object."""
 
 
 def _in_yaml(resource: Any, **nested: Any) -> dg.Resolver:
@@ -57,12 +56,14 @@ def _model(resource: Any, nested: Mapping[str, Any]) -> Any:
 
 def _made(resource: Any, given: Mapping[str, Any]) -> Any:
     """Return the resource with some arguments."""
-    key = f"{resource.__name__} {json.dumps(given, sort_keys=True, default=repr)}"
-    if key not in _SHARED:
-        cluster = given.get("cluster")
-        made = {"cluster": LocalCluster(**cluster)} if cluster is not None else {}
-        _SHARED[key] = resource(**{**given, **made})
-    return _SHARED[key]
+    cluster = given.get("cluster")
+    nested = {"cluster": LocalCluster(**cluster)} if cluster is not None else {}
+    made = resource(**{**given, **nested})
+    for each in _SHARED:
+        if type(each) is resource and each == made:
+            return each
+    _SHARED.append(made)
+    return made
 
 
 _COMPUTE = _in_yaml(RayCompute, cluster=(_model(LocalCluster, {}) | None, None))

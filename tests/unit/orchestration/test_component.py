@@ -146,7 +146,7 @@ def test_workers_share_the_limits_of_a_model_whoever_sets_their_number(sandbox):
 
 def test_components_with_equal_resources_share_them(sandbox):
     scaffolded(sandbox, "first", store={"root": "store"})
-    scaffolded(sandbox, "second", store={"root": "store"})
+    scaffolded(sandbox, "second", store={"root": "store", "keep_sources": True})  # as by default
     with sandbox.build_all_defs() as definitions:
         assert definitions.resources["store"].root == "store"
 
