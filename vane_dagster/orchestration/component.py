@@ -106,11 +106,9 @@ class StageOverrides(dg.Model, dg.Resolvable):
 
 def _load_pipeline(context: dg.ResolutionContext, path: str) -> Pipeline:
     """Return the pipeline at a Python path; one that begins with a dot is relative."""
-    from dagster import ComponentLoadContext
-
     module, _, name = path.rpartition(".")
     if path.startswith("."):
-        load = ComponentLoadContext.from_resolution_context(context)
+        load = dg.ComponentLoadContext.from_resolution_context(context)
         module = resolve_name(module or ".", load.defs_relative_module_name(load.path))
     if not module or not name.isidentifier():
         raise DefinitionError(
