@@ -61,9 +61,12 @@ def write_part(
         target.key, "", table.num_rows, 0, low, high,
         measures=counted, sample=sample_rows(table), **facts,
     )  # fmt: skip
+    codecs = _codecs(table.schema, target.compression)
     data = encoded(
         table.replace_schema_metadata({"vane": part_footer(info)}),
-        compression=_codecs(table.schema, target.compression),
+        target.id,
+        compression=codecs,
+        use_dictionary=[path for path in codecs if path != target.id],
         dictionary_pagesize_limit=DICTIONARY_BYTES,
     )
     digest = rows_digest(data, target.salt)
@@ -71,16 +74,20 @@ def write_part(
     return replace(info, digest=digest, bytes=data.nbytes)
 
 
-def write_beside(folder: Location, key: str, suffix: str, table: pa.Table, **options: Any) -> str:
+def write_beside(
+    folder: Location, key: str, suffix: str, table: pa.Table, id: str | None = None, **options: Any
+) -> str:
     """Write a file of a fragment beside its part, before that is written; return its name."""
-    data = encoded(table, **options)
+    data = encoded(table, id, **options)
     name = f"{key}-{xxhash.xxh3_128_hexdigest(data)[:16]}{suffix}"
     folder.write(name, data)
     return name
 
 
-def encoded(table: pa.Table, **options: Any) -> memoryview:
-    """Return a table as a Parquet file whose pages have checksums."""
+def encoded(table: pa.Table, id: str | None = None, **options: Any) -> memoryview:
+    """Return a table as a Parquet file whose pages have checksums; ids that are numbers, packed."""
+    if id is not None and pa.types.is_integer(table.schema.field(id).type):
+        options["column_encoding"] = {id: "DELTA_BINARY_PACKED"}
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, write_page_checksum=True, **options)
     return memoryview(sink.getvalue())

@@ -85,8 +85,8 @@ def records_schema(id_type: pa.DataType) -> pa.Schema:
     """Return the schema of row records."""
     return pa.schema(
         [
-            (KEY_HIGH, pa.uint64()),
-            (KEY_LOW, pa.uint64()),
+            pa.field(KEY_HIGH, pa.uint64(), nullable=False),
+            pa.field(KEY_LOW, pa.uint64(), nullable=False),
             (ID, id_type),
             (OUTCOME, pa.uint8()),
             (EPOCH, pa.uint32()),
@@ -107,6 +107,7 @@ def write_records(folder: Location, key: str, records: pa.Table) -> str:
         key,
         SUFFIX,
         records,
+        ID,
         compression=codecs,
         use_dictionary=[OUTCOME, *ORIGIN],
         write_statistics=False,

@@ -60,6 +60,7 @@ from vane_dagster.worker.protocol import (
     Work,
 )
 from vane_dagster.worker.recorded_rows import (
+    equals_former,
     find_rows,
     open_index,
     read_patch,
@@ -71,6 +72,8 @@ from vane_dagster.worker.reports import Computed, Tally, WorkReport
 COMPUTED, DUPLICATE = -1, -2
 _KEYED_BYTES = 3 << 20
 """About the bytes that are encoded at a time: the encodings fit into the processor's cache."""
+_PIECES = 32
+"""About the bytes that encoding a value takes besides its own, unless it is a plain number."""
 
 _Numbers = npt.NDArray[Any]
 
@@ -136,8 +139,9 @@ def _keys(
         named = [versions.get(str(value)) for value in rows.column(name).to_pylist()]
         chosen.append(pa.chunked_array([pa.array(named, pa.string())]))
     found = np.empty((rows.num_rows, 2), np.uint64)
-    blocks = 1 + sum(column.nbytes + 32 * rows.num_rows for column in chosen) // _KEYED_BYTES
-    size = 1 + rows.num_rows // blocks
+    pieces = sum(not pa.types.is_primitive(column.type) for column in chosen)
+    taken_bytes = sum(column.nbytes for column in chosen) + _PIECES * pieces * rows.num_rows
+    size = 1 + rows.num_rows // (1 + taken_bytes // _KEYED_BYTES)
     for start in range(0, rows.num_rows, size):
         keys = row_keys([column.slice(start, size) for column in chosen])
         halves = np.frombuffer(keys.buffers()[1], "<u8").reshape(-1, 2)
@@ -174,8 +178,6 @@ class _KnownPlaces:
         if ROW_ERROR in rows.column_names:  # rows that the source could not read
             wanted = wanted[_numpy(pc.is_null(rows.column(ROW_ERROR)))[wanted]]
         wanted = self._without_duplicates(wanted, high, low)
-        if any(group.parts for group in lookup.groups):
-            wanted = wanted[np.argsort(high[wanted])]
         first = len(lookup.patches)
         for group in lookup.groups:
             if group.parts and len(wanted):
@@ -206,18 +208,22 @@ class _KnownPlaces:
         self.part[places[record]], self.record[places[record]] = number, record
 
     def _without_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
-        """Return the first row with each key; the others are duplicates of it."""
-        codes = _numpy(pa.array(high[wanted]).dictionary_encode().indices)
-        # Codes count up as they appear.
-        is_first = np.diff(np.maximum.accumulate(codes), prepend=-1) > 0
-        place = np.flatnonzero(~is_first)
-        equal = np.flatnonzero(is_first)[codes[place]]
-        # Of keys that share their high half, all but those of one are computed again.
-        is_same = low[wanted[place]] == low[wanted[equal]]
-        place, equal = place[is_same], equal[is_same]
-        self.part[wanted[place]] = DUPLICATE
-        self.record[wanted[place]] = wanted[equal]
-        return np.delete(wanted, place)
+        """Return the first row with each key, by their keys; the others are duplicates of it."""
+        # A number of each row has the first bits of its key, then its place among the wanted ones.
+        bits = np.uint64(len(wanted).bit_length())
+        numbers = high[wanted] >> bits << bits | np.arange(len(wanted), dtype=np.uint64)
+        numbers.sort()
+        by_key = wanted[numbers & ((np.uint64(1) << bits) - np.uint64(1))]
+        is_equal = equals_former(numbers >> bits)
+        if not is_equal.any():
+            return by_key
+        first = by_key[np.maximum.accumulate(np.where(is_equal, 0, np.arange(len(by_key))))]
+        # Of keys that share their first bits, all but those of one are computed again.
+        for halves in (high, low):
+            is_equal &= halves[by_key] == halves[first]
+        duplicates = by_key[is_equal]
+        self.part[duplicates], self.record[duplicates] = DUPLICATE, first[is_equal]
+        return by_key[~is_equal]
 
 
 def restore(
@@ -431,7 +437,7 @@ class _Restored:
 
 def taken(table: pa.Table, places: Places) -> pa.Table:
     """Return the rows at some positions; without a copy if these are all in order."""
-    if np.array_equal(places, np.arange(table.num_rows)):
+    if len(places) == table.num_rows and (places[1:] > places[:-1]).all():
         return table
     return unsliced(table).take(pa.array(places))
 

@@ -24,7 +24,8 @@ WORDS = [("c", 0, [3.0]), ("a", 0, [1.0]), ("a", 1, None), ("d", 0, None)]
 def part(tmp_path) -> RecordedPart:
     folder = Location(str(tmp_path / "store"))
     schema = records_schema(pa.string())
-    columns = {"id": IDS, "outcome": OUTCOMES, "run_id": ["x", "y", "x", "y"]}
+    keys = dict.fromkeys(("key_high", "key_low"), range(4))
+    columns = {"id": IDS, "outcome": OUTCOMES, "run_id": ["x", "y", "x", "y"], **keys}
     rows = [dict(zip(columns, row)) for row in zip(*columns.values())]
     records = write_records(folder, "k", pa.Table.from_pylist(rows, schema))
     names = ("id", "n", "values")
