@@ -1,8 +1,9 @@
 """The first minute of the project against an earlier commit, in pairs within one run.
 
-``make bench-smoke BASE=<commit>`` measures this checkout and the package of that commit in
-turns, each in an environment of its own over this one's dependencies. It fails if the median of the
-pairs' ratios is above 1.15 in any case:
+``make bench-smoke BASE=<commit>`` measures this checkout and the package of that commit, each in an
+environment of its own over this one's dependencies. Both sessions are up at the same time, and each
+figure is taken in both, one right after the other, so that a change of the machine's speed meets
+both. It fails if the median of the pairs' ratios is above 1.15 in any case:
 
 - ``definitions``: CPU seconds of a process that loads a pipeline of one stage.
 - ``cold``: seconds from the start of a process to the end of its first run, which starts a head.
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import compileall
-import json
 import os
 import statistics
 import subprocess
@@ -24,9 +24,10 @@ import sysconfig
 import tempfile
 import time
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,33 +37,36 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SMALL = 200
 FLOATS = [f"f{number}" for number in range(16)]
 RUNS = 5
+ANSWER = "seconds: "
 CASES = ("definitions", "cold", "warm", "done", "plain", "rows", "keys")
 
-Figures = Mapping[str, float]
+Pairs = dict[str, list[dict[str, float]]]
+"""The figures of each case, by side."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the pairs and print the table; return 1 if a case is slower than the limit."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smoke", description=__doc__)
     parser.add_argument("--base", help="commit to compare with (default: the last tag, or HEAD~1)")
-    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--sessions", type=int, default=3, help="sessions of each side")
     parser.add_argument("--rows", type=int, default=2_000_000, help="rows of `rows` and `keys`")
     parser.add_argument("--session", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.session:
-        print(json.dumps(_session(given.session)))
+        _serve(given.session)
         return 0
     base = _commit(given.base)
     with tempfile.TemporaryDirectory(prefix="vs-", dir="/tmp") as name:
         folder = Path(name)
         _write_input(folder, given.rows)
         sides = {"base": _environment(folder / "b", base), "this": _environment(folder / "t", None)}
-        pairs = []
-        for number in range(given.pairs):
+        pairs: Pairs = {case: [] for case in CASES}
+        for number in range(given.sessions):
             order = sorted(sides, reverse=bool(number % 2))
-            pairs.append({side: _measure(sides[side], folder, f"{side}{number}") for side in order})
-            print(f"pair {number + 1}: {json.dumps(pairs[-1])}", file=sys.stderr, flush=True)
-    print(f"{given.pairs} pairs; base: {base[:10]}; seconds are medians\n")
+            for case, measured in _measure({side: sides[side] for side in order}, folder, number):
+                pairs[case].append(measured)
+                print(f"{case}: {measured}", file=sys.stderr, flush=True)
+    print(f"{given.sessions} sessions each; base: {base[:10]}; seconds are medians\n")
     print("\n".join(table(pairs)))
     slower = [case for case, ratio in ratios(pairs).items() if ratio > LIMIT]
     if slower:
@@ -70,20 +74,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(slower))
 
 
-def ratios(pairs: Sequence[Mapping[str, Figures]]) -> dict[str, float]:
+def ratios(pairs: Pairs) -> dict[str, float]:
     """The median over the pairs of this checkout's figure by the base's, of each case."""
     return {
-        case: statistics.median(pair["this"][case] / pair["base"][case] for pair in pairs)
+        case: statistics.median(pair["this"] / pair["base"] for pair in pairs[case])
         for case in CASES
     }
 
 
-def table(pairs: Sequence[Mapping[str, Figures]]) -> list[str]:
+def table(pairs: Pairs) -> list[str]:
     """The lines of a Markdown table of the cases."""
-    lines = ["| | base | this | ratio |", "|---|---|---|---|"]
+    lines = ["| | base | this | ratio | pairs |", "|---|---|---|---|---|"]
     for case, ratio in ratios(pairs).items():
-        base, this = (statistics.median(p[side][case] for p in pairs) for side in ("base", "this"))
-        lines.append(f"| {case} | {base:.2f} | {this:.2f} | {ratio:.2f} |")
+        base, this = (statistics.median(p[side] for p in pairs[case]) for side in ("base", "this"))
+        lines.append(f"| {case} | {base:.2f} | {this:.2f} | {ratio:.2f} | {len(pairs[case])} |")
     return lines
 
 
@@ -134,31 +138,83 @@ def _write_input(folder: Path, rows: int) -> None:
             )
 
 
-def _measure(python: str, folder: Path, name: str) -> dict[str, float]:
-    """The figures of one side: the definitions in a process of their own, the rest in another."""
-    home = folder / name
-    home.mkdir()
-    environment = {
-        **{key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
-        "VANE_DAGSTER_HOME": str(home),
-        "DAGSTER_DISABLE_TELEMETRY": "1",
-    }
+def _measure(
+    sides: Mapping[str, str], folder: Path, number: int
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield the figures of a session of each side, one case and pair after the other.
+
+    Args:
+        sides: The interpreter of each side, in the order of the measurements.
+        folder: The folder of the input.
+        number: The number of the session.
+    """
     from benchmarks.definitions import IMPORTS, cpu_seconds  # a session has no such package
 
-    (home / "definitions.py").write_text(IMPORTS["definitions"])
-    definitions = cpu_seconds(python, home / "definitions.py", environment)
-    environment["SMOKE_STARTED"] = str(time.time())
+    homes = {side: folder / f"{side}{number}" for side in sides}
+    environments = {side: _variables(home) for side, home in homes.items()}
+    for home in homes.values():
+        home.mkdir()
+        (home / "definitions.py").write_text(IMPORTS["definitions"])
+    yield (
+        "definitions",
+        {
+            side: cpu_seconds(python, homes[side] / "definitions.py", environments[side])
+            for side, python in sides.items()
+        },
+    )
+    with ExitStack() as stack:
+        asks, cold = {}, {}
+        for side, python in sides.items():
+            started = time.perf_counter()
+            session = _session(python, homes[side], environments[side])
+            asks[side] = stack.enter_context(session)
+            asks[side]("warm", 0)
+            cold[side] = time.perf_counter() - started
+        yield "cold", cold
+        for case in CASES[2:]:
+            for run in range(0 if case in ("rows", "keys") else 1, RUNS + 1):
+                order = sorted(sides, reverse=bool((number + run) % 2))
+                measured = {side: asks[side](case, run) for side in order}
+                if run:
+                    yield case, measured
+
+
+def _variables(home: Path) -> dict[str, str]:
+    """The environment variables of a session."""
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return {**kept, "VANE_DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1"}
+
+
+@contextmanager
+def _session(
+    python: str, home: Path, environment: Mapping[str, str]
+) -> Iterator[Callable[[str, int], float]]:
+    """Start a session; what it yields runs a case there and returns its seconds."""
     command = [python, __file__, "--session", str(home)]
-    try:
-        done = subprocess.run(
-            command, env=environment, cwd=home, check=True, capture_output=True, text=True
-        )
-    except subprocess.CalledProcessError as error:
-        raise SystemExit(f"{name} failed:\n{error.stderr[-4000:]}") from error
-    finally:
-        stop = [python, "-m", "vane_dagster", "cluster", "stop"]
-        subprocess.run(stop, env=environment, cwd=home, capture_output=True)
-    return {"definitions": definitions, **json.loads(done.stdout.splitlines()[-1])}
+    pipe = subprocess.PIPE
+    log = home / "log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command, env=environment, cwd=home, stdin=pipe, stdout=pipe, stderr=errors, text=True
+        ) as process,
+    ):
+        given, answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
+
+        def ask(case: str, number: int) -> float:
+            print(case, number, file=given, flush=True)
+            for line in answers:
+                if line.startswith(ANSWER):
+                    return float(line.removeprefix(ANSWER))
+            raise SystemExit(f"{home.name} failed:\n{log.read_text()[-4000:]}")
+
+        try:
+            yield ask
+        finally:
+            given.close()
+            process.wait()
+            stop = [python, "-m", "vane_dagster", "cluster", "stop"]
+            subprocess.run(stop, env=environment, cwd=home, capture_output=True)
 
 
 def add(batch: pa.Table) -> dict[str, Any]:
@@ -208,43 +264,32 @@ def plain_asset(home: Path) -> Any:
     return plain
 
 
-def _session(home: Path) -> dict[str, float]:
-    """Measure in this process, from its start on."""
+def _serve(home: Path) -> None:
+    """Run the cases that standard input names, and print the seconds of each."""
     import dagster as dg
 
     import vane_dagster as vd
 
     with dg.DagsterInstance.local_temp(str(home)) as instance:
+        made, asset = {"rows": pipeline(home), "keys": pipeline(home, *FLOATS)}, plain_asset(home)
 
-        def seconds(made: Any, key: str, store: str) -> float:
+        def seconds(case: str, number: int) -> float:
+            key = "all" if case in made and number else f"p{number}"
+            # A run of all rows has a store of its own; those of few rows share one.
+            store = f"{case}{number}" if case in made else "small"
             resources = {
                 "compute": vd.RayCompute(),
                 "store": vd.FragmentStore(root=str(home / store)),
             }
-            return run(made.build_assets(), key, resources)
-
-        def run(asset: Any, key: str, resources: Mapping[str, Any]) -> float:
+            assets = asset if case == "plain" else made.get(case, made["rows"]).build_assets()
+            given = {} if case == "plain" else resources
             start = time.perf_counter()
-            dg.materialize([asset], partition_key=key, instance=instance, resources=resources)
+            dg.materialize([assets], partition_key=key, instance=instance, resources=given)
             return time.perf_counter() - start
 
-        def median(measured: Callable[[int], float]) -> float:
-            return statistics.median(measured(number) for number in range(1, RUNS + 1))
-
-        rows, keys = pipeline(home), pipeline(home, *FLOATS)
-        seconds(rows, "p0", "small")
-        cold = time.time() - float(os.environ["SMOKE_STARTED"])
-        warm = median(lambda number: seconds(rows, f"p{number}", "small"))
-        done = median(lambda number: seconds(rows, f"p{number}", "small"))
-        asset = plain_asset(home)
-        plain = median(lambda number: run(asset, f"p{number}", {}))
-        small = {"cold": cold, "warm": warm, "done": done, "plain": plain}
-
-        def large(made: Any) -> float:
-            seconds(made, "p0", made.name)
-            return median(lambda number: seconds(made, "all", f"{made.name}{number}"))
-
-        return {**small, "rows": large(rows), "keys": large(keys)}
+        for line in sys.stdin:
+            case, number = line.split()
+            print(f"{ANSWER}{seconds(case, int(number))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ class _KnownPlaces:
         bits = np.uint64(len(wanted).bit_length())
         numbers = high[wanted] >> bits << bits | np.arange(len(wanted), dtype=np.uint64)
         numbers.sort()
-        by_key = wanted[numbers & ((np.uint64(1) << bits) - np.uint64(1))]
+        by_key: Places = wanted[numbers & ((np.uint64(1) << bits) - np.uint64(1))]
         is_equal = equals_former(numbers >> bits)
         if not is_equal.any():
             return by_key
@@ -223,7 +223,8 @@ class _KnownPlaces:
             is_equal &= halves[by_key] == halves[first]
         duplicates = by_key[is_equal]
         self.part[duplicates], self.record[duplicates] = DUPLICATE, first[is_equal]
-        return by_key[~is_equal]
+        kept: Places = by_key[~is_equal]
+        return kept
 
 
 def restore(
