@@ -4,16 +4,18 @@ Each day is a new process of each contender, on a cluster of that day that is up
 On the second day 2% of the rows have another text and 1% are new, the function raises on one of
 each, a column is added that nobody reads, and the first worker to call the function is killed. On
 the third day one line of the function is edited. A process that fails is started again, twice.
+With `--prompts` the rows are prompts to an endpoint, which refuses what the function raises on.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -25,6 +27,7 @@ import pyarrow.dataset as ds
 
 from benchmarks.command import chosen, end_on_sigterm, parser, turns, write
 from benchmarks.harness import (
+    ROOT,
     BenchmarkError,
     Contender,
     process_environment,
@@ -33,9 +36,10 @@ from benchmarks.harness import (
 )
 from benchmarks.job import Job, Step
 from benchmarks.report import LABELS, machine, row, spread
-from benchmarks.second_day.days import Day, Vectors, from_nothing, three_days, version
+from benchmarks.second_day.days import EDIT, Day, Vectors, from_nothing, three_days, version
 from benchmarks.second_day.embedder import STATE, Trivial
 from benchmarks.second_day.judge import Verdict, judge
+from benchmarks.second_day.prompts import endpoint
 from benchmarks.workloads import MiniLM
 
 PACKAGE = "benchmarks.second_day"
@@ -47,21 +51,26 @@ CONTENDERS = (
     Contender("anti_join", f"{PACKAGE}.anti_join", "daft"),
     Contender("anti_join_version", f"{PACKAGE}.anti_join_version", "daft"),
 )
+PROMPTS = tuple(
+    replace(one, module=one.module.replace(PACKAGE, f"{PACKAGE}.prompts"))
+    for one in CONTENDERS
+    if one.key not in ("vane_local", "anti_join")
+)
 ATTEMPTS = 3
 ROWS, QUICK_ROWS = 4000, 200
 HEAD = (
-    "day", "contender", "seconds", "cluster", "calls", "loads", "starts",
+    "day", "contender", "seconds", "cluster", "calls", "loads", "cents", "starts",
     "right", "stale", "missing", "wrong or twice", "MB",
 )  # fmt: skip
 NOTE = (
     "Seconds: of whole processes, from their start to their end, those that failed included. "
     "cluster: seconds in which the day's cluster starts, before the clock. calls: rows given to "
-    "the model. loads: models constructed. starts: processes, of which all but the last failed; "
-    "* where the last failed too. right, stale (a vector of an earlier day), missing, wrong and "
-    "twice: rows of the output against those of a run from nothing, which has {expected} on the "
-    "three days: all but the two that the function raises on. MB: all files of the output. Two "
-    "workers of one torch thread each, batches of 64. Medians of {repeats} interleaved repeats; "
-    "in brackets the lowest and the highest."
+    "the model, or requests. loads: models constructed. cents: the price of the endpoint's "
+    "answers. starts: processes, of which all but the last failed; * where the last failed too. "
+    "right, stale (an output of an earlier day), missing, wrong and twice: rows of the output "
+    "against those of a run from nothing, which has {expected} on the three days: all but the two"
+    " that fail. MB: all files of the output. Two workers of one torch thread each, batches of "
+    "64. Medians of {repeats} interleaved repeats; in brackets the lowest and the highest."
 )
 
 
@@ -77,6 +86,7 @@ class Measured:
         seconds: Wall seconds of all its processes.
         calls: Rows given to the model.
         loads: Constructed models.
+        cents: Price of the endpoint's answers.
         verdict: What its output is worth.
         megabytes: Size of its output, checkpoints included.
         errors: Of each process that failed.
@@ -91,6 +101,7 @@ class Measured:
     seconds: float
     calls: int
     loads: int
+    cents: float
     verdict: Verdict
     megabytes: float
     errors: Sequence[str] = ()
@@ -108,15 +119,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_on_sigterm()
     rows = options.rows or (QUICK_ROWS if options.quick else ROWS) * options.times
     days = three_days(rows)
-    expected = from_nothing(days, _embed(options.quick))
-    contenders = [one for one in CONTENDERS if not options.only or one.key in options.only]
+    expected = from_nothing(days, _answer if options.prompts else _embed(options.quick))
+    all_contenders = PROMPTS if options.prompts else CONTENDERS
+    contenders = [one for one in all_contenders if not options.only or one.key in options.only]
     measured = []
     with tempfile.TemporaryDirectory(prefix="vb", dir=options.temp) as folder:
         for repeat, contender in turns(chosen(contenders, options), options.repeat):
             runner = Runner(contender, Path(folder, str(repeat), contender.key), options.quick)
-            for day in days:
-                measured.append(runner.run(day, expected, repeat))
-                print(row(_cells(measured[-1:])), file=sys.stderr, flush=True)
+            with runner.endpoint() if options.prompts else contextlib.nullcontext():
+                for day in days:
+                    measured.append(runner.run(day, expected, repeat))
+                    print(row(_cells(measured[-1:])), file=sys.stderr, flush=True)
     found = machine()
     versions = {name: value for one in measured for name, value in one.versions.items()}
     print(
@@ -155,6 +168,7 @@ def _cells(repeats: Sequence[Measured]) -> list[str]:
         f"{median(serving):.1f}" if any(serving) else "none",
         _range([one.calls for one in repeats]),
         _range([one.loads for one in repeats]),
+        f"{median(one.cents for one in repeats):.2f}",
         starts + ("" if ended else "*"),
         _range([one.right for one in verdicts]),
         _range([one.stale for one in verdicts]),
@@ -175,8 +189,21 @@ class Runner:
     def __init__(self, contender: Contender, folder: Path, quick: bool) -> None:
         """Create the folders."""
         self.contender, self.folder, self.quick = contender, folder, quick
+        self.url = ""
         for name in ("source", "code", "state/loads", "out"):
             (folder / name).mkdir(parents=True)
+
+    @contextlib.contextmanager
+    def endpoint(self) -> Iterator[None]:
+        """Run the endpoint that answers this contender's prompts."""
+        command = [sys.executable, "-m", endpoint.__name__, str(self.folder / "state")]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            self.url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
+            try:
+                yield
+            finally:
+                server.kill()
 
     def run(self, day: Day, expected: Sequence[Vectors], repeat: int) -> Measured:
         """Change what changes on a day, run its process, and judge the output.
@@ -188,7 +215,8 @@ class Runner:
         """
         state = self.folder / "state"
         loads = _count(state / "loads")
-        (state / "calls").write_bytes(b"")
+        for name in ("calls", "tokens"):
+            (state / name).write_bytes(b"")
         day.write(self.folder / "source", self.folder / "code")
         if day.kills:
             (state / "kill").touch()
@@ -204,6 +232,7 @@ class Runner:
             seconds,
             sum(map(int, (state / "calls").read_text().split())),
             _count(state / "loads") - loads,
+            _cents(state / "tokens"),
             judge(self._read(day), expected[index], expected[:index], day.failing),
             sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 1e6,
             errors,
@@ -220,6 +249,7 @@ class Runner:
         module, state = self.contender.module, self.folder / "state"
         job = Job(module, "second_day", self.quick, (step,), str(state / "loads"), str(temp))
         environment = process_environment(self.contender) | {STATE: str(state)}
+        environment[endpoint.URL] = self.url
         environment["PYTHONPATH"] += f":{self.folder / 'code'}"
         errors: list[str] = []
         serving = seconds = 0.0
@@ -246,20 +276,50 @@ class Runner:
         """Return the output as its user reads it; no rows where nothing was written."""
         out = self.folder / "out"
         if not any(out.iterdir()):
-            return pa.table({"id": pa.array([], pa.int64()), "embedding": pa.nulls(0)})
+            return _vectors(
+                pa.table(
+                    {
+                        "id": pa.array([], pa.int64()),
+                        "embedding": pa.array([], pa.list_(pa.float32(), 1)),
+                    }
+                )
+            )
         if self.contender.package == "vane_dagster":
             from benchmarks.second_day import vane
 
-            return vane.read(out, day.failing)
+            return _vectors(vane.read(out, day.failing))
         # A process that is killed while it writes leaves a file without an end, or without rows.
         files = [str(path) for path in (out / "rows").rglob("*.parquet") if _complete(path)]
         found = ds.dataset(files, format="parquet").to_table()
         # Old versions of changed rows stay in the files: who reads them joins with the source.
         found = found.filter(pc.is_in(found["key"], pa.array(day.keys.values())))
         if "version" in found.column_names:
-            today = version(self.folder / "code/embedder.py")
+            today = (
+                EDIT[day.edited][2:-1] if self.url else version(self.folder / "code/embedder.py")
+            )
             found = found.filter(pc.equal(found["version"], today))
-        return found.select(["id", "embedding"])
+        return _vectors(found)
+
+
+def _vectors(found: pa.Table) -> pa.Table:
+    """Return ids and vectors; a number that an endpoint answered is a vector of one."""
+    if "answer" in found.column_names:
+        numbers = found["answer"].cast(pa.float32()).to_pylist()
+        lists = [None if number is None else [number] for number in numbers]
+        found = found.append_column("embedding", pa.array(lists, pa.list_(pa.float32(), 1)))
+    return found.select(["id", "embedding"])
+
+
+def _cents(path: Path) -> float:
+    """Return the price of the answered requests."""
+    counts = [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
+    dollars = sum(p * endpoint.PRICES[0] + a * endpoint.PRICES[1] for p, a in counts) / 1e6
+    return 100 * dollars
+
+
+def _answer(texts: list[str]) -> np.ndarray:
+    """Return the answers to prompts, each as a vector of one number."""
+    return np.array([[endpoint.number(text)] for text in texts], np.float32)
 
 
 def _complete(path: Path) -> bool:
@@ -289,6 +349,7 @@ def _parser() -> argparse.ArgumentParser:
     keys = [one.key for one in CONTENDERS]
     made = parser("python -m benchmarks.second_day", __doc__, keys)
     made.add_argument("--rows", type=int, help=f"of the first day (default {ROWS:,})")
+    made.add_argument("--prompts", action="store_true", help="to an endpoint, in place of a model")
     made.add_argument("--times", type=int, default=1, help="factor of the rows")
     return made
 

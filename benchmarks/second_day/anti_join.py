@@ -17,12 +17,16 @@ from benchmarks.second_day.daft_ import EXIT_AT_ONCE, model
 __all__ = ["EXIT_AT_ONCE", "run"]
 
 
-def run(job: Job, compute: Any = None, **constants: str) -> Result:
-    """Anti-join with the outputs; rows without a vector are not written, so they come again.
+def run(
+    job: Job, compute: Any = None, answer: Any = None, output: str = "embedding", **constants: str
+) -> Result:
+    """Anti-join with the outputs; rows without an output are not written, so they come again.
 
     Args:
         job: The day.
         compute: Computes a batch.
+        answer: Adds the output to the rows; by default with the model.
+        output: The column of outputs.
         **constants: Columns besides the key that a row is recognized by, the same for all.
     """
     (step,) = job.steps
@@ -34,8 +38,11 @@ def run(job: Job, compute: Any = None, **constants: str) -> Result:
     on, out = ["key", *constants], Path(step.out, "rows")
     if any(out.glob("*.parquet")):
         rows = rows.join(daft.read_parquet(f"{out}/*.parquet").select(*on), on=on, how="anti")
-    embed = model(compute, use_process=False)(job.quick)
-    rows = rows.with_column("embedding", embed(rows["text"]))
-    rows = rows.where(rows["embedding"].not_null()).select("id", *on, "embedding")
+    if answer is None:
+        embed = model(compute, use_process=False)(job.quick)
+        rows = rows.with_column(output, embed(rows["text"]))
+    else:
+        rows = answer(rows)
+    rows = rows.where(rows[output].not_null()).select("id", *on, output)
     rows.write_parquet(str(out), write_mode="append")
     return Result([time.perf_counter() - start], {"daft": daft.__version__})

@@ -40,8 +40,14 @@ def serve(job: Job) -> Iterator[dict[str, str]]:
         ray.shutdown()
 
 
-def run(job: Job) -> Result:
-    """Compute the rows whose keys are not in the checkpoints."""
+def run(job: Job, answer: Any = None, output: str = "embedding") -> Result:
+    """Compute the rows whose keys are not in the checkpoints.
+
+    Args:
+        job: The day.
+        answer: Adds the output to the rows; by default with the model.
+        output: The column of outputs.
+    """
     (step,) = job.steps
     start = time.perf_counter()
     ray.init(
@@ -54,8 +60,11 @@ def run(job: Job) -> Result:
     store = daft.CheckpointStore(f"file://{step.out}/checkpoint")
     checkpoint = daft.CheckpointConfig(store=store, on="key")
     rows = daft.read_parquet(f"{step.source}/*.parquet", checkpoint=checkpoint)
-    rows = rows.with_column("embedding", model(max_concurrency=2)(job.quick)(rows["text"]))
-    rows.select("id", "key", "embedding").write_parquet(f"{step.out}/rows")
+    if answer is None:
+        rows = rows.with_column(output, model(max_concurrency=2)(job.quick)(rows["text"]))
+    else:
+        rows = answer(rows)
+    rows.select("id", "key", output).write_parquet(f"{step.out}/rows")
     return Result([time.perf_counter() - start], {"daft": daft.__version__})
 
 

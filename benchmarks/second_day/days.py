@@ -19,7 +19,7 @@ from benchmarks.workloads import WORDS
 
 PARTITIONS, POISONED = 20, 10
 CHANGED, NEW = 0.02, 0.01
-EDIT = ('f"passage: {one}"', 'f"query: {one}"')
+EDIT = ('f"passage: {text}"', 'f"query: {text}"')
 """The line of the function that is edited before the third day."""
 Texts = Mapping[int, str]
 Vectors = dict[int, np.ndarray]
@@ -106,7 +106,7 @@ def from_nothing(days: list[Day], embed: Callable[[list[str]], np.ndarray]) -> l
     known: dict[str, np.ndarray] = {}
     expected = []
     for day in days:
-        prefix = EDIT[day.edited].removeprefix('f"').removesuffix('{one}"')
+        prefix = EDIT[day.edited].removeprefix('f"').removesuffix('{text}"')
         failing = day.failing
         given = {id: prefix + text for id, text in day.texts.items() if id not in failing}
         missing = [text for text in given.values() if text not in known]

@@ -19,6 +19,11 @@ STATE = "SECOND_DAY_STATE"
 POISON = "poison"
 
 
+def prompt(text: str) -> str:
+    """Return what the model is given for a text."""
+    return f"passage: {text}"
+
+
 class Trivial:
     """Stands in for the model in the smoke test: random numbers, seeded by the text."""
 
@@ -45,7 +50,7 @@ class Embed:
         """Return one vector per text."""
         if not len(text):  # Daft's native runner calls with empty batches too.
             return pa.array([], pa.list_(pa.float32(), DIMENSIONS))
-        given = [f"passage: {one}" for one in text.to_pylist()]
+        given = [prompt(one) for one in text.to_pylist()]
         with (self.state / "calls").open("ab", buffering=0) as calls:
             calls.write(b"%d\n" % len(given))
         try:

@@ -22,13 +22,7 @@ def run(job: Job) -> Result:
     (step,) = job.steps
     start = time.perf_counter()
     connect(job)
-    settings = ray.data.DataContext.get_current()
-    settings.max_errored_blocks = -1
-    settings.checkpoint_config = CheckpointConfig(
-        id_column="key",
-        checkpoint_path=f"{step.out}/checkpoint",
-        delete_checkpoint_on_success=False,
-    )
+    checkpointed(step.out)
     columns = ["id", "key", "text"]
     rows = ray.data.read_parquet(step.source, columns=columns, override_num_blocks=PARTITIONS)
     rows.map_batches(
@@ -41,3 +35,14 @@ def run(job: Job) -> Result:
     ).write_parquet(f"{step.out}/rows")
     ray.shutdown()
     return Result([time.perf_counter() - start], {"ray": ray.__version__})
+
+
+def checkpointed(out: str) -> None:
+    """Keep checkpoints in the folder of outputs, and go on after errors."""
+    settings = ray.data.DataContext.get_current()
+    settings.max_errored_blocks = -1
+    settings.checkpoint_config = CheckpointConfig(
+        id_column="key",
+        checkpoint_path=f"{out}/checkpoint",
+        delete_checkpoint_on_success=False,
+    )

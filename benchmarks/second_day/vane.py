@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
@@ -22,14 +23,17 @@ RANGE = {
     "dagster/asset_partition_range_start": KEYS[0],
     "dagster/asset_partition_range_end": KEYS[-1],
 }
-STORE = "store"
+STORE, STAGE = "store", "outputs"
 
 
-def run(job: Job) -> Result:
-    """Materialize all partitions; a poisoned row is quarantined, and fails no run."""
+def run(job: Job, add_stage: Callable[[vd.Pipeline, Job], None] | None = None) -> Result:
+    """Materialize all partitions; a poisoned row is quarantined, and fails no run.
+
+    Args:
+        job: The day.
+        add_stage: Adds the stage to the pipeline; by default that of the model.
+    """
     own_home(job)
-    from embedder import Embed  # type: ignore[import-not-found,unused-ignore]  # in the day's folder
-
     (step,) = job.steps
     start = time.perf_counter()
     texts = vd.Pipeline(
@@ -38,16 +42,7 @@ def run(job: Job) -> Result:
         id="id",
         partitions_def=dg.StaticPartitionsDefinition(KEYS),
     )
-    texts.map_batches(
-        "embeddings",
-        Embed,
-        columns=["text"],
-        schema={"embedding": "FLOAT[384]"},
-        batch_size=64,
-        on_error="quarantine",
-        concurrency=2,
-        fn_constructor_kwargs={"quick": job.quick},
-    )
+    (add_stage or embed)(texts, job)
     store = vd.FragmentStore(root=str(Path(step.out, STORE)))
     compute = vd.LocalCompute() if job.workload == "local" else vd.RayCompute()
     with dg.DagsterInstance.local_temp(job.temp) as instance:
@@ -61,6 +56,22 @@ def run(job: Job) -> Result:
     return Result([time.perf_counter() - start], versions)
 
 
+def embed(texts: vd.Pipeline, job: Job) -> None:
+    """Add the stage of the model."""
+    from embedder import Embed  # type: ignore[import-not-found,unused-ignore]  # of the day
+
+    texts.map_batches(
+        STAGE,
+        Embed,
+        columns=["text"],
+        schema={"embedding": "FLOAT[384]"},
+        batch_size=64,
+        on_error="quarantine",
+        concurrency=2,
+        fn_constructor_kwargs={"quick": job.quick},
+    )
+
+
 def read(out: Path, failing: set[int]) -> pa.Table:
     """Return the rows as somebody reads them who uses the store.
 
@@ -72,11 +83,11 @@ def read(out: Path, failing: set[int]) -> pa.Table:
         BenchmarkError: If other rows are quarantined, or a row is in another's partition.
     """
     store = vd.FragmentStore(root=str(out / STORE))
-    tables = [vd.load("texts/embeddings", key, store=store) for key in KEYS]
+    tables = [vd.load(f"texts/{STAGE}", key, store=store) for key in KEYS]
     for number, table in enumerate(tables):
         if any(id % PARTITIONS != number for id in table["id"].to_pylist()):
             raise BenchmarkError(f"{KEYS[number]} has rows of another partition")
-    found = set(vd.quarantine("texts/embeddings", store=store)["id"].to_pylist())
+    found = set(vd.quarantine(f"texts/{STAGE}", store=store)["id"].to_pylist())
     if found != failing:
         raise BenchmarkError(f"quarantined: {found}; expected {failing}")
     return pa.concat_tables(tables)

@@ -86,7 +86,7 @@ def test_one_line_is_edited_on_the_third_day(tmp_path: Path) -> None:
         if day.number == 2:
             before = lines
     assert [pair for pair in zip(before, lines) if pair[0] != pair[1]] == [
-        tuple(f"        given = [{prefix} for one in text.to_pylist()]" for prefix in EDIT)
+        tuple(f"    return {prompt}" for prompt in EDIT)
     ]
 
 

@@ -1,0 +1,1 @@
+"""The three days with prompts, whose answers an endpoint counts and prices."""
