@@ -153,10 +153,12 @@ def bare(job: Job) -> list[Span]:
 async def _bare(job: Job) -> list[Span]:
     import vllm
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
     given = vllm.AsyncEngineArgs(job.model, disable_log_stats=True, **job.engine)
-    engine = AsyncLLM.from_engine_args(given)
+    # The stage's defaults, such as max_num_seqs; without it, a GPU's engine takes 128 at a time.
+    engine = AsyncLLM.from_engine_args(given, usage_context=UsageContext.LLM_CLASS)
     tokenizer = engine.get_tokenizer()
     room = asyncio.Semaphore(job.in_flight or 10**9)
 

@@ -271,13 +271,16 @@ def embed(
     return figures
 
 
-def answers(folder: Path, rows: int, engine: dict[str, Any]) -> list[dict[str, Any]]:
+def answers(
+    folder: Path, rows: int, engine: dict[str, Any], in_flight: int | None
+) -> list[dict[str, Any]]:
     """Measure vLLM with the sizes of Qwen2.5-0.5B and random weights.
 
     Args:
         folder: A short folder for everything.
         rows: Prompts of each of two partitions, of which the second counts.
         engine: Arguments of vLLM's engine.
+        in_flight: See `benchmarks.llm.Job`.
     """
     model = str(make(folder / "model", longest=512, sizes=QWEN))
     partitions = llm.write(folder / "in", 2, rows)
@@ -286,8 +289,9 @@ def answers(folder: Path, rows: int, engine: dict[str, Any]) -> list[dict[str, A
         place = folder / name
         (place / "t").mkdir(parents=True)
         job = llm.Job(
-            name, model, partitions, str(place / "o"), str(place / "t"), engine, 1, True, 1, TOKENS
-        )
+            name, model, partitions, str(place / "o"), str(place / "t"), engine, 1, True, 1, TOKENS,
+            in_flight=in_flight,
+        )  # fmt: skip
         with Utilization() as gpu:
             (began, until), (start, end) = llm.run(job, place)
         rate = rows / (end - start)
@@ -323,6 +327,9 @@ def main() -> None:
     )
     parser.add_argument("--prompts", type=int, default=4000)
     parser.add_argument(
+        "--in-flight", type=int, help="prompts in flight of vLLM's contenders, a multiple of 32"
+    )
+    parser.add_argument(
         "--engine", type=json.loads, default={}, help="further arguments of vLLM's engine, as JSON"
     )
     parser.add_argument("--model", help="folder of MiniLM's weights; default: of its package")
@@ -343,7 +350,9 @@ def main() -> None:
             model = options.model or weights()
             found["embed"] = embed(Path(folder, "e"), options.rows, model, device, options.models)
         if "vllm" in wanted and visible_gpus() and importlib.util.find_spec("vllm"):
-            found["vllm"] = answers(Path(folder, "v"), options.prompts, ENGINE | options.engine)
+            found["vllm"] = answers(
+                Path(folder, "v"), options.prompts, ENGINE | options.engine, options.in_flight
+            )
     print(json.dumps({"gpu": gpu.device, "machine": machine(), **found}, indent=2))
 
 
