@@ -217,7 +217,7 @@ def stage(job: Job) -> list[Span]:
         concurrency=vd.Workers(
             job.workers,
             env_vars=sorted(VARIABLES),
-            max_concurrency=job.in_flight // 32 if job.in_flight else None,
+            max_concurrency=max(1, job.in_flight // 32) if job.in_flight else None,
         ),
     )
     store = vd.FragmentStore(root=f"{job.temp}/store")

@@ -22,7 +22,7 @@ from vane_dagster.engine.executor import execute
 from vane_dagster.engine.inference import SchemaInference
 from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.engine.stage_batches import stage_batches
-from vane_dagster.errors import VaneError
+from vane_dagster.errors import ComputeError, VaneError
 from vane_dagster.events import (
     Connected,
     Event,
@@ -53,6 +53,8 @@ _CHECK_SECONDS = 2.0
 _TICK_SECONDS = 0.5
 BATCH_POLL_SECONDS = 60.0
 """Seconds between looks at batches in a run that waits for them."""
+UNANSWERED_SECONDS = 3600.0
+"""How long a run goes on to wait for batches while looks at them fail."""
 
 
 @dataclass(frozen=True)
@@ -130,12 +132,22 @@ def await_batches(run: RunContext, pipeline: Pipeline, submitted: Sequence[Submi
     run.listen(Waiting(f"waiting for batches of {count(len(keys), 'partition')}, until {until}"))
     run.flush()
     every = stage_batches(pipeline, run.store, {each.stage for each in submitted})
+    answered = time.monotonic()
     while True:
-        for each in every:
-            each.refresh()
-        in_flight = [batch for each in every for batch in each.in_flight]
-        if not any(keys.intersection(batch.partitions) for batch in in_flight):
-            return
+        try:
+            for each in every:
+                each.refresh()
+        except ComputeError as error:
+            if time.monotonic() > answered + UNANSWERED_SECONDS:
+                raise
+            run.listen(
+                Noticed(f"{error}; the run looks again, for {UNANSWERED_SECONDS / 60:g} min")
+            )
+        else:
+            answered = time.monotonic()
+            in_flight = [batch for each in every for batch in each.in_flight]
+            if not any(keys.intersection(batch.partitions) for batch in in_flight):
+                return
         looks_at = time.monotonic() + BATCH_POLL_SECONDS
         while time.monotonic() < looks_at:
             run.check()

@@ -136,7 +136,8 @@ def _keys(
             elif pa.types.is_string(chosen[place].type):  # it may name a file too
                 chosen[place] = _with_identities(chosen[place], identities, unknown=False)
     for name, versions in keying.versions.items():
-        named = [versions.get(str(value)) for value in rows.column(name).to_pylist()]
+        values = rows.column(name).to_pylist()
+        named = [None if value is None else versions.get(str(value)) for value in values]
         chosen.append(pa.chunked_array([pa.array(named, pa.string())]))
     found = np.empty((rows.num_rows, 2), np.uint64)
     pieces = sum(not pa.types.is_primitive(column.type) for column in chosen)
