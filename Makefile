@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 export VANE_DEMO_DATA := $(abspath $(DATA))
 
-.PHONY: help demo ui install check unit test test-all test-gpu bench-smoke lint type clean
+.PHONY: help demo ui install check unit test test-all test-gpu bench-smoke docs docs-serve lint type clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,8 @@ help:
 	@echo "make test-all run all tests"
 	@echo "make test-gpu run all that needs an NVIDIA GPU, and compare speed there with a bare loop"
 	@echo "make bench-smoke  compare speed with the last tag, or BASE=<commit>: before each release"
+	@echo "make docs     build the documentation's site in build/site, and check its links"
+	@echo "make docs-serve  the same, at http://127.0.0.1:8000, and again after each edit"
 	@echo "make lint     ruff: rules and format"
 	@echo "make type     mypy, strict"
 	@echo "make install  install everything that the tests need into $(VENV)"
@@ -61,6 +63,12 @@ test-gpu: $(VENV)/.test
 bench-smoke: $(VENV)/.test
 	$(BIN)/python -m benchmarks.smoke $(if $(BASE),--base $(BASE))
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -81,6 +89,10 @@ clean:
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@echo "Installing the demo into $(VENV); the first time takes some minutes."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python

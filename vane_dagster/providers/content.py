@@ -207,8 +207,7 @@ def image(
         DefinitionError: If an argument is invalid, or Pillow is missing.
 
     Example:
-        >>> ["What is on the picture? Answer in one word.", image("picture", max_pixels=500_000)]
-        ['What is on the picture? Answer in one word.', Content(...)]
+        docs.prompt("caption", ["What is on the picture?", vd.image("picture", max_pixels=500_000)])
     """
     text("vd.image", "column", column, "a name")
     if detail is not None:
