@@ -7,6 +7,7 @@ Each example is a page with its code.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -55,6 +56,10 @@ def on_files(files: Any, config: Any) -> Any:
     for example in sorted((ROOT / "examples").glob("*.py")):
         text = f"# {example.name}\n\n```python\n{example.read_text()}```\n"
         files.append(File.generated(config, f"examples/{example.stem}.md", content=text))
+    for notebook in sorted((ROOT / "examples/notebooks").glob("*.ipynb")):
+        files.append(
+            File.generated(config, f"examples/{notebook.stem}.md", content=_cells(notebook))
+        )
     for place, text in _reference():
         files.append(File.generated(config, f"reference/{place}.md", content=text))
     return files
@@ -91,8 +96,8 @@ def _place(path: str) -> str | None:
         return PAGES[path]
     if path.startswith("docs/") and (ROOT / path).is_file():
         return path.removeprefix("docs/")
-    if path.startswith("examples/") and path.endswith(".py"):
-        return path.removesuffix(".py") + ".md"
+    if path.startswith("examples/") and path.endswith((".py", ".ipynb")):
+        return f"examples/{posixpath.splitext(posixpath.basename(path))[0]}.md"
     return None
 
 
@@ -124,6 +129,19 @@ def _reference() -> Iterator[tuple[str, str]]:
         index.append(f"- **{page.capitalize()}**: [`vd.{page}`]({page}.md)")
     yield "index", "\n".join([*index, "- **Commands**: [`vane-dagster`](commands.md)\n"])
     yield "commands", "\n".join(["# Commands\n", *_commands()])
+
+
+def _cells(notebook: Path) -> str:
+    """Return a notebook's cells and outputs as a page."""
+    page = []
+    for cell in json.loads(notebook.read_text())["cells"]:
+        source = "".join(cell["source"])
+        page.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            shown = output.get("data", {"text/plain": output.get("text", "")})
+            html, text = ("".join(shown.get(kind, "")) for kind in ("text/html", "text/plain"))
+            page.append(f"<div>{html}</div>" if html else f"```text\n{text.rstrip()}\n```")
+    return "\n\n".join(page)
 
 
 def _block(name: str, documented: Any) -> str:
