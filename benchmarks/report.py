@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.workloads import Workload
 
@@ -182,6 +183,13 @@ def _processor() -> str:
         return platform.processor() or "unknown"
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else "unknown"
+
+
+def figures(store: Any, pipeline: str, stage: str, partition: str | None = None) -> dict[str, Any]:
+    """Return the figures of the run that committed a stage's partition, by its manifest."""
+    manifest = store.open().in_force(pipeline, stage, partition)
+    assert manifest is not None
+    return dict(manifest.figures)
 
 
 def machine_line(found: Mapping[str, str], measurements: Sequence[Measurement]) -> str:

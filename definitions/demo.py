@@ -24,15 +24,13 @@ QUESTION = "parse a date from a string"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run did to one partition; parts are counted over all stages."""
+    """What one run did to one partition; `computed` counts the rows that the model embedded."""
 
     partition: str
     seconds: float
     rows: int
     computed: int
-    reused: int
     loads: int
-    load_seconds: float
     warm: int
     rows_per_second: float | None
 
@@ -44,16 +42,12 @@ class Outcome:
             return None
         stages: Mapping[str, Mapping[str, Any]] = found["stages"]
         model = stages[MODEL_STAGE]
-        if not model["fragments_computed"]:
-            model = {}  # its figures are those of an earlier run
         return Outcome(
             partition=found["partition"],
             seconds=found["seconds"],
             rows=stages[LAST_STAGE]["dagster/partition_row_count"],
-            computed=sum(stage["fragments_computed"] for stage in stages.values()),
-            reused=sum(stage["fragments_reused"] for stage in stages.values()),
+            computed=model["rows_computed"],
             loads=model.get("model_loads", 0),
-            load_seconds=model.get("model_load_seconds", 0.0),
             warm=model.get("warm_hits", 0),
             rows_per_second=model.get("rows_per_second"),
         )
@@ -61,13 +55,10 @@ class Outcome:
     def __str__(self) -> str:
         said = f"  {self.partition:<12}{self.rows:>5} rows in {self.seconds:5.1f} s: "
         if not self.computed:
-            return said + f"up to date, {self.reused} parts reused"
-        model = "the model was warm"
-        if self.loads:
-            model = f"the model was loaded in {self.load_seconds / self.loads:.1f} s"
-        parts = f"{self.computed} parts computed, {self.reused} reused"
+            return said + "up to date"
+        model = "the model was loaded" if self.loads else "the model was warm"
         speed = "" if self.rows_per_second is None else f", {self.rows_per_second:.0f} rows/s"
-        return f"{said}{model}{speed}, {parts}"
+        return f"{said}{model}, {self.computed} rows embedded{speed}"
 
 
 def run_demo(partitions: Sequence[str]) -> None:
@@ -150,18 +141,17 @@ def _materialize(partitions: Sequence[str], folder: Path) -> Iterator[Outcome]:
 def _summarize(outcomes: Sequence[Outcome], processes: int, seconds: float) -> None:
     rows = sum(outcome.rows for outcome in outcomes)
     computed = sum(outcome.computed for outcome in outcomes)
-    reused = sum(outcome.reused for outcome in outcomes)
     whole = f"{_count(len(outcomes), 'partition')}, {_count(rows, 'row')}"
     if not computed:
-        _say(f"\nNothing needed computing: all {reused} parts of {whole} were there.")
+        _say(f"\nNothing needed computing: {whole} were there.")
         _say(f"That took {seconds:.1f} s.")
         return
     loads = sum(outcome.loads for outcome in outcomes)
     warm = sum(outcome.warm for outcome in outcomes)
     _say(
         f"\n{whole} in {_count(processes, 'process', 'es')} and {seconds:.1f} s: "
-        f"{_count(loads, 'model load')}, {_count(warm, 'warm hit')}, {computed} parts computed, "
-        f"{reused} reused."
+        f"{_count(loads, 'model load')}, {_count(warm, 'warm hit')}, "
+        f"{computed} rows embedded."
     )
 
 

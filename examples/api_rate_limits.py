@@ -61,12 +61,14 @@ def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("shop_pipeline"):
         facts = {name: value.value for name, value in done.metadata.items()}
-        print(done.asset_key.path[-1], "computed:", facts["fragments_computed"])
+        print(done.asset_key.path[-1], "computed:", facts["rows_computed"])
         if done.asset_key == slogans.key:
-            tokens = facts["prompt_tokens"], facts["completion_tokens"]
-            print(f"{tokens[0]} tokens asked, {tokens[1]} answered: {facts['cost']:.6f} dollars")
-            print(f"asked again: {facts.get('retries', 0)}")
-    for row in pq.read_table(ROOT / "out").to_pylist():
+            print(f"this run cost {facts.get('cost', 0):.6f} dollars")
+    rows = pq.read_table(ROOT / "out").to_pylist()
+    usage = [row["slogan_usage"] for row in rows]
+    asked = sum(each["prompt_tokens"] for each in usage)
+    print(f"{asked} tokens asked, {sum(each['completion_tokens'] for each in usage)} answered")
+    for row in rows:
         print(f"{row['name']}: {row['slogan']} ({row['slogan_usage']['seconds']:.1f} s)")
 
 

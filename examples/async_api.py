@@ -88,7 +88,7 @@ def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("texts_pipeline"):
         seconds = done.metadata["seconds"].value
-        count = done.metadata["fragments_computed"].value
+        count = done.metadata["rows_computed"].value
         print(done.asset_key.path[-1], "computed:", count, "in", seconds, "s")
     for row in pq.read_table(ROOT / "out").slice(0, 3).to_pylist():
         print(row)

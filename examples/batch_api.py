@@ -55,10 +55,12 @@ def main() -> None:
     result = dg.materialize(assets, resources=resources, run_config=config)
     for done in result.asset_materializations_for_node("post_pipeline"):
         facts = {name: value.value for name, value in done.metadata.items()}
-        print(done.asset_key.path[-1], "computed:", facts["fragments_computed"])
+        print(done.asset_key.path[-1], "computed:", facts["rows_computed"])
         if done.asset_key == summaries.key:
-            print(f"{facts['batch_requests']} requests in batches: {facts['cost']:.6f} dollars")
-    for row in pq.read_table(ROOT / "out").to_pylist():
+            print(f"this run cost {facts.get('cost', 0):.6f} dollars")
+    rows = pq.read_table(ROOT / "out").to_pylist()
+    print(sum(row["summaries_usage"]["batch_requests"] for row in rows), "requests in batches")
+    for row in rows:
         print(f"{row['letter']} -> {row['summaries']}")
 
 

@@ -81,7 +81,7 @@ def main() -> None:
     for day in DAYS.get_partition_keys():
         result = dg.materialize([*assets, stars_are_few], resources=resources, partition_key=day)
         for done in result.asset_materializations_for_node("ratings_pipeline"):
-            count = done.metadata["fragments_computed"].value
+            count = done.metadata["rows_computed"].value
             print(f"{day}: {done.asset_key.path[-1]} computed: {count}")
         for found in result.get_asset_check_evaluations():
             passed = "passed" if found.passed else f"{found.severity.value}: {found.description}"

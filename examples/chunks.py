@@ -91,7 +91,7 @@ defs = dg.Definitions(assets=assets, resources=resources)
 def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("help_pipeline"):
-        print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+        print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     for row in vd.load(whole, store=store).to_pylist():
         print(f"{row['manual']}: {len(row['chunks'])} chunks, the first: {row['chunks'][0]}")
     table = pq.read_table(ROOT / "out")

@@ -80,7 +80,7 @@ defs = dg.Definitions(assets=assets, asset_checks=[no_label_takes_all], resource
 def main() -> None:
     result = dg.materialize([*assets, no_label_takes_all], resources=resources)
     for done in result.asset_materializations_for_node("desk_pipeline"):
-        print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+        print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     for found in result.get_asset_check_evaluations():
         if found.check_name in ("golden", "no_label_takes_all"):
             print(found.check_name, "passed" if found.passed else f"failed: {found.description}")

@@ -76,7 +76,7 @@ defs = dg.Definitions(assets=assets, resources=resources)
 def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("mails_pipeline"):
-        print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+        print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     for row in pq.read_table(ROOT / "out").slice(0, 3).to_pylist():
         print(f"urgency {row['urgency']:.0f}: {row['text']} ({row['words']} words)")
 

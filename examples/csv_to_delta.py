@@ -90,7 +90,7 @@ def main() -> None:
     for day in DAYS.get_partition_keys():
         result = dg.materialize(assets, resources=resources, partition_key=day)
         for done in result.asset_materializations_for_node("fraud_pipeline"):
-            print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+            print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     scored = deltalake.DeltaTable(TABLE).to_pandas()
     for day, rows in scored[scored["score"] > 0.5].groupby("partition_key"):
         print(f"{day}: {len(rows)} payments look like fraud, {rows['amount'].sum():.2f} euros")

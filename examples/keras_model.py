@@ -78,7 +78,7 @@ defs = dg.Definitions(assets=assets, resources=resources)
 def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("ring_pipeline"):
-        print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+        print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     for row in pq.read_table(ROOT / "out").slice(0, 4).to_pylist():
         print(f"{np.hypot(row['x'], row['y']):.2f} from the centre: inside {row['inside']:.1f}")
 

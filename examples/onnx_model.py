@@ -98,7 +98,7 @@ defs = dg.Definitions(assets=assets, resources=resources)
 def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("cellar_pipeline"):
-        print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+        print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     for row in pq.read_table(ROOT / "out").to_pylist()[::80]:
         print(f"wine {row['id']} is of grape {row['grape']} ({row['sure']:.2f})")
 

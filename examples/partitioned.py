@@ -77,7 +77,7 @@ def main() -> None:
     for event in result.get_asset_materialization_events():
         facts = {name: value.value for name, value in event.materialization.metadata.items()}
         if event.asset_key == anomalies.key:
-            print(event.partition, "anomalies computed:", facts["fragments_computed"])
+            print(event.partition, "anomalies computed:", facts["rows_computed"])
     for day in days.values():
         table = pq.read_table(ROOT / "out" / day).sort_by([("anomaly", "descending")])
         print(day, "strangest:", table.slice(0, 1).to_pylist()[0])

@@ -116,7 +116,7 @@ def main() -> None:
     for day in DAYS.get_partition_keys():
         result = dg.materialize(assets, resources=resources, partition_key=day)
         for done in result.asset_materializations_for_node("manuals_pipeline"):
-            print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+            print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
         for row in vd.quarantine(pages, day, store=store).to_pylist():
             print(f"{day} {Path(row['id']).name}: {row['error']}: {row['message']}")
     question = "How do I clean the kettle?"

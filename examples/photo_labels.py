@@ -71,7 +71,7 @@ defs = dg.Definitions(assets=assets, resources=resources)
 def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("album_pipeline"):
-        print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+        print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     for row in pq.read_table(ROOT / "out").to_pylist():
         print(f"{Path(row['path']).name}: {row['label']}")
     for row in vd.quarantine(labels, store=store).to_pylist():

@@ -84,7 +84,7 @@ defs = dg.Definitions(assets=assets, resources=resources)
 def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("desk_pipeline"):
-        computed = done.metadata["fragments_computed"].value
+        computed = done.metadata["rows_computed"].value
         print(done.asset_key.path[-1], "computed:", computed)
     for row in pq.read_table(ROOT / "out").to_pylist():
         print(f"{row['text']} -> {row['reply']} ({row['words']} words)")

@@ -83,7 +83,7 @@ defs = dg.Definitions(assets=assets, resources=resources)
 def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("returns_pipeline"):
-        print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+        print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     print(
         "turnover:", result.asset_materializations_for_node("turnover")[0].metadata["total"].value
     )

@@ -63,7 +63,7 @@ def main() -> None:
     set_rates(EUR=1.0, USD=1.25)
     run = functools.partial(dg.materialize, assets, resources=resources)
     for done in run().asset_materializations_for_node("shop_pipeline"):
-        print(f"{done.asset_key.path[-1]} computed: {done.metadata['fragments_computed'].value}")
+        print(f"{done.asset_key.path[-1]} computed: {done.metadata['rows_computed'].value}")
 
     tell(run(selection=verify.selection))
     set_rates(EUR=1.0, USD=1.5)

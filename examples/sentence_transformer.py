@@ -71,7 +71,7 @@ defs = dg.Definitions(assets=assets, resources=resources)
 def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("embed_pipeline"):
-        print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+        print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     rows = pq.read_table(ROOT / "out").to_pylist()
     embeddings = np.array([row["embedding"] for row in rows])
     nearest = (embeddings @ embeddings.T - 2 * np.eye(len(rows))).argmax(axis=1)

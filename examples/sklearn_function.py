@@ -78,7 +78,7 @@ defs = dg.Definitions(assets=assets, resources=resources)
 def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("flowers_pipeline"):
-        print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+        print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     for row in pq.read_table(ROOT / "out").to_pylist()[::30]:
         print(f"{row['id']} is a {row['species']} ({row['sure']:.0%})")
 

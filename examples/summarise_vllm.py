@@ -86,13 +86,13 @@ def main() -> None:
     for event in result.get_asset_materialization_events():
         if event.asset_key == summaries.key:
             facts = {name: value.value for name, value in event.materialization.metadata.items()}
-            print(event.partition, "summaries computed:", facts["fragments_computed"])
-            print(
-                f"{facts['prompt_tokens']} tokens read, {facts['cache_hit_rate']:.0%} of them from "
-                f"the engine's cache; {facts['completion_tokens']} written"
-            )
+            print(event.partition, "summaries computed:", facts["rows_computed"])
     for day in days.values():
-        for row in pq.read_table(ROOT / "out" / day).to_pylist():
+        rows = pq.read_table(ROOT / "out" / day).to_pylist()
+        usage = [row["summary_usage"] for row in rows]
+        read, cached = (sum(u[f"{kind}_tokens"] for u in usage) for kind in ("prompt", "cached"))
+        print(f"{read} tokens read, {cached / read:.0%} of them from the engine's cache")
+        for row in rows:
             print(f"{day} {row['id']}: {row['summary']}")
 
 

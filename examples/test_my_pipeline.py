@@ -90,7 +90,7 @@ def test_a_full_disk_fails_the_run_and_the_next_one_goes_on(tmp_path: Path) -> N
     result = run(tmp_path, compute)
     assert published(tmp_path) == MOODS
     rated = result.asset_materializations_for_node("reviews_pipeline")[0]
-    assert rated.metadata["fragments_reused"].value == 1
+    assert rated.metadata["rows_computed"].value == 0
 
 
 def main() -> None:
@@ -99,7 +99,7 @@ def main() -> None:
     code = pytest.main(["-q", __file__])
     result = run(ROOT, vd.RayCompute())
     for done in result.asset_materializations_for_node("reviews_pipeline"):
-        print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+        print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     sys.exit(code)
 
 

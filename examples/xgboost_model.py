@@ -79,7 +79,7 @@ defs = dg.Definitions(assets=assets, resources=resources)
 def main() -> None:
     result = dg.materialize(assets, resources=resources)
     for done in result.asset_materializations_for_node("risks_pipeline"):
-        print(done.asset_key.path[-1], "computed:", done.metadata["fragments_computed"].value)
+        print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
     rows = sorted(pq.read_table(ROOT / "out").to_pylist(), key=lambda row: row["risk"])
     for row in (rows[0], rows[-1]):
         print(f"income {row['income']}, debt {row['debt']}: risk {row['risk']:.1f}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 
 def in_partition(key: str | None) -> str:
@@ -31,6 +32,16 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Format rows as a table in Markdown; the names of the first row are the header."""
+    lines: list[list[object]] = [[*rows[0]], ["---"] * len(rows[0]), *([*r.values()] for r in rows)]
+    return "\n".join(f"| {' | '.join(map(_markdown_cell, line))} |" for line in lines)
+
+
+def _markdown_cell(value: object) -> str:
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(str(value).split()))
 
 
 def rate(rows_per_second: float) -> str:

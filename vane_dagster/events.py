@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -120,6 +120,45 @@ class StageStats:
 
 
 @dataclass(frozen=True)
+class PoolTime:
+    """How the workers of a pool spent a wave, from its start to the pool's last call.
+
+    Times are seconds, summed over all workers. A worker with calls in flight computes. One without
+    waits for room if fragments in progress use up the memory budget and none of them needs it next,
+    and for input otherwise.
+
+    Attributes:
+        stages: The stages that they compute; of the workers that read and write, those without code
+            of the user.
+        workers: The most workers at a time.
+        bundle: The resources that each reserves on the cluster.
+        computing: Time with calls in flight.
+        input: Time in which they waited for input.
+        room: Time in which they waited for room.
+        loading: Time until they had constructed the model.
+    """
+
+    stages: tuple[str, ...]
+    workers: int = 0
+    bundle: Mapping[str, float] = field(default_factory=dict)
+    computing: float = 0.0
+    input: float = 0.0
+    room: float = 0.0
+    loading: float = 0.0
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The four times as shares of their sum; all 0 without any."""
+        times = {name: getattr(self, name) for name in ("computing", "input", "room", "loading")}
+        return {name: time / (sum(times.values()) or 1.0) for name, time in times.items()}
+
+    @property
+    def least_seconds(self) -> float:
+        """Seconds that its calls take if all of its workers compute all the time."""
+        return self.computing / max(1, self.workers)
+
+
+@dataclass(frozen=True)
 class RunPlanned:
     """The run is planned.
 
@@ -159,12 +198,14 @@ class WaveStarted:
         count: The number of waves.
         stages: The wave's stages.
         models: The models that it leased.
+        resources: Resources of all nodes; empty if an autoscaler may add nodes.
     """
 
     index: int
     count: int
     stages: tuple[str, ...]
     models: tuple[str, ...]
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -239,11 +280,13 @@ class Progress:
         done: Input rows computed, by stage.
         total: Total input rows, by stage; estimated until the input of every fragment is known.
         seconds: Seconds since the wave started.
+        pools: How the workers of each pool spent these seconds.
     """
 
     done: dict[str, int]
     total: dict[str, int]
     seconds: float
+    pools: tuple[PoolTime, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def test_partition_is_materialized_by_clicking(dev, page):
     )
 
     _follow(page, f"{base}?view=partitions&partition=monday")
-    page.get_by_text("fragments_computed").first.wait_for(timeout=60_000)
+    page.get_by_text("rows_computed").first.wait_for(timeout=60_000)
     page.get_by_text("Materialized (1)").first.wait_for(timeout=60_000)
     page.get_by_text("Failed (0)").first.wait_for(timeout=60_000)
     # The table of the column schema, and that of the sample rows.

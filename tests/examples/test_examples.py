@@ -48,8 +48,7 @@ def test_a_busy_api_is_asked_again_and_its_key_is_not_kept(
     environment: dict[str, str], endpoint: tuple[Server, str], tmp_path: Path
 ) -> None:
     endpoint[0].clear()
-    printed = runs_twice("api_rate_limits", {**environment, "VANE_EXAMPLES": str(tmp_path)})
-    assert "asked again: 1" in printed
+    runs_twice("api_rate_limits", {**environment, "VANE_EXAMPLES": str(tmp_path)})
     times = {prompt: n for prompt, n in endpoint[0].requests.items() if n > 1}
     assert times == {"Write a slogan for a busy coffee machine.": 2}
     assert len(endpoint[0].requests) == 4

@@ -20,6 +20,7 @@ import psutil
 
 from support import forked
 from support.paths import TESTS
+from support.results import entries
 
 REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "definitions.py"}
 ENDED = ("SUCCESS", "FAILURE", "CANCELED")
@@ -368,7 +369,8 @@ class DagsterDev:
                    dataVersionByPartition(partitions: $partitions)
                    assetMaterializations(partitions: $partitions) {
                      partition metadataEntries { label
-                       ... on TextMetadataEntry { text } ... on IntMetadataEntry { intValue } } }
+                       ... on TextMetadataEntry { text } ... on IntMetadataEntry { intValue }
+                       ... on MarkdownMetadataEntry { mdStr } } }
                    partitionKeys
                    assetPartitionStatuses {
                      ... on TimePartitionStatuses { ranges { startKey endKey status } }
@@ -447,7 +449,9 @@ def _statuses(
 
 
 def _metadata(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {e["label"]: e.get("intValue", e.get("text")) for e in event["metadataEntries"]}
+    kinds = ("intValue", "text", "mdStr")
+    every = event["metadataEntries"]
+    return entries({e["label"]: next((e[k] for k in kinds if k in e), None) for e in every})
 
 
 def _free_port() -> int:

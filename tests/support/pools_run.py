@@ -20,6 +20,7 @@ from vane_dagster.compute.ray_backend import RayBackend
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # it is executed by its path
 from support.arguments import grouped
+from support.results import entries
 
 SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
 KEYS = list("abcdefgh")
@@ -90,7 +91,7 @@ def main(options: dict[str, Any]) -> None:
             print("connected:", ray.is_initialized())
             raise
         for event in result.get_asset_materialization_events():
-            values = {k: v.value for k, v in event.materialization.metadata.items()}
+            values = entries(event.materialization.metadata)
             plain = {k: v for k, v in values.items() if isinstance(v, (int, float, str))}
             found.append({"stage": event.asset_key.path[-1], "partition": key, **plain})
     print(json.dumps(found))

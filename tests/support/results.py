@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,18 @@ def metadata(result: dg.ExecuteInProcessResult, stage: str) -> dict[str, Any]:
         if event.materialization.asset_key.path[-1] == stage
     ]
     assert len(found) == 1, f"{len(found)} materializations of {stage}"
-    return {name: value.value for name, value in found[0].metadata.items()}
+    return entries(found[0].metadata)
+
+
+def entries(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata of a materialization as plain values, with the figures of its details."""
+    found = {name: getattr(value, "value", value) for name, value in metadata.items()}
+    for line in found.get("details", "").partition("\n\n")[0].splitlines()[2:]:
+        name, _, text = line[2:-2].replace("\\", "").partition(" | ")
+        is_number = re.fullmatch(r"[\d,]+(\.\d+)?(e-\d+)?", text) and name != "computed by run"
+        value = ast.literal_eval(text.replace(",", "")) if is_number else text
+        found.setdefault(name.replace(" ", "_"), value)
+    return found
 
 
 def failure(result: dg.ExecuteInProcessResult) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.run_state import RunState
+from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.errors import IntegrityError, UdfError, VaneError
-from vane_dagster.events import Progress, StageStats
+from vane_dagster.events import PoolTime, Progress, StageStats
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.manifest import PartInfo
@@ -55,6 +58,35 @@ class StageRows:
         return max(self.done, known + round(unknown * (known / source if source else 1.0)))
 
 
+class PoolClock:
+    """Measures how the workers of a pool spend a wave.
+
+    Attributes:
+        time: The measured times. Idle time is included when the pool has its next call.
+    """
+
+    def __init__(self, stages: Sequence[str], bundle: Mapping[str, float]) -> None:
+        self.time = PoolTime(tuple(stages), bundle=bundle)
+        self._workers: dict[str, int] = {}
+        self._since_last_call: dict[str, float] = {}
+
+    def advance(self, seconds: float, worker_queue: WorkerQueue, lacks_room: bool) -> None:
+        """Add the time since the last look, and look again at what the workers do."""
+        times = self._since_last_call
+        for name, workers in self._workers.items():
+            times[name] = times.get(name, 0.0) + workers * seconds
+        if self._workers.get("computing") or self._workers.get("loading"):
+            added = {name: getattr(self.time, name) + time for name, time in times.items()}
+            self.time = replace(self.time, **added)
+            times.clear()
+        ready, loading = worker_queue.calls_by_worker, len(worker_queue.loading)
+        busy = sum(map(bool, ready.values()))
+        idle = "room" if lacks_room else "input"
+        self._workers = {"computing": busy, "loading": loading, idle: len(ready) - busy}
+        if worker_queue.size > self.time.workers:
+            self.time = replace(self.time, workers=worker_queue.size)
+
+
 class WaveProgress:
     """Counts the work on the stages of a wave."""
 
@@ -63,8 +95,9 @@ class WaveProgress:
         state: RunState,
         stages: Sequence[str],
         clock: Callable[[], float] = time.perf_counter,
+        pools: Mapping[str, PoolClock] = MappingProxyType({}),
     ) -> None:
-        self._state, self._clock = state, clock
+        self._state, self._clock, self._pools = state, clock, pools
         self._rows = {stage: _expected(state, stage) for stage in stages}
         self._shared = {stage: SharedSeconds() for stage in stages}
         self._began = self._last_emitted = clock()
@@ -144,7 +177,8 @@ class WaveProgress:
         self._last_emitted = now
         done = {stage: rows.done for stage, rows in self._rows.items()}
         total = done if last else {stage: rows.total for stage, rows in self._rows.items()}
-        self._state.emit(Progress(done, dict(total), now - self._began))
+        pools = tuple(each.time for each in self._pools.values())
+        self._state.emit(Progress(done, dict(total), now - self._began, pools))
 
 
 def _expected(state: RunState, stage: str) -> StageRows:

@@ -1,4 +1,4 @@
-"""What the computation of a stage's partition took, as metadata of its materialization."""
+"""What the computation of a stage's partition took, for its manifest."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
 
     `docs/metadata.md` defines each entry.
     """
-    found: dict[str, Any] = {"seconds": round(stats.seconds, 3)}
+    found: dict[str, Any] = {"seconds": round(stats.seconds, 3), "rows_computed": stats.rows_in}
     if stats.computed:
         found["rows_per_second"] = round(stats.rows_per_second, 1)
         found["worker_seconds"] = round(stats.work_seconds, 3)
     if manifest.row_definition and stats.computed:
-        found["rows_computed"] = stats.rows_in
         found["rows_copied"] = stats.copied
     if stats.retries:
         found["retries"] = stats.retries
@@ -29,7 +28,6 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
     if stats.batches:
         found["batches"] = stats.batches
         found["seconds_in_user_code"] = round(stats.call_seconds, 3)
-        found["milliseconds_per_batch"] = round(1000 * stats.call_seconds / stats.batches, 2)
     if (usage := spec.usage) is not None and stats.computed:
         if stats.seconds:
             tokens = stats.spent["completion_tokens"] / stats.seconds

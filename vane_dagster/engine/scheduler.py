@@ -17,7 +17,12 @@ from vane_dagster.compute.api import (
     lease_expired,
 )
 from vane_dagster.compute.waits import Waits
-from vane_dagster.engine.accounting import WaveProgress, count_error, fault_limit_error
+from vane_dagster.engine.accounting import (
+    PoolClock,
+    WaveProgress,
+    count_error,
+    fault_limit_error,
+)
 from vane_dagster.engine.damaged_parts import remove_damaged
 from vane_dagster.engine.fragment_queue import FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentState, Held, TaskKind
@@ -83,7 +88,15 @@ class WaveScheduler:
             state.usage.server_changed,
         )
         self._builder = WorkBuilder(state, lease.id, self._slice_sizer, self._workers)
-        self._counts = WaveProgress(state, stages, clock)
+        without_code = [stage for stage in stages if stage not in pools]
+        self._pool_clocks = {IO_WORKERS: PoolClock(without_code, {})}
+        for pool in pools.values():
+            own = [stage for stage, each in pools.items() if each.identity == pool.identity]
+            bundle = {} if pool.on_driver else pool.bundle
+            self._pool_clocks[pool.identity] = PoolClock(own, bundle)
+        self._measured_at = clock()
+        self._is_full = False
+        self._counts = WaveProgress(state, stages, clock, self._pool_clocks)
         self._budget = MemoryBudget(
             budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._worker_group.size)
         )
@@ -100,6 +113,7 @@ class WaveScheduler:
                     raise Cancelled
                 self._admit()
                 self._assign_tasks()
+                self._measure()
                 tick = _CLAIM_TICK_SECONDS if self._fragments.is_claiming else _TICK_SECONDS
                 for done in self._lease.wait(tick):
                     self._handle_done(done)
@@ -109,6 +123,7 @@ class WaveScheduler:
             raise ClusterLostError(f"stages {stages}: {error}") from error
         finally:
             self._fragments.close()
+        self._measure()
         self._counts.emit_progress(last=True)
 
     # Fragments
@@ -116,8 +131,10 @@ class WaveScheduler:
     def _admit(self) -> None:
         self._fragments.apply_claims()
         self._fragments.drop_given_up()
+        self._is_full = False
         while run := self._fragments.peek():
-            if self._is_learning() or not self._budget.has_room_for(run):
+            self._is_full = not self._budget.has_room_for(run)
+            if self._is_full or self._is_learning():
                 break
             self._fragments.pop()
             self._budget.charge(run)
@@ -428,6 +445,17 @@ class WaveScheduler:
             at_once = self._worker_group.worker_queues[worker.pool].slots - 1
             self._executing[worker] = set(sorted([ticket, *queued])[:at_once])
         return ticket in self._executing[worker]
+
+    def _measure(self) -> None:
+        """Measure what the workers do. All of it changes between two waits for answers alone."""
+        before, self._measured_at = self._measured_at, self._clock()
+        newest = next(reversed(self._active.values()), None)
+        states = newest.task_states if newest else {}
+        for identity, pool_clock in self._pool_clocks.items():
+            worker_queue = self._worker_group.worker_queues[identity]
+            is_next = any(states[s].waits_for for s in pool_clock.time.stages if s in states)
+            lacks_room = len(worker_queue) > 0 or (self._is_full and not is_next)
+            pool_clock.advance(self._measured_at - before, worker_queue, lacks_room)
 
     def _report_progress(self) -> None:
         self._counts.emit_progress()

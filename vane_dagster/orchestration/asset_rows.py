@@ -100,7 +100,6 @@ def _metadata(
     found = {
         "dagster/column_schema": column_schema(manifests[-1].schema, ""),
         "bytes": sum(manifest.size for manifest in manifests),
-        "files": sum(len(manifest.parts) for manifest in manifests),
     }
     if len(manifests) > 1:
         return {"rows": rows, "partitions": len(manifests), **found}

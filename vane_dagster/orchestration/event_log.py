@@ -9,6 +9,7 @@ package logs its events with its own tags, by `context.log_event`.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,13 +23,17 @@ from dagster._core.storage.asset_check_execution_record import AssetCheckExecuti
 from dagster._core.storage.event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
 
+from vane_dagster.errors import VaneError, names
 from vane_dagster.orchestration.signals import signals_deferred
 
 Target = AssetCheckEvaluationTargetMaterializationData
 """A check evaluation's reference to a materialization."""
 
 DATA_VERSION = "dagster/data_version"
+SUMMARY, FIGURES = "stages", "bottleneck"
+"""The entries of the metadata of a step's last event that sum the step up: a table, and JSON."""
 _ASKED_BY_NAME = 1000
+_LATEST_RUNS = 1000
 _MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
 
 
@@ -105,6 +110,30 @@ class EventLog:
         assert entry.dagster_event_type is not None
         tags = (event.tags or {}) if event.partition is None else {}
         return record.storage_id, tags.get(DATA_VERSION), entry.dagster_event_type
+
+
+def summaries(run: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield each step of a run that has summed itself up, its table, and its figures as JSON.
+
+    Args:
+        run: The beginning of the run's id, of the latest runs of the instance of `$DAGSTER_HOME`.
+    """
+    if not os.environ.get("DAGSTER_HOME"):
+        raise VaneError("$DAGSTER_HOME is not set; expected the folder of the instance of the run")
+    with dg.DagsterInstance.get() as instance:
+        known = [each for each in instance.get_run_ids(limit=_LATEST_RUNS) if each.startswith(run)]
+        if len(known) != 1:
+            runs = names(known) if known else f"none of the latest {_LATEST_RUNS:,} runs"
+            raise VaneError(
+                f"run {run!r}: expected the beginning of one run's id; it is that of {runs}"
+            )
+        kinds = {dg.DagsterEventType.STEP_OUTPUT, dg.DagsterEventType.STEP_FAILURE}
+        for entry in instance.all_logs(known[0], of_type=kinds):
+            data: Any = entry.get_dagster_event().event_specific_data
+            found = getattr(data, "user_failure_data", data)
+            if found is not None and SUMMARY in found.metadata:
+                metadata = found.metadata
+                yield str(entry.step_key), metadata[SUMMARY].value, metadata[FIGURES].value
 
 
 _UNKNOWN = "INITIAL"  # Dagster's data version for an asset without events

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 import pyarrow as pa
 
+from vane_dagster._texts import markdown_table
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.storage.column_stats import merge_measures
 from vane_dagster.storage.manifest import Manifest, ManifestName
-from vane_dagster.storage.publish.registry import publisher_class
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.command import trace_command
 from vane_dagster.types.schema import type_name
 
+_FIRST = (
+    "rows_per_second", "seconds", "rows_computed", "rows_copied", "model_loads", "warm_hits",
+    "cost",
+)  # fmt: skip
+"""The figures of a computation that have an entry, which Dagster plots; others are details."""
 _MAX_REPLICAS = 10
+_SHORT = 8
 
 
 def column_schema(
@@ -66,24 +71,6 @@ def column_lineage(
     )
 
 
-def sample_table(sample: Sequence[Mapping[str, str]]) -> str:
-    """Format sample rows as a Markdown table."""
-    names = list(sample[0])
-    lines = [_line([_cell(name) for name in names]), _line(["---"] * len(names))]
-    lines += [_line([_cell(row[name]) for name in names]) for row in sample]
-    return "\n".join(lines)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _cell(text: str) -> str:
-    """Escape a text so that it fits into one Markdown table cell."""
-    flat = " ".join(text.split())
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", flat)
-
-
 def column_metadata(
     manifest: Manifest, id: str, key_of: Callable[[str], dg.AssetKey]
 ) -> dict[str, Any]:
@@ -105,44 +92,85 @@ def stage_metadata(
     manifest: Manifest,
     version: ManifestName,
     store: Store,
-    figures: Mapping[str, Any],
-    computed: int,
+    computed: int | None,
     inferred: str | None = None,
+    adopted: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the metadata of one partition of a stage, as plain numbers and texts.
+    """Return the metadata of one partition of a stage: figures to plot, and all else as details.
 
-    `docs/metadata.md` defines each entry, and states which ones add up over partitions.
+    `docs/metadata.md` defines each entry.
+
+    Args:
+        spec: The stage.
+        manifest: The manifest in force.
+        version: Its name.
+        store: The store.
+        computed: Fragments that this run computed; None if the partition was up to date.
+        inferred: The code that declares the stage's schema, if it was inferred.
+        adopted: The adoptions in force, each in a line.
     """
-    home = Store(manifest.root or store.root)
+    home, published = Store(manifest.root or store.root), manifest.published
     folder = home.manifests(manifest.pipeline, manifest.stage, manifest.partition)
     rows = "dagster/row_count" if manifest.partition is None else "dagster/partition_row_count"
-    place = {"dagster/uri": folder.file_url(str(version))}
-    if manifest.published:
-        place = publisher_class(manifest.published.format).metadata(manifest.published)
-    found: dict[str, Any] = {
-        rows: manifest.rows,
-        **place,
-        "bytes": manifest.size,
-        "fragments": len(manifest.parts),
-        "fragments_computed": computed,
-        "fragments_reused": max(0, len(manifest.parts) - computed),
+    figures, partition = dict(manifest.figures), _partition_figures(spec, manifest)
+    servers = figures.pop("servers", ())
+    if "cost_spent" in figures:
+        figures["cost"] = figures.pop("cost_spent")
+    if computed is None:
+        first: dict[str, Any] = {"rows_computed": 0}
+        figures = {"computed_by_run": manifest.run_id[:_SHORT], **figures}
+    else:
+        first = {name: figures.pop(name) for name in _FIRST if name in figures}
+    if failed := partition.pop("rows_quarantined"):
+        first["rows_quarantined"] = failed
+    fragments = computed or 0
+    details = {
+        "fragments_computed": str(fragments),
+        "fragments_reused": str(max(0, len(manifest.parts) - fragments)),
+        "adopted": "; ".join(adopted),
+        **partition,
+        **figures,
     }
-    for name in ("quarantined", "nulled", "unread", "waived", "patched"):
-        if counted := sum(getattr(part, name) for part in manifest.parts):
-            found[f"rows_{name}"] = counted
-    if (usage := spec.usage) is not None:
-        used = usage.used(merge_measures(part.measures for part in manifest.parts))
-        found |= usage.metadata(used)
-        inherited = usage.used(merge_measures(part.inherited for part in manifest.parts))
-        if any(inherited.values()):
-            found |= usage.partial("inherited", inherited)
-    found |= figures
-    if replicas := figures.get("servers"):
-        found["servers"] = dg.MetadataValue.md(sample_table(replicas[:_MAX_REPLICAS]))
+    lines = {name.replace("_", " "): value for name, value in details.items() if value}
+    sections = [
+        markdown_table([{"figure": name, "value": _number(value)} for name, value in lines.items()])
+    ]
+    if servers:
+        sections.append(markdown_table(servers[:_MAX_REPLICAS]))
     if inferred is not None:
-        found["schema"] = dg.MetadataValue.md(f"```python\n{inferred}\n```")
+        sections.append(f"```python\n{inferred}\n```")
     if manifest.sample:
-        found["sample"] = dg.MetadataValue.md(sample_table(manifest.sample))
+        sections.append(markdown_table([_with_short_ids(row, manifest) for row in manifest.sample]))
     if command := trace_command(store, manifest):
-        found["trace"] = dg.MetadataValue.md(f"`{command}`")
+        sections.append(f"`{command}`")
+    return {
+        rows: manifest.rows,
+        **first,
+        "details": dg.MetadataValue.md("\n\n".join(sections)),
+        "dagster/uri": published.url if published else folder.file_url(str(version)),
+    }
+
+
+def _partition_figures(spec: StageSpec, manifest: Manifest) -> dict[str, Any]:
+    """Return what a partition consists of, whichever run computed it."""
+    found: dict[str, Any] = {"bytes": manifest.size}
+    if manifest.published and manifest.published.version is not None:
+        found["table_version"] = str(manifest.published.version)
+    for name in ("quarantined", "nulled", "unread", "waived", "patched"):
+        found[f"rows_{name}"] = sum(getattr(part, name) for part in manifest.parts)
+    if (usage := spec.usage) is not None:
+        answers = usage.metadata(usage.used(merge_measures(p.measures for p in manifest.parts)))
+        found |= {"cost_of_answers" if n == "cost" else n: each for n, each in answers.items()}
+        inherited = usage.used(merge_measures(part.inherited for part in manifest.parts))
+        found |= usage.partial("inherited", inherited)
     return found
+
+
+def _number(value: Any) -> str:
+    return str(value) if isinstance(value, str) else f"{value:,}"
+
+
+def _with_short_ids(row: Mapping[str, str], manifest: Manifest) -> dict[str, str]:
+    """Shorten long ids, so that the table of a sample has room for the other columns."""
+    ids = {name: row[name] for name in manifest.keys if len(row.get(name, "")) > 2 * _SHORT}
+    return {**row, **{name: f"{id[:_SHORT]}…" for name, id in ids.items()}}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
 
 from vane_dagster._secrets import masked
-from vane_dagster._texts import count, duration, rate
+from vane_dagster._texts import count, duration, markdown_table, rate
+from vane_dagster.engine.bottleneck import Advice, WaveTime, advise
 from vane_dagster.events import (
     Committed,
     Connected,
@@ -18,12 +19,14 @@ from vane_dagster.events import (
     Failed,
     Noticed,
     PoolLoads,
+    PoolTime,
     Printed,
     Progress,
     RunPlanned,
     Submitted,
     Unchanged,
     Waiting,
+    WaveStarted,
     WorkerReady,
 )
 from vane_dagster.storage.manifest import Manifest
@@ -110,14 +113,16 @@ class _StageProgress:
 
 _PHASES = {RunPlanned: "plan", Connected: "connection", WorkerReady: "first worker"}
 """The phases before a run computes, by the event that ends each first."""
+_NOTHING = ("0", "0%", "0 ms")
 _SUMMED = ["rows_in", "rows_out", "copied", "computed", "seconds", "work_seconds", "call_seconds"]
 
 
 class _StageSummary(defaultdict[str, Any]):
     """Totals of a stage over all partitions, by the names of `StageStats` and others."""
 
-    def __str__(self) -> str:
-        rows, seconds, work = self["rows_out"], self["seconds"], self["work_seconds"]
+    @property
+    def partitions(self) -> str:
+        """The number of partitions in each state."""
         stored = count(self["stored_rows"], "row"), count(self["stored_fragments"], "fragment")
         partitions = (
             (self["committed"], "committed"),
@@ -125,14 +130,20 @@ class _StageSummary(defaultdict[str, Any]):
             (self["submitted"], "submitted to a batch or waiting for one"),
             (self["failed"], "failed"),
         )
-        counts = [f"{number:,} {state}" for number, state in partitions if number]
-        lines = [f"partitions: {', '.join(counts)}"]
+        return ", ".join(f"{number:,} {state}" for number, state in partitions if number)
+
+    def text(self, pool: PoolTime | None) -> str:
+        """Return the totals in one line, with what the workers did."""
+        lines = [f"partitions: {self.partitions}"]
+        rows, seconds, work = self["rows_out"], self["seconds"], self["work_seconds"]
         if rows:
             speed = f", {rate(rows / seconds)}" if seconds else ""
             lines.append(f"{count(rows, 'row')} in {duration(seconds)}{speed}")
-        if seconds and work and self["call_seconds"]:
-            share = min(1.0, self["call_seconds"] / work)  # calls of async code overlap
-            lines.append(f"{work / seconds:.1f} workers busy, {share:.0%} of it in your code")
+        if pool is not None and pool.workers:
+            shares = [f"{name} {share}" for name, share in _shares(pool).items() if share != "0%"]
+            lines.append(f"{count(pool.workers, 'worker')}: {', '.join(shares)}")
+            if in_code := min(1.0, self["call_seconds"] / (work or 1.0)):  # async calls overlap
+                lines.append(f"{in_code:.0%} of the computing in your code")
         if self["committed"]:
             lines.append(f"fragments: {self['computed']:,} computed, {self['reused']:,} reused")
         if self["copied"]:
@@ -140,6 +151,12 @@ class _StageSummary(defaultdict[str, Any]):
         if self["quarantined"]:
             lines.append(f"{count(self['quarantined'], 'row')} quarantined")
         return "; ".join(lines)
+
+
+def _shares(pool: PoolTime) -> dict[str, str]:
+    """Return the shares of the time of a pool's workers as texts, by what they did."""
+    shown = {"input": "waiting for input", "room": "waiting for room"}
+    return {shown.get(name, name): f"{share:.0%}" for name, share in pool.shares.items()}
 
 
 @dataclass
@@ -175,6 +192,9 @@ class RunSummary:
         self._began = self._marked = self.clock()
         self._phases: dict[str, float] = {}
         self._stages: dict[str, _StageSummary] = {}
+        self._waves: list[WaveTime] = []
+        self._fragments: dict[str, int] = {}
+        self._fragment_rows = 0
 
     def take(self, event: Event) -> None:
         """Add an event."""
@@ -185,6 +205,15 @@ class RunSummary:
             kind: Any = (event.server and "server") or (event.is_function and "function")
             use = self.models.setdefault(event.model, ModelUse(kind=kind or "model"))
             use.add(event.report)
+        elif isinstance(event, RunPlanned):
+            plan = event.plan
+            self._fragments = {stage: plan.missing(stage) for stage in plan.selected}
+            every = [each for partition in plan.partitions for each in partition.fragments]
+            self._fragment_rows = max((each.stop - each.start for each in every), default=0)
+        elif isinstance(event, WaveStarted):
+            self._waves.append(WaveTime(event.resources))
+        elif isinstance(event, Progress) and self._waves:
+            self._waves[-1].pools = event.pools
         elif isinstance(event, Failed):
             self._stage(event.stage)["failed"] += 1
         elif isinstance(event, Submitted):
@@ -212,12 +241,46 @@ class RunSummary:
         stage["reused"] += max(0, len(parts) - stats.computed)
         stage["quarantined"] += sum(part.quarantined for part in parts)
 
+    @property
+    def advice(self) -> Advice | None:
+        """What limits the run; None if it computed nothing."""
+        seconds = self.clock() - self._began
+        return advise(self._waves, seconds, self._fragments, self._fragment_rows)
+
+    def _pool(self, stage: str) -> PoolTime | None:
+        pools = (pool for wave in self._waves for pool in wave.pools if stage in pool.stages)
+        return next(pools, None)
+
+    def table(self) -> str:
+        """Return the stages as a table in Markdown, and what limits the run; empty without any."""
+        rows = []
+        for name, stage in self._stages.items():
+            pool = self._pool(name) or PoolTime(())
+            shown = {
+                "stage": name,
+                "partitions": stage.partitions,
+                "time": duration(stage["seconds"]),
+                "rows": f"{stage['rows_out']:,}",
+                "workers": f"{pool.workers:,}",
+                **_shares(pool),
+            }
+            rows.append({key: "" if text in _NOTHING else text for key, text in shown.items()})
+        sections = [markdown_table(rows), str(self.advice or "")] if rows else []
+        return "\n\n".join(sections).rstrip()
+
+    def figures(self) -> dict[str, Any]:
+        """Return what limits the run, and what the workers of each pool did, as JSON."""
+        pools = [asdict(pool) for wave in self._waves for pool in wave.pools]
+        return {"pools": pools, "advice": asdict(self.advice) if self.advice else None}
+
     def text(self, finished: bool = True) -> str:
         """Return the summary lines of a run that finished or was stopped."""
         ended = "finished in" if finished else "stopped after"
         phases = "".join(f", {name} {duration(took)}" for name, took in self._phases.items())
         lines = [f"{ended} {duration(self.clock() - self._began)}{phases}"]
-        lines += [f"  {name}: {stage}" for name, stage in self._stages.items()]
+        lines += [
+            f"  {name}: {stage.text(self._pool(name))}" for name, stage in self._stages.items()
+        ]
         if self.expected:
             until = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.expected))
             lines.append(f"  submitted, expected by {until}; `vane-dagster batches collect` looks")
@@ -225,4 +288,6 @@ class RunSummary:
             f"  {'' if use.kind == 'server' else f'{use.kind} '}{name}: {use}"
             for name, use in self.models.items()
         ]
+        if advice := self.advice:
+            lines.append(f"  {advice}")
         return "\n".join(lines)

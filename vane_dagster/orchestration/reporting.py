@@ -12,7 +12,6 @@ import dagster as dg
 from vane_dagster._secrets import masked
 from vane_dagster._texts import in_partition
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.engine.figures import computation_figures
 from vane_dagster.errors import names
 from vane_dagster.events import (
     Committed,
@@ -30,6 +29,8 @@ from vane_dagster.orchestration.asset_specs import code_version, stage_key
 from vane_dagster.orchestration.check_events import CheckLog, describe_blocked
 from vane_dagster.orchestration.event_log import (
     DATA_VERSION,
+    FIGURES,
+    SUMMARY,
     EventLog,
     Provenance,
     Target,
@@ -100,6 +101,7 @@ class RunReport:
         self._adopted: Mapping[str, Sequence[Adoption]] = {}
         self._provenance = Provenance(context, partitions)
         self._observes_source = _observes_source(context, pipeline)
+        self._shown: dict[str, Any] = {}  # by the step's last result, or by its failure
         self._pending: dict[str, list[_Materialized]] = {}
         self._count = 0
         self._oldest = 0.0
@@ -170,9 +172,7 @@ class RunReport:
             self._waiting.append(event)
             self._not_materialized(event)
         elif isinstance(event, Committed):
-            spec = self._pipeline[event.stage].spec
-            figures = computation_figures(spec, event.manifest, event.stats)
-            self._materialized(event, event.manifest, figures, event.stats.computed)
+            self._materialized(event, event.manifest, event.stats.computed)
             self._checks.found(event.stage, event.partition, event.manifest.checks)
         elif isinstance(event, Unchanged):
             self._unchanged(event)
@@ -255,31 +255,21 @@ class RunReport:
     def _unchanged(self, event: Unchanged) -> None:
         manifest = event.manifest
         assert manifest is not None, "run_pipeline adds it"
-        figures = {
-            "computed_by_run": dg.MetadataValue.dagster_run(manifest.run_id),
-            **manifest.figures,
-        }
-        self._materialized(event, manifest, figures, computed=0)
+        self._materialized(event, manifest, computed=None)
         self._checks.found(event.stage, event.partition, self._check_runner.results(manifest))
 
     def _materialized(
-        self,
-        event: Committed | Unchanged,
-        manifest: Manifest,
-        figures: Mapping[str, Any],
-        computed: int,
+        self, event: Committed | Unchanged, manifest: Manifest, computed: int | None
     ) -> None:
         metadata = stage_metadata(
             self._pipeline[event.stage].spec,
             manifest,
             event.name,
             self._store,
-            figures,
             computed,
             self._inferred.get(event.stage),
+            [each.since for each in self._adopted.get(event.stage, ())],
         )
-        if adopted := self._adopted.get(event.stage):
-            metadata["adopted"] = "; ".join(each.since for each in adopted)
         made = _Materialized(event.partition, event.name, manifest, metadata)
         self._pending.setdefault(event.stage, []).append(made)
         self._oldest = self._oldest if self._count else time.monotonic()
@@ -297,6 +287,9 @@ class RunReport:
             self.flush()
             if self._is_planned:
                 self._log.info(self._summary.text(finished=kind is None))
+                if table := self._summary.table():
+                    figures = self._summary.figures()
+                    self._shown = {SUMMARY: dg.MetadataValue.md(table), FIGURES: figures}
 
     def results(self) -> Iterator[Any]:
         """Yield the step's results.
@@ -307,15 +300,17 @@ class RunReport:
         failed = {failure.stage for failure in self._failed}
         failed |= {stage for stage, _, _ in self._checks.blocked}
         failed |= {event.stage for event in self._waiting}  # Dagster skips what is downstream
-        for stage in self._pipeline.stages:
-            key = stage_key(self._pipeline, stage)
-            if key in self._context.selected_asset_keys and stage not in failed:
-                yield dg.MaterializeResult(asset_key=key, metadata=LOGGED_ALREADY)
+        done = [stage.key for stage in self._pipeline if stage.name not in failed]
+        keys = [key for key in done if key in self._context.selected_asset_keys]
+        for key in keys:
+            shown = self._shown if key == keys[-1] else {}
+            yield dg.MaterializeResult(asset_key=key, metadata={**LOGGED_ALREADY, **shown})
         yield from self._checks.outputs()
         if self._failed:
             raise self._failure()
         if self._checks.blocked:
-            raise dg.Failure(describe_blocked(self._checks.blocked), allow_retries=False)
+            description = describe_blocked(self._checks.blocked)
+            raise dg.Failure(description, metadata=self._shown, allow_retries=False)
 
     def _logged(self, message: str) -> str:
         """Return what the log has of an error at once: the step's failure has the first in full."""
@@ -333,7 +328,7 @@ class RunReport:
                 f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)}); the "
                 f"others are materialized. Finished parts are kept.\n\n{description}"
             )
-        return dg.Failure(description=description)
+        return dg.Failure(description=description, metadata=self._shown)
 
 
 def _first_line(message: str) -> str:

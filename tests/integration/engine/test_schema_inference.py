@@ -85,7 +85,7 @@ def test_schemas_are_inferred_and_pinned_and_previews_warm_the_models(
         assert computed(result) == [1, 1, 1, 1]
         done = metadata(result, "labels")
         assert (done["model_loads"], done["warm_hits"]) == (0, 1)
-        assert done["schema"] == f"```python\n{schema}\n```"
+        assert f"\n\n```python\n{schema}\n```\n\n" in done["details"]
         labels = read_stage(tmp_path / "store", "docs", "labels")
         assert labels.schema.names == ["id", "n", "label", "score", "pid"]
         assert labels["pid"][0].as_py() == pids[0]
@@ -103,6 +103,6 @@ def test_schemas_are_inferred_and_pinned_and_previews_warm_the_models(
         assert len(stored_parts(tmp_path / "store")) == 4
         again = materialize(docs(tmp_path), compute, instance=instance)
         assert computed(again) == [0, 0, 0, 0]
-        assert metadata(again, "labels")["schema"] == done["schema"]
+        assert schema in metadata(again, "labels")["details"]
         assert "inferred" not in logged(instance, again)
         assert files(tmp_path) == before

@@ -73,7 +73,7 @@ def test_a_run_logs_each_partition_with_its_checks(world, instance, one_group, c
     for stage in STAGES:
         found = materializations(instance, stage)
         assert sorted(found, key=str) == places
-        assert {m.metadata["fragments_computed"].value for m in found.values()} == {0}
+        assert {m.metadata["rows_computed"].value for m in found.values()} == {0}
         assert {m.metadata[rows].value for m in found.values()} == {2}
         with_columns = [k for k, m in found.items() if "dagster/column_schema" in m.metadata]
         assert with_columns == [list(found)[-1]], "they are large"

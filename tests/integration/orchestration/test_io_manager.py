@@ -151,7 +151,6 @@ def test_ordinary_assets_keep_what_they_return(store):
     assert found["dagster/row_count"] == 3
     assert [column.name for column in found["dagster/column_schema"].columns] == ["id", "x"]
     assert Path(found["dagster/uri"]).is_file()
-    assert found["files"] == 1
     assert found["bytes"] > 0
     first = version(ROWS)
     assert version(ROWS) == version(ROWS.slice(0)) == first

@@ -191,7 +191,7 @@ def test_partitions_are_stale_from_a_change_until_a_run_has_read_it(world):
     world.observe()
     result = world.run(DAYS[1])
     (event, *_) = result.get_asset_materialization_events()
-    assert event.materialization.metadata["fragments_computed"].value == 0
+    assert event.materialization.metadata["rows_computed"].value == 0
     assert world.stale() == {}
 
     # An edit of the code makes all of them stale.

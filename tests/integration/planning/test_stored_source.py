@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support.results import entries
 
 PARTS = dg.StaticPartitionsDefinition(["a", "Ö / b"])
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
@@ -57,7 +58,7 @@ def test_rows_of_other_assets_and_what_was_added(tmp_path, local, monkeypatch):
         used = events[docs["clean"].key].tags["dagster/input_data_version/raw_docs"]
         assert used == events[raw_docs.key].tags["dagster/data_version"], "it is not stale"
         found = {
-            tuple(event.metadata[f"fragments_{name}"].value for name in ("computed", "reused"))
+            tuple(entries(event.metadata)[f"fragments_{name}"] for name in ("computed", "reused"))
             for key, event in events.items()
             if key != raw_docs.key
         }

@@ -51,7 +51,7 @@ def test_costs_and_budgets_count_what_is_spent_and_what_is_copied(
     assert first["cache_hit_rate"] == pytest.approx(1 / 3, abs=1e-4)
     assert first["tokens_per_second"] > 0
     assert first["cost"] == pytest.approx((words - 40) * 2 + 40 * 1 + (words + 40) * 10)
-    assert (first["rows_computed"], first["cost_spent"]) == (40, first["cost"])
+    assert (first["rows_computed"], first["cost_of_answers"]) == (40, first["cost"])
     assert "cost_inherited" not in first
 
     # Rows that are copied cost nothing, and need no budget.
@@ -61,7 +61,7 @@ def test_costs_and_budgets_count_what_is_spent_and_what_is_copied(
     assert len(server.bodies) == again["requests_spent"] == again["rows_computed"] == 1
     spent = again["completion_tokens_spent"] + again["completion_tokens_inherited"]
     assert again["completion_tokens"] == spent
-    assert again["cost"] == again["cost_spent"] + again["cost_inherited"]
+    assert again["cost_of_answers"] == again["cost"] + again["cost_inherited"]
 
     # A run that has used its budget stops, and keeps what is paid for.
     server.clear()

@@ -65,7 +65,7 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path):
         (name,) = store.latest("docs", stage.name, [None]).values()
         manifest = store.read("docs", stage.name, None, name)
         columns = column_metadata(manifest, stage.id, lambda node: dg.AssetKey(["docs", node]))
-        of_run = stage_metadata(stage.spec, manifest, name, store, {}, 1)
+        of_run = stage_metadata(stage.spec, manifest, name, store, 1)
         events[stage.name] = {**columns, **of_run}
     assert lineage(events["clean"]) == {
         "id": {"docs/source:id"},
@@ -101,11 +101,11 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path):
     assert {c.name: c.type for c in columns} == {**types, "label": "VARCHAR"}
     assert [c.name for c in columns if c.constraints.unique] == ["chunk_id"]
 
-    shown = events["clean"]["sample"].value.splitlines()
+    details = {name: event["details"].value.split("\n\n") for name, event in events.items()}
+    shown = details["clean"][1].splitlines()
     assert len(shown) == 2 + 3
     assert "x" * 60 in shown[2]
     assert "x" * 100 not in shown[2]
     assert r"pipe \| \*bold\* \<b\>" in shown[3]
-    assert "[0.25, 0.5, 0.75, … 4 in all]" in events["scored"]["sample"].value.replace("\\", "")
-    trace = events["both"]["trace"].value
-    assert trace.startswith("`vane-dagster trace docs/both --id 1")
+    assert "[0.25, 0.5, 0.75, … 4 in all]" in details["scored"][1].replace("\\", "")
+    assert details["both"][2].startswith("`vane-dagster trace docs/both --id 1")

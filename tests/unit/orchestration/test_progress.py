@@ -16,11 +16,13 @@ from vane_dagster.engine.accounting import StageRows
 from vane_dagster.events import (
     Committed,
     Failed,
+    PoolTime,
     Progress,
     RunPlanned,
     StageStats,
     Unchanged,
     Waiting,
+    WaveStarted,
     WorkerReady,
 )
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary
@@ -125,17 +127,33 @@ def test_the_summary_adds_up_what_was_done():
     function = ("embedding",), "clean", "w", LoadReport(False, 17.0, 1, "cpu", "host")
     summary.take(WorkerReady(*function, is_function=True))
     summary.take(Failed("embedding", "d", vd.errors.UdfError("no")))
+    summary.take(WaveStarted(1, 1, ("embedding",), ("Model",), {"GPU": 2.0}))
+    io = PoolTime((), 2, computing=10.0, input=140.0)
+    pool = PoolTime(("embedding",), 2, {"GPU": 1.0}, computing=120.0, input=15.0, loading=15.0)
+    summary.take(Progress({}, {}, 75.0, (io, pool)))
     clock.now = 75.0
+    advice = (
+        "bottleneck: 'embedding': its 2 workers computed 80% of the time. Predicted: the run is "
+        "2.5 times as fast with concurrency=8 in place of 2, for which there are 6 GPU too few"
+    )
 
+    table = summary.table().splitlines()
+    assert table[2] == (
+        "| embedding | 2 committed, 1 up to date (4,000 rows in 12 fragments), 1 failed | 3.0 s | "
+        "900 | 2 | 80% | 10% |  | 10% |"
+    )
+    assert table[-1] == advice
     assert summary.text().splitlines() == [
         "finished in 1 min 15 s, first worker 0 ms",
         "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments), "
         "1 failed; "
-        "900 rows in 3.0 s, 300 rows/s; 1.9 workers busy, 93% of it in your code; "
+        "900 rows in 3.0 s, 300 rows/s; 2 workers: computing 80%, waiting for input 10%, "
+        "loading 10%; 93% of the computing in your code; "
         "fragments: 2 computed, 2 reused; input rows: 0 computed, 100 copied; "
         "4 rows quarantined",
         "  model Model: 1 started in 6.3 s, 1 warm",
         "  function clean: 1 started in 17 s, 0 warm",
+        f"  {advice}",
     ]
 
 

@@ -86,12 +86,6 @@ class Publisher(abc.ABC):
     def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
         """Validate a target when `write` declares it, without any I/O."""
 
-    @classmethod
-    def metadata(cls, published: Published) -> dict[str, Any]:
-        """Return the Dagster metadata of a published partition."""
-        version = {} if published.version is None else {"table_version": str(published.version)}
-        return {"dagster/uri": published.url, **version}
-
     @property
     def compression(self) -> str:
         """The codec of staged parts."""

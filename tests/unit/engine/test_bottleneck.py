@@ -1,0 +1,62 @@
+"""Which pool limits a run, and what a change is predicted to save."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vane_dagster.engine.bottleneck import Advice, WaveTime, advise
+from vane_dagster.events import PoolTime
+
+
+def pool(stage: str, workers: int, computing: float, **others: Any) -> PoolTime:
+    return PoolTime((stage,) if stage else (), workers, computing=computing, **others)
+
+
+def advised(
+    *pools: PoolTime, seconds: float = 100.0, fragments: int = 100, **resources: float
+) -> Advice | None:
+    found = dict.fromkeys([stage for each in pools for stage in each.stages], fragments)
+    return advise([WaveTime(resources, pools)], seconds, found, 1000)
+
+
+@pytest.mark.parametrize(
+    ("pools", "option", "saved"),
+    [
+        # As many workers as make it as fast as the next one, and at most four times as many.
+        ([pool("a", 2, 180), pool("b", 1, 30)], "concurrency=6 in place of 2", 60),
+        ([pool("a", 2, 180), pool("b", 1, 1)], "concurrency=8 in place of 2", 67.5),
+        ([pool("", 2, 180), pool("b", 1, 60)], "3 CPUs that read and write, in place of 2", 30),
+        # Few fragments: the first one passes all stages before the last stage has work.
+        ([pool("a", 1, 40), pool("b", 1, 36)], "fragment_rows=250, a quarter of now", 13.5),
+        # Loads, and memory.
+        ([pool("a", 2, 60, loading=80), pool("b", 1, 29)], "models that are loaded", 40),
+        ([pool("a", 2, 60, room=60), pool("b", 1, 29)], "fragment_rows=250, a quarter", 30),
+    ],
+)
+def test_the_option_that_saves_most(pools: list[PoolTime], option: str, saved: float) -> None:
+    found = advised(*pools, fragments=2 if pools[0].computing == 40 else 1000)
+    assert found is not None
+    assert found.option.startswith(option)
+    assert found.saved == pytest.approx(saved, abs=0.1)
+    assert found.gain == pytest.approx(100 / (100 - saved), rel=0.01)
+
+
+def test_more_workers_say_what_the_cluster_lacks() -> None:
+    given = {"bundle": {"GPU": 1.0, "CPU": 2.0}}
+    pools = pool("a", 2, 180, **given), pool("b", 1, 90, bundle={"CPU": 1.0})
+    assert advised(*pools, GPU=2, CPU=16) == Advice(pools[0])
+    pools = pool("a", 2, 180, **given), pool("b", 1, 45, bundle={"CPU": 1.0})
+    found = advised(*pools, GPU=2, CPU=8)
+    assert found is not None
+    assert found.option.endswith("in place of 2, for which there are 2 GPU and 1 CPU too few")
+
+
+def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
+    assert advised(pool("a", 0, 0)) is None
+    found = advised(pool("a", 2, 6), pool("b", 1, 3))
+    assert str(found) == (
+        "bottleneck: 'a': its 2 workers computed 100% of the time, and no single option is "
+        "predicted to help by 5%"
+    )

@@ -1,0 +1,29 @@
+"""``vane-dagster advise``: which stages limited a run, and what would shorten it."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from vane_dagster.orchestration.event_log import summaries
+
+
+@click.command()
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def advise(run: str, as_json: bool) -> None:
+    """Says which stages limited RUN, and what would shorten it.
+
+    RUN is the id of a run of Dagster, or its beginning, in the instance of $DAGSTER_HOME. The table
+    has the stages of each of its steps, with the share of time in which their workers computed,
+    waited for input, waited for room in memory, and loaded.
+    """
+    found = list(summaries(run))
+    if as_json:
+        click.echo(json.dumps({step: figures for step, _, figures in found}, indent=1))
+        return
+    for step, table, _ in found:
+        click.echo(f"{step}\n{table}\n")
+    if not found:
+        raise click.ClickException(f"run {run!r} has no step of a pipeline that ended")

@@ -1,0 +1,137 @@
+"""Which stages limit a run, and the one option that would shorten it most.
+
+The pools of a wave work side by side. So a wave takes as long as its slowest pool would with all of
+its workers computing all the time, and the rest in addition: loads, and the time in which the
+first fragments pass the other stages. More workers change the one, other options the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from vane_dagster._texts import count
+from vane_dagster.errors import names
+from vane_dagster.events import PoolTime
+
+_MOST_WORKERS = 4
+_FRAGMENTS = 4
+_LEAST_GAIN = 1.05
+_READ_AND_WRITE = "reading and writing"
+
+
+@dataclass
+class WaveTime:
+    """What a wave took.
+
+    Attributes:
+        resources: See `WaveStarted`.
+        pools: Its pools.
+    """
+
+    resources: Mapping[str, float] = field(default_factory=dict)
+    pools: Sequence[PoolTime] = ()
+
+    @property
+    def by_speed(self) -> list[PoolTime]:
+        """Its pools, the slowest first."""
+        return sorted(self.pools, key=lambda pool: pool.least_seconds, reverse=True)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What limits a run, and what would shorten it.
+
+    Attributes:
+        pool: The slowest pool.
+        option: The option that helps most; empty if none helps much.
+        saved: Seconds that it is predicted to save.
+        gain: The time that the run took, divided by the predicted time.
+    """
+
+    pool: PoolTime
+    option: str = ""
+    saved: float = 0.0
+    gain: float = 1.0
+
+    def __str__(self) -> str:
+        pool, share = self.pool, self.pool.shares["computing"]
+        limit = f"{names(pool.stages)}: its" if pool.stages else f"{_READ_AND_WRITE}: their"
+        text = (
+            f"bottleneck: {limit} {count(pool.workers, 'worker')} computed {share:.0%} of the time"
+        )
+        if not self.option:
+            return f"{text}, and no single option is predicted to help by {_LEAST_GAIN - 1:.0%}"
+        return f"{text}. Predicted: the run is {self.gain:.1f} times as fast with {self.option}"
+
+
+def advise(
+    waves: Sequence[WaveTime], seconds: float, fragments: Mapping[str, int], fragment_rows: int
+) -> Advice | None:
+    """Return what limits a run; None if it computed nothing.
+
+    Args:
+        waves: Its waves.
+        seconds: Seconds that it took in all.
+        fragments: Computed fragments by stage.
+        fragment_rows: The most rows of a fragment; 0 if that is not known.
+    """
+    found = [
+        Advice(wave.by_speed[0], option, saved, seconds / max(seconds - saved, 1e-9))
+        for wave in waves
+        if any(pool.computing for pool in wave.pools)
+        for option, saved in [("", 0.0), *_options(wave, fragments, fragment_rows)]
+    ]
+    best = max(found, key=lambda advice: advice.saved, default=None)
+    if best is None or best.gain >= _LEAST_GAIN:
+        return best
+    slowest = max((each.pool for each in found), key=lambda pool: pool.least_seconds)
+    return Advice(slowest)
+
+
+def _options(
+    wave: WaveTime, fragments: Mapping[str, int], fragment_rows: int
+) -> Iterator[tuple[str, float]]:
+    """Yield the options that would shorten a wave, each with the seconds that it saves."""
+    slowest, *others = wave.by_speed
+    next_slowest = others[0].least_seconds if others else 0.0
+    needed = math.ceil(slowest.computing / next_slowest) if next_slowest else math.inf
+    workers = min(needed, _MOST_WORKERS * slowest.workers)
+    if workers > slowest.workers:
+        yield (
+            _more_workers(wave, slowest, int(workers)),
+            slowest.least_seconds - max(next_slowest, slowest.computing / workers),
+        )
+    passed = max(
+        (fragments.get(stage, 0) for pool in wave.pools for stage in pool.stages), default=0
+    )
+    if passed and fragment_rows >= _FRAGMENTS:
+        first = sum(pool.least_seconds for pool in others) / passed
+        room = slowest.room / max(1, slowest.workers)
+        yield (
+            f"fragment_rows={fragment_rows // _FRAGMENTS}, a quarter of now",
+            first * (1 - 1 / _FRAGMENTS) + room,
+        )
+    yield (
+        "models that are loaded already, which workers keep for RayCompute(idle_timeout=)",
+        slowest.loading / max(1, slowest.workers),
+    )
+
+
+def _more_workers(wave: WaveTime, pool: PoolTime, workers: int) -> str:
+    """Describe more workers, and what they need beyond the resources of the cluster."""
+    if not pool.stages:
+        return f"{workers} CPUs that read and write, in place of {pool.workers}"
+    reserved = {
+        name: sum(each.bundle.get(name, 0.0) * each.workers for each in wave.pools)
+        + amount * (workers - pool.workers)
+        for name, amount in pool.bundle.items()
+    }
+    short = [
+        f"{reserved[name] - total:g} {name}"
+        for name, total in wave.resources.items()
+        if reserved.get(name, 0.0) > total
+    ]
+    more = f", for which there are {' and '.join(short)} too few" if short else ""
+    return f"concurrency={workers} in place of {pool.workers}{more}"
