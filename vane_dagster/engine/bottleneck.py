@@ -95,17 +95,16 @@ def _options(
 ) -> Iterator[tuple[str, float]]:
     """Yield the options that would shorten a wave, each with the seconds that it saves."""
     slowest, *others = wave.by_speed
+    own = [stage for pool in wave.pools for stage in pool.stages]
+    passed = max((fragments.get(stage, 0) for stage in own), default=0)
     next_slowest = others[0].least_seconds if others else 0.0
     needed = math.ceil(slowest.computing / next_slowest) if next_slowest else math.inf
     workers = min(needed, _MOST_WORKERS * slowest.workers)
     if workers > slowest.workers:
-        yield (
-            _more_workers(wave, slowest, int(workers)),
-            slowest.least_seconds - max(next_slowest, slowest.computing / workers),
-        )
-    passed = max(
-        (fragments.get(stage, 0) for pool in wave.pools for stage in pool.stages), default=0
-    )
+        saved = slowest.least_seconds - max(next_slowest, slowest.computing / workers)
+        if passed >= 2 * workers:  # a worker computes a whole fragment, as long as now
+            saved *= 1 - 1 / passed
+        yield _more_workers(wave, slowest, int(workers)), saved
     if passed and fragment_rows >= _FRAGMENTS:
         first = sum(pool.least_seconds for pool in others) / passed
         room = slowest.room / max(1, slowest.workers)

@@ -271,7 +271,8 @@ class RunSummary:
     def figures(self) -> dict[str, Any]:
         """Return what limits the run, and what the workers of each pool did, as JSON."""
         pools = [asdict(pool) for wave in self._waves for pool in wave.pools]
-        return {"pools": pools, "advice": asdict(self.advice) if self.advice else None}
+        advice = asdict(self.advice) if self.advice else None
+        return {"seconds": self.clock() - self._began, "pools": pools, "advice": advice}
 
     def text(self, finished: bool = True) -> str:
         """Return the summary lines of a run that finished or was stopped."""
