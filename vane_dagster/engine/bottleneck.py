@@ -132,5 +132,10 @@ def _more_workers(wave: WaveTime, pool: PoolTime, workers: int) -> str:
         for name, total in wave.resources.items()
         if reserved.get(name, 0.0) > total
     ]
-    more = f", for which there are {' and '.join(short)} too few" if short else ""
-    return f"concurrency={workers} in place of {pool.workers}{more}"
+    text = f"concurrency={workers} in place of {pool.workers}"
+    if short:
+        return f"{text}, for which there are {' and '.join(short)} too few"
+    cpus = wave.resources.get("CPU", math.inf)
+    if workers > cpus and "GPU" not in pool.bundle:
+        return f"{text}, if its code waits more than it computes: there are {cpus:g} CPUs"
+    return text

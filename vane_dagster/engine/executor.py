@@ -110,7 +110,7 @@ def _compute(
         io = PoolSpec(IO_WORKERS, "read and write", (1, max(1, readers)), threads=1)
         claimed = [*_largest(own.values()).values(), *used.values()]
         labels = tuple(pool.label for pool in claimed)
-        reserved = {name for pool in own.values() for name in pool.bundle}
+        reserved = {"CPU", *(name for pool in own.values() for name in pool.bundle)}
         totals = {} if capacity.adds_nodes else {name: capacity.total(name) for name in reserved}
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels, totals))
         lease = backend.lease(state.run_id, [io, *claimed], cancelled, priority, waits)

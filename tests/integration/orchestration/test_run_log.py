@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
 
 import dagster as dg
+from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import write_source
 from support.results import failure
+from vane_dagster.cli.main import main
 from vane_dagster.orchestration import progress
 
 
@@ -39,18 +42,33 @@ def test_a_run_logs_progress_prints_a_summary_and_errors(tmp_path, materialize, 
     write_source(tmp_path / "src", {"id": range(20)})
     pipeline = vd.Pipeline("slow", source=vd.parquet(str(tmp_path / "src")), id="id")
     pipeline.map_batches("slept", Slow, schema={"id": "BIGINT"}, batch_size=1)
-    with dg.DagsterInstance.ephemeral() as instance:
-        log = logged(materialize(pipeline, local, instance=instance), instance)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with dg.DagsterInstance.get() as instance:
+        result = materialize(pipeline, local, instance=instance)
+        log = logged(result, instance)
     assert re.search(r"slept: \d+ of 20 rows \(\d+%\), [\d.]+ rows/s, [\d.]+ s left", log), log
     assert re.search(r"slept printed \(worker .+\):\na batch of 1\nit slept", log), log
     assert re.search(r"Slow loaded in [\d.]+ s \(worker .*, pid \d+, cpu\)", log)
     assert re.search(
         r"finished in \d.*, plan \d.*, connection \d.*, first worker \d.*\n"
         r"  slept: partitions: 1 committed; 20 rows in .* rows/s; "
-        r"\d\.\d workers busy, \d+% of it in your code; "
-        r"fragments: 1 computed, 0 reused\n  model Slow: \d started in \d",
+        r"\d workers?: computing \d+%, .*; \d+% of the computing in your code; "
+        r"fragments: 1 computed, 0 reused\n  model Slow: \d started in \d.*\n  bottleneck: 'slept'",
         log,
     ), log
+
+    # The step's last result has the summary as a table, which the command prints.
+    shown = CliRunner().invoke(main, ["advise", result.run_id[:8]]).output
+    step, _, _, row, _, sentence = shown.rstrip().splitlines()
+    assert step == "slow_pipeline"
+    assert row.startswith("| slept | 1 committed | ")
+    assert sentence in log
+    figures = json.loads(CliRunner().invoke(main, ["advise", result.run_id, "--json"]).output)
+    _, slept = figures["slow_pipeline"]["pools"]
+    assert slept["stages"] == ["slept"]
+    assert slept["computing"] > 0
+    absent = CliRunner().invoke(main, ["advise", "absent"])
+    assert "it is that of none of the latest" in absent.output
 
     # An error in the user's code is the run's error, with a hint, and with the user's frames alone.
     pipeline = vd.Pipeline("slow", source=vd.parquet(str(tmp_path / "src")), id="id")
@@ -77,5 +95,6 @@ def test_a_run_logs_progress_prints_a_summary_and_errors(tmp_path, materialize, 
         "error": first,
     }
     failed = next(each for each in result.all_events if each.is_step_failure).step_failure_data
+    assert "| out | 1 failed |" in failed.user_failure_data.metadata["stages"].value
     assert failed.error.message.endswith(f"{text}\n")
     assert failed.error.cause is None

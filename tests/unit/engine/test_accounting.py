@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.engine.accounting import count_error, fault_limit_error
+from vane_dagster.compute.api import Worker
+from vane_dagster.engine.accounting import PoolClock, count_error, fault_limit_error
 from vane_dagster.engine.fragment_state import FragmentState, make_task_states
+from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.events import StageStats
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
 from vane_dagster.worker.reports import SharedSeconds
@@ -90,3 +92,24 @@ def test_partitions_share_the_seconds_of_a_stage_by_their_calls_in_flight():
     assert found == pytest.approx([0, 0, 1, 2 + 1 + 1, 2 + 3])
     assert seconds.change(0, 1, 30.0) == 0, "nobody is charged for the time without calls"
     assert seconds.change(0, -1, 31.0) == pytest.approx(1)
+
+
+def test_the_time_of_workers_ends_with_their_last_call():
+    queue, pool, worker = WorkerQueue(2), PoolClock(["a"], {}), Worker("w", "p")
+    queue.loading.add(worker)
+    pool.advance(0.0, queue, False)
+    queue.mark_ready(worker)
+    pool.advance(3.0, queue, False)  # it has loaded, and waits for input
+    queue.begin(worker, 10)
+    pool.advance(1.0, queue, False)
+    queue.end(worker, 10)
+    pool.advance(5.0, queue, True)  # it has computed, and waits for room
+    pool.advance(7.0, queue, False)
+    found = pool.time
+    assert (found.workers, found.loading, found.input, found.computing) == (1, 3.0, 1.0, 5.0)
+    assert found.room == 0.0, "nobody knows yet whether it has another call"
+    queue.begin(worker, 10)
+    pool.advance(2.0, queue, False)
+    pool.advance(1.0, queue, False)
+    assert (pool.time.room, pool.time.input, pool.time.computing) == (7.0, 3.0, 6.0)
+    assert pool.time.shares["computing"] == pytest.approx(6 / 19)

@@ -51,6 +51,9 @@ def test_more_workers_say_what_the_cluster_lacks() -> None:
     found = advised(*pools, GPU=2, CPU=8)
     assert found is not None
     assert found.option.endswith("in place of 2, for which there are 2 GPU and 1 CPU too few")
+    found = advised(pool("a", 2, 180), pool("b", 1, 30), CPU=4)
+    assert found is not None
+    assert found.option.endswith(", if its code waits more than it computes: there are 4 CPUs")
 
 
 def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:

@@ -401,6 +401,26 @@ def test_fragments_beyond_the_memory_budget_wait(wave):
     assert len(tight.state.parts[0, "model"]) == 6
 
 
+@pytest.mark.parametrize("slow", ["first", "last"])
+def test_workers_wait_for_input_behind_a_slow_stage_and_for_room_before_it(wave, slow):
+    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    first = docs.map_batches("first", model, schema={"x": "BIGINT"}, batch_size=8)
+    first.map_batches("last", model, schema={"x": "BIGINT"}, batch_size=8)
+    made = wave(
+        docs,
+        lambda call: replace(done(call), seconds=5.0 if call.stage == slow else 0.01),
+        (40,),
+        workers=1,
+    )
+    made.pools = {name: replace(pool, identity=name) for name, pool in made.pools.items()}
+    made.lease._workers = [*made.lease._workers, Worker("f", "first"), Worker("l", "last")]
+    made.run()
+    times = {pool.stages: pool for pool in made.events[-1].pools}
+    before, after = times["first",].shares, times["last",].shares
+    assert (before if slow == "first" else after)["computing"] > 0.9
+    assert (after["input"] if slow == "first" else before["room"]) > 0.9
+
+
 def quick(call: Call) -> WorkReport:
     """A fragment takes 64 ms."""
     return replace(done(call), seconds=done(call).seconds / 10)
