@@ -130,6 +130,7 @@ class PoolTime:
     Attributes:
         stages: The stages that they compute; of the workers that read and write, those without code
             of the user.
+        is_io: Whether they read and write for all stages.
         workers: The most workers at a time.
         bundle: The resources that each reserves on the cluster.
         computing: Time with calls in flight.
@@ -139,6 +140,7 @@ class PoolTime:
     """
 
     stages: tuple[str, ...]
+    is_io: bool = False
     workers: int = 0
     bundle: Mapping[str, float] = field(default_factory=dict)
     computing: float = 0.0

@@ -19,11 +19,11 @@ def advise(run: str, as_json: bool) -> None:
     has the stages of each of its steps, with the share of time in which their workers computed,
     waited for input, waited for room in memory, and loaded.
     """
-    found = list(summaries(run))
-    if as_json:
-        click.echo(json.dumps({step: figures for step, _, figures in found}, indent=1))
-        return
-    for step, table, _ in found:
-        click.echo(f"{step}\n{table}\n")
+    found = summaries(run)
     if not found:
         raise click.ClickException(f"run {run!r} has no step of a pipeline that ended")
+    if as_json:
+        click.echo(json.dumps({step: figures for step, (_, figures) in found.items()}, indent=1))
+        return
+    for step, (table, _) in found.items():
+        click.echo(f"{step}\n{table}\n")

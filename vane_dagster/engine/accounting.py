@@ -65,8 +65,8 @@ class PoolClock:
         time: The measured times. Idle time is included when the pool has its next call.
     """
 
-    def __init__(self, stages: Sequence[str], bundle: Mapping[str, float]) -> None:
-        self.time = PoolTime(tuple(stages), bundle=bundle)
+    def __init__(self, time: PoolTime) -> None:
+        self.time = time
         self._workers: dict[str, int] = {}
         self._since_last_call: dict[str, float] = {}
 

@@ -18,7 +18,6 @@ from vane_dagster.events import PoolTime
 _MOST_WORKERS = 4
 _FRAGMENTS = 4
 _LEAST_GAIN = 1.05
-_READ_AND_WRITE = "reading and writing"
 
 
 @dataclass
@@ -56,10 +55,10 @@ class Advice:
     gain: float = 1.0
 
     def __str__(self) -> str:
-        pool, share = self.pool, self.pool.shares["computing"]
-        limit = f"{names(pool.stages)}: its" if pool.stages else f"{_READ_AND_WRITE}: their"
+        pool = self.pool
         text = (
-            f"bottleneck: {limit} {count(pool.workers, 'worker')} computed {share:.0%} of the time"
+            f"bottleneck: {'reading and writing' if pool.is_io else names(pool.stages)}, whose "
+            f"{count(pool.workers, 'worker')} computed {pool.shares['computing']:.0%} of the time"
         )
         if not self.option:
             return f"{text}, and no single option is predicted to help by {_LEAST_GAIN - 1:.0%}"
@@ -99,19 +98,22 @@ def _options(
     passed = max((fragments.get(stage, 0) for stage in own), default=0)
     next_slowest = others[0].least_seconds if others else 0.0
     needed = math.ceil(slowest.computing / next_slowest) if next_slowest else math.inf
-    workers = min(needed, _MOST_WORKERS * slowest.workers)
+    workers = int(min(needed, _MOST_WORKERS * slowest.workers))
+    smaller = f"fragment_rows={fragment_rows // _FRAGMENTS}, a quarter of now"
     if workers > slowest.workers:
         saved = slowest.least_seconds - max(next_slowest, slowest.computing / workers)
         if passed >= 2 * workers:  # a worker computes a whole fragment, as long as now
             saved *= 1 - 1 / passed
-        yield _more_workers(wave, slowest, int(workers)), saved
+        if not slowest.is_io:
+            yield _more_workers(wave, slowest, workers), saved
+        elif slowest.workers < wave.resources.get("CPU", math.inf):
+            yield smaller, saved
+        else:
+            yield f"{workers} CPUs that read and write, in place of {slowest.workers}", saved
     if passed and fragment_rows >= _FRAGMENTS:
         first = sum(pool.least_seconds for pool in others) / passed
         room = slowest.room / max(1, slowest.workers)
-        yield (
-            f"fragment_rows={fragment_rows // _FRAGMENTS}, a quarter of now",
-            first * (1 - 1 / _FRAGMENTS) + room,
-        )
+        yield smaller, first * (1 - 1 / _FRAGMENTS) + room
     yield (
         "models that are loaded already, which workers keep for RayCompute(idle_timeout=)",
         slowest.loading / max(1, slowest.workers),
@@ -120,8 +122,6 @@ def _options(
 
 def _more_workers(wave: WaveTime, pool: PoolTime, workers: int) -> str:
     """Describe more workers, and what they need beyond the resources of the cluster."""
-    if not pool.stages:
-        return f"{workers} CPUs that read and write, in place of {pool.workers}"
     reserved = {
         name: sum(each.bundle.get(name, 0.0) * each.workers for each in wave.pools)
         + amount * (workers - pool.workers)

@@ -32,7 +32,7 @@ from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.tasks import InFlightTask, Task, WorkBuilder
 from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue
 from vane_dagster.errors import ClusterLostError, ComputeError, StoreError, VaneError, names
-from vane_dagster.events import Noticed, Printed
+from vane_dagster.events import Noticed, PoolTime, Printed
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.retries import (
@@ -88,12 +88,12 @@ class WaveScheduler:
             state.usage.server_changed,
         )
         self._builder = WorkBuilder(state, lease.id, self._slice_sizer, self._workers)
-        without_code = [stage for stage in stages if stage not in pools]
-        self._pool_clocks = {IO_WORKERS: PoolClock(without_code, {})}
+        without_code = tuple(stage for stage in stages if stage not in pools)
+        self._pool_clocks = {IO_WORKERS: PoolClock(PoolTime(without_code, is_io=True))}
         for pool in pools.values():
-            own = [stage for stage, each in pools.items() if each.identity == pool.identity]
+            own = tuple(stage for stage, each in pools.items() if each.identity == pool.identity)
             bundle = {} if pool.on_driver else pool.bundle
-            self._pool_clocks[pool.identity] = PoolClock(own, bundle)
+            self._pool_clocks[pool.identity] = PoolClock(PoolTime(own, bundle=bundle))
         self._measured_at = clock()
         self._is_full = False
         self._counts = WaveProgress(state, stages, clock, self._pool_clocks)

@@ -112,14 +112,15 @@ class EventLog:
         return record.storage_id, tags.get(DATA_VERSION), entry.dagster_event_type
 
 
-def summaries(run: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield each step of a run that has summed itself up, its table, and its figures as JSON.
+def summaries(run: str) -> dict[str, tuple[str, Any]]:
+    """Return the table and the figures, as JSON, that each step of a run ended with.
 
     Args:
         run: The beginning of the run's id, of the latest runs of the instance of `$DAGSTER_HOME`.
     """
     if not os.environ.get("DAGSTER_HOME"):
         raise VaneError("$DAGSTER_HOME is not set; expected the folder of the instance of the run")
+    found = {}
     with dg.DagsterInstance.get() as instance:
         known = [each for each in instance.get_run_ids(limit=_LATEST_RUNS) if each.startswith(run)]
         if len(known) != 1:
@@ -130,10 +131,10 @@ def summaries(run: str) -> Iterator[tuple[str, str, Any]]:
         kinds = {dg.DagsterEventType.STEP_OUTPUT, dg.DagsterEventType.STEP_FAILURE}
         for entry in instance.all_logs(known[0], of_type=kinds):
             data: Any = entry.get_dagster_event().event_specific_data
-            found = getattr(data, "user_failure_data", data)
-            if found is not None and SUMMARY in found.metadata:
-                metadata = found.metadata
-                yield str(entry.step_key), metadata[SUMMARY].value, metadata[FIGURES].value
+            metadata = getattr(getattr(data, "user_failure_data", data), "metadata", {})
+            if SUMMARY in metadata:
+                found[str(entry.step_key)] = metadata[SUMMARY].value, metadata[FIGURES].value
+    return found
 
 
 _UNKNOWN = "INITIAL"  # Dagster's data version for an asset without events

@@ -133,7 +133,12 @@ def stage_metadata(
     }
     lines = {name.replace("_", " "): value for name, value in details.items() if value}
     sections = [
-        markdown_table([{"figure": name, "value": _number(value)} for name, value in lines.items()])
+        markdown_table(
+            [
+                {"figure": name, "value": value if isinstance(value, str) else f"{value:,}"}
+                for name, value in lines.items()
+            ]
+        )
     ]
     if servers:
         sections.append(markdown_table(servers[:_MAX_REPLICAS]))
@@ -164,10 +169,6 @@ def _partition_figures(spec: StageSpec, manifest: Manifest) -> dict[str, Any]:
         inherited = usage.used(merge_measures(part.inherited for part in manifest.parts))
         found |= usage.partial("inherited", inherited)
     return found
-
-
-def _number(value: Any) -> str:
-    return str(value) if isinstance(value, str) else f"{value:,}"
 
 
 def _with_short_ids(row: Mapping[str, str], manifest: Manifest) -> dict[str, str]:

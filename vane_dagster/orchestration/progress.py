@@ -248,8 +248,8 @@ class RunSummary:
         return advise(self._waves, seconds, self._fragments, self._fragment_rows)
 
     def _pool(self, stage: str) -> PoolTime | None:
-        pools = (pool for wave in self._waves for pool in wave.pools if stage in pool.stages)
-        return next(pools, None)
+        pools = [pool for wave in self._waves for pool in wave.pools if stage in pool.stages]
+        return pools[-1] if pools else None
 
     def table(self) -> str:
         """Return the stages as a table in Markdown, and what limits the run; empty without any."""

@@ -13,7 +13,7 @@ from vane_dagster.compute.api import Worker
 from vane_dagster.engine.accounting import PoolClock, count_error, fault_limit_error
 from vane_dagster.engine.fragment_state import FragmentState, make_task_states
 from vane_dagster.engine.worker_group import WorkerQueue
-from vane_dagster.events import StageStats
+from vane_dagster.events import PoolTime, StageStats
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
 from vane_dagster.worker.reports import SharedSeconds
 
@@ -95,7 +95,7 @@ def test_partitions_share_the_seconds_of_a_stage_by_their_calls_in_flight():
 
 
 def test_the_time_of_workers_ends_with_their_last_call():
-    queue, pool, worker = WorkerQueue(2), PoolClock(["a"], {}), Worker("w", "p")
+    queue, pool, worker = WorkerQueue(2), PoolClock(PoolTime(("a",))), Worker("w", "p")
     queue.loading.add(worker)
     pool.advance(0.0, queue, False)
     queue.mark_ready(worker)

@@ -11,7 +11,7 @@ from vane_dagster.events import PoolTime
 
 
 def pool(stage: str, workers: int, computing: float, **others: Any) -> PoolTime:
-    return PoolTime((stage,) if stage else (), workers, computing=computing, **others)
+    return PoolTime((stage,), stage == "io", workers, computing=computing, **others)
 
 
 def advised(
@@ -27,7 +27,7 @@ def advised(
         # As many workers as make it as fast as the next one, and at most four times as many.
         ([pool("a", 2, 180), pool("b", 1, 30)], "concurrency=6 in place of 2", 60),
         ([pool("a", 2, 180), pool("b", 1, 1)], "concurrency=8 in place of 2", 67.5),
-        ([pool("", 2, 180), pool("b", 1, 60)], "3 CPUs that read and write, in place of 2", 30),
+        ([pool("io", 2, 180), pool("b", 1, 60)], "3 CPUs that read and write, in place of 2", 30),
         # Few fragments: the first one passes all stages before the last stage has work.
         ([pool("a", 1, 40), pool("b", 1, 36)], "fragment_rows=250, a quarter of now", 13.5),
         # Loads, and memory.
@@ -36,7 +36,7 @@ def advised(
     ],
 )
 def test_the_option_that_saves_most(pools: list[PoolTime], option: str, saved: float) -> None:
-    found = advised(*pools, fragments=2 if pools[0].computing == 40 else 1000)
+    found = advised(*pools, fragments=2 if pools[0].computing == 40 else 1000, CPU=2)
     assert found is not None
     assert found.option.startswith(option)
     assert found.saved == pytest.approx(saved, abs=0.1)
@@ -60,6 +60,6 @@ def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
     assert advised(pool("a", 0, 0)) is None
     found = advised(pool("a", 2, 6), pool("b", 1, 3))
     assert str(found) == (
-        "bottleneck: 'a': its 2 workers computed 100% of the time, and no single option is "
+        "bottleneck: 'a', whose 2 workers computed 100% of the time, and no single option is "
         "predicted to help by 5%"
     )

@@ -128,12 +128,14 @@ def test_the_summary_adds_up_what_was_done():
     summary.take(WorkerReady(*function, is_function=True))
     summary.take(Failed("embedding", "d", vd.errors.UdfError("no")))
     summary.take(WaveStarted(1, 1, ("embedding",), ("Model",), {"GPU": 2.0}))
-    io = PoolTime((), 2, computing=10.0, input=140.0)
-    pool = PoolTime(("embedding",), 2, {"GPU": 1.0}, computing=120.0, input=15.0, loading=15.0)
+    io = PoolTime((), True, 2, computing=10.0, input=140.0)
+    pool = PoolTime(
+        ("embedding",), False, 2, {"GPU": 1.0}, computing=120.0, input=15.0, loading=15.0
+    )
     summary.take(Progress({}, {}, 75.0, (io, pool)))
     clock.now = 75.0
     advice = (
-        "bottleneck: 'embedding': its 2 workers computed 80% of the time. Predicted: the run is "
+        "bottleneck: 'embedding', whose 2 workers computed 80% of the time. Predicted: the run is "
         "2.5 times as fast with concurrency=8 in place of 2, for which there are 6 GPU too few"
     )
 
