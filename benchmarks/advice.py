@@ -67,7 +67,7 @@ CONFIGURATIONS = (
     Configuration((0.04, 0.04, 0.04), fragment_rows=1600),
     Configuration((0.03, 0.03, 0.03), fragment_rows=3200),
     Configuration((0.02, 0.03, 0.02), load_seconds=(0, 12, 0)),
-    Configuration((0.03, 0.03, 0.03)),
+    Configuration((0.03, 0.07, 0.02), (2, 1, 1)),
 )
 
 

@@ -17,7 +17,7 @@ from vane_dagster.events import PoolTime
 
 _MOST_WORKERS = 4
 _FRAGMENTS = 4
-_LEAST_GAIN = 1.05
+_LEAST_GAIN = 1.1
 
 
 @dataclass

@@ -91,7 +91,7 @@ def test_a_run_submits_and_ends_and_the_next_one_commits(
     facts = metadata(done, "asked")
     full = facts["prompt_tokens"] * 2 + facts["completion_tokens"] * 4
     assert facts["batch_requests"] == facts["requests"] == len(texts)
-    assert facts["cost"] == pytest.approx(full / 2)
+    assert facts["cost_of_answers"] == pytest.approx(full / 2)
 
     # Nothing is left to do, also for the same rows in another mode.
     assert made(materialize(pipeline, local)) == {"asked", "below"}

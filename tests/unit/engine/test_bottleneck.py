@@ -61,5 +61,5 @@ def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
     found = advised(pool("a", 2, 6), pool("b", 1, 3))
     assert str(found) == (
         "bottleneck: 'a', whose 2 workers computed 100% of the time, and no single option is "
-        "predicted to help by 5%"
+        "predicted to help by 10%"
     )
