@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Literal, Union
 
 from vane_dagster.errors import VaneError
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.servers.launch import ServerState
 from vane_dagster.storage.manifest import Manifest, ManifestName
-from vane_dagster.worker.reports import LoadReport
+from vane_dagster.worker.reports import GpuUse, LoadReport, WorkReport
 
 
 @dataclass
@@ -89,6 +89,7 @@ class StageStats:
         copied: Input rows with the outcome of an equal row, of this run or an earlier one.
         spent: Usage of the rows that were computed, by the names of the stage's `sums`.
         fits: The batch size that fit into memory after a larger one did not.
+        gpus: The use of the workers' GPUs.
         call_seconds: Seconds in the user's code, summed over all workers.
         work_seconds: Seconds of all work on the stage, summed over all workers.
         seconds: Seconds in which calls for the stage were in flight. Partitions with calls in
@@ -107,6 +108,7 @@ class StageStats:
     copied: int = 0
     spent: Counter[str] = field(default_factory=Counter)
     fits: int | None = None
+    gpus: GpuUse = field(default_factory=GpuUse)
     call_seconds: float = 0.0
     work_seconds: float = 0.0
     seconds: float = 0.0
@@ -211,6 +213,59 @@ class WaveStarted:
 
 
 @dataclass(frozen=True)
+class LeaseChanged:
+    """A wave's lease was granted, or has ended.
+
+    Attributes:
+        models: The models that it leased.
+        is_held: Whether it was granted.
+    """
+
+    models: tuple[str, ...]
+    is_held: bool
+
+
+@dataclass(frozen=True)
+class CallStarted:
+    """A call was sent to a worker.
+
+    Attributes:
+        ticket: The call's number, unique in the process.
+        stage: The stage.
+        partition: The partition key; None if unpartitioned.
+        fragment: Index of the fragment in the partition.
+        kind: What it does with the fragment; see `TaskKind`.
+        worker: The worker's name.
+        at: Unix time in seconds.
+    """
+
+    ticket: int
+    stage: str
+    partition: str | None
+    fragment: int
+    kind: str
+    worker: str
+    at: float
+
+
+@dataclass(frozen=True)
+class CallEnded:
+    """A worker answered a call, or was lost with it.
+
+    Attributes:
+        ticket: The call's number.
+        report: The answer; None if it was lost.
+        lost: Why it was lost; empty otherwise.
+        at: Unix time in seconds.
+    """
+
+    ticket: int
+    report: WorkReport | None
+    lost: str
+    at: float
+
+
+@dataclass(frozen=True)
 class WorkerReady:
     """A worker of a model's or a server's pool is ready.
 
@@ -262,6 +317,19 @@ class Noticed:
 
 
 @dataclass(frozen=True)
+class WorkerReplaced(Noticed):
+    """A worker was replaced by a fresh one.
+
+    Attributes:
+        stages: The stages whose code it ran; see `WorkerGroup.stages`.
+        cause: Why.
+    """
+
+    stages: tuple[str, ...] = ()
+    cause: Literal["lost", "recycled", "outdated"] = "lost"
+
+
+@dataclass(frozen=True)
 class Waiting:
     """The run waits for other runs, or stopped waiting.
 
@@ -283,12 +351,14 @@ class Progress:
         total: Total input rows, by stage; estimated until the input of every fragment is known.
         seconds: Seconds since the wave started.
         pools: How the workers of each pool spent these seconds.
+        queued: Tasks that wait for a worker, by stage.
     """
 
     done: dict[str, int]
     total: dict[str, int]
     seconds: float
     pools: tuple[PoolTime, ...] = ()
+    queued: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -381,6 +451,9 @@ Event = Union[
     Connected,
     SchemaInferred,
     WaveStarted,
+    LeaseChanged,
+    CallStarted,
+    CallEnded,
     WorkerReady,
     Printed,
     Noticed,

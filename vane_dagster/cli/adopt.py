@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from vane_dagster.cli.definitions import Definitions, with_definitions
-from vane_dagster.cli.options import PARTITIONS
+from vane_dagster.cli.options import AS_JSON, PARTITIONS, print_json
 
 
 @click.command()
@@ -29,7 +30,10 @@ from vane_dagster.cli.options import PARTITIONS
     help="Of floating-point numbers.",
 )
 @click.option("--undo", is_flag=True, help="Split what counts as one definition.")
-def adopt(definitions: Definitions, stage: str, sample: int, every: bool, **options: Any) -> None:
+@AS_JSON
+def adopt(
+    definitions: Definitions, stage: str, sample: int, every: bool, as_json: bool, **options: Any
+) -> None:
     """Keeps the stored rows of STAGE, as docs/embedding, in force after an edit of its code.
 
     Computes some of them again, with the store and the compute resource of the definitions. Exit
@@ -38,4 +42,7 @@ def adopt(definitions: Definitions, stage: str, sample: int, every: bool, **opti
     """
     given = {**definitions.resources(), **options}
     found = definitions.stage(stage).adopt(None if every else sample, **given)
+    if as_json:
+        print_json(asdict(found))
+        return
     click.echo(f"undone: {found.since}" if options["undo"] else found)

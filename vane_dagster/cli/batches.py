@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from dataclasses import asdict
 
 import click
 
 from vane_dagster._texts import count
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
+from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.orchestration.batch_runs import BatchRuns
 from vane_dagster.orchestration.range_runs import materialize
 from vane_dagster.orchestration.resources import LocalCompute
@@ -30,11 +32,16 @@ def _runs(definitions: Definitions, pipeline: str | None) -> BatchRuns:
 @batches.command("list")
 @PIPELINE
 @with_definitions()
-def list_batches(definitions: Definitions, pipeline: str | None) -> None:
+@AS_JSON
+def list_batches(definitions: Definitions, pipeline: str | None, as_json: bool) -> None:
     """Lists the batches of PIPELINE that the store knows, the latest last."""
     runs = _runs(definitions, pipeline)
     found = [(batch.at, each.stage, batch) for each in runs.every for batch in each.read()]
-    for _, stage, batch in sorted(found, key=lambda each: each[0]):
+    found.sort(key=lambda each: each[0])
+    if as_json:
+        print_json([{"stage": stage, **asdict(batch)} for _, stage, batch in found])
+        return
+    for _, stage, batch in found:
         click.echo(_line(stage, batch))
     if not found:
         click.echo("There is no batch.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import platform
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from vane_dagster._texts import duration, table
+from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.compute.local_head import HeadFolder, LocalHead
 from vane_dagster.compute.local_heads import RunningHead, running_heads
 from vane_dagster.compute.processes import drivers, marked
@@ -20,7 +20,6 @@ from vane_dagster.errors import ComputeError, names
 _NAME = click.option(
     "--name", default="default", show_default=True, help="Which head of this environment."
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 _HEADER = (
     "NAME", "ENVIRONMENT", "ADDRESS", "PID", "UP", "CPUS", "GPUS", "DRIVERS", "IDLE",
@@ -34,12 +33,12 @@ def cluster() -> None:
 
 
 @cluster.command("list")
-@_JSON
+@AS_JSON
 def list_heads(as_json: bool) -> None:
     """Lists the running heads of all your Python environments on this machine."""
     records = [_record(running) for running in running_heads()]
     if as_json:
-        click.echo(json.dumps(records, indent=1))
+        print_json(records)
     elif records:
         click.echo(table([_HEADER, *(_row(record) for record in records)]))
     else:
@@ -48,7 +47,7 @@ def list_heads(as_json: bool) -> None:
 
 @cluster.command()
 @_NAME
-@_JSON
+@AS_JSON
 def status(name: str, as_json: bool) -> None:
     """Says whether the head runs, and what it has free. Exit code 1: it does not run."""
     local = LocalHead(name=name)
@@ -56,7 +55,7 @@ def status(name: str, as_json: bool) -> None:
     own = [one for one in running if one.head == head]
     if not own:
         if as_json:
-            click.echo(json.dumps({"running": False, "name": name, "folder": str(local.folder)}))
+            print_json({"running": False, "name": name, "folder": str(local.folder)})
         else:
             click.echo(f"{_who(local)} is not running. A run that uses LocalCluster starts it.")
             click.echo(f"State folder: {local.folder}")
@@ -64,8 +63,7 @@ def status(name: str, as_json: bool) -> None:
     record = _record(own[0])
     total, free = _resources(local)
     if as_json:
-        found = {"running": True, **record, "free": free, "total": total}
-        click.echo(json.dumps(found, indent=1))
+        print_json({"running": True, **record, "free": free, "total": total})
         return
     click.echo(f"{_who(local)} is running, for this machine only.")
     click.echo(table([_HEADER, _row(record)]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from vane_dagster._texts import table
 from vane_dagster.cli.definitions import opened
-from vane_dagster.cli.options import PARTITIONS, STORAGE_OPTIONS, STORE
+from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORAGE_OPTIONS, STORE, print_json
 from vane_dagster.orchestration.diff import diff as compare
 
 
@@ -29,7 +28,7 @@ from vane_dagster.orchestration.diff import diff as compare
 @click.option("--tolerance", default=0.0, show_default=True, help="Of numbers and vectors.")
 @click.option("--sample", default=20_000, show_default=True, help="Rows to measure columns over.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write it to a file too.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@AS_JSON
 def diff(
     stage: str,
     between: tuple[str, str],
@@ -52,7 +51,7 @@ def diff(
     if html:
         Path(html).write_text(f'<meta charset="utf-8">{found._repr_html_()}', "utf-8")
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=1, default=str))
+        print_json(found.to_dict())
         return
     for title, rows in found.tables():
         click.echo(f"{title}\n{table(rows)}\n")

@@ -12,8 +12,8 @@ from vane_dagster import __version__
 from vane_dagster.errors import VaneError
 
 _COMMANDS = [
-    "plan", "preview", "batches", "quarantine", "adopt", "advise", "diff", "cluster", "pools",
-    "store", "trace",
+    "plan", "preview", "batches", "quarantine", "adopt", "advise", "diff", "logs", "cluster",
+    "pools", "store", "trace",
 ]  # fmt: skip
 """The commands; each is the function of this name in the module of this name."""
 

@@ -65,3 +65,11 @@ PARTITIONS = click.option(
 IDS = click.option(
     "--ids", multiple=True, metavar="A,B,...", callback=texts, help="Ids of input rows."
 )
+NAME = click.option("--name", help="Which local head.  [default: default]")
+ADDRESS = click.option("--address", help="Address of another Ray cluster, or of a local head.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+
+
+def print_json(found: Any, indent: int | None = 1) -> None:
+    """Print the result of a command with `AS_JSON`."""
+    click.echo(json.dumps(found, indent=indent, default=str))

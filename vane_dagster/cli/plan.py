@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
-from vane_dagster.cli.options import PARTITIONS, STORE
+from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
 
 
 @click.command()
@@ -27,7 +26,7 @@ from vane_dagster.cli.options import PARTITIONS, STORE
     type=click.IntRange(1),
     help="Rows to compute of a stage of unknown cost.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@AS_JSON
 def plan(
     definitions: Definitions,
     pipeline: str | None,
@@ -47,4 +46,4 @@ def plan(
         compute=definitions.resource("compute", starts=options["sample"] is not None),
         **options,
     )
-    click.echo(json.dumps(found.to_dict(), indent=1) if as_json else str(found))
+    print_json(found.to_dict()) if as_json else click.echo(str(found))

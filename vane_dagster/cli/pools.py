@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import socket
 import sys
 from collections.abc import Iterable
@@ -12,23 +11,22 @@ from typing import Any
 import click
 
 from vane_dagster._texts import duration, table
+from vane_dagster.cli.options import ADDRESS, AS_JSON, NAME, print_json
 from vane_dagster.compute.client import ask_worker, brief, pool_managers
 from vane_dagster.compute.connection import connect, connect_address
-from vane_dagster.compute.local_head import LocalHead
+from vane_dagster.compute.local_head import HeadFolder, LocalHead
 from vane_dagster.compute.local_heads import running_heads
 from vane_dagster.errors import ComputeError
 
 _ANSWER_SECONDS = 30.0
 _Pool = dict[str, Any]
-_NAME = click.option("--name", help="Which local head.  [default: default]")
-_ADDRESS = click.option("--address", help="Address of another Ray cluster, or of a local head.")
 _POOL = click.argument("pool")
 
 
 @click.group(invoke_without_command=True)
-@_NAME
-@_ADDRESS
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with every worker.")
+@NAME
+@ADDRESS
+@AS_JSON
 @click.pass_context
 def pools(context: click.Context, name: str | None, address: str | None, as_json: bool) -> None:
     """Lists the pools of warm models and of model servers.
@@ -41,7 +39,7 @@ def pools(context: click.Context, name: str | None, address: str | None, as_json
         return
     listed, silent = _listed(_managers(name, address))
     if as_json:
-        click.echo(json.dumps(listed, indent=1))
+        print_json(listed)
     elif listed:
         click.echo(table([HEADER, *(row(pool) for pool in listed)]))
     elif not silent:
@@ -53,8 +51,8 @@ def pools(context: click.Context, name: str | None, address: str | None, as_json
 @click.argument("pool", required=False)
 @click.option("--all", "everything", is_flag=True, help="All pools.")
 @click.option("--force", is_flag=True, help="Leased ones too; their runs construct them again.")
-@_NAME
-@_ADDRESS
+@NAME
+@ADDRESS
 def evict(
     pool: str | None, everything: bool, force: bool, name: str | None, address: str | None
 ) -> None:
@@ -82,26 +80,31 @@ def evict(
 @pools.command()
 @_POOL
 @click.option("--lines", default=100, show_default=True, type=click.IntRange(1), help="At most.")
-@_NAME
-@_ADDRESS
-def logs(pool: str, lines: int, name: str | None, address: str | None) -> None:
-    """Prints the log of each replica of the server POOL, also while it starts.
+@NAME
+@ADDRESS
+@AS_JSON
+def logs(pool: str, lines: int, name: str | None, address: str | None, as_json: bool) -> None:
+    """Prints the log of each worker of POOL: of its server, also while it starts, or its output.
 
-    Secrets in it are masked.
+    The output has the lines of all runs. Secrets in it are masked.
     """
-    workers = _server(pool, name, address)["workers"]
-    for worker in workers:
+    workers = _chosen(_listed(_managers(name, address))[0], pool)[0]["workers"]
+    found = {worker["name"]: ask_worker(worker["name"], "log", lines) for worker in workers}
+    if as_json:
+        print_json(found)
+        return
+    for worker, text in found.items():
         if len(workers) > 1:
-            click.echo(f"==> {worker['name']} <==")
-        click.echo(ask_worker(worker["name"], "server_log", lines))
+            click.echo(f"==> {worker} <==")
+        click.echo(text)
 
 
 @pools.command()
 @_POOL
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with gRPC address and model.")
+@AS_JSON
 @click.option("--api-key", "with_key", is_flag=True, help="Print its key too, on the next line.")
-@_NAME
-@_ADDRESS
+@NAME
+@ADDRESS
 def endpoint(
     pool: str, as_json: bool, with_key: bool, name: str | None, address: str | None
 ) -> None:
@@ -118,29 +121,35 @@ def endpoint(
         raise click.ClickException(f"{_shown(server)} has no ready replica: it is {_state(server)}")
     key = info.pop("api_key")
     if as_json:
-        click.echo(json.dumps({**info, **({"api_key": key} if with_key else {})}, indent=1))
+        print_json({**info, **({"api_key": key} if with_key else {})})
         return
     click.echo(info["url"])
     if with_key:
         click.echo(key)
 
 
-def _managers(name: str | None, address: str | None) -> dict[str, Any]:
-    """Return the pool managers of a running cluster, by name."""
+def local_head(name: str | None, address: str | None) -> HeadFolder | None:
+    """Return the local head of some options; None for another cluster."""
     if name is not None and address is not None:
         raise click.UsageError("give either --name or --address, not both")
     if address is None:
-        local = LocalHead(name="default" if name is None else name)
-        if local.connect(start=False) is None:
+        return LocalHead(name="default" if name is None else name)
+    return next((one.place for one in running_heads() if one.head.address == address), None)
+
+
+def _managers(name: str | None, address: str | None) -> dict[str, Any]:
+    """Return the pool managers of a running cluster, by name."""
+    place = local_head(name, address)
+    if isinstance(place, LocalHead):
+        if place.connect(start=False) is None:
             raise ComputeError(
-                f"The local cluster {local.name!r} is not running, so no model is loaded and no "
+                f"The local cluster {place.name!r} is not running, so no model is loaded and no "
                 "server runs; `vane-dagster cluster list` shows the clusters that run"
             )
+    elif place is not None and (head := place.find()) is not None:
+        connect(head)  # it takes a token, and listens on 127.0.0.1 alone
     else:
-        if heads := [one.head for one in running_heads() if one.head.address == address]:
-            connect(heads[0])  # it takes a token, and listens on 127.0.0.1 alone
-        else:
-            connect_address(address, {})
+        connect_address(address, {})
     return pool_managers()
 
 
@@ -192,9 +201,7 @@ def _server(text: str, name: str | None, address: str | None) -> _Pool:
     """Return the pool of a server."""
     pool = _chosen(_listed(_managers(name, address))[0], text)[0]
     if not pool["server"]:
-        raise click.ClickException(
-            f"{_shown(pool)} is not a server; its output is in the run's log"
-        )
+        raise click.ClickException(f"{_shown(pool)} is not a server")
     return pool
 
 

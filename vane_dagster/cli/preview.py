@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from vane_dagster.cli.definitions import Definitions, with_definitions
-from vane_dagster.cli.options import IDS, PARTITION
+from vane_dagster.cli.options import AS_JSON, IDS, PARTITION, print_json
 from vane_dagster.pipeline.preview import FailedRow
 
 
@@ -23,7 +22,7 @@ from vane_dagster.pipeline.preview import FailedRow
 @IDS
 @click.option("--where", help="SQL condition on the stage's input.")
 @click.option("--reload", is_flag=True, help="Construct models of edited classes anew.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each row.")
+@AS_JSON
 def preview(definitions: Definitions, stage: str, as_json: bool, **options: Any) -> None:
     """Computes some rows of STAGE, as docs/embedding, and stores nothing.
 
@@ -40,4 +39,4 @@ def preview(definitions: Definitions, stage: str, as_json: bool, **options: Any)
         return
     for place in made.places():
         row = asdict(place) if isinstance(place, FailedRow) else made.table.slice(place, 1)
-        click.echo(json.dumps(row if isinstance(row, dict) else row.to_pylist()[0], default=str))
+        print_json(row if isinstance(row, dict) else row.to_pylist()[0], indent=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shlex
 import sys
@@ -16,7 +15,7 @@ import pyarrow as pa
 from vane_dagster._lazy import pc, pq
 from vane_dagster._texts import count, listed
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
-from vane_dagster.cli.options import IDS, PARTITIONS, STORAGE_OPTIONS, STORE
+from vane_dagster.cli.options import AS_JSON, IDS, PARTITIONS, STORAGE_OPTIONS, STORE, print_json
 from vane_dagster.errors import described
 from vane_dagster.orchestration.decide import patch, undo, waive
 from vane_dagster.orchestration.forecasts import partition_keys
@@ -38,7 +37,7 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 @click.option("--patch", "fixes", help="A Parquet file with outputs by id, one for each row.")
 @click.option("--undo", "is_undo", is_flag=True, help="End waivers and patches of --ids.")
 @with_definitions(is_optional=True)
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with all ids.")
+@AS_JSON
 def quarantine(
     definitions: Definitions | None,
     stage: str,
@@ -101,7 +100,7 @@ def quarantine(
     rows = failed_rows(found, partitions, store=place).to_pylist()
     groups = grouped(rows)
     if as_json:
-        click.echo(json.dumps(groups, indent=1, default=str))
+        print_json(groups)
     elif not groups:
         click.echo("No row is quarantined.")
     for group in () if as_json else groups:

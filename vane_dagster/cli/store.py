@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import re
 import time
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from vane_dagster._texts import count
+from vane_dagster._texts import count, table
 from vane_dagster.cli.definitions import Definitions, with_definitions
-from vane_dagster.cli.options import STORAGE_OPTIONS
+from vane_dagster.cli.options import AS_JSON, STORAGE_OPTIONS, print_json
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.promote import promote as run_promotion
+from vane_dagster.storage.contents import Size, results, sizes
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
 from vane_dagster.storage.store import Store
 
+_RESULTS: tuple[str, ...] = (
+    "STAGE", "PARTITION", "PARTITIONS", "ROWS", "QUARANTINED", "PARTS", "BYTES", "LAST COMMIT",
+)  # fmt: skip
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -55,7 +60,10 @@ def store() -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @STORAGE_OPTIONS
 @click.option("-v", "--verbose", is_flag=True, help="Name every file.")
-def gc(root: str, storage_options: dict[str, Any], verbose: bool, **policy: Any) -> None:
+@AS_JSON
+def gc(
+    root: str, storage_options: dict[str, Any], verbose: bool, as_json: bool, **policy: Any
+) -> None:
     """Removes parts of the store at ROOT that nobody needs any more.
 
     A part is needed while a manifest names it that is in force, was superseded within --keep, or
@@ -64,13 +72,16 @@ def gc(root: str, storage_options: dict[str, Any], verbose: bool, **policy: Any)
     after that. So run gc regularly, for example daily. Copies of local files that arguments name
     are deleted once no run has needed them for --keep and --grace together. In the targets of write
     stages only files of killed runs in _vane_staging are collected, with --storage-options for
-    targets of ROOT's protocol.
+    targets of ROOT's protocol. With --json, one object a line, with the size of each file.
     """
     terms = GcPolicy(time.time(), **policy)
     stages = nothing = 0
     would = "would have " * terms.dry_run
     for stage in collect(Store(Location(root, storage_options)), terms):
         stages += 1
+        if as_json:
+            print_json(asdict(stage), indent=None)
+            continue
         changes = _changes(stage)
         if changes:
             counted = [f"{verb} {_count(files, word)}" for verb, files, word in changes]
@@ -85,8 +96,57 @@ def gc(root: str, storage_options: dict[str, Any], verbose: bool, **policy: Any)
         raise click.ClickException(
             f"{root!r} holds no stage of any pipeline; is it a store's root?"
         )
-    if stages == nothing:
+    if stages == nothing and not as_json:
         click.echo(f"Nothing to remove in {count(stages, 'stage')}.")
+
+
+@store.command("ls")
+@click.argument("root")
+@click.argument("path", default="")
+@STORAGE_OPTIONS
+@AS_JSON
+def list_results(root: str, path: str, storage_options: dict[str, Any], as_json: bool) -> None:
+    """Lists the results in force in the store at ROOT: each stage, or the partitions of one.
+
+    PATH is a pipeline, or a stage as docs/embedding. Rows, parts and bytes are those that the
+    manifests name; `store du` has what the store occupies. With --json, one object a line.
+    """
+    found = results(Store(Location(root, storage_options)), path)
+    lines = [_RESULTS]
+    for each in found:
+        if as_json:
+            print_json(asdict(each), indent=None)
+            continue
+        numbers = (each.partitions, each.rows, each.quarantined, each.parts, each.bytes)
+        last = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.committed_at))
+        texts = (f"{number:,}" for number in numbers)
+        lines.append((each.stage, each.partition or "-", *texts, last if each.partitions else "-"))
+    if not as_json:
+        click.echo(table(lines) if lines[1:] else f"No result of {path!r} is in force.")
+
+
+@store.command("du")
+@click.argument("root")
+@click.argument("path", default="")
+@STORAGE_OPTIONS
+@AS_JSON
+def usage(root: str, path: str, storage_options: dict[str, Any], as_json: bool) -> None:
+    """Says what the folders directly below ROOT, or below PATH in it, occupy.
+
+    All files count, also those that `store gc` removes. PATH is a pipeline, a stage as
+    docs/embedding, or the parts of its partitions, docs/embedding/parts. With --json, one object a
+    line.
+    """
+    lines, total = [("FOLDER", "FILES", "BYTES")], Size("total")
+    for each in sizes(Store(Location(root, storage_options)), path):
+        total.files, total.bytes = total.files + each.files, total.bytes + each.bytes
+        if as_json:
+            print_json(asdict(each), indent=None)
+        lines.append((each.folder or ".", f"{each.files:,}", f"{each.bytes:,}"))
+    if not lines[1:]:
+        raise click.ClickException(f"{root!r} has no files at {path!r}; is it a store's root?")
+    if not as_json:
+        click.echo(table([*lines, ("total", f"{total.files:,}", f"{total.bytes:,}")]))
 
 
 @store.command()

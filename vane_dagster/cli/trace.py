@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
-from vane_dagster.cli.options import PARTITION, STORAGE_OPTIONS, STORE
+from vane_dagster.cli.options import AS_JSON, PARTITION, STORAGE_OPTIONS, STORE, print_json
 from vane_dagster.orchestration.trace import trace as trace_row
 
 
@@ -20,7 +19,7 @@ from vane_dagster.orchestration.trace import trace as trace_row
 @STORE
 @STORAGE_OPTIONS
 @with_definitions(is_optional=True)
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@AS_JSON
 def trace(
     definitions: Definitions | None,
     stage: str,
@@ -41,4 +40,4 @@ def trace(
     found_in = stage if definitions is None else definitions.stage(stage)
     place = opened(store, definitions, storage_options)
     found = trace_row(found_in, id, partition, forward=forward, store=place)
-    click.echo(json.dumps(found.to_dict(), indent=2, default=str) if as_json else str(found))
+    print_json(found.to_dict()) if as_json else click.echo(str(found))

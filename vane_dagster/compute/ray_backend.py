@@ -169,7 +169,7 @@ class RayLease:
     ) -> None:
         import ray
 
-        self.id = record.id
+        self.id, self._run_id = record.id, record.run_id
         self._pool_manager, self._watch = pool_manager, watch
         self._pools = {pool.identity: pool for pool in pools}
         self._claims = {claim.identity: claim for claim in record.claims}
@@ -201,8 +201,9 @@ class RayLease:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
         archive = self._archives.get(worker.pool, b"")
-        env = forwarded(pool)
-        call = LoadCall(pool.model, b"", pool.threads, env, pool.lifecycle, endpoints, versions())
+        env, used_by = forwarded(pool), (self._run_id, pool.stages)
+        given = (pool.model, b"", pool.threads, env, pool.lifecycle, endpoints, versions())
+        call = LoadCall(*given, *used_by)
         ticket = self._called(worker, lambda actor: (actor.load.remote(call, archive), None))
         self._loads.add(ticket)
         return ticket

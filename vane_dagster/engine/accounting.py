@@ -115,6 +115,7 @@ class WaveProgress:
             stats.batches += report.batches
             stats.retries += report.retries
             stats.fits = report.fits or stats.fits
+            stats.gpus += report.gpus
 
     def _change_calls(self, run: FragmentState, stage: str, calls: int) -> StageStats:
         stats = self._state.stats[run.partition, stage]
@@ -169,8 +170,10 @@ class WaveProgress:
         """Record that a part to be computed is already in the store: another run wrote it."""
         self._rows[stage].drop(partition, index)
 
-    def emit_progress(self, last: bool = False) -> None:
-        """Emit the progress of the stages, if it is due."""
+    def emit_progress(
+        self, last: bool = False, queued: Callable[[], Mapping[str, int]] = dict
+    ) -> None:
+        """Emit the progress of the stages, and the tasks that are queued, if it is due."""
         now = self._clock()
         if not last and now - self._last_emitted < _PROGRESS_SECONDS:
             return
@@ -178,7 +181,7 @@ class WaveProgress:
         done = {stage: rows.done for stage, rows in self._rows.items()}
         total = done if last else {stage: rows.total for stage, rows in self._rows.items()}
         pools = tuple(each.time for each in self._pools.values())
-        self._state.emit(Progress(done, dict(total), now - self._began, pools))
+        self._state.emit(Progress(done, dict(total), now - self._began, pools, queued()))
 
 
 def _expected(state: RunState, stage: str) -> StageRows:

@@ -20,6 +20,7 @@ from vane_dagster.engine.slicing import DEFAULT_BATCH
 from vane_dagster.errors import StoreError
 from vane_dagster.events import (
     Event,
+    LeaseChanged,
     Noticed,
     WaveStarted,
 )
@@ -114,6 +115,7 @@ def _compute(
         totals = {} if capacity.adds_nodes else {name: capacity.total(name) for name in reserved}
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels, totals))
         lease = backend.lease(state.run_id, [io, *claimed], cancelled, priority, waits)
+        state.emit(LeaseChanged(labels, True))
         try:
             places = {False, *(pool.on_driver for pool in own.values())}
             object_bytes = min(capacity.of(place).object_bytes for place in places)
@@ -122,6 +124,7 @@ def _compute(
             WaveScheduler(*wave, used).run()
         finally:
             lease.release()
+            state.emit(LeaseChanged(labels, False))
 
 
 def _largest(pools: Iterable[PoolSpec]) -> dict[str, PoolSpec]:
@@ -183,11 +186,14 @@ def _pool(
     spec = plan.pipeline[stage].spec
     assert spec.runs_udf
     on_driver = spec.on_driver and checked.capacity.is_cluster
+    identity, name = plan.pool(spec), plan.pipeline.name
+    others = [plan.pipeline[each].spec for each in plan.needed()]
+    sharing = [each.name for each in others if each.runs_udf and plan.pool(each) == identity]
     udf, held = spec.udf, checked.capacity.of(on_driver).held(spec.bundle)
     useful = min(held, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
     workers = spec.concurrency or (1, max(1, useful))
     return PoolSpec(
-        identity=plan.pool(spec),
+        identity=identity,
         label=udf.name,
         workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for a sample
         bundle=spec.bundle,
@@ -209,4 +215,5 @@ def _pool(
         lifecycle=spec.workers._lifecycle,
         on_driver=on_driver,
         uses={key: checked.servers[one].identity for key, one in udf.servers.items()},
+        stages=tuple(f"{name}/{each}" for each in sharing),
     )

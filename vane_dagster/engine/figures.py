@@ -25,6 +25,8 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
         found["retries"] = stats.retries
     if stats.fits:
         found["batch_size"] = stats.fits
+    if (busy := stats.gpus.utilization) is not None:
+        found["gpu_utilization"] = round(busy, 3)
     if stats.batches:
         found["batches"] = stats.batches
         found["seconds_in_user_code"] = round(stats.call_seconds, 3)

@@ -32,7 +32,7 @@ from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.tasks import InFlightTask, Task, WorkBuilder
 from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue
 from vane_dagster.errors import ClusterLostError, ComputeError, StoreError, VaneError, names
-from vane_dagster.events import Noticed, PoolTime, Printed
+from vane_dagster.events import CallEnded, CallStarted, Noticed, PoolTime, Printed
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.planning.plan import Part
 from vane_dagster.retries import (
@@ -212,6 +212,9 @@ class WaveScheduler:
         began = self._clock()  # before the worker's own clock, which ends a call at timeout_s
         ticket = self._lease.run(worker, work, tables)
         self._in_flight[ticket] = InFlightTask(worker, task, work, start, rows, began)
+        key, place = self._state.plan.partitions[task.run.partition].key, task.run.index
+        called = (ticket, task.stage, key, place, task.kind, worker.name, time.time())
+        self._state.emit(CallStarted(*called))
 
     # Completed calls
 
@@ -220,6 +223,7 @@ class WaveScheduler:
             return
         in_flight = self._in_flight.pop(done.ticket)
         report = done.report if isinstance(done.report, WorkReport) else None
+        self._state.emit(CallEnded(done.ticket, report, done.lost, time.time()))
         self._worker_group.finish_call(
             in_flight.worker, in_flight.rows, report.recycle_reason if report else ""
         )
@@ -458,6 +462,6 @@ class WaveScheduler:
             pool_clock.advance(self._measured_at - before, worker_queue, lacks_room)
 
     def _report_progress(self) -> None:
-        self._counts.emit_progress()
+        self._counts.emit_progress(queued=self._worker_group.queued)
         self._worker_group.check_starts()
         self._fragments.report_waits(idle=not self._active)

@@ -10,6 +10,7 @@ import heapq
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Lease, Worker
 from vane_dagster.engine.server_group import ServerChanged, ServerGroup
 from vane_dagster.errors import ModelLoadError, VaneError, names
-from vane_dagster.events import Event, Noticed, Printed, WorkerReady
+from vane_dagster.events import Event, Noticed, Printed, WorkerReady, WorkerReplaced
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.retries import MAX_FAILED_STARTS
 from vane_dagster.servers.launch import ServerStatus
@@ -68,6 +69,11 @@ class WorkerQueue:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    @property
+    def waiting_stages(self) -> list[str]:
+        """The stages of the tasks."""
+        return [task.stage for _, _, task in self._heap if task.is_current]
 
     def pick_worker(self, exclusive: bool = False) -> Worker | None:
         """The worker with a free slot and the fewest rows and calls; None if there is none."""
@@ -168,6 +174,11 @@ class WorkerGroup:
         """The worker queue for a stage's work."""
         return self.worker_queues[self._pools[stage].identity if calls_model else IO_WORKERS]
 
+    def queued(self) -> Mapping[str, int]:
+        """Return the number of tasks that wait for a worker, by stage."""
+        queues = self.worker_queues.values()
+        return Counter(stage for queue in queues for stage in queue.waiting_stages)
+
     def _start(self, worker: Worker) -> None:
         """Let a worker construct its model, once the servers that its code calls are ready.
 
@@ -251,7 +262,7 @@ class WorkerGroup:
         if report.outdated:
             self.worker_queues[worker.pool].remove(worker)
             text = f"worker {worker.name} {report.outdated}: a fresh one takes its place"
-            self._emit(Noticed(text))
+            self._emit(WorkerReplaced(text, stages=stages, cause="outdated"))
             self._start(self._lease.replace(worker))
             return
         if report.unhealthy_reason:
@@ -282,12 +293,8 @@ class WorkerGroup:
         is_open = worker in worker_queue.calls_by_worker and worker not in worker_queue.draining
         if recycle_reason and is_open:
             worker_queue.draining.add(worker)
-            self._emit(
-                Noticed(
-                    f"worker {worker.name} {recycle_reason}: a fresh one takes its place",
-                    is_problem=False,
-                )
-            )
+            text = f"worker {worker.name} {recycle_reason}: a fresh one takes its place"
+            self._emit(WorkerReplaced(text, False, self.stages(worker), "recycled"))
         for drained in worker_queue.drained:
             worker_queue.remove(drained)
             self._start(self._lease.replace(drained))
@@ -307,7 +314,8 @@ class WorkerGroup:
         self._servers.remove(worker)
         if not self.worker_queues[worker.pool].remove(worker):
             return
-        self._emit(Noticed(f"worker {worker.name} was lost: {reason}"))
+        text = f"worker {worker.name} was lost: {reason}"
+        self._emit(WorkerReplaced(text, stages=self.stages(worker)))
         # Of a worker and those that it replaces: many at once may die with their node.
         failed = self._failed_starts.pop(worker, 0) + starting
         if failed < MAX_FAILED_STARTS:

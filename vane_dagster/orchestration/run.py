@@ -40,6 +40,7 @@ from vane_dagster.orchestration.read_ahead import with_manifests
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.orchestration.signals import signals_deferred
+from vane_dagster.orchestration.telemetry import RunTelemetry
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.planning.forecast import check_limits
 from vane_dagster.planning.plan import Part, RunPlan
@@ -100,8 +101,12 @@ def run_pipeline(
         else:
             given.listen(event)
 
-    run = replace(run, listen=with_manifests(run.store, withhold if options.wait else run.listen))
-    with closing(Connection(compute, pipeline, selected)) as connection:
+    listen = with_manifests(run.store, withhold if options.wait else run.listen)
+    with (
+        RunTelemetry(pipeline, run.run_id, listen) as telemetry,
+        closing(Connection(compute, pipeline, selected)) as connection,
+    ):
+        run = replace(run, listen=telemetry.listen)
 
         def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
             return execute_preview(run, first, connection.backend())

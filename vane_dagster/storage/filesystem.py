@@ -142,11 +142,7 @@ class Location:
 
     def names(self) -> dict[str, int]:
         """List names and sizes in bytes of the folder's own files; none if it is missing."""
-        found = {
-            PurePosixPath(e["name"]).name: int(e["size"] or 0)
-            for e in self.with_storage_errors("listed", self._entries)
-            if e["type"] == "file"
-        }
+        found = self.listing()[0]
         return {n: size for n, size in found.items() if n and not n.startswith(TEMPORARY)}
 
     def walk(self) -> dict[str, int]:
@@ -168,9 +164,14 @@ class Location:
 
     def folders(self) -> list[str]:
         """List the names of the folders directly in the folder, sorted."""
+        return self.listing()[1]
+
+    def listing(self) -> tuple[dict[str, int], list[str]]:
+        """List the folder's own files, unfinished ones too, with sizes in bytes; its folders."""
         entries = self.with_storage_errors("listed", self._entries)
-        names = (PurePosixPath(e["name"]).name for e in entries if e["type"] == "directory")
-        return sorted(name for name in names if name)
+        named = [(PurePosixPath(e["name"]).name, e) for e in entries]
+        files = {name: int(e["size"] or 0) for name, e in named if e["type"] == "file"}
+        return files, sorted(name for name, e in named if e["type"] == "directory" and name)
 
     def write(self, name: str, data: Any) -> None:
         """Write a file atomically: readers see it whole or not at all."""

@@ -25,6 +25,8 @@ class LoadCall:
         lifecycle: When the worker times out, or is replaced.
         endpoints: The endpoints of the servers that its code calls.
         versions: The driver's versions, if the worker may have others.
+        run_id: The run.
+        stages: The run's stages that call the model, as "docs/embedding".
     """
 
     model: ModelSpec | None
@@ -34,6 +36,8 @@ class LoadCall:
     lifecycle: WorkerLifecycle = field(default_factory=WorkerLifecycle)
     endpoints: Endpoints = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    run_id: str = ""
+    stages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

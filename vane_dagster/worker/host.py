@@ -42,6 +42,7 @@ from vane_dagster.worker import operators, row_reuse, unread_rows, user_code
 from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.frameworks import device, set_threads, share_gpus, unused_gpu
+from vane_dagster.worker.gpu_use import gpu_use
 from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.isolation import check_descriptors, one_process
@@ -63,6 +64,7 @@ from vane_dagster.worker.provenance import with_provenance
 from vane_dagster.worker.reports import (
     Computed,
     Fault,
+    GpuUse,
     LoadReport,
     SharedSeconds,
     Tally,
@@ -215,7 +217,7 @@ class Host:
         """Run a task. A failure is reported, not raised."""
         if work.lease in self._revoked:
             return None, WorkReport(cancelled=True)
-        started, call = time.perf_counter(), object()
+        started, began, call = time.perf_counter(), time.time(), object()
         self._change_calls(call, 1)
         try:
             computed = self._do(work, tables)
@@ -264,6 +266,7 @@ class Host:
             output=self._printed.drain(),
             recycle_reason=recycle_reason(self._lifecycle, self.served),
             unused_gpu=unused_gpu() if calls_model and rows_in else "",
+            gpus=gpu_use(began, seconds) if calls_model and rows_in else GpuUse(),
         )
         return (table if work.keep else None), report
 

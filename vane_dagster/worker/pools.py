@@ -113,6 +113,7 @@ class PoolSpec(_Pool):
             computes.
         uses: Identities of the pools of servers that the code calls, by the servers' keys.
         idle_seconds: Seconds that the pool stays warm without a lease; None for the backend's.
+        stages: The run's stages that call the model, as "docs/embedding".
     """
 
     model: ModelSpec | None = None
@@ -123,6 +124,7 @@ class PoolSpec(_Pool):
     on_driver: bool = False
     uses: Mapping[str, str] = field(default_factory=dict)
     idle_seconds: float | None = None
+    stages: tuple[str, ...] = ()
 
     def request(self, idle_seconds: float = IDLE_SECONDS) -> PoolRequest:
         """Return what the pool manager needs."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 import ray
 from ray.util.placement_group import get_current_placement_group, placement_group_table
 
+from vane_dagster._secrets import masked
 from vane_dagster._worker_process import mark_worker
 from vane_dagster.servers.directory import Endpoints, directory
 from vane_dagster.servers.launch import Endpoint, ServerStatus
@@ -19,6 +20,7 @@ from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.code_digest import disagreement
 from vane_dagster.worker.frameworks import set_threads
 from vane_dagster.worker.host import Host
+from vane_dagster.worker.log_sections import LogSections, tail
 from vane_dagster.worker.pools import PoolRequest, WorkerInfo, WorkerState
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus, WorkReport, load_failed
@@ -39,6 +41,8 @@ class HostActor:
         self._claim = claim
         self._threads = threads
         self._host = Host()
+        self._sections = LogSections(ray.get_runtime_context().get_actor_name() or "")
+        self._calls_model = False
         self._loaded: LoadReport | None = None
 
     def load(self, call: LoadCall, archive: bytes) -> LoadReport:
@@ -46,12 +50,15 @@ class HostActor:
         if problem := disagreement(call.versions):
             return load_failed(Fault("ComputeError", f"node {socket.gethostname()}: {problem}"))
         call = replace(call, archive=archive, threads=call.threads or self._threads)
+        self._calls_model = bool(call.stages)
+        self._sections.begin(call.run_id, call.stages)
         node = ray.get_runtime_context().get_node_id()
         self._loaded = replace(self._host.load(call), ray_node=node)
         return self._loaded
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
         """See `Host.run`."""
+        self._sections.begin(work.run_id, (work.stage,) if self._calls_model else ())
         return self._host.run(work, *tables)
 
     @_control
@@ -76,9 +83,11 @@ class HostActor:
             self._host.server.stop()
 
     @_control
-    def server_log(self, lines: int) -> str:
-        """See `ServerProcess.log`."""
-        return "" if self._host.server is None else self._host.server.log(lines)
+    def log(self, lines: int) -> str:
+        """Return the last lines of the worker's server, or else of its own process, masked."""
+        if self._host.server is not None:
+            return self._host.server.log(lines)
+        return masked(tail(lines))
 
     @_control
     def server_endpoint(self) -> dict[str, Any] | None:

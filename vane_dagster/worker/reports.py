@@ -119,6 +119,30 @@ class SharedSeconds:
 
 
 @dataclass(frozen=True)
+class GpuUse:
+    """The use of a worker's GPUs, by NVML; all 0 without one.
+
+    Attributes:
+        seconds: Seconds over which it was measured.
+        busy_seconds: Seconds of these in which a GPU ran a kernel, as the mean of all GPUs.
+        memory: Bytes in use on all of them at last, by any process.
+    """
+
+    seconds: float = 0.0
+    busy_seconds: float = 0.0
+    memory: int = 0
+
+    def __add__(self, other: GpuUse) -> GpuUse:
+        busy = self.busy_seconds + other.busy_seconds
+        return GpuUse(self.seconds + other.seconds, busy, other.memory or self.memory)
+
+    @property
+    def utilization(self) -> float | None:
+        """The share of busy seconds; None if nothing was measured."""
+        return self.busy_seconds / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True)
 class WorkReport:
     """The report of a task to the driver: a few numbers, never rows.
 
@@ -144,6 +168,7 @@ class WorkReport:
             being computed, if any.
         recycle_reason: Why the worker should be replaced when it is idle.
         unused_gpu: Why the user's code uses no GPU; empty if it does, or if that is unknown.
+        gpus: The use of the worker's GPUs while the user's code ran.
     """
 
     tally: Tally = field(default_factory=Tally)
@@ -165,6 +190,7 @@ class WorkReport:
     unhealthy_reason: str = ""
     recycle_reason: str = ""
     unused_gpu: str = ""
+    gpus: GpuUse = field(default_factory=GpuUse)
 
     @property
     def all_rows_failed(self) -> bool:

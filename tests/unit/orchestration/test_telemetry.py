@@ -1,0 +1,187 @@
+"""Metrics and spans of runs, as OpenTelemetry's SDK receives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import vane_dagster as vd
+from support.in_process import InProcessCompute
+from vane_dagster.errors import VaneError
+from vane_dagster.events import (
+    CallEnded,
+    CallStarted,
+    Event,
+    LeaseChanged,
+    Progress,
+    WorkerReplaced,
+)
+from vane_dagster.orchestration.telemetry import RunTelemetry
+from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.worker.reports import Fault, GpuUse, Tally, WorkReport
+
+READER, SPANS = InMemoryMetricReader(), InMemorySpanExporter()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sdk() -> None:
+    """The process has one provider, which cannot be replaced."""
+    metrics.set_meter_provider(MeterProvider([READER]))
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(SPANS))
+    trace.set_tracer_provider(provider)
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    SPANS.clear()
+
+
+def recorded(pipeline: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """Values by metric and attributes, without the pipeline's; of histograms their counts."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    data = READER.get_metrics_data()
+    assert data is not None
+    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+        for point in metric.data.data_points:
+            given = dict(point.attributes or {})
+            if given.pop("vane_dagster.pipeline") == pipeline:
+                name = metric.name.removeprefix("vane_dagster.")
+                key = tuple(str(value) for _, value in sorted(given.items()))
+                value = point.count if hasattr(point, "count") else point.value
+                found.setdefault(name, {})[key] = value
+    return found
+
+
+def parents() -> Iterator[tuple[str, str]]:
+    """Each span with the one that it is in."""
+    spans = {span.context.span_id: span for span in SPANS.get_finished_spans()}
+    for span in spans.values():
+        yield span.name, spans[span.parent.span_id].name if span.parent else ""
+
+
+def failed() -> dict[str, ReadableSpan]:
+    return {span.name: span for span in SPANS.get_finished_spans() if not span.status.is_ok}
+
+
+class Half:
+    def __call__(self, batch: Any) -> Any:
+        if 13 in batch["n"].to_pylist():
+            raise ValueError("thirteen")
+        return {"half": [n / 2 for n in batch["n"].to_pylist()]}
+
+
+def numbers(name: str, last: int) -> vd.Pipeline:
+    rows = [{"id": n, "n": n, "part": "ab"[n % 2]} for n in range(1, last + 1)]
+    made = vd.Pipeline(
+        name,
+        source=vd.table(rows, partition_column="part"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
+    )
+    clean = made.project("clean", ["id", "n"], where="n > 2")
+    clean.map_batches("halved", Half, schema={"half": "DOUBLE"})
+    return made
+
+
+def test_a_run_has_metrics_and_spans(tmp_path):
+    given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+    numbers("whole", 12).run(**given)
+    found = recorded("whole")
+
+    assert found["rows"] == {
+        ("computed", "clean"): 10,
+        ("filtered", "clean"): 2,
+        ("computed", "halved"): 10,
+    }
+    assert found["partitions"] == {("committed", "clean"): 2, ("committed", "halved"): 2}
+    assert found["loads"] == {("Half", "halved", "False"): 1}
+    assert found["load.duration"] == {("Half", "halved"): 1}
+    assert found["call.duration"][("halved",)] == 2
+    assert found["leases"] == {("Half",): 0}
+    assert {stage for stage, _ in found["call.time"]} == {"clean", "halved"}
+    assert set(parents()) == {
+        ("run whole", ""),
+        *((f"partition {stage}", "run whole") for stage in ("clean", "halved")),
+        *((f"fragment {stage}", f"partition {stage}") for stage in ("clean", "halved")),
+        *((f"call {stage}", f"fragment {stage}") for stage in ("clean", "halved")),
+    }
+    names = [name for name, _ in parents()]
+    assert [names.count(f"{kind} halved") for kind in ("partition", "fragment")] == [2, 2]
+    assert not failed()
+
+    numbers("whole", 12).run(**given)
+    assert recorded("whole")["partitions"][("unchanged", "halved")] == 2
+
+
+def test_what_fails_is_the_status_of_its_spans(tmp_path):
+    with pytest.raises(VaneError):
+        numbers("partly", 14).run(store=str(tmp_path / "store"), compute=InProcessCompute())
+    found = failed()
+    assert {*found} == {"run partly", "partition halved", "call halved"}
+    assert "thirteen" in (found["partition halved"].status.description or "")
+    assert recorded("partly")["partitions"][("failed", "halved")] == 1
+
+
+def test_what_workers_report_is_counted():
+    """Tokens, cost, GPUs, restarts and queues, which a run in this process does not have."""
+    prompts = vd.Pipeline("prompts", source=vd.table([{"id": 1, "t": "a"}]), id="id")
+    model = vd.Model("m", prices={"prompt": 1.0, "completion": 2.0})
+    prompts.prompt("asked", "{t}", provider="openai", model=model)
+    sums = {"asked_usage": {"prompt_tokens": 4e6, "completion_tokens": 1e6}}
+    part = PartInfo("key", "digest", 2, 1, copied=3, measures=sums)
+    tally, gpus = Tally(rows_in=3, quarantined=1), GpuUse(2.0, 1.5, 10)
+    answer = WorkReport(tally, seconds=2.0, retries=5, gpus=gpus, part=part)
+    events: list[Event] = [
+        LeaseChanged(("m",), is_held=True),
+        CallStarted(1, "asked", None, 0, "whole", "w-1", 100.0),
+        CallStarted(2, "asked", None, 1, "whole", "w-2", 101.0),
+        CallEnded(1, answer, "", 102.0),
+        CallEnded(2, None, "its node was lost", 103.0),
+        WorkerReplaced("worker w-2 was lost", stages=("asked",)),
+        Progress({}, {}, 1.0, queued={"asked": 7}),
+    ]
+    passed_on: list[Event] = []
+    telemetry = RunTelemetry(prompts, "run-1", passed_on.append)
+    for event in events:
+        telemetry.listen(event)
+
+    found = recorded("prompts")
+    assert passed_on == events
+    rows = {("computed", "asked"): 2, ("quarantined", "asked"): 1, ("copied", "asked"): 3}
+    assert found["rows"] == rows
+    assert found["tokens"] == {("input", "asked"): 4e6, ("output", "asked"): 1e6}
+    assert found["cost"] == {("asked",): 6.0}
+    assert found["gpu.utilization"] == {("asked", "w-1"): 0.75}
+    assert found["gpu.memory"] == {("asked", "w-1"): 10}
+    assert found["restarts"] == {("lost", "asked"): 1}
+    assert found["retries"] == {("asked",): 5}
+    assert (found["queue.length"], found["leases"]) == ({("asked",): 7}, {("m",): 1})
+
+    telemetry.__exit__(None, None, None)  # interrupted: what is open ends
+    ended = recorded("prompts")
+    assert (ended["queue.length"], ended["leases"]) == ({("asked",): 0}, {("m",): 0})
+    (lost,) = failed().values()
+    assert (lost.name, lost.status.description) == ("call asked", "its node was lost")
+    assert (lost.start_time, lost.end_time) == (101 * 10**9, 103 * 10**9)
+    assert [name for name, _ in parents()].count("fragment asked") == 2
+
+
+def test_an_error_of_a_worker_is_masked_and_has_no_traceback():
+    pipeline = vd.Pipeline("masked", source=vd.table([{"id": 1}]), id="id")
+    pipeline.project("same", ["id"])
+    telemetry = RunTelemetry(pipeline, "run-1", lambda event: None)
+    telemetry.listen(CallStarted(1, "same", "a", 0, "whole", "w", 1.0))
+    fault = Fault("ComputeError", "s3://key:hidden-secret@bucket failed\nrow 17", "Traceback")
+    telemetry.listen(CallEnded(1, WorkReport(fault=fault), "", 2.0))
+    telemetry.__exit__(None, None, None)
+    assert failed()["call same"].status.description == "s3://***@bucket failed"

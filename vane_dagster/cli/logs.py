@@ -1,0 +1,69 @@
+"""``vane-dagster logs``: what the workers of a stage wrote in a run."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import click
+import dagster as dg
+
+from vane_dagster._secrets import masked
+from vane_dagster.cli.options import ADDRESS, AS_JSON, NAME, print_json
+from vane_dagster.cli.pools import local_head
+from vane_dagster.compute.connection import connect_address
+from vane_dagster.compute.worker_logs import Section, of_cluster, of_head
+
+
+@click.command()
+@click.argument("run")
+@click.argument("stage")
+@NAME
+@ADDRESS
+@AS_JSON
+def logs(run: str, stage: str, name: str | None, address: str | None, as_json: bool) -> None:
+    """Prints what the workers of STAGE, as docs/embedding, wrote in RUN.
+
+    Standard output and error in full, with what native code wrote, while a local head or the nodes
+    of a cluster keep them. RUN is the run's id, or its beginning. With LocalCompute, workers write
+    to the output of their step, which is read from the instance of $DAGSTER_HOME by the whole id.
+
+    Example: vane-dagster logs 3f9c21aa docs/embedding
+    """
+    head = local_head(name, address)
+    if head is None:
+        connect_address(address, {})
+    shown = ""
+    for each in _found(of_cluster(run, stage) if head is None else of_head(head, run, stage), run):
+        if as_json:
+            print_json(each._asdict(), indent=None)
+            continue
+        if (title := f"==> {each.worker} on {each.node}, {each.file} <==") != shown:
+            click.echo(shown := title)
+        click.echo(masked("\n".join(each.lines)))
+    if not shown and not as_json:
+        raise click.ClickException(
+            f"no worker has a log of {stage} in the run {run}. Logs are kept with the local head, "
+            "or the nodes, that a run used (--name, --address); stages without code have none"
+        )
+
+
+def _found(sections: Iterator[Section], run: str) -> Iterator[Section]:
+    """Yield sections of logs, or without any the output of the run's steps."""
+    empty = True
+    for section in sections:
+        empty = False
+        yield section
+    if not empty or not os.environ.get("DAGSTER_HOME"):
+        return
+    with dg.DagsterInstance.get() as instance:
+        for entry in instance.all_logs(run, of_type=dg.DagsterEventType.LOGS_CAPTURED):
+            captured = entry.get_dagster_event().logs_captured_data
+            key = instance.compute_log_manager.build_log_key_for_run(run, captured.file_key)
+            log = instance.compute_log_manager.get_log_data(key)
+            step = f"step {', '.join(captured.step_keys or [])}"
+            for stream, data in (("stdout", log.stdout), ("stderr", log.stderr)):
+                if data:
+                    text = data.decode(errors="replace")
+                    yield Section(step, socket.gethostname(), stream, text.splitlines())

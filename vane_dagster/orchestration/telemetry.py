@@ -1,0 +1,224 @@
+"""Metrics and traces of a run by OpenTelemetry's API, recorded from the run's events.
+
+Without an SDK in the process, which is the user's, the API drops them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from opentelemetry import metrics, trace
+
+from vane_dagster import __version__
+from vane_dagster._secrets import masked
+from vane_dagster.compute.api import IO_WORKERS
+from vane_dagster.events import (
+    CallEnded,
+    CallStarted,
+    Committed,
+    Event,
+    Failed,
+    LeaseChanged,
+    Progress,
+    Submitted,
+    Unchanged,
+    WorkerReady,
+    WorkerReplaced,
+)
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.worker.reports import WorkReport
+
+_FLUSH_MILLISECONDS = 5000
+_meter = metrics.get_meter("vane_dagster", __version__)
+_tracer = trace.get_tracer("vane_dagster", __version__)
+
+
+def _name(name: str) -> str:
+    return f"vane_dagster.{name}"
+
+
+_rows = _meter.create_counter(_name("rows"), "{row}", "Input rows of a stage, by outcome")
+_calls = _meter.create_histogram(_name("call.duration"), "s", "Time of calls with rows to compute")
+_retries = _meter.create_counter(_name("retries"), "{retry}", "Batches repeated after an error")
+_tokens = _meter.create_counter(_name("tokens"), "{token}", "Tokens of answers")
+_cost = _meter.create_counter(_name("cost"), "{currency}", "Cost of answers, by the stage's prices")
+_partitions = _meter.create_counter(
+    _name("partitions"), "{partition}", "Partitions of a stage, by outcome"
+)
+_call_time = _meter.create_counter(_name("call.time"), "s", "Time in calls, by worker")
+_queue = _meter.create_gauge(_name("queue.length"), "{task}", "Tasks that wait for a worker")
+_leases = _meter.create_up_down_counter(_name("leases"), "{lease}", "Leases on pools")
+_loads = _meter.create_counter(_name("loads"), "{load}", "Workers that became ready")
+_load_time = _meter.create_histogram(_name("load.duration"), "s", "Time to construct a model")
+_restarts = _meter.create_counter(_name("restarts"), "{restart}", "Workers replaced, by cause")
+_gpu_busy = _meter.create_gauge(_name("gpu.utilization"), "1", "Busy share of a worker's GPUs")
+_gpu_memory = _meter.create_gauge(_name("gpu.memory"), "By", "Memory in use on a worker's GPUs")
+
+_Place = tuple[str, "str | None"]
+"""A stage, and the key of a partition."""
+
+
+class RunTelemetry:
+    """Records the events of a run, and passes them on.
+
+    The run's span has those of its partitions by stage, these of fragments, and these of calls.
+    """
+
+    def __init__(self, pipeline: Pipeline, run_id: str, listen: Callable[[Event], None]) -> None:
+        self._pipeline, self._listen = pipeline, listen
+        attributes = {**self._of(), "dagster.run_id": run_id}
+        self._run = _tracer.start_span(f"run {pipeline.name}", attributes=attributes)
+        self._partitions: dict[_Place, trace.Span] = {}
+        self._fragments: dict[tuple[_Place, int], trace.Span] = {}
+        self._in_flight: dict[int, tuple[CallStarted, trace.Span]] = {}
+        self._leased: list[str] = []
+        self._queued: set[str] = set()
+
+    def __enter__(self) -> RunTelemetry:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        """End the spans, and export what is recorded: the process may end without `atexit`."""
+        for _, span in self._in_flight.values():
+            span.end()
+        for place in [*self._partitions]:
+            self._end(place)
+        self._lease_changed(LeaseChanged(tuple(self._leased), is_held=False))
+        self._progress(Progress({}, {}, 0.0))
+        if error is not None:
+            _fail(self._run, str(error))
+        self._run.end()
+        for provider in (metrics.get_meter_provider(), trace.get_tracer_provider()):
+            with suppress(Exception):  # of the SDK, such as an exporter without a connection
+                getattr(provider, "force_flush", lambda _: None)(_FLUSH_MILLISECONDS)
+
+    def listen(self, event: Event) -> None:
+        """Record an event, and pass it on."""
+        self._record(event)
+        self._listen(event)
+
+    def _record(self, event: Event) -> None:
+        if isinstance(event, CallStarted):
+            self._call_started(event)
+        elif isinstance(event, CallEnded):
+            self._call_ended(event)
+        elif isinstance(event, Progress):
+            self._progress(event)
+        elif isinstance(event, LeaseChanged):
+            self._lease_changed(event)
+        elif isinstance(event, WorkerReady):
+            given = self._of(_stages(event.stages), pool=event.model)
+            _loads.add(1, {**given, _name("warm"): event.report.warm})
+            if not event.report.warm:
+                _load_time.record(event.report.seconds, given)
+        elif isinstance(event, WorkerReplaced):
+            _restarts.add(1, self._of(_stages(event.stages), cause=event.cause))
+        elif isinstance(event, (Committed, Unchanged, Submitted, Failed)):
+            _partitions.add(1, self._of(event.stage, outcome=type(event).__name__.lower()))
+            error = event.error if isinstance(event, Failed) else None
+            self._end((event.stage, event.partition), error)
+            if error is not None:
+                _fail(self._run, str(error))
+            if isinstance(event, Committed) and event.stats.servers is not None:
+                restarts = event.stats.servers.restarts
+                _restarts.add(restarts, self._of(event.stage, cause="server"))
+
+    def _of(self, stage: str = "", **others: Any) -> dict[str, Any]:
+        """Return the attributes of a stage, or of the pipeline."""
+        given = {"pipeline": self._pipeline.name, **({"stage": stage} if stage else {}), **others}
+        return {_name(name): value for name, value in given.items()}
+
+    def _call_started(self, event: CallStarted) -> None:
+        if not self._run.is_recording():
+            self._in_flight[event.ticket] = event, trace.INVALID_SPAN
+            return
+        place, at = (event.stage, event.partition), event.at
+        key = {} if event.partition is None else {"partition": event.partition}
+        given = self._of(event.stage, **key)
+        if (partition := self._partitions.get(place)) is None:
+            partition = self._partitions[place] = _span("partition", self._run, at, given)
+        given = {**given, _name("fragment"): event.fragment}
+        if (fragment := self._fragments.get((place, event.fragment))) is None:
+            fragment = _span("fragment", partition, at, given)
+            self._fragments[place, event.fragment] = fragment
+        given |= {_name("worker"): event.worker, _name("kind"): event.kind}
+        self._in_flight[event.ticket] = event, _span("call", fragment, at, given)
+
+    def _call_ended(self, event: CallEnded) -> None:
+        call, span = self._in_flight.pop(event.ticket)
+        report, fault = event.report, event.report.fault if event.report else None
+        if problem := fault.message if fault else event.lost:
+            _fail(span, problem)
+        if report is not None and fault is None:
+            span.set_attribute(_name("rows"), report.rows_out)
+            self._count(call, report)
+        span.end(_nanoseconds(event.at))
+        if report is not None and report.part is not None:
+            place = (call.stage, call.partition)
+            if (fragment := self._fragments.pop((place, call.fragment), None)) is not None:
+                fragment.end(_nanoseconds(event.at))
+
+    def _count(self, call: CallStarted, report: WorkReport) -> None:
+        """Count what a call did. Rows that are computed again are counted again."""
+        stage, tally, part = call.stage, report.tally, report.part
+        outcomes = {"copied": part.copied if part else 0}
+        if call.kind in ("slice", "whole"):
+            outcomes |= {n: getattr(tally, n) for n in ("filtered", "quarantined", "nulled")}
+            outcomes["computed"] = tally.rows_in - tally.filtered - tally.faults
+            _calls.record(report.seconds, self._of(stage))
+        for outcome, rows in outcomes.items():
+            if rows:
+                _rows.add(rows, self._of(stage, outcome=outcome))
+        _call_time.add(report.seconds, self._of(stage, worker=call.worker))
+        if report.retries:
+            _retries.add(report.retries, self._of(stage))
+        if part is not None and (usage := self._pipeline[stage].spec.usage) is not None:
+            used = usage.used(part.spent)
+            for kind, name in (("input", "prompt_tokens"), ("output", "completion_tokens")):
+                _tokens.add(used[name], {**self._of(stage), "gen_ai.token.type": kind})
+            if usage.prices:
+                _cost.add(max(0.0, usage.cost(used)), self._of(stage))
+        if (busy := report.gpus.utilization) is not None:
+            given = self._of(stage, worker=call.worker)
+            _gpu_busy.set(busy, given)
+            _gpu_memory.set(report.gpus.memory, given)
+
+    def _progress(self, event: Progress) -> None:
+        for stage in self._queued.union(event.queued):
+            _queue.set(event.queued.get(stage, 0), self._of(stage))
+        self._queued.update(event.queued)
+
+    def _lease_changed(self, event: LeaseChanged) -> None:
+        for model in event.models:
+            _leases.add(1 if event.is_held else -1, self._of(pool=model))
+        self._leased = list(event.models) if event.is_held else []
+
+    def _end(self, place: _Place, error: BaseException | None = None) -> None:
+        """End the spans of a stage's partition."""
+        for each in [each for each in self._fragments if each[0] == place]:
+            self._fragments.pop(each).end()
+        if (span := self._partitions.pop(place, None)) is not None:
+            if error is not None:
+                _fail(span, str(error))
+            span.end()
+
+
+def _stages(stages: tuple[str, ...]) -> str:
+    return ", ".join(stages) or IO_WORKERS
+
+
+def _span(kind: str, parent: trace.Span, at: float, given: Mapping[str, Any]) -> trace.Span:
+    context = trace.set_span_in_context(parent)
+    name = f"{kind} {given[_name('stage')]}"
+    return _tracer.start_span(name, context, attributes=given, start_time=_nanoseconds(at))
+
+
+def _fail(span: trace.Span, message: str) -> None:
+    text = masked(message).partition("\n")[0]
+    span.set_status(trace.Status(trace.StatusCode.ERROR, text))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

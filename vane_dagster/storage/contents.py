@@ -1,0 +1,133 @@
+"""What a store holds: the results in force, from manifests, and all files, from listings.
+
+At most `_AT_ONCE` manifests or listings are in memory at a time, and one line for each folder of a
+partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vane_dagster.errors import StoreError
+from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.store import Store
+
+_AT_ONCE = 64
+
+
+@dataclass
+class Results:
+    """Results in force of a stage, or of a partition of one.
+
+    Attributes:
+        stage: Pipeline and stage, as "docs/embedding".
+        partition: The partition key, if it is one of a partitioned stage.
+        partitions: Number of partitions.
+        rows: Number of rows.
+        parts: Number of parts.
+        bytes: Size of the parts.
+        quarantined: Number of quarantined input rows.
+        committed_at: Unix time in seconds of the last commit; 0 without any.
+    """
+
+    stage: str
+    partition: str | None = None
+    partitions: int = 0
+    rows: int = 0
+    parts: int = 0
+    bytes: int = 0
+    quarantined: int = 0
+    committed_at: float = 0.0
+
+    def add(self, manifest: Manifest) -> None:
+        """Add a partition."""
+        self.partitions += 1
+        self.rows += manifest.rows
+        self.parts += len(manifest.parts)
+        self.bytes += manifest.size
+        self.quarantined += sum(part.quarantined for part in manifest.parts)
+        self.committed_at = max(self.committed_at, manifest.committed_at)
+
+
+@dataclass
+class Size:
+    """The files below a folder of the store, whether results in force need them or not.
+
+    Attributes:
+        folder: The folder, relative to the store's root.
+        files: Number of files.
+        bytes: Their size.
+    """
+
+    folder: str
+    files: int = 0
+    bytes: int = 0
+
+
+def results(store: Store, path: str = "") -> Iterator[Results]:
+    """Yield the results of each stage below a path, or of each partition of a stage.
+
+    Args:
+        store: The store.
+        path: Empty, a pipeline, or a stage as "docs/embedding".
+    """
+    pipeline, _, stage = path.strip("/").partition("/")
+    for name in [pipeline] if pipeline else _pipelines(store.root):
+        for each in [stage] if stage else store.stages(name):
+            total = Results(label := f"{name}/{each}")
+            for manifest in _in_force(store, name, each):
+                total = Results(label, manifest.partition) if stage else total
+                total.add(manifest)
+                if stage:
+                    yield total
+            if not stage:
+                yield total
+
+
+def _in_force(store: Store, pipeline: str, stage: str) -> Iterator[Manifest]:
+    """Yield the manifests in force of a stage, by partition."""
+    listed = sorted(store.latest_of_all(pipeline, stage).items())
+
+    def opened(place: tuple[str, object]) -> Manifest | None:
+        return store.opened_if_there(pipeline, stage, place[0], str(place[1]))
+
+    for start in range(0, len(listed), _AT_ONCE):
+        yield from filter(None, in_threads(opened, listed[start : start + _AT_ONCE]))
+
+
+def sizes(store: Store, path: str = "") -> Iterator[Size]:
+    """Yield the sizes of the folders directly below a path, and of its own files, if any.
+
+    Args:
+        store: The store.
+        path: Empty, a pipeline, a stage as "docs/embedding", or any other folder of the store.
+    """
+    base = [each for each in path.split("/") if each]
+    root = store.root.child(*base)
+    files, folders = root.listing()
+    for folder in folders:
+        yield _size("/".join([*base, folder]), root.child(folder))
+    if files:
+        yield Size("/".join(base), len(files), sum(files.values()))
+
+
+def _size(name: str, folder: Location) -> Size:
+    """Add up the files below a folder."""
+    found, waiting = Size(name), [folder]
+    while waiting:
+        some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+        for place, (files, folders) in zip(some, in_threads(Location.listing, some)):
+            found.files += len(files)
+            found.bytes += sum(files.values())
+            waiting += [place.child(each) for each in folders]
+    return found
+
+
+def _pipelines(root: Location) -> list[str]:
+    """Return the folders of the pipelines below a store's root."""
+    found = [name for name in root.folders() if not name.startswith("~")]
+    if not found:
+        raise StoreError(f"{root.url!r} holds no stage of any pipeline; is it a store's root?")
+    return found

@@ -1,0 +1,97 @@
+"""What a worker wrote to the logs that Ray keeps of its process, by run and stage.
+
+The worker writes a line into both logs, of standard output and error, when a run or a stage begins
+to use it. What follows, up to the next such line, belongs to them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+_LINE = re.compile(r"--- vane-dagster: run (\S+), stages (\S+), worker (\S+) ---\n?")
+_LINES = 1000
+
+
+class LogSections:
+    """Begins the sections of a worker's process."""
+
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self._current: tuple[str, tuple[str, ...]] | None = None
+
+    def begin(self, run_id: str, stages: tuple[str, ...]) -> None:
+        """Begin a section, unless it is the current one. Workers without a model have none."""
+        if self._current == (run_id, stages) or not stages:
+            return
+        self._current = run_id, stages
+        used_by = f"run {run_id}, stages {','.join(stages)}, worker {self._worker}"
+        text = f"--- vane-dagster: {used_by} ---\n"
+        for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            os.write(descriptor, text.encode())  # past the tap of what the user's code prints
+
+
+def own_logs() -> list[Path]:
+    """Return the logs of this worker's process: of standard output, and of standard error."""
+    return [Path(os.path.realpath(f"/proc/self/fd/{descriptor}")) for descriptor in (1, 2)]
+
+
+def tail(lines: int) -> str:
+    """Return the last lines of each log of this process."""
+    texts = [path.read_text(errors="replace").splitlines() for path in own_logs()]
+    return "\n".join(line for text in texts for line in text[-lines:])
+
+
+class Section(NamedTuple):
+    """Some lines that a worker wrote.
+
+    Attributes:
+        worker: The worker's name.
+        node: Host name of its machine.
+        file: The path of the log there.
+        lines: The lines.
+    """
+
+    worker: str
+    node: str
+    file: str
+    lines: Sequence[str]
+
+
+def sections(folders: Iterable[Path], run_id: str, stage: str) -> Iterator[Section]:
+    """Yield what workers of this node wrote for a stage of a run.
+
+    Args:
+        folders: Ray's folders of logs.
+        run_id: The run, or the beginning of its id.
+        stage: Pipeline and stage, as "docs/embedding".
+    """
+    for file in (file for folder in folders for file in sorted(folder.glob("worker-*"))):
+        with file.open(errors="replace") as log:
+            for worker, lines in _of(log, run_id, stage):
+                yield Section(worker, socket.gethostname(), str(file), lines)
+
+
+def _of(log: Iterable[str], run_id: str, stage: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the lines of a log that belong to a stage of a run, and the name of its worker."""
+    worker, belongs = "", False
+
+    def wanted() -> Iterator[str]:
+        nonlocal worker, belongs
+        for line in log:
+            if found := _LINE.fullmatch(line):
+                run, stages, worker = found.groups()
+                belongs = run.startswith(run_id) and stage in stages.split(",")
+            elif belongs:
+                yield line.rstrip("\n")
+
+    lines = wanted()
+    while some := list(islice(lines, _LINES)):
+        yield worker, some
