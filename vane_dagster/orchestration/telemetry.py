@@ -39,8 +39,16 @@ def _name(name: str) -> str:
     return f"vane_dagster.{name}"
 
 
+def _histogram(name: str, description: str) -> metrics.Histogram:
+    """Return a histogram of seconds. The default buckets of an SDK are those of milliseconds."""
+    buckets = [0.01 * step * 10**power for power in range(5) for step in (1, 3)]
+    return _meter.create_histogram(
+        _name(name), "s", description, explicit_bucket_boundaries_advisory=buckets
+    )
+
+
 _rows = _meter.create_counter(_name("rows"), "{row}", "Input rows of a stage, by outcome")
-_calls = _meter.create_histogram(_name("call.duration"), "s", "Time of calls with rows to compute")
+_calls = _histogram("call.duration", "Time of calls with rows to compute")
 _retries = _meter.create_counter(_name("retries"), "{retry}", "Batches repeated after an error")
 _tokens = _meter.create_counter(_name("tokens"), "{token}", "Tokens of answers")
 _cost = _meter.create_counter(_name("cost"), "{currency}", "Cost of answers, by the stage's prices")
@@ -51,7 +59,7 @@ _call_time = _meter.create_counter(_name("call.time"), "s", "Time in calls, by w
 _queue = _meter.create_gauge(_name("queue.length"), "{task}", "Tasks that wait for a worker")
 _leases = _meter.create_up_down_counter(_name("leases"), "{lease}", "Leases on pools")
 _loads = _meter.create_counter(_name("loads"), "{load}", "Workers that became ready")
-_load_time = _meter.create_histogram(_name("load.duration"), "s", "Time to construct a model")
+_load_time = _histogram("load.duration", "Time to construct a model")
 _restarts = _meter.create_counter(_name("restarts"), "{restart}", "Workers replaced, by cause")
 _gpu_busy = _meter.create_gauge(_name("gpu.utilization"), "1", "Busy share of a worker's GPUs")
 _gpu_memory = _meter.create_gauge(_name("gpu.memory"), "By", "Memory in use on a worker's GPUs")

@@ -5,54 +5,61 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import threading
 from typing import Any
 
 from vane_dagster.worker.reports import GpuUse
 
+_PERIOD_SECONDS = 0.1
 
-def gpu_use(since: float, seconds: float) -> GpuUse:
-    """Measure the GPUs of this worker.
 
-    Args:
-        since: Unix time in seconds from which it counts. NVML keeps samples of about 20 seconds.
-        seconds: Seconds that the measurement stands for.
-    """
-    nvml, devices = _devices()
-    shares, memory = [], 0
-    for device in devices:
-        try:
-            shares.append(_busy_share(nvml, device, since))
-            memory += nvml.nvmlDeviceGetMemoryInfo(device).used
-        except nvml.NVMLError:  # such as in a MIG slice, which has no utilization
+class GpuMeter:
+    """Samples the GPUs that this worker reserves, on a thread, from its construction on."""
+
+    def __init__(self) -> None:
+        self._nvml, self._devices = _reserved()
+        self._shares: list[float] = []
+        self._memory = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        if self._devices:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the samples."""
+        self._end.set()
+        if self._devices:
+            self._thread.join()
+
+    def use(self, seconds: float) -> GpuUse:
+        """Return the use until the end, for the seconds that it stands for."""
+        if not self._shares:
             return GpuUse()
-    return GpuUse(seconds, seconds * sum(shares) / len(shares), memory) if shares else GpuUse()
+        return GpuUse(seconds, seconds * sum(self._shares) / len(self._shares), self._memory)
+
+    def _sample(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._end.wait(_PERIOD_SECONDS)
+            try:
+                rates = [self._nvml.nvmlDeviceGetUtilizationRates(each) for each in self._devices]
+                memory = [self._nvml.nvmlDeviceGetMemoryInfo(each) for each in self._devices]
+            except self._nvml.NVMLError:  # such as in a MIG slice, which has no utilization
+                return
+            self._shares.append(sum(each.gpu for each in rates) / 100 / len(rates))
+            self._memory = sum(each.used for each in memory)
 
 
 @functools.cache
-def _devices() -> tuple[Any, list[Any]]:
+def _reserved() -> tuple[Any, list[Any]]:
     """Return NVML, and the GPUs that this worker reserves; none if NVML does not know them."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",")
+    if names == [""]:
+        return None, []
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        return nvml, [
-            nvml.nvmlDeviceGetHandleByIndex(int(name))
-            if name.strip().isdigit()
-            else nvml.nvmlDeviceGetHandleByUUID(name.strip())
-            for name in filter(None, names)
-        ]
+        by_index, by_uuid = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
+        return nvml, [by_index(int(each)) if each.isdigit() else by_uuid(each) for each in names]
     except Exception:  # NVML, its package or the GPU is missing
         return None, []
-
-
-def _busy_share(nvml: Any, device: Any, since: float) -> float:
-    """Return the share of time in which a GPU ran a kernel: since a time, or at last."""
-    try:
-        kind = nvml.NVML_GPU_UTILIZATION_SAMPLES
-        _, samples = nvml.nvmlDeviceGetSamples(device, kind, int(since * 1e6))
-        found = [float(sample.sampleValue.uiVal) for sample in samples]
-    except nvml.NVMLError:  # there is none yet, or the GPU keeps none
-        found = []
-    return (
-        sum(found) / len(found) if found else nvml.nvmlDeviceGetUtilizationRates(device).gpu
-    ) / 100

@@ -42,7 +42,7 @@ from vane_dagster.worker import operators, row_reuse, unread_rows, user_code
 from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.database import connection
 from vane_dagster.worker.frameworks import device, set_threads, share_gpus, unused_gpu
-from vane_dagster.worker.gpu_use import gpu_use
+from vane_dagster.worker.gpu_use import GpuMeter
 from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.isolation import check_descriptors, one_process
@@ -217,7 +217,7 @@ class Host:
         """Run a task. A failure is reported, not raised."""
         if work.lease in self._revoked:
             return None, WorkReport(cancelled=True)
-        started, began, call = time.perf_counter(), time.time(), object()
+        started, call, meter = time.perf_counter(), object(), GpuMeter()
         self._change_calls(call, 1)
         try:
             computed = self._do(work, tables)
@@ -248,6 +248,7 @@ class Host:
             return None, WorkReport(fault=fault, output=self._printed.drain())
         finally:
             seconds = self._change_calls(call, -1)
+            meter.stop()
             check_descriptors()
         calls_model = _calls_model(work)
         made = computed.called or computed
@@ -266,7 +267,7 @@ class Host:
             output=self._printed.drain(),
             recycle_reason=recycle_reason(self._lifecycle, self.served),
             unused_gpu=unused_gpu() if calls_model and rows_in else "",
-            gpus=gpu_use(began, seconds) if calls_model and rows_in else GpuUse(),
+            gpus=meter.use(seconds) if calls_model and rows_in else GpuUse(),
         )
         return (table if work.keep else None), report
 
