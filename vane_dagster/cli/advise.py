@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
+from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.orchestration.event_log import summaries
 
 
 @click.command()
 @click.argument("run")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@AS_JSON
 def advise(run: str, as_json: bool) -> None:
     """Says which stages limited RUN, and what would shorten it.
 
@@ -23,7 +22,7 @@ def advise(run: str, as_json: bool) -> None:
     if not found:
         raise click.ClickException(f"run {run!r} has no step of a pipeline that ended")
     if as_json:
-        click.echo(json.dumps({step: figures for step, (_, figures) in found.items()}, indent=1))
+        print_json({step: figures for step, (_, figures) in found.items()})
         return
     for step, (table, _) in found.items():
         click.echo(f"{step}\n{table}\n")

@@ -14,6 +14,7 @@ from vane_dagster.cli.options import ADDRESS, AS_JSON, NAME, print_json
 from vane_dagster.cli.pools import local_head
 from vane_dagster.compute.connection import connect_address
 from vane_dagster.compute.worker_logs import Section, of_cluster, of_head
+from vane_dagster.orchestration.event_log import opened_run
 
 
 @click.command()
@@ -27,7 +28,7 @@ def logs(run: str, stage: str, name: str | None, address: str | None, as_json: b
 
     Standard output and error in full, with what native code wrote, while a local head or the nodes
     of a cluster keep them. RUN is the run's id, or its beginning. With LocalCompute, workers write
-    to the output of their step, which is read from the instance of $DAGSTER_HOME by the whole id.
+    to the output of their step, which is read from the instance of $DAGSTER_HOME.
 
     Example: vane-dagster logs 3f9c21aa docs/embedding
     """
@@ -57,10 +58,10 @@ def _found(sections: Iterator[Section], run: str) -> Iterator[Section]:
         yield section
     if not empty or not os.environ.get("DAGSTER_HOME"):
         return
-    with dg.DagsterInstance.get() as instance:
-        for entry in instance.all_logs(run, of_type=dg.DagsterEventType.LOGS_CAPTURED):
+    with opened_run(run) as (instance, id):
+        for entry in instance.all_logs(id, of_type=dg.DagsterEventType.LOGS_CAPTURED):
             captured = entry.get_dagster_event().logs_captured_data
-            key = instance.compute_log_manager.build_log_key_for_run(run, captured.file_key)
+            key = instance.compute_log_manager.build_log_key_for_run(id, captured.file_key)
             log = instance.compute_log_manager.get_log_data(key)
             step = f"step {', '.join(captured.step_keys or [])}"
             for stream, data in (("stdout", log.stdout), ("stderr", log.stderr)):

@@ -112,15 +112,15 @@ class EventLog:
         return record.storage_id, tags.get(DATA_VERSION), entry.dagster_event_type
 
 
-def summaries(run: str) -> dict[str, tuple[str, Any]]:
-    """Return the table and the figures, as JSON, that each step of a run ended with.
+@contextmanager
+def opened_run(run: str) -> Iterator[tuple[dg.DagsterInstance, str]]:
+    """Open the instance of a run, and return the run's id.
 
     Args:
         run: The beginning of the run's id, of the latest runs of the instance of `$DAGSTER_HOME`.
     """
     if not os.environ.get("DAGSTER_HOME"):
         raise VaneError("$DAGSTER_HOME is not set; expected the folder of the instance of the run")
-    found = {}
     with dg.DagsterInstance.get() as instance:
         known = [each for each in instance.get_run_ids(limit=_LATEST_RUNS) if each.startswith(run)]
         if len(known) != 1:
@@ -128,8 +128,19 @@ def summaries(run: str) -> dict[str, tuple[str, Any]]:
             raise VaneError(
                 f"run {run!r}: expected the beginning of one run's id; it is that of {runs}"
             )
+        yield instance, known[0]
+
+
+def summaries(run: str) -> dict[str, tuple[str, Any]]:
+    """Return the table and the figures, as JSON, that each step of a run ended with.
+
+    Args:
+        run: See `opened_run`.
+    """
+    found = {}
+    with opened_run(run) as (instance, id):
         kinds = {dg.DagsterEventType.STEP_OUTPUT, dg.DagsterEventType.STEP_FAILURE}
-        for entry in instance.all_logs(known[0], of_type=kinds):
+        for entry in instance.all_logs(id, of_type=kinds):
             data: Any = entry.get_dagster_event().event_specific_data
             metadata = getattr(getattr(data, "user_failure_data", data), "metadata", {})
             if SUMMARY in metadata:

@@ -219,6 +219,8 @@ class RunReport:
                 metadata["expected_by"] = dg.MetadataValue.timestamp(event.expected)
         elif event.because is None:
             metadata["error"] = _first_line(failure_message(event))
+            if command := self._logs(event.stage):
+                metadata["logs"] = dg.MetadataValue.md(command)
         else:
             cause = self._key_of(event.because).to_user_string()
             metadata["error"] = f"{cause} failed, which it reads"
@@ -229,6 +231,13 @@ class RunReport:
                 metadata=metadata,
             )
         )
+
+    def _logs(self, stage: str) -> str:
+        """Return the command that shows what a stage's workers wrote; empty if it has no code."""
+        if not self._pipeline[stage].spec.runs_udf:
+            return ""
+        run = self._context.run.run_id[:8]
+        return f"`vane-dagster logs {run} {self._pipeline.name}/{stage}`"
 
     def _planned(self, plan: RunPlan) -> None:
         """Report the listed source files to Dagster, to keep downstream assets from being stale."""
@@ -323,6 +332,9 @@ class RunReport:
         description = "\n\n".join(roots[:_SHOWN])
         if (more := len(roots) - _SHOWN) > 0:
             description += f"\n\nThe log has {more} more"
+        stages = dict.fromkeys(each.stage for each in self._failed if each.because is None)
+        if commands := list(filter(None, map(self._logs, stages))):
+            description += f"\n\nWhat the workers wrote: {', '.join(commands)}"
         if len(self._partitions) > 1:
             description = (
                 f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)}); the "

@@ -21,6 +21,7 @@ from vane_dagster.events import (
     Event,
     Failed,
     LeaseChanged,
+    PoolTime,
     Progress,
     Submitted,
     Unchanged,
@@ -56,6 +57,7 @@ _partitions = _meter.create_counter(
     _name("partitions"), "{partition}", "Partitions of a stage, by outcome"
 )
 _call_time = _meter.create_counter(_name("call.time"), "s", "Time in calls, by worker")
+_worker_time = _meter.create_counter(_name("worker.time"), "s", "Time of workers, by state")
 _queue = _meter.create_gauge(_name("queue.length"), "{task}", "Tasks that wait for a worker")
 _leases = _meter.create_up_down_counter(_name("leases"), "{lease}", "Leases on pools")
 _loads = _meter.create_counter(_name("loads"), "{load}", "Workers that became ready")
@@ -83,6 +85,7 @@ class RunTelemetry:
         self._in_flight: dict[int, tuple[CallStarted, trace.Span]] = {}
         self._leased: list[str] = []
         self._queued: set[str] = set()
+        self._pools: dict[tuple[str, ...], PoolTime] = {}
 
     def __enter__(self) -> RunTelemetry:
         return self
@@ -194,11 +197,18 @@ class RunTelemetry:
             _gpu_memory.set(report.gpus.memory, given)
 
     def _progress(self, event: Progress) -> None:
+        for pool in event.pools:
+            before = self._pools.get(pool.stages, PoolTime(pool.stages))
+            self._pools[pool.stages] = pool
+            for state in pool.shares:
+                spent = getattr(pool, state) - getattr(before, state)
+                _worker_time.add(spent, self._of(_stages(pool.stages), state=state))
         for stage in self._queued.union(event.queued):
             _queue.set(event.queued.get(stage, 0), self._of(stage))
         self._queued.update(event.queued)
 
     def _lease_changed(self, event: LeaseChanged) -> None:
+        self._pools.clear()
         for model in event.models:
             _leases.add(1 if event.is_held else -1, self._of(pool=model))
         self._leased = list(event.models) if event.is_held else []

@@ -167,11 +167,13 @@ def reporting(log: list[str], tmp_path: Any) -> RunReport:
     context = SimpleNamespace(
         log=SimpleNamespace(info=log.append, error=log.append),
         log_event=lambda event: None,
+        run=SimpleNamespace(run_id="3f9c21aa-and-more"),
         selected_asset_keys=set(),
         instance=SimpleNamespace(event_log_storage=None),
         assets_def=SimpleNamespace(specs=()),
     )
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
+    pipeline.map_batches("a", lambda batch: batch, schema={"x": "BIGINT"})
     report = RunReport(
         context, SimpleNamespace(blocked=[], outputs=list), pipeline, None, [None], None
     )
@@ -225,4 +227,5 @@ def test_the_failure_has_the_first_five_errors_in_full_and_the_log_the_others(tm
     with pytest.raises(dg.Failure) as raised:
         list(report.results())
     assert raised.value.description.count("frames") == 5
-    assert raised.value.description.endswith("The log has 2 more")
+    logs = "What the workers wrote: `vane-dagster logs 3f9c21aa docs/a`"
+    assert raised.value.description.endswith(f"The log has 2 more\n\n{logs}")
