@@ -111,18 +111,18 @@ def list_results(root: str, path: str, storage_options: dict[str, Any], as_json:
     PATH is a pipeline, or a stage as docs/embedding. Rows, parts and bytes are those that the
     manifests name; `store du` has what the store occupies. With --json, one object a line.
     """
-    found = results(Store(Location(root, storage_options)), path)
     lines = [_RESULTS]
-    for each in found:
+    for each in results(Store(Location(root, storage_options)), path):
         if as_json:
             print_json(asdict(each), indent=None)
-            continue
         numbers = (each.partitions, each.rows, each.quarantined, each.parts, each.bytes)
         last = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.committed_at))
         texts = (f"{number:,}" for number in numbers)
         lines.append((each.stage, each.partition or "-", *texts, last if each.partitions else "-"))
+    if not lines[1:]:
+        raise click.ClickException(f"{root!r} has no stage at {path!r}; is it a store's root?")
     if not as_json:
-        click.echo(table(lines) if lines[1:] else f"No result of {path!r} is in force.")
+        click.echo(table(lines))
 
 
 @store.command("du")

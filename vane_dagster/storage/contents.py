@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vane_dagster.errors import StoreError
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest
-from vane_dagster.storage.store import Store
+from vane_dagster.storage.shipped_files import FILES
+from vane_dagster.storage.store import PUBLISHED, Store
+from vane_dagster.storage.stored_tables import TABLES
 
 _AT_ONCE = 64
+_OTHERS = (FILES, TABLES, PUBLISHED)
+"""Folders of a store that are none of a pipeline."""
 
 
 @dataclass
@@ -74,7 +77,7 @@ def results(store: Store, path: str = "") -> Iterator[Results]:
         path: Empty, a pipeline, or a stage as "docs/embedding".
     """
     pipeline, _, stage = path.strip("/").partition("/")
-    for name in [pipeline] if pipeline else _pipelines(store.root):
+    for name in [pipeline] if pipeline else pipeline_folders(store.root):
         for each in [stage] if stage else store.stages(name):
             total = Results(label := f"{name}/{each}")
             for manifest in _in_force(store, name, each):
@@ -125,9 +128,6 @@ def _size(name: str, folder: Location) -> Size:
     return found
 
 
-def _pipelines(root: Location) -> list[str]:
+def pipeline_folders(root: Location) -> list[str]:
     """Return the folders of the pipelines below a store's root."""
-    found = [name for name in root.folders() if not name.startswith("~")]
-    if not found:
-        raise StoreError(f"{root.url!r} holds no stage of any pipeline; is it a store's root?")
-    return found
+    return [name for name in root.folders() if name not in _OTHERS]

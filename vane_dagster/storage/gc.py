@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.batch_records import BatchFolder
+from vane_dagster.storage.contents import pipeline_folders
 from vane_dagster.storage.definition_texts import DEFINITIONS, file_of
 from vane_dagster.storage.filesystem import TEMPORARY, FileInfo, Location, in_threads
 from vane_dagster.storage.manifest import ManifestName, parse_part_name
@@ -30,7 +31,7 @@ from vane_dagster.storage.publish.base import STAGING, staged_parts
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
 from vane_dagster.storage.row_records import SUFFIX as RECORDS
 from vane_dagster.storage.shipped_files import FILES, RECORD, contents_of, shipped_files
-from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, PUBLISHED, Store
+from vane_dagster.storage.store import ANNOUNCED, CONDEMNED, Store
 from vane_dagster.storage.stored_tables import (
     TABLES,
     files_of,
@@ -92,8 +93,7 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
     deleted in any, because its manifests may need parts of the others.
     """
     store = Store(store.root)  # a branch's fallback is not its own
-    others = (FILES, TABLES, PUBLISHED)
-    surveyed = [_survey(store, name, policy) for name in store.root.folders() if name not in others]
+    surveyed = [_survey(store, name, policy) for name in pipeline_folders(store.root)]
     stages = list(itertools.chain(*surveyed))
     named = {identity for stage, _ in stages for identity in stage.tables}
     for stage, needed in stages:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -13,10 +15,19 @@ SHARED = {
     "--ids": {"preview", "quarantine"},
     "--partition": {"preview", "trace"},
     "--partitions": {"adopt", "diff", "plan", "quarantine"},
-    "--python-file": {"adopt", "plan", "preview", "quarantine", "store promote", "trace"},
-    "--storage-options": {"diff", "quarantine", "store gc", "store promote", "trace"},
+    "--python-file": {
+        *("adopt", "batches cancel", "batches collect", "batches list", "plan", "preview"),
+        *("quarantine", "store promote", "trace"),
+    },
+    "--storage-options": {
+        *("diff", "quarantine", "store du", "store gc", "store ls", "store promote", "trace"),
+    },
+    "--json": {
+        *("adopt", "advise", "batches list", "cluster list", "cluster status", "diff", "logs"),
+        *("plan", "pools", "pools endpoint", "pools logs", "preview", "quarantine", "store du"),
+        *("store gc", "store ls", "trace"),
+    },
 }
-COMMANDS = ("adopt", "diff", "plan", "preview", "quarantine", "store gc", "store promote", "trace")
 
 
 @click.command()
@@ -47,15 +58,20 @@ def test_a_list_that_cannot_be_read_is_refused(text: str) -> None:
     assert (done.exit_code, "Invalid value for '--ids'" in done.output) == (2, True)
 
 
+def commands(group: click.Group, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield the commands of a group, and those in it, by their words."""
+    for word in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), word)
+        assert command is not None
+        yield f"{name} {word}".strip(), command
+        if isinstance(command, click.Group):
+            yield from commands(command, word)
+
+
 @pytest.mark.parametrize("option", SHARED)
 def test_commands_declare_an_option_alike(option: str) -> None:
     taking, declared = set(), set()
-    for words in COMMANDS:
-        command: click.Command | None = main
-        for word in words.split():
-            assert isinstance(command, click.Group)
-            command = command.get_command(click.Context(command), word)
-        assert command is not None
+    for words, command in commands(main):
         for each in command.params:
             if option in each.opts:
                 assert isinstance(each, click.Option)

@@ -1,0 +1,97 @@
+"""What a store holds, as the commands show it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+
+import vane_dagster as vd
+from support.in_process import compute
+from vane_dagster.cli.main import main
+from vane_dagster.storage import contents
+from vane_dagster.storage.contents import results, sizes
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Any) -> Store:
+    """Two stages of a pipeline in two partitions, one with a former version; another pipeline."""
+    root = str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
+    made = Store(Location(root))
+    for rows, partitions in ((3, ["a"]), (5, ["a", "DE / 3"])):
+        compute(docs("docs", rows), made, partitions)
+    compute(docs("more", 1), made, ["a"])
+    return made
+
+
+def docs(name: str, rows: int) -> vd.Pipeline:
+    keys = ["a", "DE / 3"]
+    given = [{"id": n, "day": key} for key in keys for n in range(rows)]
+    made = vd.Pipeline(
+        name,
+        source=vd.table(given, partition_column="day"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(keys),
+    )
+    made.project("all", ["id"]).project("some", ["id"], where="id > 0")
+    return made
+
+
+def test_results_in_force_are_those_of_manifests(store, monkeypatch):
+    monkeypatch.setattr(contents, "_AT_ONCE", 1)  # several rounds
+    every = [(each.stage, each.partitions, each.rows, each.parts) for each in results(store)]
+    assert every == [
+        ("docs/all", 2, 10, 2),
+        ("docs/some", 2, 8, 2),
+        ("more/all", 1, 1, 1),
+        ("more/some", 1, 0, 1),
+    ]
+    assert [each.stage for each in results(store, "docs")] == ["docs/all", "docs/some"]
+    some = list(results(store, "docs/some"))
+    assert sorted((each.partition, each.rows) for each in some) == [("DE / 3", 4), ("a", 4)]
+    (total,) = [each for each in results(store) if each.stage == "docs/some"]
+    assert total.bytes == sum(each.bytes for each in some)
+    assert total.committed_at == max(each.committed_at for each in some)
+    assert list(results(store, "docs/absent")) == []
+    assert list(results(Store(store.root.child("nowhere")))) == []
+
+
+def test_sizes_are_those_of_all_files(store, monkeypatch):
+    monkeypatch.setattr(contents, "_AT_ONCE", 2)
+    entries = store.root.entries()
+    found = {each.folder: each for each in sizes(store)}
+    assert {"docs", "more", "~tables"} == {*found}
+    assert sum(each.files for each in found.values()) == len(entries)
+    assert sum(each.bytes for each in found.values()) == sum(e.size for e in entries.values())
+    parts = {each.folder: each.files for each in sizes(store, "docs/some/parts")}
+    names = [path for path in entries if path.startswith("docs/some/parts/")]
+    assert (len(parts), sum(parts.values())) == (2, len(names))
+    assert list(sizes(store, "docs/absent")) == []
+
+
+def test_the_commands_print_tables_and_json(store):
+    if store.root.url.startswith("memory"):
+        pytest.skip("one file system is enough")
+
+    def call(*words: str) -> str:
+        done = CliRunner().invoke(main, ["store", words[0], store.root.url, *words[1:]])
+        assert done.exit_code == 0, done.output
+        return str(done.output)
+
+    assert "docs/some  -          2           8     0            2" in call("ls")
+    assert "DE / 3" in call("ls", "docs/some")
+    lines = [json.loads(line) for line in call("ls", "docs/some", "--json").splitlines()]
+    assert sorted(each["partition"] for each in lines) == ["DE / 3", "a"]
+    assert call("du").splitlines()[-1].startswith("total")
+    folders = [json.loads(line)["folder"] for line in call("du", "--json").splitlines()]
+    assert folders == ["docs", "more", "~tables"]
+    collected = call("gc", "--json", "--keep", "0s", "--dry-run").splitlines()
+    assert [json.loads(line)["stage"] for line in collected][:2] == ["docs/all", "docs/some"]
+    for command, problem in (("du", "no files at 'absent'"), ("ls", "no stage at 'absent'")):
+        wrong = CliRunner().invoke(main, ["store", command, store.root.url, "absent", "--json"])
+        assert (wrong.exit_code, problem in wrong.output) == (1, True)
