@@ -236,7 +236,7 @@ class CallStarted:
         fragment: Index of the fragment in the partition.
         kind: What it does with the fragment; see `TaskKind`.
         worker: The worker's name.
-        at: Unix time in seconds.
+        at: Unix time in nanoseconds.
     """
 
     ticket: int
@@ -245,7 +245,7 @@ class CallStarted:
     fragment: int
     kind: str
     worker: str
-    at: float
+    at: int
 
 
 @dataclass(frozen=True)
@@ -256,13 +256,13 @@ class CallEnded:
         ticket: The call's number.
         report: The answer; None if it was lost.
         lost: Why it was lost; empty otherwise.
-        at: Unix time in seconds.
+        at: Unix time in nanoseconds.
     """
 
     ticket: int
     report: WorkReport | None
     lost: str
-    at: float
+    at: int
 
 
 @dataclass(frozen=True)

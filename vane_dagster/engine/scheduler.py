@@ -213,7 +213,7 @@ class WaveScheduler:
         ticket = self._lease.run(worker, work, tables)
         self._in_flight[ticket] = InFlightTask(worker, task, work, start, rows, began)
         key, place = self._state.plan.partitions[task.run.partition].key, task.run.index
-        called = (ticket, task.stage, key, place, task.kind, worker.name, time.time())
+        called = (ticket, task.stage, key, place, task.kind, worker.name, time.time_ns())
         self._state.emit(CallStarted(*called))
 
     # Completed calls
@@ -223,7 +223,7 @@ class WaveScheduler:
             return
         in_flight = self._in_flight.pop(done.ticket)
         report = done.report if isinstance(done.report, WorkReport) else None
-        self._state.emit(CallEnded(done.ticket, report, done.lost, time.time()))
+        self._state.emit(CallEnded(done.ticket, report, done.lost, time.time_ns()))
         self._worker_group.finish_call(
             in_flight.worker, in_flight.rows, report.recycle_reason if report else ""
         )

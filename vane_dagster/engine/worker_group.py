@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,10 +70,8 @@ class WorkerQueue:
     def __len__(self) -> int:
         return len(self._heap)
 
-    @property
-    def waiting_stages(self) -> list[str]:
-        """The stages of the tasks."""
-        return [task.stage for _, _, task in self._heap if task.is_current]
+    def __iter__(self) -> Iterator[Any]:
+        return (task for _, _, task in self._heap)
 
     def pick_worker(self, exclusive: bool = False) -> Worker | None:
         """The worker with a free slot and the fewest rows and calls; None if there is none."""
@@ -177,7 +175,7 @@ class WorkerGroup:
     def queued(self) -> Mapping[str, int]:
         """Return the number of tasks that wait for a worker, by stage."""
         queues = self.worker_queues.values()
-        return Counter(stage for queue in queues for stage in queue.waiting_stages)
+        return Counter(task.stage for queue in queues for task in queue if task.is_current)
 
     def _start(self, worker: Worker) -> None:
         """Let a worker construct its model, once the servers that its code calls are ready.

@@ -32,39 +32,32 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.worker.reports import WorkReport
 
 _FLUSH_MILLISECONDS = 5000
-_meter = metrics.get_meter("vane_dagster", __version__)
+_BUCKETS = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]
+"""Seconds to construct a model. The SDK's default buckets are those of milliseconds."""
 _tracer = trace.get_tracer("vane_dagster", __version__)
 
 
-def _name(name: str) -> str:
-    return f"vane_dagster.{name}"
+def _made(kind: str, name: str, unit: str, description: str, **options: Any) -> Any:
+    create = getattr(metrics.get_meter("vane_dagster", __version__), f"create_{kind}")
+    return create(f"vane_dagster.{name}", unit, description, **options)
 
 
-def _histogram(name: str, description: str) -> metrics.Histogram:
-    """Return a histogram of seconds. The default buckets of an SDK are those of milliseconds."""
-    buckets = [0.01 * step * 10**power for power in range(5) for step in (1, 3)]
-    return _meter.create_histogram(
-        _name(name), "s", description, explicit_bucket_boundaries_advisory=buckets
-    )
-
-
-_rows = _meter.create_counter(_name("rows"), "{row}", "Input rows of a stage, by outcome")
-_calls = _histogram("call.duration", "Time of calls with rows to compute")
-_retries = _meter.create_counter(_name("retries"), "{retry}", "Batches repeated after an error")
-_tokens = _meter.create_counter(_name("tokens"), "{token}", "Tokens of answers")
-_cost = _meter.create_counter(_name("cost"), "{currency}", "Cost of answers, by the stage's prices")
-_partitions = _meter.create_counter(
-    _name("partitions"), "{partition}", "Partitions of a stage, by outcome"
-)
-_call_time = _meter.create_counter(_name("call.time"), "s", "Time in calls, by worker")
-_worker_time = _meter.create_counter(_name("worker.time"), "s", "Time of workers, by state")
-_queue = _meter.create_gauge(_name("queue.length"), "{task}", "Tasks that wait for a worker")
-_leases = _meter.create_up_down_counter(_name("leases"), "{lease}", "Leases on pools")
-_loads = _meter.create_counter(_name("loads"), "{load}", "Workers that became ready")
-_load_time = _histogram("load.duration", "Time to construct a model")
-_restarts = _meter.create_counter(_name("restarts"), "{restart}", "Workers replaced, by cause")
-_gpu_busy = _meter.create_gauge(_name("gpu.utilization"), "1", "Busy share of a worker's GPUs")
-_gpu_memory = _meter.create_gauge(_name("gpu.memory"), "By", "Memory in use on a worker's GPUs")
+_rows = _made("counter", "rows", "{row}", "Input rows of a stage, by outcome")
+_tokens = _made("counter", "tokens", "{token}", "Tokens of answers")
+_cost = _made("counter", "cost", "{currency}", "Cost of answers, by the stage's prices")
+_partitions = _made("counter", "partitions", "{partition}", "Partitions of a stage, by outcome")
+_call_time = _made("counter", "call.time", "s", "Time in calls, by worker")
+_pool_time = _made("counter", "worker.time", "s", "Time of the workers of stages, by state")
+_queue = _made("gauge", "queue.length", "{task}", "Tasks that wait for a worker")
+_leases = _made("up_down_counter", "leases", "{lease}", "Leases on pools")
+_loads = _made("counter", "loads", "{load}", "Workers that became ready")
+_load_time = _made(
+    "histogram", "load.duration", "s", "Time to construct a model",
+    explicit_bucket_boundaries_advisory=_BUCKETS,
+)  # fmt: skip
+_restarts = _made("counter", "restarts", "{restart}", "Workers and servers replaced, by cause")
+_gpu_busy = _made("gauge", "gpu.utilization", "1", "Busy share of a worker's GPUs")
+_gpu_memory = _made("gauge", "gpu.memory", "By", "Memory in use on a worker's GPUs")
 
 _Place = tuple[str, "str | None"]
 """A stage, and the key of a partition."""
@@ -78,12 +71,11 @@ class RunTelemetry:
 
     def __init__(self, pipeline: Pipeline, run_id: str, listen: Callable[[Event], None]) -> None:
         self._pipeline, self._listen = pipeline, listen
-        attributes = {**self._of(), "dagster.run_id": run_id}
-        self._run = _tracer.start_span(f"run {pipeline.name}", attributes=attributes)
+        given = {**self._of(), "dagster.run_id": run_id}
+        self._run = _tracer.start_span(f"run {pipeline.name}", attributes=given)
         self._partitions: dict[_Place, trace.Span] = {}
         self._fragments: dict[tuple[_Place, int], trace.Span] = {}
         self._in_flight: dict[int, tuple[CallStarted, trace.Span]] = {}
-        self._leased: list[str] = []
         self._queued: set[str] = set()
         self._pools: dict[tuple[str, ...], PoolTime] = {}
 
@@ -96,8 +88,6 @@ class RunTelemetry:
             span.end()
         for place in [*self._partitions]:
             self._end(place)
-        self._lease_changed(LeaseChanged(tuple(self._leased), is_held=False))
-        self._progress(Progress({}, {}, 0.0))
         if error is not None:
             _fail(self._run, str(error))
         self._run.end()
@@ -118,43 +108,42 @@ class RunTelemetry:
         elif isinstance(event, Progress):
             self._progress(event)
         elif isinstance(event, LeaseChanged):
-            self._lease_changed(event)
+            self._pools.clear()
+            for model in event.models:
+                _leases.add(1 if event.is_held else -1, self._of(pool=model))
         elif isinstance(event, WorkerReady):
-            given = self._of(_stages(event.stages), pool=event.model)
-            _loads.add(1, {**given, _name("warm"): event.report.warm})
+            given = self._of(*event.stages, pool=event.model)
+            _loads.add(1, {**given, "vane_dagster.warm": event.report.warm})
             if not event.report.warm:
                 _load_time.record(event.report.seconds, given)
         elif isinstance(event, WorkerReplaced):
-            _restarts.add(1, self._of(_stages(event.stages), cause=event.cause))
+            _restarts.add(1, self._of(*(event.stages or (IO_WORKERS,)), cause=event.cause))
         elif isinstance(event, (Committed, Unchanged, Submitted, Failed)):
             _partitions.add(1, self._of(event.stage, outcome=type(event).__name__.lower()))
             error = event.error if isinstance(event, Failed) else None
             self._end((event.stage, event.partition), error)
-            if error is not None:
-                _fail(self._run, str(error))
             if isinstance(event, Committed) and event.stats.servers is not None:
                 restarts = event.stats.servers.restarts
                 _restarts.add(restarts, self._of(event.stage, cause="server"))
 
-    def _of(self, stage: str = "", **others: Any) -> dict[str, Any]:
-        """Return the attributes of a stage, or of the pipeline."""
-        given = {"pipeline": self._pipeline.name, **({"stage": stage} if stage else {}), **others}
-        return {_name(name): value for name, value in given.items()}
+    def _of(self, *stages: str, **others: Any) -> dict[str, Any]:
+        """Return the attributes of stages, or of the pipeline."""
+        given = {"pipeline": self._pipeline.name, "stage": ", ".join(stages), **others}
+        return {f"vane_dagster.{name}": value for name, value in given.items() if value != ""}
 
     def _call_started(self, event: CallStarted) -> None:
         if not self._run.is_recording():
             self._in_flight[event.ticket] = event, trace.INVALID_SPAN
             return
         place, at = (event.stage, event.partition), event.at
-        key = {} if event.partition is None else {"partition": event.partition}
-        given = self._of(event.stage, **key)
+        given = self._of(event.stage, partition=event.partition or "")
         if (partition := self._partitions.get(place)) is None:
             partition = self._partitions[place] = _span("partition", self._run, at, given)
-        given = {**given, _name("fragment"): event.fragment}
+        given["vane_dagster.fragment"] = event.fragment
         if (fragment := self._fragments.get((place, event.fragment))) is None:
             fragment = _span("fragment", partition, at, given)
             self._fragments[place, event.fragment] = fragment
-        given |= {_name("worker"): event.worker, _name("kind"): event.kind}
+        given |= {"vane_dagster.worker": event.worker, "vane_dagster.kind": event.kind}
         self._in_flight[event.ticket] = event, _span("call", fragment, at, given)
 
     def _call_ended(self, event: CallEnded) -> None:
@@ -163,13 +152,12 @@ class RunTelemetry:
         if problem := fault.message if fault else event.lost:
             _fail(span, problem)
         if report is not None and fault is None:
-            span.set_attribute(_name("rows"), report.rows_out)
+            span.set_attribute("vane_dagster.rows", report.rows_out)
             self._count(call, report)
-        span.end(_nanoseconds(event.at))
+        span.end(event.at)
         if report is not None and report.part is not None:
-            place = (call.stage, call.partition)
-            if (fragment := self._fragments.pop((place, call.fragment), None)) is not None:
-                fragment.end(_nanoseconds(event.at))
+            place = ((call.stage, call.partition), call.fragment)
+            self._fragments.pop(place, trace.INVALID_SPAN).end(event.at)
 
     def _count(self, call: CallStarted, report: WorkReport) -> None:
         """Count what a call did. Rows that are computed again are counted again."""
@@ -178,13 +166,11 @@ class RunTelemetry:
         if call.kind in ("slice", "whole"):
             outcomes |= {n: getattr(tally, n) for n in ("filtered", "quarantined", "nulled")}
             outcomes["computed"] = tally.rows_in - tally.filtered - tally.faults
-            _calls.record(report.seconds, self._of(stage))
         for outcome, rows in outcomes.items():
             if rows:
                 _rows.add(rows, self._of(stage, outcome=outcome))
-        _call_time.add(report.seconds, self._of(stage, worker=call.worker))
-        if report.retries:
-            _retries.add(report.retries, self._of(stage))
+        by_worker = self._of(stage, worker=call.worker)
+        _call_time.add(report.seconds, by_worker)
         if part is not None and (usage := self._pipeline[stage].spec.usage) is not None:
             used = usage.used(part.spent)
             for kind, name in (("input", "prompt_tokens"), ("output", "completion_tokens")):
@@ -192,9 +178,8 @@ class RunTelemetry:
             if usage.prices:
                 _cost.add(max(0.0, usage.cost(used)), self._of(stage))
         if (busy := report.gpus.utilization) is not None:
-            given = self._of(stage, worker=call.worker)
-            _gpu_busy.set(busy, given)
-            _gpu_memory.set(report.gpus.memory, given)
+            _gpu_busy.set(busy, by_worker)
+            _gpu_memory.set(report.gpus.memory, by_worker)
 
     def _progress(self, event: Progress) -> None:
         for pool in event.pools:
@@ -202,41 +187,28 @@ class RunTelemetry:
             self._pools[pool.stages] = pool
             for state in pool.shares:
                 spent = getattr(pool, state) - getattr(before, state)
-                _worker_time.add(spent, self._of(_stages(pool.stages), state=state))
-        for stage in self._queued.union(event.queued):
-            _queue.set(event.queued.get(stage, 0), self._of(stage))
+                _pool_time.add(spent, self._of(*(pool.stages or (IO_WORKERS,)), state=state))
         self._queued.update(event.queued)
-
-    def _lease_changed(self, event: LeaseChanged) -> None:
-        self._pools.clear()
-        for model in event.models:
-            _leases.add(1 if event.is_held else -1, self._of(pool=model))
-        self._leased = list(event.models) if event.is_held else []
+        for stage in self._queued:
+            _queue.set(event.queued.get(stage, 0), self._of(stage))
 
     def _end(self, place: _Place, error: BaseException | None = None) -> None:
         """End the spans of a stage's partition."""
         for each in [each for each in self._fragments if each[0] == place]:
             self._fragments.pop(each).end()
-        if (span := self._partitions.pop(place, None)) is not None:
-            if error is not None:
-                _fail(span, str(error))
-            span.end()
+        span = self._partitions.pop(place, trace.INVALID_SPAN)
+        if error is not None:
+            _fail(span, str(error))
+            _fail(self._run, str(error))
+        span.end()
 
 
-def _stages(stages: tuple[str, ...]) -> str:
-    return ", ".join(stages) or IO_WORKERS
-
-
-def _span(kind: str, parent: trace.Span, at: float, given: Mapping[str, Any]) -> trace.Span:
+def _span(kind: str, parent: trace.Span, at: int, given: Mapping[str, Any]) -> trace.Span:
     context = trace.set_span_in_context(parent)
-    name = f"{kind} {given[_name('stage')]}"
-    return _tracer.start_span(name, context, attributes=given, start_time=_nanoseconds(at))
+    name = f"{kind} {given['vane_dagster.stage']}"
+    return _tracer.start_span(name, context, attributes=given, start_time=at)
 
 
 def _fail(span: trace.Span, message: str) -> None:
     text = masked(message).partition("\n")[0]
     span.set_status(trace.Status(trace.StatusCode.ERROR, text))
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)
