@@ -47,7 +47,7 @@ def test_importing_and_declaring_imports_nothing_heavy(tmp_path):
 
 EXECUTES = [
     *("duckdb", "fsspec", "http.client", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet"),
-    *("numpy.random", "ray", "sqlalchemy", "torch", "urllib.request"),
+    *("numpy.random", "opentelemetry", "ray", "sqlalchemy", "torch", "urllib.request"),
     *("vane_dagster.compute", "vane_dagster.engine", "vane_dagster.events", "vane_dagster.tracing"),
     *("vane_dagster.worker", "vane_dagster.planning.planner", "vane_dagster.storage.store"),
     *("vane_dagster.checks.drift", "vane_dagster.checks.golden"),

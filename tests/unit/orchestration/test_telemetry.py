@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import vane_dagster as vd
 from support.in_process import InProcessCompute
+from support.paths import REPOSITORY
 from vane_dagster.errors import VaneError
 from vane_dagster.events import (
     CallEnded,
@@ -27,6 +28,7 @@ from vane_dagster.events import (
     Progress,
     WorkerReplaced,
 )
+from vane_dagster.orchestration import telemetry
 from vane_dagster.orchestration.telemetry import RunTelemetry
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.worker.reports import Fault, GpuUse, Tally, WorkReport
@@ -154,9 +156,9 @@ def test_what_workers_report_is_counted():
         Progress({}, {}, 2.0, (replace(pool, computing=5.0),), {"asked": 7}),
     ]
     passed_on: list[Event] = []
-    telemetry = RunTelemetry(prompts, "run-1", passed_on.append)
+    recorder = RunTelemetry(prompts, "run-1", passed_on.append)
     for event in events:
-        telemetry.listen(event)
+        recorder.listen(event)
 
     found = recorded("prompts")
     assert passed_on == events
@@ -171,7 +173,7 @@ def test_what_workers_report_is_counted():
     assert found["restarts"] == {("lost", "asked"): 1}
     assert (found["queue.length"], found["leases"]) == ({("asked",): 7}, {("m",): 1})
 
-    telemetry.__exit__(None, None, None)  # interrupted: what is open ends
+    recorder.__exit__(None, None, None)  # interrupted: what is open ends
     (lost,) = failed().values()
     assert (lost.name, lost.status.description) == ("call asked", "its node was lost")
     assert (lost.start_time, lost.end_time) == (101, 103)
@@ -181,9 +183,22 @@ def test_what_workers_report_is_counted():
 def test_an_error_of_a_worker_is_masked_and_has_no_traceback():
     pipeline = vd.Pipeline("masked", source=vd.table([{"id": 1}]), id="id")
     pipeline.project("same", ["id"])
-    telemetry = RunTelemetry(pipeline, "run-1", lambda event: None)
-    telemetry.listen(CallStarted(1, "same", "a", 0, "whole", "w", 1))
+    recorder = RunTelemetry(pipeline, "run-1", lambda event: None)
+    recorder.listen(CallStarted(1, "same", "a", 0, "whole", "w", 1))
     fault = Fault("ComputeError", "s3://key:hidden-secret@bucket failed\nrow 17", "Traceback")
-    telemetry.listen(CallEnded(1, WorkReport(fault=fault), "", 2))
-    telemetry.__exit__(None, None, None)
+    recorder.listen(CallEnded(1, WorkReport(fault=fault), "", 2))
+    recorder.__exit__(None, None, None)
     assert failed()["call same"].status.description == "s3://***@bucket failed"
+
+
+def test_the_page_and_the_dashboard_have_every_metric():
+    made = {
+        kind: each for kind, each in vars(telemetry).items() if hasattr(each, "_real_instrument")
+    }
+    page = (REPOSITORY / "docs" / "metrics.md").read_text()
+    dashboard = (REPOSITORY / "docs" / "grafana" / "vane-dagster.json").read_text()
+    assert len(made) == 13
+    for instrument in made.values():
+        name = instrument._name.removeprefix("vane_dagster.")
+        assert f"| `{name}` |" in page
+        assert instrument._name.replace(".", "_") in dashboard
