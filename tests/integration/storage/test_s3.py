@@ -24,6 +24,7 @@ from support.results import metadata
 from support.store_contract import *  # noqa: F403  # the contract's tests
 from support.stored import FORMS
 from vane_dagster.cli.main import main
+from vane_dagster.storage.contents import results, sizes
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -110,3 +111,12 @@ def test_source_store_and_target_on_s3(s3, cluster):
     arguments = ["trace", "docs/more", "--id", "1-4", "--partition", "1", "--store", store.root]
     shown = CliRunner().invoke(main, [*arguments, "--storage-options", json.dumps(s3)])
     assert shown.output == f"{traced}\n"
+
+    # What the store holds and occupies.
+    opened = store.open()
+    held = {each.stage: (each.partitions, each.rows) for each in results(opened)}
+    assert (held["docs/more"], held["memory/kept"]) == ((1, 10), (1, 100))
+    files = fs.find(f"{base}/store", detail=True)
+    occupied = list(sizes(opened))
+    assert sum(each.files for each in occupied) == len(files)
+    assert sum(each.bytes for each in occupied) == sum(each["size"] for each in files.values())
