@@ -20,9 +20,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
 from vane_dagster.storage.store import Store
 
-_RESULTS: tuple[str, ...] = (
-    "STAGE", "PARTITION", "PARTITIONS", "ROWS", "QUARANTINED", "PARTS", "BYTES", "LAST COMMIT",
-)  # fmt: skip
+_RESULTS = ["STAGE", "PARTITION", "PARTITIONS", "ROWS", "PARTS", "BYTES", "LAST COMMIT"]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -115,10 +113,9 @@ def list_results(root: str, path: str, storage_options: dict[str, Any], as_json:
     for each in results(Store(Location(root, storage_options)), path):
         if as_json:
             print_json(asdict(each), indent=None)
-        numbers = (each.partitions, each.rows, each.quarantined, each.parts, each.bytes)
         last = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.committed_at))
-        texts = (f"{number:,}" for number in numbers)
-        lines.append((each.stage, each.partition or "-", *texts, last if each.partitions else "-"))
+        texts = [f"{n:,}" for n in (each.partitions, each.rows, each.parts, each.bytes)]
+        lines.append([each.stage, each.partition or "-", *texts, last if each.partitions else "-"])
     if not lines[1:]:
         raise click.ClickException(f"{root!r} has no stage at {path!r}; is it a store's root?")
     if not as_json:

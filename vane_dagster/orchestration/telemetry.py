@@ -32,14 +32,12 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.worker.reports import WorkReport
 
 _FLUSH_MILLISECONDS = 5000
-_BUCKETS = [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0]
-"""Seconds to construct a model. The SDK's default buckets are those of milliseconds."""
 _tracer = trace.get_tracer("vane_dagster", __version__)
 
 
-def _made(kind: str, name: str, unit: str, description: str, **options: Any) -> Any:
+def _made(kind: str, name: str, unit: str, description: str) -> Any:
     create = getattr(metrics.get_meter("vane_dagster", __version__), f"create_{kind}")
-    return create(f"vane_dagster.{name}", unit, description, **options)
+    return create(f"vane_dagster.{name}", unit, description)
 
 
 _rows = _made("counter", "rows", "{row}", "Input rows of a stage, by outcome")
@@ -51,10 +49,7 @@ _pool_time = _made("counter", "worker.time", "s", "Time of the workers of stages
 _queue = _made("gauge", "queue.length", "{task}", "Tasks that wait for a worker")
 _leases = _made("up_down_counter", "leases", "{lease}", "Leases on pools")
 _loads = _made("counter", "loads", "{load}", "Workers that became ready")
-_load_time = _made(
-    "histogram", "load.duration", "s", "Time to construct a model",
-    explicit_bucket_boundaries_advisory=_BUCKETS,
-)  # fmt: skip
+_load_time = _made("counter", "load.time", "s", "Time to construct models")
 _restarts = _made("counter", "restarts", "{restart}", "Workers and servers replaced, by cause")
 _gpu_busy = _made("gauge", "gpu.utilization", "1", "Busy share of a worker's GPUs")
 _gpu_memory = _made("gauge", "gpu.memory", "By", "Memory in use on a worker's GPUs")
@@ -115,7 +110,7 @@ class RunTelemetry:
             given = self._of(*event.stages, pool=event.model)
             _loads.add(1, {**given, "vane_dagster.warm": event.report.warm})
             if not event.report.warm:
-                _load_time.record(event.report.seconds, given)
+                _load_time.add(event.report.seconds, given)
         elif isinstance(event, WorkerReplaced):
             _restarts.add(1, self._of(*(event.stages or (IO_WORKERS,)), cause=event.cause))
         elif isinstance(event, (Committed, Unchanged, Submitted, Failed)):
@@ -148,14 +143,13 @@ class RunTelemetry:
 
     def _call_ended(self, event: CallEnded) -> None:
         call, span = self._in_flight.pop(event.ticket)
-        report, fault = event.report, event.report.fault if event.report else None
-        if problem := fault.message if fault else event.lost:
+        report = event.report or WorkReport()
+        if problem := report.fault.message if report.fault else event.lost:
             _fail(span, problem)
-        if report is not None and fault is None:
-            span.set_attribute("vane_dagster.rows", report.rows_out)
-            self._count(call, report)
+        span.set_attribute("vane_dagster.rows", report.rows_out)
         span.end(event.at)
-        if report is not None and report.part is not None:
+        self._count(call, report)
+        if report.part is not None:
             place = ((call.stage, call.partition), call.fragment)
             self._fragments.pop(place, trace.INVALID_SPAN).end(event.at)
 

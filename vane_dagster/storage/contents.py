@@ -31,7 +31,6 @@ class Results:
         rows: Number of rows.
         parts: Number of parts.
         bytes: Size of the parts.
-        quarantined: Number of quarantined input rows.
         committed_at: Unix time in seconds of the last commit; 0 without any.
     """
 
@@ -41,7 +40,6 @@ class Results:
     rows: int = 0
     parts: int = 0
     bytes: int = 0
-    quarantined: int = 0
     committed_at: float = 0.0
 
     def add(self, manifest: Manifest) -> None:
@@ -50,7 +48,6 @@ class Results:
         self.rows += manifest.rows
         self.parts += len(manifest.parts)
         self.bytes += manifest.size
-        self.quarantined += sum(part.quarantined for part in manifest.parts)
         self.committed_at = max(self.committed_at, manifest.committed_at)
 
 

@@ -25,14 +25,11 @@ class GpuMeter:
         if self._devices:
             self._thread.start()
 
-    def stop(self) -> None:
-        """End the samples."""
+    def stop(self, seconds: float) -> GpuUse:
+        """End the samples, and return the use for the seconds that they stand for."""
         self._end.set()
         if self._devices:
             self._thread.join()
-
-    def use(self, seconds: float) -> GpuUse:
-        """Return the use until the end, for the seconds that it stands for."""
         if not self._shares:
             return GpuUse()
         return GpuUse(seconds, seconds * sum(self._shares) / len(self._shares), self._memory)

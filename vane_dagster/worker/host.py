@@ -64,7 +64,6 @@ from vane_dagster.worker.provenance import with_provenance
 from vane_dagster.worker.reports import (
     Computed,
     Fault,
-    GpuUse,
     LoadReport,
     SharedSeconds,
     Tally,
@@ -248,7 +247,7 @@ class Host:
             return None, WorkReport(fault=fault, output=self._printed.drain())
         finally:
             seconds = self._change_calls(call, -1)
-            meter.stop()
+            gpus = meter.stop(seconds)
             check_descriptors()
         calls_model = _calls_model(work)
         made = computed.called or computed
@@ -267,7 +266,7 @@ class Host:
             output=self._printed.drain(),
             recycle_reason=recycle_reason(self._lifecycle, self.served),
             unused_gpu=unused_gpu() if calls_model and rows_in else "",
-            gpus=meter.use(seconds) if calls_model and rows_in else GpuUse(),
+            gpus=gpus,
         )
         return (table if work.keep else None), report
 

@@ -83,7 +83,7 @@ def test_the_commands_print_tables_and_json(store):
         assert done.exit_code == 0, done.output
         return str(done.output)
 
-    assert "docs/some  -          2           8     0            2" in call("ls")
+    assert "docs/some  -          2           8     2" in call("ls")
     assert "DE / 3" in call("ls", "docs/some")
     lines = [json.loads(line) for line in call("ls", "docs/some", "--json").splitlines()]
     assert sorted(each["partition"] for each in lines) == ["DE / 3", "a"]

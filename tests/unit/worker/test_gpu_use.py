@@ -61,17 +61,13 @@ def _nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_the_gpus_that_a_worker_reserves_are_measured(devices, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
-    meter = GpuMeter()
-    meter.stop()
-    assert meter.use(2.0) == expected
+    assert GpuMeter().stop(2.0) == expected
 
 
 def test_without_the_package_nothing_is_measured(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    meter = GpuMeter()
-    meter.stop()
-    assert meter.use(2.0).utilization is None
+    assert GpuMeter().stop(2.0).utilization is None
 
 
 def test_the_use_of_calls_adds_up():
