@@ -258,7 +258,7 @@ class PackagesUnchanged(Check):
         """Compare the recorded versions with the current ones."""
         packages = context.packages
         changed = [package for package in packages if package.outdated]
-        metadata: dict[str, Any] = {"packages": len(packages), "packages_changed": len(changed)}
+        metadata: dict[str, Any] = {"packages_changed": len(changed)}
         texts = []
         for each in changed:
             then, now = " and ".join(each.outdated), " and ".join(each.current)

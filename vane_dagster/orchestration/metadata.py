@@ -172,6 +172,6 @@ def _partition_figures(spec: StageSpec, manifest: Manifest) -> dict[str, Any]:
 
 
 def _with_short_ids(row: Mapping[str, str], manifest: Manifest) -> dict[str, str]:
-    """Shorten long ids, so that the table of a sample has room for the other columns."""
-    ids = {name: row[name] for name in manifest.keys if len(row.get(name, "")) > 2 * _SHORT}
-    return {**row, **{name: f"{id[:_SHORT]}…" for name, id in ids.items()}}
+    """Leave out the middle of long ids, so that the table has room for the other columns."""
+    ids = {name: row[name] for name in manifest.keys if len(row.get(name, "")) > 4 * _SHORT}
+    return {**row, **{name: f"{id[:_SHORT]}…{id[-2 * _SHORT :]}" for name, id in ids.items()}}

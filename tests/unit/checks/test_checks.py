@@ -108,7 +108,7 @@ def test_a_default_check_names_what_failed_and_the_fix(tmp_path: Path):
     assert outcomes == {"ids_complete": True, "error_rate": False, "vectors": False}
     assert (found.metadata["quarantined"], found.metadata["zero/v"]) == (20, 1)
     assert quality.description == "Passed: packages_unchanged, null_rate, text"
-    assert (quality.metadata["null_rate/v"], quality.metadata["packages"]) == (0.25, 0)
+    assert (quality.metadata["null_rate/v"], quality.metadata["packages_changed"]) == (0.25, 0)
     checks = defaults_for(schema, "map_batches")
     stored = results_for(checks, replace(context.manifest, checks=(found, quality)))
     assert list(stored) == ["rows"], "versions of packages are compared in each run"
