@@ -63,7 +63,7 @@ def main() -> None:
         facts = {name: value.value for name, value in done.metadata.items()}
         print(done.asset_key.path[-1], "computed:", facts["rows_computed"])
         if done.asset_key == slogans.key:
-            print(f"this run cost {facts.get('cost', 0):.6f} dollars")
+            print(f"this run cost {facts['cost']:.6f} dollars")
     rows = pq.read_table(ROOT / "out").to_pylist()
     usage = [row["slogan_usage"] for row in rows]
     asked = sum(each["prompt_tokens"] for each in usage)

@@ -57,7 +57,7 @@ def main() -> None:
         facts = {name: value.value for name, value in done.metadata.items()}
         print(done.asset_key.path[-1], "computed:", facts["rows_computed"])
         if done.asset_key == summaries.key:
-            print(f"this run cost {facts.get('cost', 0):.6f} dollars")
+            print(f"this run cost {facts['cost']:.6f} dollars")
     rows = pq.read_table(ROOT / "out").to_pylist()
     print(sum(row["summaries_usage"]["batch_requests"] for row in rows), "requests in batches")
     for row in rows:

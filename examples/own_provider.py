@@ -95,5 +95,5 @@ if __name__ == "__main__":
         print(f"quarantined, id {row['id']}: {row['message']}")
     for event in result.get_asset_materialization_events():
         facts = {name: value.value for name, value in event.materialization.metadata.items()}
-        print(f"this run cost {facts.get('cost', 0):.6f}")
+        print(f"this run cost {facts['cost']:.6f}")
         print(f"{event.asset_key.path[-1]} computed: {facts['rows_computed']}")

@@ -116,11 +116,12 @@ def stage_metadata(
     servers = figures.pop("servers", ())
     if "cost_spent" in figures:
         figures["cost"] = figures.pop("cost_spent")
+    first = {name: figures[name] for name in _FIRST if name in figures}
     if computed is None:
-        first: dict[str, Any] = {"rows_computed": 0}
+        first = {name: 0 * value for name, value in first.items() if name != "rows_per_second"}
         figures = {"computed_by_run": manifest.run_id[:_SHORT], **figures}
     else:
-        first = {name: figures.pop(name) for name in _FIRST if name in figures}
+        figures = {name: value for name, value in figures.items() if name not in first}
     if failed := partition.pop("rows_quarantined"):
         first["rows_quarantined"] = failed
     fragments = computed or 0
