@@ -54,7 +54,7 @@ class Configuration:
             return replace(self, workers=(a, b, c))
         if found := re.match(r"fragment_rows=(\d+)", option):
             return replace(self, fragment_rows=int(found[1]))
-        return self  # the models are loaded now, or no option helps
+        return self  # the workers are warm now, or no option helps
 
 
 CONFIGURATIONS = (

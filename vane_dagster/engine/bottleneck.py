@@ -115,7 +115,7 @@ def _options(
         room = slowest.room / max(1, slowest.workers)
         yield smaller, first * (1 - 1 / _FRAGMENTS) + room
     yield (
-        "models that are loaded already, which workers keep for RayCompute(idle_timeout=)",
+        "warm workers, which RayCompute(idle_timeout=) keeps",
         slowest.loading / max(1, slowest.workers),
     )
 

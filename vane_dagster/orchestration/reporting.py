@@ -142,7 +142,7 @@ class RunReport:
                 dg.AssetMaterialization(
                     asset_key=key,
                     partition=each.partition,
-                    metadata={**(columns if each is made[-1] else {}), **each.metadata},
+                    metadata={**each.metadata, **(columns if each is made[-1] else {})},
                     tags={
                         DATA_VERSION: each.name.content,
                         "dagster/data_version_is_user_provided": "true",
