@@ -93,6 +93,7 @@ def test_a_run_logs_progress_prints_a_summary_and_errors(tmp_path, materialize, 
     assert {name: each.value for name, each in observed.metadata.items()} == {
         "state": "failed",
         "error": first,
+        "logs": f"`vane-dagster logs {result.run_id[:8]} slow/out`",
     }
     failed = next(each for each in result.all_events if each.is_step_failure).step_failure_data
     assert "| out | 1 failed |" in failed.user_failure_data.metadata["stages"].value
