@@ -7,13 +7,16 @@ DATA ?= $(CURDIR)/data
 PORT ?= 3000
 PARTITIONS ?= datetime,json,pathlib,shutil
 PYTEST_ARGS ?= -n 2 --dist loadfile
+# Versions, or paths of interpreters.
+PYTHONS ?= 3.10 3.11 3.12 3.13
 
 BIN := $(VENV)/bin
 # The tests start many processes: each would compile the package, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 export VANE_DEMO_DATA := $(abspath $(DATA))
 
-.PHONY: help demo ui install check unit test test-all test-gpu bench-smoke docs docs-serve lint type clean
+.PHONY: help demo ui install check unit test test-all test-gpu bench-smoke docs docs-serve lint type \
+    dist dist-check lower-bounds clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +32,9 @@ help:
 	@echo "make docs-serve  the same, at http://127.0.0.1:8000, and again after each edit"
 	@echo "make lint     ruff: rules and format"
 	@echo "make type     mypy, strict"
+	@echo "make dist     build the sdist and the wheel into dist/, and check what they hold"
+	@echo "make dist-check    run the first example from the wheel on each Python of PYTHONS"
+	@echo "make lower-bounds  the same with the oldest dependencies permitted, and unit tests"
 	@echo "make install  install everything that the tests need into $(VENV)"
 	@echo "make clean    remove the environment, the demo's data and the caches"
 
@@ -77,6 +83,18 @@ lint: $(VENV)/.test
 type: $(VENV)/.test
 	$(BIN)/mypy
 
+dist: $(VENV)/.release
+	@rm -rf dist
+	$(BIN)/python -m uv build --quiet --python $(BIN)/python .
+	$(BIN)/python -m twine check --strict dist/*
+	@$(BIN)/python tools/dist.py content
+
+dist-check: dist
+	@$(BIN)/python tools/dist.py run $(PYTHONS)
+
+lower-bounds: dist
+	@$(BIN)/python tools/dist.py run --lowest $(firstword $(PYTHONS))
+
 clean:
 	@if [ -x $(BIN)/vane-dagster ]; then $(BIN)/vane-dagster cluster stop || true; fi
 	rm -rf $(addprefix $(VANE_DEMO_DATA)/,stdlib store published questions published_questions dagster logs)
@@ -101,6 +119,10 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	@# vLLM asks for these; they are not used here, and transformers fails where they fit no CPU.
 	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $(VENV)/.demo $@
+
+$(VENV)/.release: Makefile | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'twine>=6' 'uv>=0.9'
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) \

@@ -56,6 +56,6 @@ if TYPE_CHECKING:
     from vane_dagster.sources.text_files import text as text
     from vane_dagster.types.tensors import tensor as tensor
 
-__version__ = "0.1.0"
+    __version__: str
 
 __getattr__, __dir__ = public_names(__name__, __file__)

@@ -42,6 +42,8 @@ def public_names(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
     def get(name: str) -> Any:
         if name == "__all__":
             return [*home()]
+        if name == "__version__" and "." not in package:
+            return importlib.import_module("importlib.metadata").version(package)
         if name not in home():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if home()[name] == package:

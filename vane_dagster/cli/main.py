@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from vane_dagster import __version__
 from vane_dagster.errors import VaneError
 
 _COMMANDS = [
@@ -51,7 +50,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="vane-dagster")
+@click.version_option(package_name="vane-dagster", prog_name="vane-dagster")
 def main() -> None:
     """Offline batch inference as Dagster assets, on Ray, with models that stay loaded."""
 

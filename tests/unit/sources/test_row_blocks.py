@@ -102,7 +102,10 @@ def test_digests_are_frozen():
             "id": range(3_000),
             "text": [f"text {n}" if n % 7 else None for n in range(3_000)],
             "tags": [[n] * (n % 3) for n in range(3_000)],
-            "box": [{"x": n / 4, "ok": n % 2 == 0} for n in range(3_000)],
+            "box": pa.array(
+                [{"x": n / 4, "ok": n % 2 == 0} for n in range(3_000)],
+                pa.struct({"x": pa.float64(), "ok": pa.bool_()}),
+            ),
         }
     )
     assert digests(table) == FROZEN_BLOCKS
