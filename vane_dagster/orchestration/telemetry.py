@@ -11,7 +11,6 @@ from typing import Any
 
 from opentelemetry import metrics, trace
 
-from vane_dagster import __version__
 from vane_dagster._secrets import masked
 from vane_dagster.compute.api import IO_WORKERS
 from vane_dagster.events import (
@@ -32,11 +31,11 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.worker.reports import WorkReport
 
 _FLUSH_MILLISECONDS = 5000
-_tracer = trace.get_tracer("vane_dagster", __version__)
+_tracer = trace.get_tracer("vane_dagster")
 
 
 def _made(kind: str, name: str, unit: str, description: str) -> Any:
-    create = getattr(metrics.get_meter("vane_dagster", __version__), f"create_{kind}")
+    create = getattr(metrics.get_meter("vane_dagster"), f"create_{kind}")
     return create(f"vane_dagster.{name}", unit, description)
 
 
