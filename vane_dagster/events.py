@@ -326,7 +326,7 @@ class WorkerReplaced(Noticed):
     """
 
     stages: tuple[str, ...] = ()
-    cause: Literal["lost", "recycled", "outdated"] = "lost"
+    cause: Literal["lost", "recycled", "outdated", "drained"] = "lost"
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import psutil
 import pytest
 
 from support.data import read_stage, write_source
 from support.heads import ENTRY, head
-from support.pool_models import noted, until
+from support.pool_models import alive, noted, until
 from support.pools_process import Process
 
 ROWS = 400
@@ -101,3 +102,59 @@ def test_a_row_is_not_blamed_for_the_nodes_that_are_lost_with_it(cluster_of_thre
         run.done()
     assert read_stage(tmp_path / "store", "docs", "one", "a")["id"].to_pylist() == [1]
     assert len(noted(tmp_path / "calls")) == 3
+
+
+def drain(address: str, machine: int) -> int:
+    """Let Ray drain a node, as clouds' notices and SIGTERM do; return the pid of its raylet."""
+    (raylet,) = [p for p in psutil.Process(machine).children() if p.name() == "raylet"]
+    (node,) = [a.partition("=")[2] for a in raylet.cmdline() if a.startswith("--node_id=")]
+    command = [sys.executable, "-c", ENTRY, "drain-node", f"--address={address}"]
+    command += [f"--node-id={node}", "--reason=DRAIN_NODE_REASON_PREEMPTION"]
+    command += ["--reason-message=spot", "--deadline-remaining-seconds=60"]
+    subprocess.run(command, check=True, env={**os.environ, "RAY_AUTH_MODE": "disabled"})
+    return raylet.pid
+
+
+def test_a_node_that_drains_is_left_before_it_ends(cluster_of_three, tmp_path):
+    """Nothing is computed twice, and the node is idle at last, so Ray ends it."""
+    address, _ = cluster_of_three
+    write_source(tmp_path / "src" / "a", {"id": range(ROWS)}, row_group_size=20)
+    kwargs = {"sleep": 0.2}
+    stage = {"batch_size": 5, "resources": {"extra": 1}, "fn_constructor_kwargs": kwargs}
+    run = Process(tmp_path, {"one": stage}, "a", address=address)
+    until(lambda: len(noted(tmp_path / "calls")) >= 50, "it computes", 90)
+    (worker,) = noted(tmp_path / "loads")
+
+    raylet = drain(address, os.getsid(worker))
+
+    until(lambda: not alive(raylet), "the node ends", 60)
+    run.done()
+    assert sorted(noted(tmp_path / "calls")) == list(range(ROWS))
+    assert len(noted(tmp_path / "loads")) == 2
+    assert "is on a node that Ray drains" in run.output
+    assert "was lost" not in run.output
+
+
+def test_nodes_killed_at_random_during_a_backfill_cost_a_slice_of_each_worker(tmp_path):
+    """A slice is at most a fragment, of 20 rows. Dagster retries nothing."""
+    random, keys, folder = Random(5), "abc", Path(tempfile.mkdtemp(prefix="vn-", dir="/tmp"))
+    ids = {key: range(number * ROWS, (number + 1) * ROWS) for number, key in enumerate(keys)}
+    for key in keys:
+        write_source(tmp_path / "src" / key, {"id": ids[key]}, row_group_size=20)
+    stage = {"batch_size": 5, "resources": {"extra": 1}, "concurrency": [1, 2]}
+    stage["fn_constructor_kwargs"] = {"sleep": 0.1}
+    with head(folder) as cluster, contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(node(cluster.address)) for _ in range(4)]
+        options = {"address": cluster.address, "pipeline": {"fragment_rows": 20}}
+        run = Process(tmp_path, {"one": stage}, keys, **options)
+        for computed in (200, 500, 800):
+            until(lambda n=computed: len(noted(tmp_path / "calls")) >= n, "it computes", 120)
+            lost = nodes.pop(random.randrange(len(nodes)))
+            os.killpg(lost.pid, signal.SIGKILL)
+        run.done()
+    shutil.rmtree(folder, ignore_errors=True)
+    for key in keys:
+        rows = read_stage(tmp_path / "store", "docs", "one", key)
+        assert sorted(rows["id"].to_pylist()) == list(ids[key])
+    assert len(noted(tmp_path / "calls")) <= 3 * ROWS + 3 * 20
+    assert "was lost" in run.output

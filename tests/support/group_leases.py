@@ -17,6 +17,8 @@ class Lease:
         self.calls: dict[tuple[str, Worker], int] = {}
         self.told: dict[str, list[str]] = {}
         self.evicted: list[str] = []
+        self.replaced: list[Worker] = []
+        self.moving: dict[Worker, Worker] = {}
 
     @property
     def loading(self) -> list[Worker]:
@@ -40,7 +42,17 @@ class Lease:
         for urls in endpoints.values():
             self.told[worker.name] = [endpoint.url for endpoint in urls]
 
+    def move(self, worker: Worker) -> Worker:
+        """A node drains: a worker has to be left for another one."""
+        self.moving[worker] = Worker(f"{worker.name}'", worker.pool)
+        return self.moving[worker]
+
+    def moves(self) -> list[tuple[Worker, Worker]]:
+        moving, self.moving = self.moving, {}
+        return [*moving.items()]
+
     def replace(self, worker: Worker) -> Worker:
+        self.replaced.append(worker)
         fresh = Worker(f"{worker.name}'", worker.pool)
         self.leased = [fresh if each == worker else each for each in self.leased]
         return fresh

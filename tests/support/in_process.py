@@ -113,6 +113,9 @@ class InProcess:
         self._workers = [fresh if each == worker else each for each in self._workers]
         return fresh
 
+    def moves(self) -> list[tuple[Worker, Worker]]:
+        return []
+
     def wait(self, timeout: float) -> list[CallResult]:
         if not self._calls:
             return []

@@ -77,7 +77,11 @@ class Process:
             stage["fn_constructor_kwargs"] = {
                 "log": str(tmp_path), **stage.get("fn_constructor_kwargs", {})
             }  # fmt: skip
-        where = {} if {"address", "resource", "local"} & options.keys() else {"cluster": CLUSTER}
+        where = (
+            {}
+            if {"address", "resource", "kuberay", "local"} & options.keys()
+            else {"cluster": CLUSTER}
+        )
         folders = {"root": str(tmp_path), "models": str(tmp_path / "models")}
         given = {**folders, **where, "stages": stages, "partitions": list(partitions), **options}
         # A process that has connected to the local head has its settings in its environment.

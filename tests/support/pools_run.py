@@ -72,6 +72,10 @@ def compute(options: dict[str, Any]) -> vd.RayCompute | vd.LocalCompute:
     kind: type[vd.RayCompute] = ShortLease if options.get("short_lease") else vd.RayCompute
     if "cluster" in options:
         return kind(cluster=vd.LocalCluster(**options["cluster"]))
+    if "kuberay" in options:
+        from support.kuberay import resource
+
+        return kind(cluster=resource(**options["kuberay"]))
     if "resource" in options:
         lifecycle = Lifecycle(cleanup="never", connect=options.get("connect", True))
         return kind(cluster=HeadRay(head=options["resource"], lifecycle=lifecycle))

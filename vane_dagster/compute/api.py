@@ -143,6 +143,12 @@ class Lease(Protocol):
     def replace(self, worker: Worker) -> Worker:
         """Replace a dead or faulty worker by a new one."""
 
+    def moves(self) -> Sequence[tuple[Worker, Worker]]:
+        """Workers on nodes that drain since the last call, each with the one that replaces it.
+
+        The first one serves calls until it is replaced by `replace`.
+        """
+
     def evict(self, pool: str) -> None:
         """End a pool after its model could not be constructed."""
 

@@ -18,6 +18,8 @@ from vane_dagster.worker.code_digest import protocol
 _ANSWER_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 _WORKER_SECONDS = 30.0
+_HEAD = "node:__internal_head__"
+"""Ray's resource of the head: clouds that take nodes back do not take the pool manager."""
 
 
 def pool_managers() -> dict[str, Any]:
@@ -161,6 +163,7 @@ def _started() -> Any:
         lifetime="detached",
         get_if_exists=True,
         num_cpus=0,
+        resources={_HEAD: 0.001},
         max_restarts=-1,
         max_task_retries=5,
     )

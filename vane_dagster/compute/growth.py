@@ -114,7 +114,7 @@ def short_of_nodes(
     pool_state: PoolState, nodes: Mapping[str, Bundle], now: float
 ) -> dict[str, list[Bundle]]:
     """Waiting requests that do not fit beside the leases even without the idle pools."""
-    counts = {identity: len(pool.workers) for identity, pool in pool_state.pools.items()}
+    counts = {identity: len(pool_state.staying(identity)) for identity in pool_state.pools}
     short = {}
     for request in pool_state.queue:
         if now - request.seen >= POLL_SECONDS:

@@ -502,6 +502,10 @@ class LocalLease:
         self._workers = [fresh if w == worker else w for w in self._workers]
         return fresh
 
+    def moves(self) -> Sequence[tuple[Worker, Worker]]:
+        """See `Lease.moves`."""
+        return ()
+
     def evict(self, pool: str) -> None:
         """See `Lease.evict`."""
         self._backend.evicted(pool)

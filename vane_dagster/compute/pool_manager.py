@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any
 
 import ray
+from ray.experimental.internal_kv import internal_kv_get_gcs_client
 from ray.util.placement_group import (
     get_placement_group,
     placement_group,
@@ -70,7 +71,7 @@ class PoolManager:
         """Grant a lease, or answer that it must wait; drivers poll about every second."""
         await self._started()
         self._pool_state.remove_dead_idle(set(actor_names()))
-        grant = self._pool_state.request_lease(request, _nodes(), time.monotonic())
+        grant = self._pool_state.request_lease(request, self._nodes(), time.monotonic())
         if grant is None:
             self._grow()
             return LeaseAnswer(
@@ -83,10 +84,11 @@ class PoolManager:
             self._create(start)
         return LeaseAnswer(grant.workers)
 
-    async def heartbeat(self, beat: LeaseRecord) -> bool:
-        """Keep a lease alive; return False if it has ended."""
+    async def heartbeat(self, beat: LeaseRecord) -> dict[str, str] | None:
+        """Keep a lease alive; return `PoolState.moves`, or None if the lease has ended."""
         await self._started()
-        return self._pool_state.heartbeat(beat, time.monotonic())
+        is_alive = self._pool_state.heartbeat(beat, time.monotonic())
+        return self._pool_state.moves(beat.id) if is_alive else None
 
     async def claim(self, request: ClaimRequest) -> ClaimAnswer:
         """See `ClaimTable.ask`."""
@@ -103,11 +105,12 @@ class PoolManager:
         await self._started()
         self._end_lease(id)
 
-    async def replace(self, worker: str, claim: PoolRequest) -> str:
-        """End a worker and start another in its place."""
+    async def replace(self, worker: str, claim: PoolRequest, id: str) -> str:
+        """See `PoolState.replace`."""
         await self._started()
-        self._kill([worker])
-        replacement, start = self._pool_state.replace(worker, claim, _nodes())
+        replacement, start = self._pool_state.replace(worker, claim, self._nodes(), id)
+        if worker not in self._pool_state.pools[claim.identity].workers:
+            self._kill([worker])
         if start is not None:
             self._create(start)
         return replacement
@@ -198,6 +201,7 @@ class PoolManager:
                 self._claims.expire(time.monotonic())
                 for identity in self._pool_state.expired_pools(time.monotonic()):
                     self._drop(identity)
+                self._empty_draining()
                 self._growth.remove_reserved()
                 self._remove_groups()
             except Exception:  # the pool manager survives a failed sweep
@@ -205,7 +209,7 @@ class PoolManager:
 
     def _grow(self) -> None:
         try:
-            self._growth.step(_nodes(), time.monotonic())
+            self._growth.step(self._nodes(), time.monotonic())
         except Exception:  # it is retried, and a lease may be granted without it
             _log.exception("nodes could not be requested")
 
@@ -236,6 +240,21 @@ class PoolManager:
         task.add_done_callback(self._tasks.discard)
 
     # Workers
+
+    def _nodes(self) -> dict[str, dict[str, float]]:
+        """The nodes that take new workers."""
+        draining = self._pool_state.draining
+        return {id: resources for id, resources in _nodes().items() if id not in draining}
+
+    def _empty_draining(self) -> None:
+        """Move workers from draining nodes, and end there what no run uses."""
+        gcs: Any = internal_kv_get_gcs_client()
+        self._pool_state.draining = frozenset(gcs.get_draining_nodes(timeout=_ANSWER_SECONDS))
+        for start in self._pool_state.move(self._nodes()):
+            self._create(start)
+        unused = self._pool_state.unused(time.monotonic())
+        self._kill(unused)
+        self._pool_state.remove_workers(unused)
 
     def _end_lease(self, id: str) -> None:
         lease = self._pool_state.leases.get(id)

@@ -116,12 +116,17 @@ class LeaseGrant:
 
 
 class PoolState:
-    """Pools, leases and the queue for them. Not thread-safe: the pool manager has one thread."""
+    """Pools, leases and the queue for them. Not thread-safe: the pool manager has one thread.
+
+    Attributes:
+        draining: Ids of the nodes that Ray drains. The nodes that callers pass do not include them.
+    """
 
     def __init__(self, tag: str = "", settled_at: float = -1.0) -> None:
         self.pools: dict[str, Pool] = {}
         self.leases: dict[str, LeaseRecord] = {}
         self.queue: list[LeaseRecord] = []
+        self.draining: frozenset[str] = frozenset()
         self.settled_at = settled_at
         self._tag = tag
         self._ended: dict[str, float] = {}
@@ -207,12 +212,12 @@ class PoolState:
     def _share(self, claim: PoolRequest) -> list[str]:
         """The workers of a pool for a new lease: those with the fewest other leases."""
         used = Counter(worker for lease in self.leases.values() for worker in lease.workers)
-        workers = sorted(self.pools[claim.identity].workers, key=used.__getitem__)
+        workers = sorted(self.staying(claim.identity), key=used.__getitem__)
         return workers[: claim.workers[1]]
 
     def _by_pool(self, lease: LeaseRecord) -> dict[str, tuple[str, ...]]:
         return {
-            claim.identity: tuple(w for w in self._workers(claim.identity) if w in lease.workers)
+            claim.identity: tuple(w for w in self.staying(claim.identity) if w in lease.workers)
             for claim in lease.claims
         }
 
@@ -242,8 +247,8 @@ class PoolState:
         """
         own = {claim.identity for claim in claims}
         idle = self.idle()
-        free = [w for i in idle if i in own for w in reversed(self._workers(i))]
-        return [self._workers(i) for i in idle if i not in own] + [[worker] for worker in free]
+        free = [w for i in idle if i in own for w in reversed(self.staying(i))]
+        return [self.staying(i) for i in idle if i not in own] + [[worker] for worker in free]
 
     def _placed(
         self,
@@ -254,7 +259,7 @@ class PoolState:
         """New workers that bring each pool to its minimum, and to its maximum if there is room."""
         ended = {worker for victim in gone for worker in victim}
         room = self.room(nodes, ended)
-        sizes = {c.identity: len(set(self._workers(c.identity)) - ended) for c in claims}
+        sizes = {c.identity: len(set(self.staying(c.identity)) - ended) for c in claims}
         start: list[WorkerStart] = []
 
         def add(claim: PoolRequest) -> bool:
@@ -316,23 +321,33 @@ class PoolState:
                 pool.workers[worker] = nodes
 
     def replace(
-        self, worker: str, claim: PoolRequest, nodes: Mapping[str, Bundle]
+        self, worker: str, claim: PoolRequest, nodes: Mapping[str, Bundle], id: str = ""
     ) -> tuple[str, WorkerStart | None]:
-        """Replace a lost worker."""
+        """Replace a lost worker, or one on a draining node that a lease has left.
+
+        The latter stays while other leases use it.
+        """
         pool = self.pools.setdefault(claim.identity, Pool(claim))
-        if worker in pool.replacements:
-            while worker in pool.replacements:
-                worker = pool.replacements[worker]
-            return worker, None
-        pool.workers.pop(worker, None)
-        replacement = self._name(claim.identity)
+        leases = [lease for lease in self.leases.values() if worker in lease.workers]
+        if self._drains(pool.workers.get(worker, ())) and {lease.id for lease in leases} - {id}:
+            leases = [lease for lease in leases if lease.id == id]
+        else:
+            pool.workers.pop(worker, None)
+        start = None if worker in pool.replacements else self._replacement(worker, pool, nodes)
+        replacement = _latest(pool, worker)
+        for lease in leases:
+            given = [replacement if w == worker else w for w in lease.workers]
+            lease.workers = tuple(dict.fromkeys(given))
+        return replacement, start
+
+    def _replacement(self, worker: str, pool: Pool, nodes: Mapping[str, Bundle]) -> WorkerStart:
+        """Add another worker in the place of one, which Ray places if no node has room."""
+        claim, replacement = pool.claim, self._name(pool.claim.identity)
         placed = self.room(nodes, ()).place_together(claim.shares, self._full(claim))
         placed = placed or ("",) * claim.ranks
         pool.workers[replacement] = placed
         pool.replacements[worker] = replacement
-        for lease in self.leases.values():
-            lease.workers = tuple(replacement if w == worker else w for w in lease.workers)
-        return replacement, WorkerStart(replacement, claim, placed)
+        return WorkerStart(replacement, claim, placed)
 
     def remove_workers(self, workers: Collection[str]) -> None:
         """Remove workers, and pools that have none left."""
@@ -365,10 +380,51 @@ class PoolState:
         pools = ((i, self.pools[i]) for i in self.idle())
         return [i for i, pool in pools if now - pool.idle_since > pool.claim.idle_seconds]
 
-    def _workers(self, identity: str) -> list[str]:
-        return list(self.pools[identity].workers) if identity in self.pools else []
+    # Draining nodes
+
+    def staying(self, identity: str) -> list[str]:
+        """The workers of a pool that are not on draining nodes."""
+        workers = self.pools[identity].workers if identity in self.pools else {}
+        return [worker for worker, nodes in workers.items() if not self._drains(nodes)]
+
+    def move(self, nodes: Mapping[str, Bundle]) -> list[WorkerStart]:
+        """Replace the leased workers on draining nodes; they stay until their leases leave them."""
+        started = []
+        for pool in self.pools.values():
+            for worker in [w for w, on in pool.workers.items() if self._drains(on)]:
+                leases = [lease for lease in self.leases.values() if worker in lease.workers]
+                if leases and worker not in pool.replacements:
+                    start = self._replacement(worker, pool, nodes)
+                    started.append(start)
+                    for lease in leases:
+                        lease.workers = (*lease.workers, start.worker)
+        return started
+
+    def moves(self, id: str) -> dict[str, str]:
+        """The workers that a lease has to leave, each with its replacement."""
+        lease = self.leases[id]
+        pools = [self.pools[c.identity] for c in lease.claims if c.identity in self.pools]
+        replaced = [(pool, worker) for pool in pools for worker in pool.replacements]
+        return {w: _latest(pool, w) for pool, w in replaced if w in lease.workers}
+
+    def unused(self, now: float) -> list[str]:
+        """Workers on draining nodes that no lease has."""
+        used = {worker for lease in self.leases.values() for worker in lease.workers}
+        workers = [item for pool in self.pools.values() for item in pool.workers.items()]
+        unused = [w for w, nodes in workers if self._drains(nodes) and w not in used]
+        return unused if now >= self.settled_at else []
+
+    def _drains(self, nodes: Collection[str]) -> bool:
+        return not self.draining.isdisjoint(nodes)
 
 
 def _aged_priority(request: LeaseRecord, now: float) -> float:
     """Priority of a waiting request, raised by its time in the queue."""
     return request.priority + (now - request.asked_at) // _PRIORITY_AGING_SECONDS
+
+
+def _latest(pool: Pool, worker: str) -> str:
+    """The last one of a worker's replacements."""
+    while worker in pool.replacements:
+        worker = pool.replacements[worker]
+    return worker

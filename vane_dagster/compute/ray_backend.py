@@ -146,7 +146,10 @@ def _waiting(request: LeaseRecord, answer: LeaseAnswer) -> str:
         )
     if ahead:
         return f"waiting for {labels}: its resources are leased or awaited by {short(ahead)}"
-    return f"waiting for {labels}: the pool manager was restarted, or the cluster lost nodes"
+    return (
+        f"waiting for {labels}: the pool manager was restarted, or nodes of the cluster were lost "
+        "or drain"
+    )
 
 
 def _connection_lost(error: ConnectionError) -> ClusterLostError:
@@ -181,14 +184,17 @@ class RayLease:
         self._failed: list[CallResult] = []
         self._loads: set[int] = set()
         self._nodes: dict[str, str] = {}
+        self._moves: dict[str, str] = {}
+        self._moved: set[str] = set()
         self._over = threading.Event()
         self._expired = False
-        record.workers = tuple(worker.name for worker in self._workers)
         _start_beating(self._over, record.ttl_seconds, lambda: self._beat(record))
 
     def _beat(self, record: LeaseRecord) -> bool:
+        record.workers = tuple(worker.name for worker in self._workers)
         try:
-            self._expired = not self._pool_manager.call("heartbeat", record)
+            moves = self._pool_manager.call("heartbeat", record)
+            self._expired, self._moves = moves is None, moves or {}
         except Exception as error:  # the pool manager is gone; the run continues without it
             _log.debug("heartbeat: %s", error)
         return not self._expired
@@ -296,7 +302,7 @@ class RayLease:
 
         if isinstance(error, ray.exceptions.OutOfMemoryError):
             return "memory"
-        if isinstance(error, ray.exceptions.ActorUnavailableError):
+        if isinstance(error, ray.exceptions.ActorUnavailableError) or worker.name in self._moved:
             return "outside"
         node, nodes = self._nodes.get(worker.name), self._watch.call(ray.nodes)
         is_lost = any(each["NodeID"] == node and not each["Alive"] for each in nodes)
@@ -330,10 +336,21 @@ class RayLease:
     def replace(self, worker: Worker) -> Worker:
         """See `Lease.replace`."""
         self._check_in_force()
-        name = self._pool_manager.call("replace", worker.name, self._claims[worker.pool])
+        claim = self._claims[worker.pool]
+        name = self._pool_manager.call("replace", worker.name, claim, self.id)
         fresh = Worker(name, worker.pool)
-        self._workers = [fresh if w == worker else w for w in self._workers]
+        replaced = [fresh if w == worker else w for w in self._workers]
+        self._workers = list(dict.fromkeys(replaced))
         return fresh
+
+    def moves(self) -> Sequence[tuple[Worker, Worker]]:
+        """See `Lease.moves`."""
+        moves = self._moves
+        left = [w for w in self._workers if w.name in moves and w.name not in self._moved]
+        pairs = [(worker, Worker(moves[worker.name], worker.pool)) for worker in left]
+        self._moved |= {worker.name for worker in left}
+        self._workers = [*self._workers, *(fresh for _, fresh in pairs)]
+        return pairs
 
     def _check_in_force(self) -> None:
         self._watch.check()

@@ -141,6 +141,10 @@ class RoutedLease:
         """See `Lease.replace`."""
         return self._lease_of(worker.pool).replace(worker)
 
+    def moves(self) -> Sequence[tuple[Worker, Worker]]:
+        """See `Lease.moves`."""
+        return self._cluster.moves()
+
     def evict(self, pool: str) -> None:
         """See `Lease.evict`."""
         self._lease_of(pool).evict(pool)

@@ -112,6 +112,7 @@ class WaveScheduler:
                 if self._cancelled.is_set():
                     raise Cancelled
                 self._admit()
+                self._worker_group.move_workers()
                 self._assign_tasks()
                 self._measure()
                 tick = _CLAIM_TICK_SECONDS if self._fragments.is_claiming else _TICK_SECONDS

@@ -36,6 +36,7 @@ class WorkerQueue:
         loading: Workers that still construct their model.
         exclusive: Workers with a call that tolerates no other beside it.
         draining: Ready workers that get no more calls, and are replaced after their last one.
+        leaving: Workers on nodes that Ray drains. They get calls while no other is ready.
     """
 
     slots: int
@@ -43,6 +44,7 @@ class WorkerQueue:
     loading: set[Worker] = field(default_factory=set)
     exclusive: set[Worker] = field(default_factory=set)
     draining: set[Worker] = field(default_factory=set)
+    leaving: set[Worker] = field(default_factory=set)
     _heap: list[tuple[Any, int, Any]] = field(default_factory=list)
     _order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
@@ -50,6 +52,10 @@ class WorkerQueue:
     def size(self) -> int:
         """Number of workers, ready or not."""
         return len(self.calls_by_worker) + len(self.loading)
+
+    def has(self, worker: Worker) -> bool:
+        """Whether a worker is ready or loading."""
+        return worker in self.calls_by_worker or worker in self.loading
 
     def place(self, worker: Worker) -> int:
         """A number for a worker, which is the same in each run with the same workers."""
@@ -76,6 +82,7 @@ class WorkerQueue:
     def pick_worker(self, exclusive: bool = False) -> Worker | None:
         """The worker with a free slot and the fewest rows and calls; None if there is none."""
         slots, closed = 1 if exclusive else self.slots, self.exclusive | self.draining
+        closed |= self.leaving if self._has_others else set()
         loads = {
             worker: (sum(calls), len(calls))
             for worker, calls in self.calls_by_worker.items()
@@ -96,6 +103,16 @@ class WorkerQueue:
             self.calls_by_worker[worker].remove(rows)
 
     @property
+    def _has_others(self) -> bool:
+        """Whether a ready worker is not leaving."""
+        return bool(self.leaving and self.calls_by_worker.keys() - self.leaving - self.draining)
+
+    @property
+    def left(self) -> list[Worker]:
+        """Leaving workers that have answered their last call; see `remove`."""
+        return [w for w in self.leaving if self._has_others and not self.calls_by_worker.get(w)]
+
+    @property
     def drained(self) -> list[Worker]:
         """Draining workers that have answered their last call; see `remove`."""
         return [worker for worker in self.draining if not self.calls_by_worker[worker]]
@@ -110,13 +127,15 @@ class WorkerQueue:
         self.calls_by_worker.clear()
         self.loading.clear()
         self.draining.clear()
+        self.leaving.clear()
 
     def remove(self, worker: Worker) -> bool:
         """Remove a worker; return False if it was already removed."""
-        known = worker in self.calls_by_worker or worker in self.loading
+        known = self.has(worker)
         self.calls_by_worker.pop(worker, None)
         self.loading.discard(worker)
         self.draining.discard(worker)
+        self.leaving.discard(worker)
         return known
 
 
@@ -261,7 +280,7 @@ class WorkerGroup:
             self.worker_queues[worker.pool].remove(worker)
             text = f"worker {worker.name} {report.outdated}: a fresh one takes its place"
             self._emit(WorkerReplaced(text, stages=stages, cause="outdated"))
-            self._start(self._lease.replace(worker))
+            self._replace(worker)
             return
         if report.unhealthy_reason:
             self.replace_lost(worker, report.unhealthy_reason, starting=False)
@@ -295,7 +314,30 @@ class WorkerGroup:
             self._emit(WorkerReplaced(text, False, self.stages(worker), "recycled"))
         for drained in worker_queue.drained:
             worker_queue.remove(drained)
-            self._start(self._lease.replace(drained))
+            self._replace(drained)
+
+    def move_workers(self) -> None:
+        """Start other workers for those on draining nodes; end these after their last calls."""
+        for worker, fresh in self._lease.moves():
+            if self.worker_queues[worker.pool].has(worker):
+                text = (
+                    f"worker {worker.name} is on a node that Ray drains: {fresh.name} replaces it"
+                )
+                self._emit(WorkerReplaced(text, False, self.stages(worker), "drained"))
+                self.worker_queues[worker.pool].leaving.add(worker)
+                self._start(fresh)
+        for worker_queue in self.worker_queues.values():
+            for left in worker_queue.left:
+                self._servers.remove(left)
+                worker_queue.remove(left)
+                self._replace(left)
+
+    def _replace(self, worker: Worker) -> Worker:
+        """Start the worker that replaces one, unless it has been started."""
+        fresh = self._lease.replace(worker)
+        if not self.worker_queues[worker.pool].has(fresh):
+            self._start(fresh)
+        return fresh
 
     def notice_unused_gpu(self, worker: Worker, reason: str) -> None:
         """Report once for each pool that a worker reserves a GPU that it does not use."""
@@ -317,9 +359,7 @@ class WorkerGroup:
         # Of a worker and those that it replaces: many at once may die with their node.
         failed = self._failed_starts.pop(worker, 0) + starting
         if failed < MAX_FAILED_STARTS:
-            fresh = self._lease.replace(worker)
-            self._failed_starts[fresh] = failed
-            self._start(fresh)
+            self._failed_starts[self._replace(worker)] = failed
             return
         error = ModelLoadError(
             f"worker {worker.name} died while its model was constructed, "

@@ -266,6 +266,56 @@ def test_what_died_of_an_idle_pool_is_struck_off(pool_state):
     assert sizes(pool_state) == {"a": 1, "b": 1}, "a is for its own run to replace"
 
 
+# Draining nodes
+
+
+@pytest.fixture
+def drained(pool_state: PoolState) -> PoolState:
+    """Two leases share a worker on the node d, which drains, and one on n1; an idle one is on d."""
+    for worker, node in {"a-1": "d", "a-2": "n1"}.items():
+        pool_state.adopt(claim("a", (2, 2), GPU=1), worker, (node,), 0.0)
+    pool_state.adopt(claim("b", CPU=1), "b-1", ("d",), 0.0)
+    for id in "12":
+        granted(pool_state, id, claim("a", (2, 2), GPU=1))
+    pool_state.draining = frozenset("d")
+    return pool_state
+
+
+def test_leased_workers_on_a_draining_node_are_replaced_and_end_when_the_last_lease_leaves(drained):
+    (start,) = drained.move(TWO)
+    fresh = start.worker
+    assert start.nodes == ("n2",)
+    assert drained.move(TWO) == [], "once"
+    assert drained.moves("1") == drained.moves("2") == {"a-1": fresh}
+    assert drained.unused(0.0) == ["b-1"]
+
+    assert drained.replace("a-1", claim("a", GPU=1), TWO, "1") == (fresh, None)
+    assert set(drained.leases["1"].workers) == {"a-2", fresh}
+    assert drained.moves("1") == {}
+    assert set(drained.pools["a"].workers) == {"a-1", "a-2", fresh}, "the other lease uses it"
+    assert drained.replace("a-1", claim("a", GPU=1), TWO, "2") == (fresh, None)
+    assert set(drained.pools["a"].workers) == {"a-2", fresh}
+
+
+def test_a_draining_node_that_is_lost_takes_nothing_that_was_replaced(drained):
+    (start,) = drained.move({"n1": TWO["n1"]})
+    assert start.nodes == ("",), "there is no room: Ray waits for it"
+    drained.draining = frozenset()  # dead nodes do not drain
+    for _ in "12":
+        assert drained.replace("a-1", claim("a", GPU=1), TWO, "1") == (start.worker, None)
+    assert drained.moves("2") == {}
+    assert set(drained.pools["a"].workers) == {"a-2", start.worker}
+
+
+def test_no_lease_gets_a_worker_on_a_draining_node(drained):
+    for id in "12":
+        drained.release(id, 0.0)
+    assert granted(drained, "3", claim("a", (2, 2), GPU=1), nodes=TWO).workers["a"][0] == "a-2"
+    assert sorted(drained.unused(0.0)) == ["a-1", "b-1"]
+    drained.settled_at = LEASE_SECONDS
+    assert drained.unused(1.0) == [], "a restarted pool manager does not know its leases yet"
+
+
 # Room
 
 

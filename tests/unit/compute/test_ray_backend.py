@@ -24,21 +24,25 @@ NO_MEMORY = ray.exceptions.OutOfMemoryError("too much")
 
 
 @pytest.mark.parametrize(
-    ("error", "alive", "cause"),
+    ("error", "alive", "drains", "cause"),
     [
-        (DIED, True, "unclear"),  # its node has said so
-        (DIED, False, "outside"),
-        (UNAVAILABLE, True, "outside"),  # nobody has; Ray does not know yet that the node is dead
-        (NO_MEMORY, True, "memory"),
+        (DIED, True, False, "unclear"),  # its node has said so
+        (DIED, True, True, "outside"),  # a node that is shut down ends its workers first
+        (DIED, False, False, "outside"),
+        (UNAVAILABLE, True, False, "outside"),  # nobody has; Ray does not know yet that it is dead
+        (NO_MEMORY, True, True, "memory"),
     ],
 )
 def test_a_worker_is_lost_with_its_node_unless_the_node_reports_its_death(
-    error: Exception, alive: bool, cause: str, monkeypatch: pytest.MonkeyPatch
+    error: Exception, alive: bool, drains: bool, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = [{"NodeID": "a", "Alive": alive}, {"NodeID": "b", "Alive": not alive}]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     lease: Any = RayLease.__new__(RayLease)
-    lease._nodes = {"w": "a"}
+    lease._nodes, lease._workers, lease._moved = {"w": "a"}, [Worker("w", "pool")], set()
+    lease._moves = {"w": "w2"} if drains else {}
+    assert lease.moves() == [(Worker("w", "pool"), Worker("w2", "pool"))] * drains
+    assert lease.moves() == [], "once"
     lease._watch = SimpleNamespace(call=lambda function: function())
     assert lease._cause(Worker("w", "pool"), error) == cause
 

@@ -201,6 +201,9 @@ class Lease:
         self.most[worker.pool] = max(self.most[worker.pool], len(queued))
         return call.ticket
 
+    def moves(self) -> list[tuple[Worker, Worker]]:
+        return []
+
     def replace(self, worker: Worker) -> Worker:
         self.replaced.append(worker)
         self._lost += self._queued.pop(worker, [])

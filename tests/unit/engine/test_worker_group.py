@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from support.group_leases import Lease
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Worker
 from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue
@@ -86,6 +88,48 @@ def test_a_spent_worker_is_replaced_after_its_last_answer():
     group.group.finish_call(FIRST, 20, "has answered 3 calls")
     assert [worker.name for worker in group.lease.loading] == ["m-1'"]
     assert group.notices == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
+
+
+def test_a_worker_on_a_draining_node_works_until_another_is_ready_and_ends_after_its_last_call():
+    group = Group(FIRST)
+    group.answer(FIRST)
+    queue = group.group.worker_queues["m"]
+    queue.begin(FIRST, 10)
+    fresh = group.lease.move(FIRST)
+    group.group.move_workers()
+    assert group.lease.loading == [fresh]
+    assert queue.pick_worker() == FIRST, "no other is ready"
+    group.answer(fresh)
+    queue.begin(fresh, 10)
+    queue.begin(fresh, 10)
+    assert queue.pick_worker() is None
+    group.group.move_workers()
+    assert group.lease.replaced == [], "it has a call"
+    group.group.finish_call(FIRST, 10, "has answered 2 calls")
+    group.group.move_workers()
+    assert group.lease.replaced == [FIRST]
+    assert group.lease.loading == [], "nothing starts twice"
+    assert [*queue.calls_by_worker] == [fresh]
+    notice = "worker m-1 is on a node that Ray drains: m-1' replaces it"
+    assert group.notices == [notice, "worker m-1 has answered 2 calls: a fresh one takes its place"]
+
+
+@pytest.mark.parametrize("is_loading", [True, False])
+def test_a_worker_that_is_lost_with_its_draining_node_has_been_replaced(is_loading):
+    group = Group(FIRST)
+    if not is_loading:
+        group.answer(FIRST)
+    fresh = group.lease.move(FIRST)
+    group.group.move_workers()
+    if is_loading:
+        group.answer(FIRST, lost="its node has died")
+    else:
+        group.group.replace_lost(FIRST, "its node has died", starting=False)
+    assert group.lease.loading == [fresh]
+    group.answer(fresh)
+    group.group.move_workers()
+    assert group.lease.replaced == [FIRST]
+    assert group.group.worker_queues["m"].pick_worker() == fresh
 
 
 def test_an_unused_gpu_is_noticed_once_for_each_pool_that_reserves_one():
