@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from support import heads
 from support.data import write_source
 from support.pool_models import until
 from support.pools_process import Process
@@ -43,3 +49,49 @@ def test_a_run_fails_by_an_error_of_ours(lost, head, tmp_path):
     assert any(what in output for what in gone)
     assert "Finished parts are kept" in output
     assert "connected: False" in output  # so that the next attempt finds another head
+
+
+WATCHES = """
+import sys, time
+from ray._raylet import GcsClient
+from vane_dagster.compute.head_watch import HeadWatch
+from vane_dagster.errors import ClusterLostError
+
+gcs = GcsClient(address=sys.argv[1])
+(node,) = [id.hex() for id in gcs.get_all_node_info(timeout=10)]
+watch = HeadWatch(gcs, node, 60.0)
+watch.check()
+print("watching", flush=True)
+input()
+try:
+    while watch.look() or True:
+        watch.check()
+        time.sleep(0.1)
+except ClusterLostError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("storage", ["memory", "rocksdb"])
+def test_a_cluster_that_comes_back_at_the_same_address_is_another(storage, tmp_path):
+    """Also if it reuses a volume, and with it the ids of the cluster and of the session."""
+    port = heads.free_port()
+    folders = [Path(tempfile.mkdtemp(prefix="vh-", dir="/tmp")) for _ in range(2)]
+    volume = {"RAY_gcs_storage": storage, "RAY_gcs_storage_path": str(tmp_path / "volume")}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with heads.head(folders[0], f"--port={port}", **volume) as first:
+        watch = subprocess.Popen(
+            [sys.executable, "-c", WATCHES, first.address],
+            env={**clean, "RAY_AUTH_MODE": "disabled"},
+            **pipes,
+        )
+        assert watch.stdout is not None
+        assert watch.stdout.readline() == "watching\n"
+    with heads.head(folders[1], f"--port={port}", **volume) as second:
+        assert second.address == first.address
+        error, _ = watch.communicate("\n", timeout=60)
+    what = {"memory": "another one answers at its address", "rocksdb": "(the raylet) is gone"}
+    assert what[storage] in error
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -73,6 +73,7 @@ class HeadWatch:
         self._gcs, self._node, self._limit, self._clock = gcs, node, limit, clock
         self._silent_since: float | None = None
         self._node_is_dead = False
+        self._is_another = False
         self._over = threading.Event()
         self.lost = ""
 
@@ -116,6 +117,8 @@ class HeadWatch:
         silent = 0.0 if since is None else self._clock() - since
         if self._node_is_dead:
             what = "Ray's process on this machine (the raylet) is gone"
+        elif self._is_another:
+            what = "the Ray cluster has ended, and another one answers at its address"
         elif silent > self._limit:
             what = f"the Ray cluster's head (its GCS) has not answered for {silent:.0f} seconds"
         else:
@@ -131,7 +134,8 @@ class HeadWatch:
             self._silent_since = self._clock()
         try:
             nodes = self._gcs.get_all_node_info(timeout=_ANSWER_SECONDS)
-        except Exception:  # of several types; Ray may also have been shut down
+        except Exception as error:  # of several types; Ray may also have been shut down
+            self._is_another |= "WrongClusterID" in str(error)
             return False
         states = {key.hex(): info.state for key, info in nodes.items()}
         self._silent_since = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import ray
 
 from vane_dagster.compute import head_watch
 from vane_dagster.compute.head_watch import HeadWatch
@@ -23,10 +24,11 @@ class Gcs:
 
     def __init__(self) -> None:
         self.up = True
+        self.error: Exception = ConnectionError("no answer")
 
     def get_all_node_info(self, timeout):
         if not self.up:
-            raise ConnectionError("no answer")
+            raise self.error
         return {}
 
 
@@ -48,6 +50,16 @@ def test_a_restart_in_time_goes_unnoticed():
     watch.check()
     clock[0] += 1
     with pytest.raises(ClusterLostError, match="has not answered for 61 seconds"):
+        watch.check()
+
+
+def test_another_cluster_at_the_same_address_is_a_loss_at_once():
+    gcs = Gcs()
+    watch = HeadWatch(gcs, "node", 60.0)
+    gcs.error = ray.exceptions.AuthenticationError("RPC error: WrongClusterID: Perhaps ...")
+    gcs.up = False
+    watch.look()
+    with pytest.raises(ClusterLostError, match="has ended, and another one answers at its address"):
         watch.check()
 
 
