@@ -94,7 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
             with self.server.lock:
                 found = self.server.answer(self.command, path, parse_qs(url.query), body)
                 text = json.dumps(found or {"kind": "Status", "code": 404}).encode()
-            self.send_response(404 if found is None else 200)
+            done = 201 if self.command == "POST" else 200
+            self.send_response(404 if found is None else done)
         except FileExistsError:
             text = b"{}"
             self.send_response(409)
@@ -146,17 +147,19 @@ class Job(KubeRayInteractiveJob):
         return HEAD["serviceIP"]
 
 
-def resource(kind: str, kube_config: str, port: int, **lifecycle: Any) -> RayResource:
-    """A resource of dagster-ray: "shared", "kept" or "deleted" clusters, or a "job"."""
+def resource(kind: str, kube_config: str, port: int) -> RayResource:
+    """A resource: a "shared" cluster, one that each step has "deleted", or a "job"."""
     given: dict[str, Any] = {"image": "vane-dagster", "redis_port": port, "poll_interval": 0.05}
     if kind == "job":
-        job = InteractiveRayJobConfig(metadata={"name": "docs"})
-        return Job(ray_job=job, client=RayJobClient(kube_config), **given)
-    name = {} if kind == "shared" else {"name": "docs"}
+        return Job(
+            ray_job=InteractiveRayJobConfig(metadata={"name": "docs"}),
+            lifecycle=Lifecycle(cleanup="never"),
+            client=RayJobClient(kube_config),
+            **given,
+        )
     return Cluster(
-        ray_cluster=RayClusterConfig(metadata=name),
+        ray_cluster=RayClusterConfig(),
         cluster_sharing=ClusterSharing(enabled=kind == "shared"),
-        lifecycle=Lifecycle(cleanup="never" if kind == "kept" else "always", **lifecycle),
         client=RayClusterClient(kube_config),
         **given,
     )
