@@ -110,7 +110,8 @@ class WorkerQueue:
     @property
     def left(self) -> list[Worker]:
         """Leaving workers that have answered their last call; see `remove`."""
-        return [w for w in self.leaving if self._has_others and not self.calls_by_worker.get(w)]
+        leaving = sorted(self.leaving) if self._has_others else ()
+        return [worker for worker in leaving if not self.calls_by_worker.get(worker)]
 
     @property
     def drained(self) -> list[Worker]:
@@ -328,6 +329,7 @@ class WorkerGroup:
                 self._start(fresh)
         for worker_queue in self.worker_queues.values():
             for left in worker_queue.left:
+                self._ask_at.pop(left, None)
                 self._servers.remove(left)
                 worker_queue.remove(left)
                 self._replace(left)

@@ -111,6 +111,18 @@ def test_a_replica_that_cannot_be_replaced_holds_up_nobody():
     assert world.lease.told["c1'"] == ["http://two:2"]
 
 
+def test_replicas_on_draining_nodes_serve_until_another_one_is_ready():
+    world = World()
+    world.start()
+    fresh = [world.lease.move(worker) for worker in REPLICAS]
+    world.group.move_workers()
+    assert world.lease.told["c1"] == ["http://one:1", "http://two:2"]
+    world.ready(fresh[0], Endpoint("http://three:3", node_id="c"))
+    world.group.move_workers()
+    assert world.lease.replaced == REPLICAS
+    assert world.lease.told["c1"] == world.lease.told["c2"] == ["http://three:3"]
+
+
 def test_a_restart_is_noticed_and_keeps_the_url():
     world = World()
     world.start()
