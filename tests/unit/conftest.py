@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 from typing import Any, NoReturn
 
 import dagster as dg
 import pytest
+
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -18,3 +22,9 @@ def _nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess.Popen, "__init__", refused)
     monkeypatch.setattr(os, "fork", refused)
     monkeypatch.setattr(dg.DagsterInstance, "__init__", refused)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A store in the test's folder."""
+    return Store(Location(str(tmp_path / "store")))

@@ -78,10 +78,10 @@ def test_local_files_are_hashed_once_before_their_commit(tmp_path: Path):
     assert hashed == ["file:///new"]
 
 
-def test_of_two_publishers_the_later_manifest_wins(tmp_path, monkeypatch):
+def test_of_two_publishers_the_later_manifest_wins(tmp_path, store, monkeypatch):
     """The other run publishes between this one's manifest and its cleaning up."""
     write_source(tmp_path / "src", {"id": range(10)})
-    store, commit = Store(Location(str(tmp_path / "store"))), Store.commit
+    commit = Store.commit
 
     def publishing(where: str) -> vd.Pipeline:
         docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
@@ -101,10 +101,9 @@ def test_of_two_publishers_the_later_manifest_wins(tmp_path, monkeypatch):
     assert [n for file in files for n in pq.read_table(file)["id"].to_pylist()] == [*range(8)]
 
 
-def test_a_branch_remembers_the_manifest_that_it_started_from(tmp_path):
+def test_a_branch_remembers_the_manifest_that_it_started_from(tmp_path, store):
     write_source(tmp_path / "src", {"id": range(10)})
-    main = Store(Location(str(tmp_path / "store")))
-    branch = Store(Location(str(tmp_path / "branch")), fallback=main)
+    main, branch = store, Store(Location(str(tmp_path / "branch")), fallback=store)
 
     def run(store: Store, where: str) -> Manifest:
         docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
@@ -148,10 +147,9 @@ def labelled(tmp_path: Path, labels: dict[str, list[str]], check: vd.checks.Chec
     return docs
 
 
-def test_partitions_are_compared_with_the_one_before_which_is_committed_first(tmp_path):
+def test_partitions_are_compared_with_the_one_before_which_is_committed_first(tmp_path, store):
     check = vd.checks.Drift("label", min_rows=10, severity="ERROR", blocking=True)
     labels = {"a": ["x", "y"] * 100, "b": ["x", "y"] * 90, "c": ["x"] * 10 + ["z"] * 190}
-    store = Store(Location(str(tmp_path / "store")))
     events = executed(labelled(tmp_path, labels, check), store, [*labels], InProcess())
     found = {
         event.partition: next(c for c in event.manifest.checks if c.name == "drift_label")
@@ -168,12 +166,11 @@ def test_partitions_are_compared_with_the_one_before_which_is_committed_first(tm
 
 
 @pytest.mark.parametrize("is_declared", [False, True])
-def test_a_partition_with_lost_rows_is_not_committed(tmp_path, monkeypatch, is_declared):
+def test_a_partition_with_lost_rows_is_not_committed(tmp_path, store, monkeypatch, is_declared):
     described = "1 of 1 input rows are missing from the output"
     outcome = vd.checks.CheckOutcome(False, described, {"lost": 1})
     monkeypatch.setattr(vd.checks.IdsComplete, "evaluate", lambda *_: outcome)
     check = vd.checks.IdsComplete() if is_declared else vd.checks.NullRate()
-    store = Store(Location(str(tmp_path / "store")))
     with pytest.raises(vd.errors.IntegrityError, match=described):
         compute(labelled(tmp_path, {"a": ["x"]}, check), store, ["a"])
     assert store.in_force("docs", "clean", "a") is None

@@ -10,12 +10,12 @@ import pytest
 from vane_dagster.engine import executor
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.local_file import local_file
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
 
 
 @pytest.mark.parametrize("change", ["edited", "edited while it is copied", "gone"])
-def test_a_local_file_that_changed_since_the_plan_is_a_problem(tmp_path, change, monkeypatch):
+def test_a_local_file_that_changed_since_the_plan_is_a_problem(
+    tmp_path, store, change, monkeypatch
+):
     """Else the rows would be stored under the key of other weights."""
     path = tmp_path / "weights"
     path.write_text("former")
@@ -29,7 +29,6 @@ def test_a_local_file_that_changed_since_the_plan_is_a_problem(tmp_path, change,
         path.write_text("edited")
         return upload(*given)
 
-    store = Store(Location(str(tmp_path / "store")))
     if change == "gone":
         path.unlink()
         with pytest.raises(

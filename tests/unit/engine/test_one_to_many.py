@@ -9,8 +9,6 @@ from support.arguments import grouped
 from support.data import read_stage
 from support.in_process import InProcessCompute, compute
 from support.sentences import ASIDE, TEXTS, pipeline, rows, split, words
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
 
 
 def letters(batch: pa.Table) -> pa.Table:
@@ -30,7 +28,7 @@ def expected() -> list[tuple[str, int, str]]:
     return [(f"{i}/{n}", i, w) for i, t in enumerate(TEXTS) for n, w in enumerate(t.split())]
 
 
-def test_rows_below_are_keyed_by_the_new_id_and_joins_lead_back_to_the_parent(tmp_path):
+def test_rows_below_are_keyed_by_the_new_id_and_joins_lead_back_to_the_parent(tmp_path, store):
     docs = pipeline(tmp_path)
     clean = docs.project("clean", ["text"])
     few = docs.project("few", ["text"], where="id <> 4")
@@ -45,7 +43,7 @@ def test_rows_below_are_keyed_by_the_new_id_and_joins_lead_back_to_the_parent(tm
     assert docs.join("each", few, made, children="rows", source_columns=[]).id == "word_id"
     docs.join("beside", made, few, how="left", children="rows")
 
-    compute(docs, Store(Location(str(tmp_path / "store"))))
+    compute(docs, store)
 
     def read(stage: str, *names: str) -> list[tuple]:
         return rows(read_stage(tmp_path / "store", "docs", stage), *names)
@@ -80,7 +78,7 @@ def fails_for(column: str, *values: str, then):
     return fn
 
 
-def test_a_list_is_null_where_quarantine_left_no_children(tmp_path):
+def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, store):
     docs = pipeline(tmp_path)
     clean = docs.project("clean", ["text"])
     made = words(clean, fn=fails_for("text", "d", then=split), **ASIDE)
@@ -88,8 +86,7 @@ def test_a_list_is_null_where_quarantine_left_no_children(tmp_path):
     loud = made.map_batches("loud", failing, schema={"upper": "VARCHAR"}, **grouped(ASIDE))
     docs.join("joined", clean, loud, how="left", children="list", columns={"loud": ["upper"]})
     docs.join("whole", clean, loud, children="list")
-    compute(docs, Store(Location(str(tmp_path / "store"))))
-    store = tmp_path / "store"
+    compute(docs, store)
     expected_lists = {
         0: ["A", "B", "C"],
         1: None,  # the row itself was quarantined
@@ -100,21 +97,21 @@ def test_a_list_is_null_where_quarantine_left_no_children(tmp_path):
     }
 
     def lists():
-        table = read_stage(store, "docs", "joined")
+        table = read_stage(tmp_path / "store", "docs", "joined")
         found = zip(table["id"].to_pylist(), table["loud"].to_pylist())
         return {i: c if c is None else [row["upper"] for row in c] for i, c in found}
 
     assert lists() == expected_lists
-    assert read_stage(store, "docs", "whole")["id"].to_pylist() == [0, 2, 4]
-    aside = vd.quarantine("docs/loud", store=str(store))
+    assert read_stage(tmp_path / "store", "docs", "whole")["id"].to_pylist() == [0, 2, 4]
+    aside = vd.quarantine("docs/loud", store=store.root.path)
     assert aside["id"].to_pylist() == ["2/0", "5/0"]
     assert aside["parents"].to_pylist() == [{"id": 2}, {"id": 5}]
 
-    docs.run(select="joined", force=True, store=str(store), compute=InProcessCompute())
+    docs.run(select="joined", force=True, store=store.root.path, compute=InProcessCompute())
     assert lists() == expected_lists
 
 
-def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path):
+def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path, store):
     """Quarantined rows that the base was made from too, in a branch beside it."""
     docs = pipeline(tmp_path)
     clean = docs.project("clean", ["text"])
@@ -126,7 +123,7 @@ def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path):
         "letters", letters, schema={"letter": "VARCHAR"}, cardinality=vd.Children("letter_id")
     )
     docs.join("joined", made, spelled, how="left", children="list")
-    compute(docs, Store(Location(str(tmp_path / "store"))))
+    compute(docs, store)
     table = read_stage(tmp_path / "store", "docs", "joined")
     missing = [word for word, found in rows(table, "word", "letters") if found is None]
     assert missing == ["g", "h", "i", "j"]

@@ -14,8 +14,6 @@ from support.typed_source import (
     source,  # noqa: F401  # fixtures
 )
 from vane_dagster.errors import SourceError
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
 
 REUSE = vd.Reuse(version="1")
 
@@ -25,9 +23,8 @@ def double(batch: pa.Table) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("source", ["several row groups"], indirect=True)
-def test_columns_that_no_stage_needs_are_not_read(source, tmp_path):
+def test_columns_that_no_stage_needs_are_not_read(source, store):
     """By a project, by a map of the source, and below them; fragments are ranges of row groups."""
-    store = Store(Location(str(tmp_path / "store")))
     docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=ROWS // 4)
     projected = docs.project("projected", {"sum": "n + m"}, where="m % 2 = 0")
     mapped = docs.map_batches(

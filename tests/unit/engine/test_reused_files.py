@@ -128,9 +128,9 @@ def rewrite(file: vd.File) -> int:
     return len(text)
 
 
-def test_a_file_that_changes_while_functions_read_it_fails_the_partition(tmp_path):
+def test_a_file_that_changes_while_functions_read_it_fails_the_partition(tmp_path, store):
     (tmp_path / "a.txt").write_text("text")
     raw = vd.Pipeline("raw", source=vd.files(str(tmp_path / "*.txt")))
     raw.map("counted", rewrite, on_error="quarantine")
     with pytest.raises(vd.errors.VaneError, match="was replaced while the run read it"):
-        compute(raw, Store(Location(str(tmp_path / "store"))))
+        compute(raw, store)

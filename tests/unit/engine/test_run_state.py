@@ -11,8 +11,6 @@ import vane_dagster as vd
 from support.plans import plan
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
 
 
 def repeated(n: int) -> list[int]:
@@ -27,7 +25,7 @@ def same(n: int) -> int:
     return n
 
 
-def test_rows_below_a_fan_out_may_be_more_than_those_of_the_source(tmp_path):
+def test_rows_below_a_fan_out_may_be_more_than_those_of_the_source(tmp_path, store):
     (tmp_path / "src").mkdir()
     pq.write_table(pa.table({"id": range(100), "n": range(100)}), tmp_path / "src/0.parquet")
     docs = vd.Pipeline("docs", source=vd.parquet(tmp_path / "src"), id="id")
@@ -35,7 +33,6 @@ def test_rows_below_a_fan_out_may_be_more_than_those_of_the_source(tmp_path):
     docs.map("direct", same, output_column="m", **strict)
     parts = docs.flat_map("parts", repeated, id="part", **strict)
     parts.map("below", itself, output_column="m", **strict)
-    store = Store(Location(str(tmp_path / "store")))
 
     planned = plan(docs, store)
     state = RunState(planned, store, "run", [].append, {}, CheckRunner(docs, store))

@@ -16,10 +16,9 @@ from vane_dagster.storage.store import Store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, store: Store) -> Store:
     """A store in which the pipeline is up to date."""
     source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
-    store = Store(Location(str(tmp_path / "store")))
     settle(plan(docs(tmp_path), store), store)
     return store
 

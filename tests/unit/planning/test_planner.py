@@ -35,11 +35,6 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(Location(str(tmp_path / "store")))
-
-
 def list_files(source: Any, partition: str | None, location: str) -> Any:
     """The source's files in one partition."""
     return source.required(source.list_files([partition], location)[partition], partition, location)

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from support.plans import docs, plan, settle, source
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.preview_plan import first_rows, previews
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
-from vane_dagster.storage.store import Store
 
 STAGES = ("clean", "doubled", "scaled", "joined")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(Location(str(tmp_path / "store")))
 
 
 def rows_read(each: RunPlan) -> list[tuple[str, int, int]]:

@@ -15,8 +15,6 @@ import pytest
 import vane_dagster as vd
 from support.ingested import RULE, bound, misfits, read, refusal, rows, split, types
 from vane_dagster.sources import FragmentRule
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
 
 
 def write(folder: Path, **files: bytes) -> str:
@@ -90,9 +88,8 @@ def test_a_type_is_found_if_no_character_of_a_value_is_lost(values, kind, tmp_pa
             assert found == [value or None for value in order]
 
 
-def test_types_are_those_of_the_first_run(tmp_path):
+def test_types_are_those_of_the_first_run(tmp_path, store):
     """A later file changes none; its values that do not fit are errors of their rows."""
-    store = Store(Location(str(tmp_path / "store")))
     folder = tmp_path / "src"
     folder.mkdir()
     write(folder, a__csv=b"id,n,e\n1,1,\n")
@@ -115,8 +112,7 @@ def test_types_are_those_of_the_first_run(tmp_path):
         (b"ID,v\n3,c\n", "columns 'id' and 'ID' are the same name to SQL"),
     ],
 )
-def test_a_later_file_with_another_header_is_refused(later, expected, tmp_path):
-    store = Store(Location(str(tmp_path / "store")))
+def test_a_later_file_with_another_header_is_refused(later, expected, tmp_path, store):
     folder = tmp_path / "src"
     folder.mkdir()
     write(folder, a__csv=b"id,v\n1,a\n")

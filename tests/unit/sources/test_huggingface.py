@@ -20,8 +20,6 @@ datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 import vane_dagster as vd  # noqa: E402 - after the variable
 from support.ingested import listed, read, split  # noqa: E402 - after the variable
 from vane_dagster.sources import FragmentRule  # noqa: E402 - after the variable
-from vane_dagster.storage.filesystem import Location  # noqa: E402 - after the variable
-from vane_dagster.storage.store import Store  # noqa: E402 - after the variable
 
 # The library gives pyarrow an argument that is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
@@ -32,11 +30,6 @@ RULE = FragmentRule(500)
 @pytest.fixture(autouse=True)
 def _quiet() -> None:
     datasets.disable_progress_bars()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(Location(str(tmp_path / "store")))
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from support.ingested import bound, refusal, rows
 from vane_dagster.sources import piece_writer
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import tables
 
 
@@ -49,9 +48,8 @@ def test_files_are_converted_once(tmp_path, monkeypatch):
     assert sorted(read[4:]) == ["c", "d"]
 
 
-def test_rows_that_were_deleted_from_the_store_are_converted_again(tmp_path):
+def test_rows_that_were_deleted_from_the_store_are_converted_again(tmp_path, store):
     (tmp_path / "a.csv").write_text("id\n1\n")
-    store = Store(Location(str(tmp_path / "store")))
     source = vd.csv(str(tmp_path / "a.csv")).bind(store)
     assert rows(source) == [{"id": 1}]
     folder = store.root.child("~tables", "files")

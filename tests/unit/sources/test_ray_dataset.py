@@ -6,7 +6,6 @@ import functools
 import importlib
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -49,9 +48,9 @@ class Counted(StoredTableSource):
 
 
 @pytest.fixture
-def bound(tmp_path: Path) -> Any:
+def bound(store: Any) -> Any:
     Counted.calls = []
-    return Counted().bind(Store(Location(str(tmp_path / "store"))))
+    return Counted().bind(store)
 
 
 def split(source: Any, rows: int) -> list[list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -17,8 +16,6 @@ import vane_dagster as vd
 from support.ingested import RULE, listed, read, split
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.sources import FragmentRule, SourceTable
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
 from vane_dagster.types.tensors import to_ndarray
 
 COLUMNS = {"id": [1, 2, 3], "text": ["a", None, "c"], "x": [0.5, 1.5, 2.5]}
@@ -38,11 +35,6 @@ KINDS: dict[str, Any] = {
     "list": ROWS.to_pylist(),
     "function": lambda: COLUMNS,
 }
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(Location(str(tmp_path / "store")))
 
 
 @pytest.mark.parametrize("kind", KINDS)

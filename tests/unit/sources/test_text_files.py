@@ -9,9 +9,7 @@ import pytest
 
 import vane_dagster as vd
 from support.ingested import rows, split
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
-from vane_dagster.storage.store import Store
 
 DAY = 86_400.0
 
@@ -33,11 +31,10 @@ def test_an_encoding_is_declared(tmp_path):
     assert rows(vd.text(str(tmp_path), encoding="latin-1"))[1] == {"text": "ÿ"}
 
 
-def test_rows_of_files_that_no_plan_uses_are_collected(tmp_path):
+def test_rows_of_files_that_no_plan_uses_are_collected(tmp_path, store):
     folder = tmp_path / "src"
     folder.mkdir()
     (folder / "a.txt").write_text("one\n")
-    store = Store(Location(str(tmp_path / "store")))
     source = vd.text(str(folder)).bind(store)
     assert rows(source) == [{"text": "one"}]
     spans = split(source).fragments[0].spans

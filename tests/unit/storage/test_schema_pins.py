@@ -11,17 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
 
 PLACE = ("docs", "labels", "0" * 40)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(Location(str(tmp_path / "store")))
 
 
 def pin(kind: pa.DataType, run: str) -> SchemaPin:

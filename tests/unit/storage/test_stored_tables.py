@@ -7,11 +7,9 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 import vane_dagster as vd
 from vane_dagster.sources import FragmentRule
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import FileRecord, FileSpan, Manifest
 from vane_dagster.storage.store import Store
@@ -33,11 +31,6 @@ from vane_dagster.storage.stored_tables import (
 
 DAY = 86_400.0
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(Location(str(tmp_path / "store")))
 
 
 def table(*names: str) -> StoredTable:
