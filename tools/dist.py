@@ -33,7 +33,7 @@ EXTRAS = ["anthropic", "client", "delta", "iceberg", "images", "lance", "openai"
 """The extras whose oldest versions are tried."""
 TEST_TOOLS = ["hypothesis", "pandas", "polars", "pyiceberg[sql-sqlite]"]
 TEST_TOOLS += ["pytest", "pytest-timeout", "pytest-xdist"]
-TESTS = ["storage", "sources", "types", "planning", "test_private_apis.py", "test_layers.py"]
+TESTS = ["storage", "sources", "types", "planning", "test_layers.py"]
 """The unit tests that depend on the versions of Dagster, Ray, Arrow and DuckDB."""
 BACKENDS = ["LocalCompute", "RayCompute"]
 

@@ -1,14 +1,19 @@
-"""Imports within the package: their order, and that files do not import each other in a circle."""
+"""The package's files, and what they import: each other in an order, and declared libraries."""
 
 from __future__ import annotations
 
 import ast
+import re
+import sys
+from collections import Counter
 from collections.abc import Container, Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 import vane_dagster
+from support.paths import REPOSITORY, TESTS
 from vane_dagster.fingerprint.code_strings import syntax_tree
 
 ROOT = Path(vane_dagster.__file__).parent
@@ -30,29 +35,30 @@ def module_names(root: Path) -> dict[str, Path]:
     return found
 
 
-def imports(tree: ast.AST, known: Container[str], hints: bool = True) -> Iterator[str]:
-    """The package's modules that a file imports anywhere, in functions too.
-
-    Args:
-        tree: The file's syntax tree.
-        known: The package's modules.
-        hints: Whether imports for type checkers alone count.
-    """
+def import_statements(tree: ast.AST, hints: bool = True) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports anywhere in a file, in functions too; without `hints` not those for types."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not hints:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not hints:
             continue
+        elif not isinstance(node, ast.expr):
+            yield from import_statements(node, hints)
+
+
+def imports(tree: ast.AST, known: Container[str], hints: bool = True) -> Iterator[str]:
+    """The package's modules that a file imports."""
+    for node in import_statements(tree, hints):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.startswith("vane_dagster."):
                     yield alias.name.partition(".")[2]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, "a relative import"
             package, _, module = (node.module or "").partition(".")
             for alias in node.names if package == "vane_dagster" else ():
                 inner = f"{module}.{alias.name}".removeprefix(".")
                 yield inner if inner in known else module
-        else:
-            yield from imports(node, known, hints)
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
@@ -74,13 +80,13 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trees() -> dict[str, ast.AST]:
+def trees() -> dict[str, ast.Module]:
     """The syntax trees of the package's files."""
     return {name: syntax_tree(file.read_text()) for name, file in module_names(ROOT).items()}
 
 
 @pytest.fixture(scope="module")
-def graph(trees: dict[str, ast.AST]) -> dict[str, set[str]]:
+def graph(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
     """The modules that each module imports when it is imported or when its functions run."""
     return {
         name: set(imports(tree, trees, hints=False)) - {"", name} for name, tree in trees.items()
@@ -121,3 +127,80 @@ def test_the_driver_imports_only_records_of_the_worker_package(graph):
 
 def test_no_files_import_each_other_in_a_circle(graph):
     assert circle(graph) == []
+
+
+# Libraries
+
+OPTIONAL = {
+    *("PIL", "aiohttp", "anthropic", "deltalake", "lance", "openai", "pyiceberg"),
+    *("sentence_transformers", "torch", "transformers", "vllm"),
+}
+
+
+def test_what_is_imported_is_declared(trees):
+    lines = (REPOSITORY / "pyproject.toml").read_text()
+    block = re.search(r"^dependencies = \[\n(.*?)^\]", lines, re.MULTILINE | re.DOTALL)
+    declared = {re.match(r'\s*"([\w-]+)', line)[1] for line in block[1].splitlines()}
+    known = packages_distributions()
+    missing = set()
+    for name, tree in trees.items():
+        for node in import_statements(tree):
+            is_plain = isinstance(node, ast.Import)
+            modules = [each.name for each in node.names] if is_plain else [node.module]
+            for top in {module.split(".")[0] for module in modules}:
+                standard = top in sys.stdlib_module_names or top in {"vane_dagster", *OPTIONAL}
+                if not standard and not declared & {d.lower() for d in known.get(top, ["?"])}:
+                    missing.add((name, top))
+    assert not missing
+
+
+PRIVATE_OF = ("ray.", "dagster.", "pyiceberg.")
+PRIVATE = re.compile(r"_compression|(?:ray|dagster|pyiceberg)(?:\.\w+)*?\._(?!_)\w+(?:\.\w+)*")
+
+
+def private_modules(tree: ast.AST) -> Iterator[str]:
+    """The private modules that a file imports, or names in its literals as code to run."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            private = [each.name for each in node.names if each.name.startswith("_")]
+            if PRIVATE.fullmatch(node.module) or (private and node.module.startswith(PRIVATE_OF)):
+                yield node.module
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+            if PRIVATE.fullmatch(text := ast.unparse(node)):
+                yield text
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            imported = re.findall(r"from (ray\._\w+) import (\w+)", node.value)
+            yield from (".".join(each) for each in imported)
+            if PRIVATE.fullmatch(node.value):
+                yield node.value
+
+
+def test_the_list_of_private_modules_is_complete(trees):
+    """They are those of the architecture page."""
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    listed = {}
+    for line in page.partition("## Private APIs of libraries")[2].splitlines():
+        cells = [re.findall(r"`([^`]+)`", cell) for cell in line.split("|")[1:3]]
+        if len(cells) == 2 and cells[0]:
+            for module in cells[0]:
+                listed.setdefault(module.removesuffix(".*"), set()).update(cells[1])
+    found: dict[str, set[str]] = {}
+    files = module_names(ROOT)
+    for name, tree in trees.items():
+        for module in private_modules(tree):
+            known = [each for each in listed if module == each or module.startswith(f"{each}.")]
+            found.setdefault(*(known or [module]), set()).add(str(files[name].relative_to(ROOT)))
+    assert found == listed
+
+
+# Files
+
+
+def test_the_package_is_typed():
+    assert (ROOT / "py.typed").is_file()
+
+
+def test_files_of_tests_have_unique_names():
+    """Pytest collects no two modules of one name."""
+    names = Counter(file.name for file in TESTS.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
