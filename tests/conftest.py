@@ -8,23 +8,19 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import hypothesis
 import pytest
 
-# The imports that follow come after it (E402).
+# pytest-xdist's main process reads this file too, and needs no more than it imports here.
+if TYPE_CHECKING:
+    import vane_dagster as vd
+    from support.results import Run
+
 pytest.register_assert_rewrite("support")
-
-import vane_dagster as vd  # noqa: E402 - after the call above
-from support.data import SECRET  # noqa: E402 - after the call above
-from support.instances import cheap_instances  # noqa: E402 - after the call above
-from support.paths import TESTS  # noqa: E402 - after the call above
-from support.results import Run, materializing  # noqa: E402 - after the call above
-from support.warm_workers import EndingLocal, WarmLocal, kept_warm  # noqa: E402 - after the call above
-from vane_dagster.compute.actor_names import NAMESPACE  # noqa: E402 - after the call above
-
+TESTS = Path(__file__).parent
 TIERS = ("unit", "integration", "dagster", "providers", "chaos", "examples")
 
 # How long an example takes says nothing on a shared machine. In CI, a run can be repeated.
@@ -66,6 +62,9 @@ def _home() -> Iterator[None]:
     os.environ["RAY_DATA_USAGE_DISABLED"] = "1"
     # It starts as many actors to read footers, 32 by default, however few files there are.
     os.environ["RAY_DATA_PARQUET_FOOTER_NUM_ACTORS"] = "1"
+    from support.instances import cheap_instances
+    from support.warm_workers import kept_warm
+
     with cheap_instances(), kept_warm():
         yield
     if before is None:
@@ -78,6 +77,7 @@ def _home() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cluster(_home: None) -> Iterator[vd.LocalCluster]:
     """The session's Ray head: 2 CPUs, and 1 of a custom resource that only one worker can hold."""
+    import vane_dagster as vd
     from vane_dagster.compute.local_head import LocalHead
 
     settings = {"name": "tests", "num_cpus": 2, "resources": {"accelerator": 1}}
@@ -91,6 +91,8 @@ def cluster(_home: None) -> Iterator[vd.LocalCluster]:
 @pytest.fixture
 def ray_data(cluster: vd.LocalCluster) -> Iterator[Any]:
     """Ray Data, connected to the session's head; the workers that it leaves there are ended."""
+    from vane_dagster.compute.actor_names import NAMESPACE
+
     module = pytest.importorskip("ray.data", reason="ray is installed without its extra data")
     cluster.connect()
     yield module
@@ -107,6 +109,8 @@ def compute(request: pytest.FixtureRequest) -> Any:
     """Both computes in turn: the same test has to pass on subprocesses and on Ray."""
     if request.param == "local":
         return request.getfixturevalue("local")
+    import vane_dagster as vd
+
     return vd.RayCompute(cluster=request.getfixturevalue("cluster"))
 
 
@@ -116,6 +120,8 @@ def local(request: pytest.FixtureRequest) -> vd.LocalCompute:
 
     They start fast, except where a test loads an engine in them.
     """
+    from support.warm_workers import EndingLocal, WarmLocal
+
     is_real = request.path.relative_to(TESTS).parts[0] == "providers"
     kind = EndingLocal if is_real else WarmLocal
     return kind(num_cpus=2, resources={"accelerator": 1})
@@ -138,6 +144,8 @@ def s3(s3_endpoint: str) -> dict[str, Any]:
     """Storage options of an S3 server whose bucket "lake" is empty."""
     import boto3
 
+    from support.data import SECRET
+
     secrets = {"aws_access_key_id": "someone", "aws_secret_access_key": SECRET}
     connected = boto3.resource("s3", endpoint_url=s3_endpoint, region_name="us-east-1", **secrets)
     lake = connected.create_bucket(Bucket="lake")
@@ -153,6 +161,8 @@ def s3(s3_endpoint: str) -> dict[str, Any]:
 @pytest.fixture
 def materialize(tmp_path: Path) -> Run:
     """Materializes a pipeline through Dagster, with a store in the test's folder."""
+    from support.results import materializing
+
     return materializing(tmp_path)
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import dagster as dg
 import pytest
 
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
+if TYPE_CHECKING:
+    from vane_dagster.storage.store import Store
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    import dagster as dg
+
     def refused(*args: Any, **given: Any) -> NoReturn:
         pytest.fail("A unit test starts no process and has no Dagster instance: move it to a tier")
 
@@ -27,4 +28,7 @@ def _nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A store in the test's folder."""
+    from vane_dagster.storage.filesystem import Location
+    from vane_dagster.storage.store import Store
+
     return Store(Location(str(tmp_path / "store")))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from vane_dagster.servers import handle
 from vane_dagster.servers.directory import Directory
 from vane_dagster.servers.launch import Endpoint, own_node_id
 
-pytest.importorskip("openai", reason="openai is not installed")
-pytest.importorskip("anthropic", reason="anthropic is not installed")
+# They are imported by the tests that need them: one takes longer than all tests of this file.
+pytestmark = pytest.mark.skipif(
+    not (find_spec("openai") and find_spec("anthropic")), reason="a client is not installed"
+)
 
 
 class Client:

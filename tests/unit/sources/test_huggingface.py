@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # the library reads it when it is imported
-datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+import vane_dagster as vd
+from support.ingested import listed, read, split
+from vane_dagster._lazy import LazyModule
+from vane_dagster.sources import FragmentRule
 
-import vane_dagster as vd  # noqa: E402 - after the variable
-from support.ingested import listed, read, split  # noqa: E402 - after the variable
-from vane_dagster.sources import FragmentRule  # noqa: E402 - after the variable
+os.environ["HF_HUB_OFFLINE"] = "1"  # the library reads it when it is imported
+datasets: Any = LazyModule("datasets")
 
 # The library gives pyarrow an argument that is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")

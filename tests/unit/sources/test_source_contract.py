@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,9 +24,12 @@ import vane_dagster as vd
 from support.iceberg_tables import catalog_in, opened
 from support.source_contract import *  # noqa: F403  # the contract's tests
 from support.source_contract import Kept
+from vane_dagster._lazy import LazyModule
 from vane_dagster.sources.ingested_files import IngestedSource
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
+
+DATASETS = LazyModule("datasets")
 
 
 def ids(table: pa.Table) -> list[int]:
@@ -159,7 +161,8 @@ MAKERS: dict[str, Callable[[Path], Kept]] = {
     "iceberg": iceberg,
     "table": lambda folder: in_memory(lambda made: vd.table(made, partition_column="key"), folder),
     "huggingface": lambda folder: in_memory(
-        lambda made: vd.huggingface(datasets.Dataset(made), partition_column="key"), folder
+        lambda made: vd.huggingface(LazyModule("datasets").Dataset(made), partition_column="key"),
+        folder,
     ),
 }
 
