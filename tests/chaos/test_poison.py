@@ -144,16 +144,6 @@ def leaks(batch):
     return {"y": [2 * i for i in batch["id"].to_pylist()]}
 
 
-@pytest.mark.parametrize(("fn", "on_ray"), [(closes, True), (reuses, False), (leaks, False)])
-def test_code_that_closes_the_workers_files(fn, on_ray, tmp_path, local, cluster, materialize):
-    materialize(pipeline(tmp_path, fn), vd.RayCompute(cluster=cluster) if on_ray else local)
-
-    ys = read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
-    assert ys == [2 * i for i in range(ROWS) if i != BAD]
-    rows = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()
-    assert [(row["id"], row["error"]) for row in rows] == [(BAD, "WorkerDied")]
-
-
 # Processes and tasks
 
 
@@ -167,24 +157,31 @@ async def forks_later(batch):
     return forks(batch)
 
 
-@pytest.mark.parametrize("fn", [forks, forks_later])
-def test_a_forked_child_that_returns_is_ended(fn, tmp_path, local, materialize):
-    materialize(pipeline(tmp_path, fn), local)
-
-    ys = read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
-    assert ys == [2 * i for i in range(ROWS)]
-
-
 async def cancels_itself(batch):
     if BAD in batch["id"].to_pylist():
         asyncio.current_task().cancel()
     return {"y": [2 * i for i in batch["id"].to_pylist()]}
 
 
-def test_a_row_that_cancels_its_task_is_quarantined_alone(tmp_path, local, materialize):
-    materialize(pipeline(tmp_path, cancels_itself, max_concurrency=4), local)
+@pytest.mark.parametrize(
+    ("fn", "on_ray", "error"),
+    [
+        (closes, True, "WorkerDied"),
+        (reuses, False, "WorkerDied"),
+        (leaks, False, "WorkerDied"),
+        (forks, False, None),  # the child is ended
+        (forks_later, False, None),
+        (cancels_itself, False, "CancelledError"),
+    ],
+)
+def test_what_code_does_to_its_worker_costs_its_row_at_most(
+    fn, on_ray, error, tmp_path, local, cluster, materialize
+):
+    more = {"max_concurrency": 4} if fn is cancels_itself else {}
+    compute = vd.RayCompute(cluster=cluster) if on_ray else local
+    materialize(pipeline(tmp_path, fn, **more), compute)
 
     ys = read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
-    assert ys == [2 * i for i in range(ROWS) if i != BAD]
+    assert ys == [2 * i for i in range(ROWS) if error is None or i != BAD]
     rows = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()
-    assert [(row["id"], row["error"]) for row in rows] == [(BAD, "CancelledError")]
+    assert [(row["id"], row["error"]) for row in rows] == ([(BAD, error)] if error else [])
