@@ -47,7 +47,7 @@ GROUPS = {
     ),
     "committer": (
         "engine/committer.py",
-        "engine/test_run_state.py engine/test_committer.py checks/test_checks.py "
+        "engine/test_accounting.py engine/test_committer.py checks/test_checks.py "
         "storage/test_store.py storage/test_damage.py test_simulation.py",
     ),
     "pool state": (

@@ -7,22 +7,30 @@ the kills of a round come at the same moments then, while the processes run at t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import random
 import shutil
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.chaos_rounds import Disturbed, Place, Plan, drawn
+from support import chaos_run, forked
 from support.chaos_run import FRAGMENT_ROWS, KEYED, KEYS, RAN, STAGES
 from support.data import read_stage, write_source
+from support.paths import REPOSITORY, TESTS
 from support.pools_process import CLUSTER
+from vane_dagster import testing
+from vane_dagster._failpoints import VARIABLE
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import VaneError
 from vane_dagster.storage.filesystem import TEMPORARY, Location
@@ -31,6 +39,251 @@ from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.quarantine import read_faults
 from vane_dagster.storage.store import Store
+
+_START_SECONDS, _WORK_SECONDS = 1.5, 2.5
+_LOOKS_SECONDS = 0.02
+_MAX_SECONDS = 150.0
+_MAX_LAST_RUNS = 4
+_NO_HEARTBEAT = "the pool manager received no heartbeat from this run"
+_TITLES = {"worker": "ray::HostActor", "pool_manager": "ray::PoolManager", "idle": "ray::IDLE"}
+
+
+class Kill(NamedTuple):
+    """A process that is killed.
+
+    Attributes:
+        at_work: Whether the clock starts with the first file that the run writes, or with the run.
+        seconds: Seconds until the kill.
+        kind: "driver", "worker", "pool_manager" or "idle".
+    """
+
+    at_work: bool
+    seconds: float
+    kind: str
+
+
+class Disturbed(NamedTuple):
+    """A disturbed run; `partition` is None for all."""
+
+    partition: str | None
+    faults: tuple[testing.Fault, ...]
+    kills: tuple[Kill, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one round.
+
+    Attributes:
+        seed: The seed of all draws.
+        labels: Handling of rows that cannot be labeled.
+        raising: Ids that fail on every computation, by stage.
+        killing: Ids that end their worker on every computation, by stage.
+        runs: The disturbed runs.
+    """
+
+    seed: int
+    labels: str
+    raising: dict[str, tuple[int, ...]]
+    killing: dict[str, tuple[int, ...]]
+    runs: tuple[Disturbed, ...]
+
+    def errors(self, stage: str) -> dict[int, str]:
+        """Return the ids that fail in a stage, each with the name of its error."""
+        found = dict.fromkeys(self.raising.get(stage, ()), "PoisonError")
+        return {**found, **dict.fromkeys(self.killing.get(stage, ()), "WorkerDied")}
+
+    def poison(self) -> list[testing.Fault]:
+        return [
+            *(
+                testing.CallFault(s, ids=ids, error="PoisonError")
+                for s, ids in self.raising.items()
+            ),
+            *(testing.CallFault(s, "kill", ids=ids) for s, ids in self.killing.items()),
+        ]
+
+    def __str__(self) -> str:
+        own = f"seed {self.seed}: labels={self.labels}, {self.raising=}, {self.killing=}"
+        return "\n  ".join([own, *map(str, self.runs)])
+
+
+def drawn(seed: int, ids: list[int], kinds: tuple[str, ...]) -> Plan:
+    """Draw the plan of a round.
+
+    Args:
+        seed: The seed of all draws.
+        ids: The source's ids.
+        kinds: Processes that may be killed besides the driver.
+    """
+    draw = random.Random(seed)
+    poisoned = draw.sample(ids, 7)
+    raising = {
+        "scores": tuple(poisoned[: draw.randint(0, 3)]),
+        "labels": tuple(poisoned[3 : 3 + draw.randint(0, 2)]),
+    }
+    killing = {}
+    if draw.random() < 0.08:  # the search for such a row starts a dozen workers
+        killing[draw.choice(("scores", "labels"))] = (poisoned[6],)
+    runs = []
+    for number in range(2 if draw.random() < 0.25 else 1):
+        partition = draw.choice((None, None, *chaos_run.KEYS))
+        partitions = 1 if partition else len(chaos_run.KEYS)
+        faults = [draw.choice(_FAULTS)(draw, partitions) for _ in range(draw.randint(0, 2))]
+        killed = [draw.choice(kinds) for _ in range(draw.randint(0, 4))]
+        if draw.random() < 0.4 or not (faults or killed or number):
+            killed.append("driver")
+        kills = sorted(_kill(draw, kind) for kind in killed)
+        runs.append(Disturbed(partition, tuple(faults), tuple(kills)))
+    labels = draw.choice(("quarantine", "null"))
+    raising = {stage: ids for stage, ids in raising.items() if ids}
+    return Plan(seed, labels, raising, killing, tuple(runs))
+
+
+def _kill(draw: random.Random, kind: str) -> Kill:
+    at_work = draw.random() < 0.8
+    most = _WORK_SECONDS if at_work else _START_SECONDS
+    return Kill(at_work, round(draw.uniform(0.0, most), 2), kind)
+
+
+def _some(draw: random.Random, most: int) -> list[int]:
+    return sorted(draw.sample(range(1, most), draw.randint(1, 3)))
+
+
+def _models(draw: random.Random) -> str:
+    return draw.choice(("scores", "labels"))
+
+
+# Each takes the number of partitions, to draw when the fault occurs. No fault exhausts memory: a
+# warm worker remembers the batch size that fits, so after some rounds single rows would fail.
+_FAULTS: tuple[Callable[[random.Random, int], testing.Fault], ...] = (
+    lambda draw, n: testing.StorageFault(
+        "*", "disconnect", draw.choice(("write", "read", "list")), calls=_some(draw, 30 * n)
+    ),
+    lambda draw, n: testing.StorageFault(
+        draw.choice(("*/store/*", "*/out/*", "*/joined/parts/*")), calls=draw.randint(1, 6 * n)
+    ),
+    lambda draw, n: testing.StorageFault("*/manifests/*", "kill", calls=draw.randint(1, 6 * n)),
+    lambda draw, n: testing.StorageFault("*/out/*", "kill", calls=draw.randint(1, 12 * n)),
+    lambda draw, n: testing.StorageFault("*/parts/*", "kill", calls=draw.randint(1, 24 * n)),
+    lambda draw, n: testing.StorageFault("*", "kill", "delete", calls=draw.randint(1, 3)),
+    lambda draw, n: testing.StorageFault("*", "denied", "delete", calls=draw.randint(1, 3)),
+    lambda draw, n: testing.StorageFault("*", "denied", "list", calls=draw.randint(1, 30)),
+    lambda draw, n: testing.CallFault(_models(draw), "disconnect", calls=_some(draw, 20 * n)),
+    lambda draw, n: testing.CallFault(_models(draw), "kill", calls=draw.randint(1, 20 * n)),
+    lambda draw, n: testing.LoadFault(draw.choice(("Scorer", "Labeller")), "kill", calls=1),
+)
+
+
+@dataclass
+class Place:
+    """The environment of a round's runs.
+
+    Attributes:
+        source: The source's folder.
+        cluster: The local cluster's settings; None for subprocesses.
+        raylet: The cluster's raylet.
+        blocks: The faults of the round's runs.
+        happened: Log lines of the round.
+    """
+
+    source: Path
+    cluster: dict[str, Any] | None
+    raylet: psutil.Process | None
+    blocks: contextlib.ExitStack
+    happened: list[str] = field(default_factory=list)
+
+    def run(self, root: Path, labels: str, run: Disturbed) -> int:
+        """Execute one run to its end, successful or not, and return the driver's exit status."""
+        options = {
+            "root": str(root),
+            "source": str(self.source),
+            "labels": labels,
+            "cluster": self.cluster,
+            "partition": run.partition,
+        }
+        injected = self.blocks.enter_context(testing.faults(*run.faults))
+        # The queued work of a killed run executes later and must meet the same faults. So the
+        # block ends with the round, and its variable is removed until then.
+        env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        env["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(REPOSITORY)])
+        del os.environ[VARIABLE]
+        started, before = time.monotonic(), _files(root)
+        program = [chaos_run.__file__, json.dumps(options)]
+        with open(root / "log", "a") as out, open(root / "log", "a") as err:
+            output = {out.fileno(): 1, err.fileno(): 2}
+            driver = forked.server(forked.DRIVER).start(program, env, output)
+        self._kill(driver, run.kills, lambda: _files(root) != before)
+        ended = _has_ended(driver, max(1.0, started + _MAX_SECONDS - time.monotonic()))
+        driver.kill()
+        status = driver.wait()
+        seconds = time.monotonic() - started
+        self.happened.append(
+            f"run ended with {status} after {seconds:.1f} s; fired: {injected.fired}"
+        )
+        if status == chaos_run.FAILED:
+            failure = (root / "log").read_text().rpartition(chaos_run.FAILURE)[2]
+            self.happened.append(" ".join(failure.split())[:300])
+        assert ended, f"the run did not end within {_MAX_SECONDS:g} s\n{self.summary(root)}"
+        return status
+
+    def finish(self, root: Path, plan: Plan) -> None:
+        """Execute the final run; repeat it if a busy machine missed heartbeats."""
+        for _ in range(_MAX_LAST_RUNS):
+            status = self.run(root, plan.labels, Disturbed(None, tuple(plan.poison()), ()))
+            if status == chaos_run.RAN:
+                return
+            if _NO_HEARTBEAT not in self.happened[-1]:
+                break
+        raise AssertionError(f"the last run ended with {status}")
+
+    def summary(self, root: Path) -> str:
+        """Describe the events of a round, for a message."""
+        lines = (root / "log").read_text().splitlines()
+        shown = [line for line in lines if " - DEBUG - " not in line][-60:]
+        return "\n".join([*self.happened, "the end of the log:", *shown])
+
+    def _kill(
+        self, driver: forked.Forked, kills: tuple[Kill, ...], is_working: Callable[[], bool]
+    ) -> None:
+        draw = random.Random(str(kills))
+        started, working = time.monotonic(), False
+        for kill in kills:
+            if kill.at_work and not working:
+                while not is_working() and not _has_ended(driver, _LOOKS_SECONDS):
+                    pass
+                started, working = time.monotonic(), True
+            if _has_ended(driver, max(0.0, started + kill.seconds - time.monotonic())):
+                return
+            victims = [driver.pid] if kill.kind == "driver" else self._living(kill.kind, driver)
+            pid = draw.choice(sorted(victims)) if victims else None
+            self.happened.append(f"{kill}: {pid}")
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _living(self, kind: str, driver: forked.Forked) -> list[int]:
+        """Return living processes of a kind: of the session's head, or the driver's children."""
+        parent = self.raylet or psutil.Process(driver.pid)
+        found = []
+        for child in parent.children():
+            with contextlib.suppress(psutil.Error):
+                title = " ".join(child.cmdline())
+                if self.raylet is None or title.startswith(_TITLES[kind]):
+                    found.append(child.pid)
+        return found
+
+
+def _has_ended(driver: forked.Forked, seconds: float) -> bool:
+    """Return whether a run ends within a time."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        driver.wait(seconds)
+    return driver.poll() is not None
+
+
+def _files(root: Path) -> int:
+    """Count the files of a round, except its log."""
+    return sum(len(files) for place in ("store", "out") for _, _, files in os.walk(root / place))
+
 
 ROUNDS = int(os.environ.get("VANE_CHAOS_ROUNDS", "8"))
 SEED = int(os.environ.get("VANE_CHAOS_SEED", "1"))

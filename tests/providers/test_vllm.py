@@ -16,6 +16,10 @@ import psutil
 import pytest
 
 import vane_dagster as vd
+from support.attacks import (
+    mode,
+    shared_tmp,  # noqa: F401  # fixtures
+)
 from support.pool_models import listed, ray_compute, until  # noqa: F401  # fixtures
 from support.results import metadata
 from support.tiny_answers import greedy
@@ -231,3 +235,20 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     os.kill(worker(), signal.SIGKILL)
     assert gone(third)
     until(lambda: not any(os.path.exists(name) for name in shared), "memory is freed")
+
+
+# Sockets
+
+
+def test_sockets_of_vllm_are_in_a_private_folder(
+    shared_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network_utils = pytest.importorskip("vllm.utils.network_utils", reason="vllm is not installed")
+    from vane_dagster.providers.vllm_engine import engine_folder
+
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "")
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH")
+    folder = engine_folder()
+    assert folder.parent == shared_tmp
+    assert mode(folder) == 0o700
+    assert network_utils.get_open_zmq_ipc_path().startswith(f"ipc://{folder}/")

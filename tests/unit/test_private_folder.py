@@ -464,3 +464,18 @@ def test_the_threat_model_names_tests_that_exist() -> None:
     texts = "".join(file.read_text() for file in (root / "tests").rglob("test_*.py"))
     assert len(named) > 15
     assert [name for name in named if f"def {name}(" not in texts] == []
+
+
+# The state folder
+
+
+def test_home_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("VANE_DAGSTER_HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert LocalHead().folder.parent == tmp_path / ".local/state/vane_dagster"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert LocalHead().folder.parent == tmp_path / "state/vane_dagster"
+    monkeypatch.setenv("VANE_DAGSTER_HOME", str(tmp_path / "own"))
+    assert LocalHead().folder.parent == tmp_path / "own"
+    assert LocalHead(home=tmp_path / "given").folder.parent == tmp_path / "given"

@@ -16,7 +16,7 @@ from support.poison import (
     NoText,
 )
 from vane_dagster._user_errors import contained, hinted, is_shutdown
-from vane_dagster.errors import CostlyError, RowErrors
+from vane_dagster.errors import CostlyError, RowErrors, described
 from vane_dagster.retries import is_transient
 from vane_dagster.worker.row_errors import user_frames, user_traceback
 
@@ -176,3 +176,20 @@ def test_frames_are_the_users_with_paths_below_the_folder_of_the_definitions(tmp
         f'  File "{neighbour}", line 2, in call',
         '  File "project/a.py", line 2, in fail',
     ]
+
+
+# Texts of errors
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "expected"),
+    [
+        (ValueError("no header"), None, "ValueError: no header"),
+        (EOFError(), None, "EOFError"),
+        (EOFError(" \n"), None, "EOFError"),
+        ("no header", "wave.Error", "wave.Error: no header"),
+        ("", "wave.Error", "wave.Error"),
+    ],
+)
+def test_an_error_without_a_message_is_its_class(error, name, expected):
+    assert described(error, name) == expected

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
+from support.plans import plan
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.accounting import PoolClock, count_error, fault_limit_error
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.fragment_state import FragmentState, make_task_states
+from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.events import PoolTime, StageStats
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
@@ -113,3 +119,32 @@ def test_the_time_of_workers_ends_with_their_last_call():
     pool.advance(1.0, queue, False)
     assert (pool.time.room, pool.time.input, pool.time.computing) == (7.0, 3.0, 6.0)
     assert pool.time.shares["computing"] == pytest.approx(6 / 19)
+# The limit of a run
+
+
+def repeated(n: int) -> list[int]:
+    return [n] * 9
+
+
+def itself(parts: int) -> int:
+    return parts
+
+
+def same(n: int) -> int:
+    return n
+
+
+def test_rows_below_a_fan_out_may_be_more_than_those_of_the_source(tmp_path, store):
+    (tmp_path / "src").mkdir()
+    pq.write_table(pa.table({"id": range(100), "n": range(100)}), tmp_path / "src/0.parquet")
+    docs = vd.Pipeline("docs", source=vd.parquet(tmp_path / "src"), id="id")
+    strict = {"on_error": vd.Failures("quarantine", max_error_rate=0.5)}
+    docs.map("direct", same, output_column="m", **strict)
+    parts = docs.flat_map("parts", repeated, id="part", **strict)
+    parts.map("below", itself, output_column="m", **strict)
+
+    planned = plan(docs, store)
+    state = RunState(planned, store, "run", [].append, {}, CheckRunner(docs, store))
+
+    limits = [state.max_faults(0, stage) for stage in ("direct", "parts", "below")]
+    assert limits == [50, 50, sys.maxsize]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
 import pytest
 
 import vane_dagster as vd
+from vane_dagster.planning.definition import pool_identity, stage_definition
 
 REFUSED: list[tuple[type, dict[str, Any], str]] = [
     (vd.Workers, {"env_vars": ["KEY=sk-1"]}, "env_vars has 'KEY' with a value, or an empty name"),
@@ -64,3 +66,67 @@ def test_a_stage_that_reserves_no_cpu_overrides_the_decorator():
     for name, given, cpus in (("kept", vd.Workers(), 2), ("none", vd.Workers(num_cpus=0), 0)):
         stage = docs.map_batches(name, Model, schema={"x": "BIGINT"}, concurrency=given)
         assert stage.spec.workers.num_cpus == cpus
+
+
+# One name for one option, in every kind of stage
+
+METHODS = (
+    "map_batches", "map", "flat_map", "filter", "predict_batch", "prompt", "embed", "classify",
+    "project", "write", "join",
+)  # fmt: skip
+TYPES = {
+    "concurrency": "int | tuple[int, int] | Literal['auto'] | Workers | None",
+    "gpus": "float | None",
+    "on_error": "OnError | Failures | None",
+    "include_columns": "bool | Sequence[str]",
+    "reuse": "ReuseMode | Reuse | None",
+    "model": "str | ModelServer | Model",
+    "asset": "Asset | None",
+}
+
+
+def parameters() -> dict[str, dict[str, inspect.Parameter]]:
+    methods: dict[str, Any] = {name: getattr(vd.Pipeline, name) for name in METHODS}
+    return {name: dict(inspect.signature(m).parameters) for name, m in methods.items()}
+
+
+@pytest.mark.parametrize("option", TYPES)
+def test_an_option_has_one_type_in_every_stage(option):
+    found = {m: str(p[option].annotation) for m, p in parameters().items() if option in p}
+    assert len(found) > 1
+    assert set(found.values()) == {TYPES[option]}, found
+
+
+# The place of workers
+
+
+class Model:
+    """Returns its batch."""
+
+    def __call__(self, batch):
+        return {"n": batch["n"]}
+
+
+def function(batch):
+    return {"n": batch["n"]}
+
+
+def stage(fn: Any, backend: Any) -> vd.Stage:
+    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
+    return docs.map_batches(
+        "out", fn, schema={"n": "BIGINT"}, concurrency=vd.Workers(execution_backend=backend)
+    )
+
+
+def test_it_names_a_place():
+    for fn in (Model, function):
+        for backend in (None, "ray_actor", "ray_task", "subprocess_actor", "subprocess_task"):
+            on_driver = (backend or "").startswith("subprocess")
+            assert stage(fn, backend).spec.on_driver == on_driver
+
+
+def test_it_changes_no_keys_and_only_a_subprocess_has_workers_of_its_own():
+    specs = [stage(Model, each) for each in (None, "ray_actor", "subprocess_actor")]
+    assert len({stage_definition(each.pipeline, each.spec) for each in specs}) == 1
+    plain, ray, subprocess = (pool_identity(each.pipeline, each.spec) for each in specs)
+    assert plain == ray != subprocess

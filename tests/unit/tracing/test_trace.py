@@ -8,6 +8,7 @@ import re
 import shlex
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -25,6 +26,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.command import trace_command
+from vane_dagster.tracing.manifest_index import aligned
 from vane_dagster.tracing.steps import Step, Trace
 
 DAY = "2026-01-02"
@@ -475,3 +477,49 @@ def test_the_command(traced):
     command = trace_command(store(traced), manifest)
     found = run.invoke(main, shlex.split(command)[1:])
     assert found.output == f"{trace(traced, 'docs/joined', manifest.sample[0]['id'])}\n"
+
+
+# Neighboring stages
+
+
+@pytest.mark.parametrize(
+    ("rows", "depths", "found"),
+    [
+        ([("w1", 1), ("w2", 2)], (2, 2), (0, {"w1": ("w1", 1), "w2": ("w2", 2)})),
+        ([("w1", 1), ("w2", 1), ("w3", 2)], (2, 1), (0, {1: (1,), 2: (2,)})),
+        ([(1,), (2,)], (1, 2), (1, {1: None, 2: None})),
+        ([("w1", 1)], (2, 3), (1, {"w1": None})),
+    ],
+    ids=["one depth", "many to one", "one to many", "many to more"],
+)
+def test_rows_of_neighboring_stages_correspond_by_their_keys(rows, depths, found):
+    assert aligned(rows, *depths) == found
+
+
+# The command
+
+
+def manifest(id: str | None, partition: str | None = None) -> Any:
+    sample = [] if id is None else [{"id": id}]
+    return SimpleNamespace(
+        pipeline="docs", stage="clean", partition=partition, keys=("id",), sample=sample
+    )
+
+
+@pytest.mark.parametrize(
+    ("id", "partition", "arguments"),
+    [
+        ("7", None, "--id 7"),
+        ("7", "a b", "--partition 'a b' --id 7"),
+        ("it's", None, """--id 'it'"'"'s'"""),
+        ("-7", None, "--id=-7"),
+    ],
+)
+def test_the_command_of_a_trace_is_quoted(id, partition, arguments):
+    command = trace_command(Store(Location("/s")), manifest(id, partition))
+    assert command == f"vane-dagster trace docs/clean {arguments} --store /s"
+
+
+@pytest.mark.parametrize("id", [None, "cut…", "a`b", "a\nb"])
+def test_an_id_that_cannot_stand_in_a_command_has_none(id):
+    assert trace_command(Store(Location("/s")), manifest(id)) is None

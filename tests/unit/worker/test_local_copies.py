@@ -9,11 +9,38 @@ from pathlib import Path
 
 import pytest
 
-from support.copied_files import copies, file, root, shipped  # noqa: F401  # fixtures
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.shipped_files import FILES, RECORD
+from vane_dagster.fingerprint.local_file import FileContent, local_file
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.shipped_files import FILES, RECORD, mark_needed, upload
 from vane_dagster.worker import local_copies, node_files
 from vane_dagster.worker.local_copies import local_copy
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Location:
+    return Location(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Path:
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    return folder
+
+
+def shipped(root: Location, path: Path) -> FileContent:
+    """Put a file into a store."""
+    content: FileContent = local_file(path).content()
+    mark_needed(root, content.digest, content.record)
+    upload(root, {blob.digest: blob.path for blob in content.blobs})
+    return content
+
+
+def file(path: Path, text: str = "weights") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
 
 
 def test_a_file_keeps_its_name_and_is_copied_once(root, copies, tmp_path):
