@@ -1,11 +1,15 @@
-"""A lease for tests of worker groups: workers start and answer when the test says so."""
+"""Worker groups on a lease whose workers start and answer when the test says so."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-from vane_dagster.compute.api import Worker
+from vane_dagster.compute.api import CallResult, Worker
+from vane_dagster.engine.worker_group import WorkerGroup
+from vane_dagster.events import Noticed
+from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.worker.reports import LoadReport
 
 
 class Lease:
@@ -59,3 +63,36 @@ class Lease:
 
     def evict(self, pool: str) -> None:
         self.evicted.append(pool)
+
+
+class Leased:
+    """A group of leased workers, with its events and the stages that it has given up.
+
+    Args:
+        workers: The workers of the lease.
+        pools: The pool of each stage.
+        more: Further arguments of the group.
+    """
+
+    def __init__(self, *workers: Worker, pools: dict[str, PoolSpec], more: tuple[Any, ...] = ()):
+        self.events: list[Any] = []
+        self.given_up: list[tuple[Any, str]] = []
+        self.lease: Any = Lease(*workers)
+        self.group = WorkerGroup(
+            self.lease,
+            pools,
+            self.events.append,
+            lambda pool, stages, report: None,
+            lambda stages, error: self.given_up.append((stages, str(error))),
+            *more,
+        )
+
+    def answer(self, worker: Worker, lost: str = "", **report: Any) -> None:
+        """A worker says how its start went, or died."""
+        ticket = self.lease.calls.pop(("load", worker))
+        answer = None if lost else LoadReport(False, 1.0, 1, "cpu", "node", **report)
+        self.group.handle_done(CallResult(ticket, answer, lost=lost))
+
+    @property
+    def notices(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Noticed)]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from support.group_leases import Lease
+from support.group_leases import Leased
 from vane_dagster.compute.api import CallResult, Worker
 from vane_dagster.engine.pool_usage import PoolUsage
-from vane_dagster.engine.worker_group import WorkerGroup
-from vane_dagster.events import Noticed
 from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.reports import LoadReport, WorkerStatus
@@ -19,33 +16,20 @@ REPLICAS = [Worker("s1", "server"), Worker("s2", "server")]
 ENDPOINTS = [Endpoint("http://one:1", node_id="a"), Endpoint("http://two:2", node_id="b")]
 
 
-class World:
+class World(Leased):
     """A stage whose two workers call a server with two replicas."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.lease: Any = Lease(*CLIENTS, *REPLICAS)
-        self.events: list[Any] = []
-        self.given_up: list[tuple[Any, str]] = []
         self.usage = PoolUsage()
         client = PoolSpec("client", "ask", (2, 2), uses={"llm": "server"})
         server = PoolSpec("server", "vLLM server tiny", (2, 2), server="tiny")
-        self.group = WorkerGroup(
-            self.lease,
-            {"answers": client},
-            self.events.append,
-            lambda pool, stages, report: None,
-            lambda stages, error: self.given_up.append((stages, str(error))),
-            lambda: self.now,
-            {"server": server},
-            self.usage.server_changed,
-        )
+        more = (lambda: self.now, {"server": server}, self.usage.server_changed)
+        super().__init__(*CLIENTS, *REPLICAS, pools={"answers": client}, more=more)
 
-    def ready(self, worker: Worker, endpoint: Endpoint | None = None, **report: Any) -> None:
-        ticket = self.lease.calls.pop(("load", worker))
+    def ready(self, worker: Worker, endpoint: Endpoint | None = None) -> None:
         status = ServerStatus("ready", endpoint) if endpoint else None
-        done = LoadReport(False, 1.0, 1, "cpu", "node", server=status, **report)
-        self.group.handle_done(CallResult(ticket, done))
+        self.answer(worker, server=status)
 
     def report(self, worker: Worker, status: ServerStatus | None, lost: str = "") -> None:
         """The replica's worker answers the next question for its status."""
@@ -60,10 +44,6 @@ class World:
             self.ready(worker, endpoint)
         for worker in CLIENTS:
             self.ready(worker)
-
-    @property
-    def notices(self) -> list[str]:
-        return [event.text for event in self.events if isinstance(event, Noticed)]
 
 
 def test_workers_wait_until_all_replicas_are_ready():

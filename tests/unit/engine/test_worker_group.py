@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from support.group_leases import Lease
-from vane_dagster.compute.api import IO_WORKERS, CallResult, Worker
-from vane_dagster.engine.worker_group import WorkerGroup, WorkerQueue
-from vane_dagster.events import Noticed
+from support.group_leases import Leased
+from vane_dagster.compute.api import IO_WORKERS, Worker
+from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.worker.pools import PoolSpec
-from vane_dagster.worker.reports import Fault, LoadReport
+from vane_dagster.worker.reports import Fault
 
 FIRST, SECOND = Worker("m-1", "m"), Worker("m-2", "m")
 
@@ -48,36 +47,12 @@ def test_a_call_that_tolerates_no_other_waits_for_an_idle_worker():
     assert both.pick_worker() is None
 
 
-class Group:
-    """A group of workers, with its events and notices."""
-
-    def __init__(self, *workers: Worker, **options: Any) -> None:
-        self.events: list[Any] = []
-        self.given_up: list[tuple[Any, str]] = []
-        self.lease: Any = Lease(*workers)
-        self.pools = {"model": PoolSpec("m", "Model", (1, 2), **options)}
-        self.group = WorkerGroup(
-            self.lease,
-            self.pools,
-            self.events.append,
-            lambda pool, stages, report: None,
-            lambda stages, error: self.given_up.append((stages, str(error))),
-        )
-
-    def answer(self, worker: Worker, **report: Any) -> None:
-        """A worker says how its start went; without a report it died."""
-        ticket = self.lease.calls.pop(("load", worker))
-        lost = report.pop("lost", "")
-        answer = LoadReport(False, 1.0, 1, "cpu", "node", **report)
-        self.group.handle_done(CallResult(ticket, None if lost else answer, lost=lost))
-
-    @property
-    def notices(self) -> list[str]:
-        return [event.text for event in self.events if isinstance(event, Noticed)]
+def leased(*workers: Worker, **options: Any) -> Leased:
+    return Leased(*workers, pools={"model": PoolSpec("m", "Model", (1, 2), **options)})
 
 
 def test_a_spent_worker_is_replaced_after_its_last_answer():
-    group = Group(FIRST)
+    group = leased(FIRST)
     group.answer(FIRST)
     queue = group.group.worker_queues["m"]
     queue.begin(FIRST, 10)
@@ -91,7 +66,7 @@ def test_a_spent_worker_is_replaced_after_its_last_answer():
 
 
 def test_a_worker_on_a_draining_node_works_until_another_is_ready_and_ends_after_its_last_call():
-    group = Group(FIRST)
+    group = leased(FIRST)
     group.answer(FIRST)
     queue = group.group.worker_queues["m"]
     queue.begin(FIRST, 10)
@@ -116,7 +91,7 @@ def test_a_worker_on_a_draining_node_works_until_another_is_ready_and_ends_after
 
 @pytest.mark.parametrize("is_loading", [True, False])
 def test_a_worker_that_is_lost_with_its_draining_node_has_been_replaced(is_loading):
-    group = Group(FIRST)
+    group = leased(FIRST)
     if not is_loading:
         group.answer(FIRST)
     fresh = group.lease.move(FIRST)
@@ -133,10 +108,10 @@ def test_a_worker_that_is_lost_with_its_draining_node_has_been_replaced(is_loadi
 
 
 def test_an_unused_gpu_is_noticed_once_for_each_pool_that_reserves_one():
-    group = Group(FIRST, SECOND)
+    group = leased(FIRST, SECOND)
     group.group.notice_unused_gpu(FIRST, "torch has used no memory of it")
     assert group.notices == [], "it reserves none"
-    group = Group(FIRST, SECOND, bundle={"GPU": 0.5})
+    group = leased(FIRST, SECOND, bundle={"GPU": 0.5})
     for worker in (FIRST, SECOND):
         group.group.notice_unused_gpu(worker, "torch has used no memory of it")
     assert group.notices == [
@@ -145,7 +120,7 @@ def test_an_unused_gpu_is_noticed_once_for_each_pool_that_reserves_one():
 
 
 def test_a_pool_whose_workers_die_as_they_start_is_given_up():
-    group = Group(FIRST)
+    group = leased(FIRST)
     for _ in range(4):
         (worker,) = group.lease.loading
         group.answer(worker, lost="exit code 1")
@@ -159,7 +134,7 @@ def test_a_pool_whose_workers_die_as_they_start_is_given_up():
 def test_many_workers_that_die_with_their_node_are_no_pool_that_cannot_start():
     """Their replacements may have been placed on it too, before its loss was known."""
     workers = [Worker(f"m-{number}", "m") for number in range(8)]
-    group = Group(*workers)
+    group = leased(*workers)
     for worker in workers:
         group.answer(worker, lost="its node has died")
     assert group.given_up == []
@@ -168,7 +143,7 @@ def test_many_workers_that_die_with_their_node_are_no_pool_that_cannot_start():
 
 def test_a_model_that_cannot_be_constructed_is_given_up():
     io = Worker("io-1", IO_WORKERS)
-    group = Group(FIRST, SECOND, io)
+    group = leased(FIRST, SECOND, io)
     group.answer(FIRST, fault=Fault("ModelLoadError", "no weights"))
     group.answer(io)
     assert [text for _, text in group.given_up] == ["no weights"]

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pydantic
 import pytest
+import torch
 
 import vane_dagster as vd
 from support.udf_calls import row_stage, run_stage
@@ -340,6 +341,7 @@ REUSED: dict[str, tuple[Any, Callable[[Any], Any], Any]] = {
     "dataclass": (Vector([1.0]), lambda v: v.values.append(2.0), {"values": [1.0]}),
     "bytearray": (bytearray(b"a"), lambda v: v.append(1), bytearray(b"a")),
     "image": (Imaged(), lambda v: v.numbers.__setitem__(0, 1), [97]),
+    "tensor": (torch.ones(2), lambda v: v.fill_(2), [1, 1]),
 }  # fmt: skip
 
 
@@ -348,16 +350,7 @@ def test_a_result_may_be_changed_after_it_was_returned(case):
     value, change, expected = REUSED[case]
     found = kept(value)
     change(value)
-    assert (found.tolist() if isinstance(found, np.ndarray) else found) == expected
-
-
-def test_a_tensor_may_be_changed_after_it_was_returned():
-    import torch
-
-    value = torch.ones(2)
-    found = kept(value)
-    value[:] = 2
-    assert found.tolist() == [1, 1]
+    assert (found.tolist() if hasattr(found, "tolist") else found) == expected
 
 
 def test_an_array_may_be_filled_anew_for_the_next_row_or_yield():
