@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -248,27 +247,6 @@ def test_what_is_undone_returns_to_the_definition_that_computed_it(
     assert (found.fragments, found.stored_fragments) == (0, 2), "what it computed is its own again"
     with pytest.raises(PlanError, match="was not adopted, or that was undone"):
         edited["power"].adopt(undo=True, store=stored)
-
-
-def test_rows_are_drawn_from_all_fragments_alike(tmp_path):
-    """Five percent of the rows, all in few fragments, are found nearly always."""
-    ids = range(2000)
-    write_source(tmp_path / "src", {"id": ids, "x": ids})
-    store, found = str(tmp_path / "store"), 0
-
-    def pipeline(fn: Any) -> vd.Pipeline:
-        docs = vd.Pipeline(
-            "docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=100
-        )
-        docs.map_batches("power", fn, schema={"y": "DOUBLE"}, fn_constructor_kwargs={"exponent": 2})
-        return docs
-
-    pipeline(Power).run(store=store)
-    for _ in range(4):
-        with contextlib.suppress(PlanError):
-            pipeline(OfSmall)["power"].adopt(store=store)
-            found += 1
-    assert found == 0
 
 
 def test_results_of_runs_that_did_not_know_of_a_split_are_not_compared(tmp_path, stored):

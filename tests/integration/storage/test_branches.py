@@ -228,20 +228,6 @@ def test_parts_of_the_fallback_are_used_and_copied(tmp_path, branch):
     assert vd.load("texts/upper", store=branch).column("upper").to_pylist() == [*"ABCDE"]
 
 
-def test_a_part_that_was_collected_from_the_fallback_is_computed_again(tmp_path, branch):
-    production = vd.FragmentStore(root=branch.fallback)
-    write_source(tmp_path / "source", {"id": [0, 1], "text": ["a", "b"]}, "a.parquet")
-    source = vd.parquet(f"{tmp_path}/source/*.parquet")
-    texts(source).run(store=production)
-    for part in (tmp_path / "store/texts/upper/parts/~unpartitioned").iterdir():
-        part.unlink()
-    both = texts(source)
-    both["upper"].project("last", ["id", "upper"])
-    both.run(store=branch)
-    assert vd.load("texts/last", store=branch).column("upper").to_pylist() == ["A", "B"]
-    assert vd.load("texts/upper", store=branch).column("upper").to_pylist() == ["A", "B"]
-
-
 def test_converted_files_are_taken_from_the_fallback(tmp_path, branch):
     production = vd.FragmentStore(root=branch.fallback)
     (tmp_path / "texts.csv").write_text("id,text\n1,a\n2,b")

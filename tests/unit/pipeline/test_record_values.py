@@ -56,18 +56,6 @@ def test_an_option_of_another_record_names_that_record():
         vd.Workers(max_retries=3)  # type: ignore[call-arg]  # the mistake
 
 
-def test_a_stage_that_reserves_no_cpu_overrides_the_decorator():
-    @vd.cls(cpus=2)
-    class Model:
-        def __call__(self, batch):
-            return batch
-
-    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
-    for name, given, cpus in (("kept", vd.Workers(), 2), ("none", vd.Workers(num_cpus=0), 0)):
-        stage = docs.map_batches(name, Model, schema={"x": "BIGINT"}, concurrency=given)
-        assert stage.spec.workers.num_cpus == cpus
-
-
 # One name for one option, in every kind of stage
 
 METHODS = (
