@@ -164,9 +164,11 @@ def test_a_filter_over_deleted_rows_of_a_delta_table(tmp_path):
 def test_blobs_of_lance_are_bytes(tmp_path, storage_version):
     blob = pa.field("raw", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
     schema = pa.schema([("id", pa.int64()), blob])
-    large = [bytes([i]) * (5 << 20) for i in range(30)]
+    large = [bytes([i]) * (5 << 17) for i in range(30)]
     table = pa.table({"id": list(range(31)), "raw": [*large, None]}, schema=schema)
     lake = Lance(tmp_path)
     lake.append(table, data_storage_version=storage_version)
-    assert len(split(lake.source()).fragments) == 3, "of at most 64 MiB each"
+    assert FragmentRule(1).bytes == 64 << 20
+    rule = FragmentRule(1_000, bytes=8 << 20)
+    assert len(split(lake.source(), rule).fragments) == 3
     assert [row["raw"] for row in rows(lake.source())] == [*large, None]
