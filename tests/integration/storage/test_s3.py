@@ -126,6 +126,7 @@ def test_source_store_and_target_on_s3(s3, cluster):
     assert sum(each.files for each in occupied) == len(files)
     assert sum(each.bytes for each in occupied) == sum(each["size"] for each in files.values())
 
+
 # Ray Datasets
 
 

@@ -119,6 +119,8 @@ def test_the_time_of_workers_ends_with_their_last_call():
     pool.advance(1.0, queue, False)
     assert (pool.time.room, pool.time.input, pool.time.computing) == (7.0, 3.0, 6.0)
     assert pool.time.shares["computing"] == pytest.approx(6 / 19)
+
+
 # The limit of a run
 
 
