@@ -104,18 +104,22 @@ def test_a_row_is_not_blamed_for_the_nodes_that_are_lost_with_it(cluster_of_thre
     assert len(noted(tmp_path / "calls")) == 3
 
 
-def drain(address: str, machine: int) -> int:
-    """Let Ray drain a node, as clouds' notices and SIGTERM do; return the pid of its raylet."""
+def drain(address: str, machine: int, by: str) -> int:
+    """Let Ray drain a node; return the pid of its raylet."""
     (raylet,) = [p for p in psutil.Process(machine).children() if p.name() == "raylet"]
     (node,) = [a.partition("=")[2] for a in raylet.cmdline() if a.startswith("--node_id=")]
     command = [sys.executable, "-c", ENTRY, "drain-node", f"--address={address}"]
     command += [f"--node-id={node}", "--reason=DRAIN_NODE_REASON_PREEMPTION"]
     command += ["--reason-message=spot", "--deadline-remaining-seconds=60"]
-    subprocess.run(command, check=True, env={**os.environ, "RAY_AUTH_MODE": "disabled"})
+    if by == "SIGTERM":
+        os.kill(machine, signal.SIGTERM)
+    else:
+        subprocess.run(command, check=True, env={**os.environ, "RAY_AUTH_MODE": "disabled"})
     return raylet.pid
 
 
-def test_a_node_that_drains_is_left_before_it_ends(cluster_of_three, tmp_path):
+@pytest.mark.parametrize("by", ["drain-node", "SIGTERM"])
+def test_a_node_that_drains_is_left_before_it_ends(by, cluster_of_three, tmp_path):
     """Nothing is computed twice, and the node is idle at last, so Ray ends it."""
     address, _ = cluster_of_three
     write_source(tmp_path / "src" / "a", {"id": range(ROWS)}, row_group_size=20)
@@ -125,7 +129,7 @@ def test_a_node_that_drains_is_left_before_it_ends(cluster_of_three, tmp_path):
     until(lambda: len(noted(tmp_path / "calls")) >= 50, "it computes", 90)
     (worker,) = noted(tmp_path / "loads")
 
-    raylet = drain(address, os.getsid(worker))
+    raylet = drain(address, os.getsid(worker), by)
 
     until(lambda: not alive(raylet), "the node ends", 60)
     run.done()
