@@ -7,7 +7,11 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy.testing  # noqa: F401 - NumPy 1 starts a process at the import
 import pytest
+import threadpoolctl
+
+threadpoolctl.threadpool_info()  # versions before 3.7 start a process at the first call
 
 if TYPE_CHECKING:
     from vane_dagster.storage.store import Store
