@@ -1,4 +1,4 @@
-"""Processes of a server, of its clients and of its drivers, killed at random times."""
+"""Processes of servers, of their clients and of drivers, killed at random times or by a row."""
 
 from __future__ import annotations
 

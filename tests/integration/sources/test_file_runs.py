@@ -1,4 +1,4 @@
-"""Runs over raw files and images: functions that open files, changes, and files that are broken."""
+"""Runs over raw files, images and tables: functions that open files, changes, and broken files."""
 
 from __future__ import annotations
 
