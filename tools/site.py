@@ -46,7 +46,7 @@ METHODS = {
 }
 """The classes whose methods are for users, and which of them."""
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
-_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -16,6 +16,7 @@ from support.vllm_stages import needs_vllm
 from support.warm_workers import end_waiting
 
 HEADING = "Language model in vLLM"
+SNIPPETS = {page: each for page in PAGES for each in snippets(page) if each.heading == HEADING}
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 LENGTH = '"max_model_len": 192'
 OPTIONS = f'{LENGTH}, "dtype": "float32", "enforce_eager": True'
@@ -32,17 +33,16 @@ def test_our_side_of_each_snippet_asks_vllm(
     monkeypatch.chdir(tmp_path)
     compute = vd.LocalCompute(num_cpus=2)  # one engine for all pages
     try:
-        for page in PAGES:
-            snippet = next(each for each in snippets(page) if each.heading == HEADING)
+        for page, snippet in SNIPPETS.items():
             with loaded(snippet, tmp_path, {MODEL: str(tiny), LENGTH: OPTIONS}) as module:
                 (pipeline,) = pipelines(module)
                 assert materializing(tmp_path / page)(pipeline, compute).success
     finally:
         end_waiting()
-    expected = dict.fromkeys(PAGES, greedy(tiny, TEXTS))
+    expected = dict.fromkeys(SNIPPETS, greedy(tiny, TEXTS))
     lower = [text.lower() for text in TEXTS]
     expected["ray-data"] = greedy(tiny, lower, system="Answer in one word.")
-    for page in PAGES:
+    for page in SNIPPETS:
         rows = read_stage(tmp_path / page / "store", "reviews", "answers")
         assert [*map(trimmed, rows["answer"].to_pylist())] == [*map(trimmed, expected[page])]
 

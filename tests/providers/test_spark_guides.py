@@ -1,7 +1,6 @@
-"""The functions of Spark's guides for Triton and vLLM, with at most two changed lines each.
+"""Our side of the sections of docs/coming-from/spark.md with servers, Triton and vLLM.
 
-Those with one tensor and with a language model are those of docs/coming-from/spark.md, where the
-changed lines are counted by `tests/examples/test_coming_from.py`.
+The changed lines of their functions are counted by `tests/examples/test_coming_from.py`.
 """
 
 from __future__ import annotations

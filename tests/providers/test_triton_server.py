@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from support.paths import REPOSITORY
 from support.pool_models import until
 from support.pytriton_programs import pytriton, pytriton_client, tritonserver  # noqa: F401  # fixtures
 from support.results import Run
-from support.snippets import imported
+from support.snippets import FENCED, imported
 
 ROWS = 40
 MODEL = """
@@ -156,8 +155,7 @@ def test_a_killed_function_is_restarted_and_leaves_no_files(
 def example(marker: str) -> str:
     """The block of the page that has a text."""
     page = (REPOSITORY / "docs" / "servers.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    (found,) = (block for block in blocks if marker in block)
+    (found,) = (code for _, _, code in FENCED.findall(page) if marker in code)
     return found
 
 

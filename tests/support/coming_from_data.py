@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 
 def write_data(folder: Path) -> None:
@@ -30,10 +31,12 @@ def write_data(folder: Path) -> None:
         "features": pa.array(np.arange(12.0).reshape(3, 4).tolist(), pa.list_(pa.float32())),
     }
     pq.write_table(pa.table(table), folder / "images.parquet")
+    (folder / "photos").mkdir()
+    for number, image in enumerate(images):
+        Image.fromarray(image).save(folder / "photos" / f"{number}.png")
     (folder / "minilm").symlink_to(get_model_path())
     _write_linear(folder / "weights.pt")
     np.save(folder / "weights.npy", np.array([[1.0], [0], [0], [2]], np.float32))
-    _write_regression(folder / "model.joblib")
     _write_classifier(folder / "sentiment")
 
 
@@ -43,15 +46,6 @@ def _write_linear(path: Path) -> None:
 
     weight = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 1]])
     torch.save({"weight": weight, "bias": torch.zeros(2)}, path)
-
-
-def _write_regression(path: Path) -> None:
-    """Write a linear model of scikit-learn that adds its two features."""
-    import joblib
-    from sklearn.linear_model import LinearRegression
-
-    features = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    joblib.dump(LinearRegression().fit(features, features.sum(axis=1)), path)
 
 
 def _write_classifier(folder: Path) -> None:

@@ -8,6 +8,7 @@ import difflib
 import importlib
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,28 +22,35 @@ from support.paths import REPOSITORY
 FOLDER = REPOSITORY / "docs" / "coming-from"
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md"))
 _SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+"""A block of a page: its indentation in a tab or a list, its language, and its lines."""
 _REFUSED = re.compile(r"^\| `(\w+)=(.+)` \| `(.+)` \|$", re.MULTILINE)
-_COUNTED = re.compile(r"^\| \[(.+?)\]\(#.+?\) \| (.+?) \|$", re.MULTILINE)
+_COUNTED = re.compile(r"^\*\*Changed lines: (\d+)\*\*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """A section of a page."""
+    """A section of a page with a tab of theirs and one of ours.
+
+    Attributes:
+        shared: The code above the tabs, which both sides have.
+        counted: The changed lines that the section states; None if it states none.
+    """
 
     page: str
     heading: str
+    shared: str
     theirs: str
     ours: str
+    counted: int | None
 
     @property
     def changed_lines(self) -> int | None:
-        """The lines that differ in the functions and classes of ours; None if it has none."""
-        after = _definitions(self.ours)
-        if not after:
-            return None
+        """The most lines that differ in a function or class of the tabs; None if ours has none."""
         before = _definitions(self.theirs)
-        return sum(_differing(before.get(name, []), lines) for name, lines in after.items())
+        after = _definitions(self.ours)
+        counts = (_differing(before.get(name, []), lines) for name, lines in after.items())
+        return max(counts, default=None)
 
 
 def _differing(before: list[str], after: list[str]) -> int:
@@ -63,38 +71,37 @@ def _text(page: str) -> str:
     return (FOLDER / f"{page}.md").read_text()
 
 
+def _blocks(text: str) -> list[tuple[bool, str]]:
+    """The blocks of Python: whether each is indented, and its code."""
+    found = FENCED.findall(text)
+    return [(bool(at), textwrap.dedent(code)) for at, name, code in found if name == "python"]
+
+
 def preamble(page: str) -> str:
     """The lines that all blocks of ours continue."""
-    found = _BLOCK.search(_text(page))
-    assert found is not None, f"{page} has no block of Python"
-    return found[1]
+    return _blocks(_text(page))[0][1]
 
 
 def block(text: str, heading: str) -> str:
     """The first block of Python below a heading."""
-    found = _BLOCK.search(text.partition(f"## {heading}\n")[2].partition("\n## ")[0])
-    assert found is not None, f"there is no Python below {heading!r}"
-    return found[1]
+    found = _blocks(text.partition(f"## {heading}\n")[2].partition("\n## ")[0])
+    assert found, f"there is no Python below {heading!r}"
+    return found[0][1]
 
 
 def snippets(page: str) -> list[Snippet]:
-    """The sections of a page that show a block of theirs and one of ours."""
+    """The sections of a page with tabs, of which the first is theirs and the second ours."""
     found = []
     for heading, body in _SECTION.findall(_text(page)):
-        blocks = _BLOCK.findall(body)
-        assert len(blocks) in (0, 2), f"{page}, {heading}: {len(blocks)} blocks of Python"
-        if blocks:
-            found.append(Snippet(page, heading, *blocks))
+        blocks = _blocks(body)
+        shared = "".join(code for in_tab, code in blocks if not in_tab)
+        tabs = [code for in_tab, code in blocks if in_tab]
+        assert len(tabs) in (0, 2), f"{page}, {heading}: {len(tabs)} blocks of Python in tabs"
+        if tabs:
+            stated = _COUNTED.search(body)
+            counted = int(stated[1]) if stated else None
+            found.append(Snippet(page, heading, shared, *tabs, counted))
     return found
-
-
-def counted(page: str) -> dict[str, int | None]:
-    """The changed lines of each snippet in a page's table; None for "no function"."""
-    table = _text(page).partition("## Changed lines\n")[2]
-    return {
-        heading: None if lines == "no function" else int(lines)
-        for heading, lines in _COUNTED.findall(table)
-    }
 
 
 def refused(page: str) -> list[tuple[str, str, str]]:
@@ -107,7 +114,8 @@ def loaded(
 ) -> contextlib.AbstractContextManager[ModuleType]:
     """Import our side of a snippet; see `imported`."""
     name = re.sub(r"\W", "_", f"coming_from_{snippet.page}_{snippet.heading}".lower())
-    return imported(preamble(snippet.page) + snippet.ours, name, folder, replaced)
+    code = preamble(snippet.page) + snippet.shared + snippet.ours
+    return imported(code, name, folder, replaced)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 import vane_dagster
 from support.paths import REPOSITORY
+from support.snippets import FENCED
 from vane_dagster.pipeline.servers import ModelServer
 
 PACKAGE = Path(vane_dagster.__file__).parent
@@ -18,9 +19,8 @@ ROOT = PACKAGE.parent
 FOLDERS = [ROOT / name for name in ("", "docs", "docs/coming-from", "examples", "benchmarks")]
 PAGES = sorted(path for folder in FOLDERS for path in folder.glob("*.md"))
 LIVING = [page for page in PAGES if page.name != "CHANGELOG.md"]
-READERS_OWN = {"reviews.py", "definitions.py", "defs.yaml", "defs/", "benchmarks/results/"}
+READERS_OWN = {"reviews.py", "definitions.py", "defs.yaml", "defs/", "dist/", "benchmarks/results/"}
 """Paths of the reader's own files, and of files that a benchmark writes."""
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
@@ -46,7 +46,7 @@ def named_paths(text: str) -> set[str]:
     A token is a path if it ends like a file or a folder, begins with a folder of the repository or
     of the package, or is a dotted name in the package.
     """
-    diagrams = " ".join(code for language, code in FENCED.findall(text) if language == "mermaid")
+    diagrams = " ".join(code for _, language, code in FENCED.findall(text) if language == "mermaid")
     drawn = re.findall(r"(?<![<\w/])[\w/]+(?:\.py|/)(?!\w)", diagrams)
     ticked = re.findall(r"`([\w./-]+)`", FENCED.sub("", text))
     folders = {path.name for root in (ROOT, PACKAGE) for path in root.iterdir() if path.is_dir()}
@@ -91,7 +91,7 @@ def test_paths_in_pages_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_python_in_pages_is_valid(page):
-    for language, code in FENCED.findall(page.read_text()):
+    for _, language, code in FENCED.findall(page.read_text()):
         if language == "python":
             compile(textwrap.dedent(code), str(page), "exec")
 
