@@ -100,6 +100,11 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "coming-from"])
+def test_pages_about_other_systems_are_short(page):
+    assert len(page.read_text().splitlines()) <= 300
+
+
 def test_every_page_is_linked_from_the_readme():
     linked = set(re.findall(r"\]\(docs/([\w-]+\.md)", (ROOT / "README.md").read_text()))
     assert linked == {page.name for page in PAGES if page.parent == ROOT / "docs"}
