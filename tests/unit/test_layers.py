@@ -11,6 +11,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import tomli
 
 import vane_dagster
 from support.paths import REPOSITORY, TESTS
@@ -204,3 +205,11 @@ def test_files_of_tests_have_unique_names():
     """Pytest collects no two modules of one name."""
     names = Counter(file.name for file in TESTS.rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_versions_agree_and_extras_are_documented():
+    project = tomli.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert vane_dagster.__version__ == project["version"]
+    assert f"\nversion: {project['version']}\n" in (REPOSITORY / "CITATION.cff").read_text()
+    page = (REPOSITORY / "docs" / "install.md").read_text()
+    assert [name for name in project["optional-dependencies"] if f"`{name}`" not in page] == []
