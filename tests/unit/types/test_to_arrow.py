@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[Any, pa.DataType, str]] = {
     "times among dates in lists": ([[DAY], [NOON]], pa.list_(pa.date32()), "date, datetime"),
     "zone of times of day": ([NOON.time().replace(tzinfo=UTC)], pa.time64("us"), "a time zone"),
     "bools among floats": ([1.5, True], pa.float64(), "different types: bool, float"),
-    "bools among integers": ([np.bool_(True), 5], pa.int64(), "different types: bool, int"),
+    "bools among integers": ([np.bool_(True), 5], pa.int64(), "different types: bool_?, int"),
     "floats among decimals": ([Decimal("1.5"), 1.5], PRICE, "different types: Decimal, float"),
     "microseconds": ([NOON.replace(microsecond=1)], pa.timestamp("ms"), "lose data"),
     "nanoseconds": ([NANOS], MICROS, "lose data"),
