@@ -20,6 +20,7 @@ from vane_dagster.events import (
     Event,
     Failed,
     LeaseChanged,
+    Noticed,
     PoolTime,
     Progress,
     Submitted,
@@ -65,19 +66,45 @@ class RunTelemetry:
 
     def __init__(self, pipeline: Pipeline, run_id: str, listen: Callable[[Event], None]) -> None:
         self._pipeline, self._listen = pipeline, listen
-        given = {**self._of(), "dagster.run_id": run_id}
-        self._run = _tracer.start_span(f"run {pipeline.name}", attributes=given)
+        self._is_broken = False
+        self._run: trace.Span = trace.INVALID_SPAN
         self._partitions: dict[_Place, trace.Span] = {}
         self._fragments: dict[tuple[_Place, int], trace.Span] = {}
         self._in_flight: dict[int, tuple[CallStarted, trace.Span]] = {}
         self._queued: set[str] = set()
         self._pools: dict[tuple[str, ...], PoolTime] = {}
+        self._recorded(self._began, run_id)
 
     def __enter__(self) -> RunTelemetry:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         """End the spans, and export what is recorded: the process may end without `atexit`."""
+        self._recorded(self._ended, error)
+        for provider in (metrics.get_meter_provider(), trace.get_tracer_provider()):
+            with suppress(Exception):  # of the SDK, such as an exporter without a connection
+                getattr(provider, "force_flush", lambda _: None)(_FLUSH_MILLISECONDS)
+
+    def listen(self, event: Event) -> None:
+        """Record an event, and pass it on."""
+        self._recorded(self._record, event)
+        self._listen(event)
+
+    def _recorded(self, record: Callable[[Any], None], what: Any) -> None:
+        """Record something, unless the SDK has raised an exception: it must not fail the run."""
+        try:
+            if not self._is_broken:
+                record(what)
+        except Exception as error:
+            self._is_broken = True
+            text = f"this run records no more telemetry, because OpenTelemetry raised {error!r}"
+            self._listen(Noticed(text))
+
+    def _began(self, run_id: str) -> None:
+        given = {**self._of(), "dagster.run_id": run_id}
+        self._run = _tracer.start_span(f"run {self._pipeline.name}", attributes=given)
+
+    def _ended(self, error: BaseException | None) -> None:
         for _, span in self._in_flight.values():
             span.end()
         for place in [*self._partitions]:
@@ -85,14 +112,6 @@ class RunTelemetry:
         if error is not None:
             _fail(self._run, str(error))
         self._run.end()
-        for provider in (metrics.get_meter_provider(), trace.get_tracer_provider()):
-            with suppress(Exception):  # of the SDK, such as an exporter without a connection
-                getattr(provider, "force_flush", lambda _: None)(_FLUSH_MILLISECONDS)
-
-    def listen(self, event: Event) -> None:
-        """Record an event, and pass it on."""
-        self._record(event)
-        self._listen(event)
 
     def _record(self, event: Event) -> None:
         if isinstance(event, CallStarted):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -188,6 +190,21 @@ def test_an_error_of_a_worker_is_masked_and_has_no_traceback():
     recorder.listen(CallEnded(1, WorkReport(fault=fault), "", 2))
     recorder.__exit__(None, None, None)
     assert failed()["call same"].status.description == "s3://***@bucket failed"
+
+
+@pytest.mark.parametrize("works", [0, 1])
+def test_an_sdk_that_raises_fails_no_run(monkeypatch, works):
+    spans = itertools.repeat(trace.get_tracer("").start_span("run"), works)
+    raising = SimpleNamespace(start_span=lambda *args, **options: next(spans))
+    monkeypatch.setattr(telemetry, "_tracer", raising)
+    pipeline = vd.Pipeline("raises", source=vd.table([{"id": 1}]), id="id")
+    events = [CallStarted(1, "a", None, 0, "whole", "w", 1), CallEnded(1, None, "lost", 2)]
+    heard: list[Any] = []
+    with RunTelemetry(pipeline, "run-1", heard.append) as recorder:
+        for event in events:
+            recorder.listen(event)
+    assert "no more telemetry, because OpenTelemetry raised StopIteration" in heard.pop(0).text
+    assert heard == events
 
 
 def test_the_page_and_the_dashboard_have_every_metric():
