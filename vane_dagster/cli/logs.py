@@ -37,13 +37,14 @@ def logs(run: str, stage: str, name: str | None, address: str | None, as_json: b
         connect_address(address, {})
     shown = ""
     for each in _found(of_cluster(run, stage) if head is None else of_head(head, run, stage), run):
+        title = f"==> run {each.run}, {each.worker} on {each.node}, {each.file} <=="
+        text = masked("\n".join(each.lines))
         if as_json:
-            print_json(each._asdict(), indent=None)
-            continue
-        if (title := f"==> {each.worker} on {each.node}, {each.file} <==") != shown:
-            click.echo(shown := title)
-        click.echo(masked("\n".join(each.lines)))
-    if not shown and not as_json:
+            print_json({**each._asdict(), "lines": text.split("\n")}, indent=None)
+        else:
+            click.echo(text if title == shown else f"{title}\n{text}")
+        shown = title
+    if not shown:
         raise click.ClickException(
             f"no worker has a log of {stage} in the run {run}. Logs are kept with the local head, "
             "or the nodes, that a run used (--name, --address); stages without code have none"
@@ -67,4 +68,4 @@ def _found(sections: Iterator[Section], run: str) -> Iterator[Section]:
             for stream, data in (("stdout", log.stdout), ("stderr", log.stderr)):
                 if data:
                     text = data.decode(errors="replace")
-                    yield Section(step, socket.gethostname(), stream, text.splitlines())
+                    yield Section(id, step, socket.gethostname(), stream, text.splitlines())

@@ -1,7 +1,8 @@
 """What a worker wrote to the logs that Ray keeps of its process, by run and stage.
 
 The worker writes a line into both logs, of standard output and error, when a run or a stage begins
-to use it. What follows, up to the next such line, belongs to them.
+to use it. What follows, up to the next such line, belongs to them. What code wrote last may have no
+end of line, so the worker's line may follow it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import os
 import re
 import socket
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-_LINE = re.compile(r"--- vane-dagster: run (\S+), stages (\S+), worker (\S+) ---\n?")
+_LINE = re.compile(r"--- vane-dagster: run (\S+), stages (\S+), worker (\S+) ---\n?$")
 _LINES = 1000
 
 
@@ -45,20 +48,25 @@ def own_logs() -> list[Path]:
 
 def tail(lines: int) -> str:
     """Return the last lines of each log of this process."""
-    texts = [path.read_text(errors="replace").splitlines() for path in own_logs()]
-    return "\n".join(line for text in texts for line in text[-lines:])
+    last: list[str] = []
+    for path in own_logs():
+        with path.open(errors="replace") as log:
+            last += (line.rstrip("\n") for line in deque(log, lines))
+    return "\n".join(last)
 
 
 class Section(NamedTuple):
     """Some lines that a worker wrote.
 
     Attributes:
+        run: The run's id.
         worker: The worker's name.
         node: Host name of its machine.
         file: The path of the log there.
         lines: The lines.
     """
 
+    run: str
     worker: str
     node: str
     file: str
@@ -75,23 +83,19 @@ def sections(folders: Iterable[Path], run_id: str, stage: str) -> Iterator[Secti
     """
     for file in (file for folder in folders for file in sorted(folder.glob("worker-*"))):
         with file.open(errors="replace") as log:
-            for worker, lines in _of(log, run_id, stage):
-                yield Section(worker, socket.gethostname(), str(file), lines)
+            for (run, worker), lines in groupby(_of(log, run_id, stage), itemgetter(0)):
+                while some := [line for _, line in islice(lines, _LINES)]:
+                    yield Section(run, worker, socket.gethostname(), str(file), some)
 
 
-def _of(log: Iterable[str], run_id: str, stage: str) -> Iterator[tuple[str, Sequence[str]]]:
-    """Yield the lines of a log that belong to a stage of a run, and the name of its worker."""
-    worker, belongs = "", False
-
-    def wanted() -> Iterator[str]:
-        nonlocal worker, belongs
-        for line in log:
-            if found := _LINE.fullmatch(line):
-                run, stages, worker = found.groups()
-                belongs = run.startswith(run_id) and stage in stages.split(",")
-            elif belongs:
-                yield line.rstrip("\n")
-
-    lines = wanted()
-    while some := list(islice(lines, _LINES)):
-        yield worker, some
+def _of(log: Iterable[str], run_id: str, stage: str) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield the lines of a log that belong to a stage of a run, with the run and the worker."""
+    user, belongs = ("", ""), False
+    for line in log:
+        found = _LINE.search(line)
+        own = line[: found.start()] if found else line
+        if belongs and own:
+            yield user, own.rstrip("\n")
+        if found:
+            run, stages, worker = found.groups()
+            user, belongs = (run, worker), run.startswith(run_id) and stage in stages.split(",")

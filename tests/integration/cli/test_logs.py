@@ -80,5 +80,5 @@ def test_subprocesses_write_to_the_output_of_their_step(tmp_path, monkeypatch):
     with dg.DagsterInstance.get() as instance:
         run = materializing(tmp_path)(pipeline, vd.LocalCompute(), instance=instance).run_id
     shown = CliRunner().invoke(main, ["logs", run[:8], "talk/runs", "--name", "absent"]).output
-    assert "==> step talk_pipeline on" in shown
+    assert f"==> run {run}, step talk_pipeline on" in shown
     assert "construct here" in shown
