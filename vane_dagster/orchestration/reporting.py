@@ -292,8 +292,8 @@ class RunReport:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Write the pending events; log a summary of a run that was planned."""
+        self.flush()
         with events_grouped(self._context.instance):
-            self.flush()
             if self._is_planned:
                 self._log.info(self._summary.text(finished=kind is None))
                 if table := self._summary.table():
