@@ -192,20 +192,23 @@ class PoolManager:
     # Background work
 
     async def _sweep(self) -> None:
+        steps = [self._expire, self._empty_draining]
+        steps += [self._growth.remove_reserved, self._remove_groups]
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self._grow()
-            try:
-                for id in self._pool_state.expired(time.monotonic()):
-                    self._end_lease(id)
-                self._claims.expire(time.monotonic())
-                for identity in self._pool_state.expired_pools(time.monotonic()):
-                    self._drop(identity)
-                self._empty_draining()
-                self._growth.remove_reserved()
-                self._remove_groups()
-            except Exception:  # the pool manager survives a failed sweep
-                _log.exception("a sweep failed")
+            for step in steps:
+                try:
+                    step()
+                except Exception:  # the pool manager survives, and does the other steps
+                    _log.exception("a sweep failed")
+
+    def _expire(self) -> None:
+        for id in self._pool_state.expired(time.monotonic()):
+            self._end_lease(id)
+        self._claims.expire(time.monotonic())
+        for identity in self._pool_state.expired_pools(time.monotonic()):
+            self._drop(identity)
 
     def _grow(self) -> None:
         try:

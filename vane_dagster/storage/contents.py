@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from vane_dagster.errors import StoreError
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.shipped_files import FILES
@@ -105,6 +106,8 @@ def sizes(store: Store, path: str = "") -> Iterator[Size]:
         path: Empty, a pipeline, a stage as "docs/embedding", or any other folder of the store.
     """
     base = [each for each in path.split("/") if each]
+    if ".." in base:
+        raise StoreError(f"{path!r} is not below the store's root: name one of its folders")
     root = store.root.child(*base)
     files, folders = root.listing()
     for folder in folders:

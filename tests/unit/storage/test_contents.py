@@ -92,6 +92,10 @@ def test_the_commands_print_tables_and_json(store):
     assert folders == ["docs", "more", "~tables"]
     collected = call("gc", "--json", "--keep", "0s", "--dry-run").splitlines()
     assert [json.loads(line)["stage"] for line in collected][:2] == ["docs/all", "docs/some"]
-    for command, problem in (("du", "no files at 'absent'"), ("ls", "no stage at 'absent'")):
-        wrong = CliRunner().invoke(main, ["store", command, store.root.url, "absent", "--json"])
+    for command, path, problem in (
+        ("du", "absent", "no files at 'absent'"),
+        ("du", "docs/../..", "is not below the store's root"),
+        ("ls", "absent", "no stage at 'absent'"),
+    ):
+        wrong = CliRunner().invoke(main, ["store", command, store.root.url, path, "--json"])
         assert (wrong.exit_code, problem in wrong.output) == (1, True)
