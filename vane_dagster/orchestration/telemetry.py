@@ -97,7 +97,7 @@ class RunTelemetry:
                 record(what)
         except Exception as error:
             self._is_broken = True
-            text = f"this run records no more telemetry, because OpenTelemetry raised {error!r}"
+            text = f"this run records no more telemetry, because recording it raised {error!r}"
             self._listen(Noticed(text))
 
     def _began(self, run_id: str) -> None:

@@ -141,8 +141,8 @@ def _keys(
         chosen.append(pa.chunked_array([pa.array(named, pa.string())]))
     found = np.empty((rows.num_rows, 2), np.uint64)
     pieces = sum(not pa.types.is_primitive(column.type) for column in chosen)
-    taken_bytes = sum(column.nbytes for column in chosen) + _PIECES * pieces * rows.num_rows
-    size = 1 + rows.num_rows // (1 + taken_bytes // _KEYED_BYTES)
+    encoded_bytes = sum(column.nbytes for column in chosen) + _PIECES * pieces * rows.num_rows
+    size = 1 + rows.num_rows // (1 + encoded_bytes // _KEYED_BYTES)
     for start in range(0, rows.num_rows, size):
         keys = row_keys([column.slice(start, size) for column in chosen])
         halves = np.frombuffer(keys.buffers()[1], "<u8").reshape(-1, 2)
