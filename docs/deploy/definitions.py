@@ -1,4 +1,4 @@
-"""A pipeline on a KubeRay cluster that Dagster's runs share. A part of docs/deploying.md."""
+"""A pipeline on a KubeRay cluster that Dagster's runs share. A part of docs/guides/deploying.md."""
 
 import dagster as dg
 from dagster_ray.kuberay import KubeRayCluster

@@ -16,7 +16,7 @@ ROOT = Path(vane_dagster.__file__).parents[1]
 
 def test_the_example_for_a_laptop_runs(tmp_path):
     (tmp_path / "texts.py").write_text(
-        block((ROOT / "docs/pipelines.md").read_text(), "On a laptop")
+        block((ROOT / "docs/concepts/pipelines.md").read_text(), "On a laptop")
     )
     done = forked.run(["texts.py"], os.environ, tmp_path, 120)
     assert done.returncode == 0, done.stderr

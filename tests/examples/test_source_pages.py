@@ -1,4 +1,4 @@
-"""The examples of docs/sources.md, as a reader would run them."""
+"""The examples of docs/concepts/sources.md, as a reader would run them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.data import read_stage
 from support.results import Run
 from support.snippets import block, imported
 
-PAGE = Path(vd.__file__).parents[1] / "docs" / "sources.md"
+PAGE = Path(vd.__file__).parents[1] / "docs" / "concepts" / "sources.md"
 
 
 class Page:

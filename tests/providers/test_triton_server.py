@@ -154,7 +154,7 @@ def test_a_killed_function_is_restarted_and_leaves_no_files(
 
 def example(marker: str) -> str:
     """The block of the page that has a text."""
-    page = (REPOSITORY / "docs" / "servers.md").read_text()
+    page = (REPOSITORY / "docs" / "guides" / "servers.md").read_text()
     (found,) = (code for _, _, code in FENCED.findall(page) if marker in code)
     return found
 

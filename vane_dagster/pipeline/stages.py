@@ -123,12 +123,13 @@ class Rows(MapRows, LabelRows, EmbedRows):
             target_file_bytes: Approximate size of the files in bytes. Neighbouring fragments share
                 a file; a larger one has its own. Default: one file per fragment.
             partition_column: The column of a table that holds the partition's key.
-            options: The format's own options; see docs/storage.md.
+            options: The format's own options; see docs/concepts/store.md.
             provenance: Whether each row gets columns that say how it was made by the nearest stage
                 with a function or a model, which has to be named if there are several:
                 ``_vane_outcome`` ("computed", "copied", "patched", "failed"), ``_vane_run``,
                 ``_vane_model``, ``_vane_code``, ``_vane_at``, and ``_vane_tokens`` and
-                ``_vane_cost`` if the stage has a usage column and prices. See docs/storage.md.
+                ``_vane_cost`` if the stage has a usage column and prices. See
+                docs/concepts/store.md.
             asset: See `project`.
 
         Returns:

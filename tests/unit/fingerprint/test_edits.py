@@ -28,7 +28,7 @@ UNDETECTED = {
     "import: a file is written",
     "syntax: import: Hydra's target",
 }
-"""Limits that `docs/identity.md` names."""
+"""Limits that `docs/concepts/identity.md` names."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,9 @@ def project(folder: Project) -> Iterator[Project]:
 def test_edit(edit: Edit, project: Project, record_property) -> None:
     outcome = edit.outcome(project)
     if edit.name in UNDETECTED:
-        assert outcome == "kept", "no longer a limit: remove it here and in docs/identity.md"
+        assert outcome == "kept", (
+            "no longer a limit: remove it here and in docs/concepts/identity.md"
+        )
     elif edit.changes:
         assert outcome in ("changed", "refused"), "stale: old rows would be taken for new ones"
     elif edit.needless:
