@@ -54,12 +54,7 @@ def detach(tables: Sequence[pa.Table]) -> pa.Table | None:
     """Return the concatenated error records that tables carry; None if there are none."""
     held = [m[_METADATA] for table in tables if _METADATA in (m := table.schema.metadata or {})]
     found = [pa.ipc.open_stream(pa.py_buffer(data)).read_all() for data in held]
-    return concat_faults(found) if found else None
-
-
-def concat_faults(found: Sequence[pa.Table]) -> pa.Table:
-    """Concatenate records of quarantined rows; earlier releases wrote no parents."""
-    return pa.concat_tables(found, promote_options="default")
+    return pa.concat_tables(found) if found else None
 
 
 def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
@@ -74,7 +69,7 @@ def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
     for part in manifest.parts:
         if part.faults:
             found.append(read_part(folder, part.faults))
-    return concat_faults(found)
+    return pa.concat_tables(found)
 
 
 def first_faults(folder: Location, manifest: Manifest, limit: int) -> Sequence[str]:
