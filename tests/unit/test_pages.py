@@ -12,6 +12,7 @@ import pytest
 import vane_dagster
 from support.paths import REPOSITORY
 from support.snippets import FENCED
+from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.pipeline.servers import ModelServer
 
 PACKAGE = Path(vane_dagster.__file__).parent
@@ -103,6 +104,14 @@ def test_the_readme_is_short():
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "coming-from"])
 def test_pages_about_other_systems_are_short(page):
     assert len(page.read_text().splitlines()) <= 300
+
+
+def test_the_page_of_the_configuration_has_every_option_of_a_run_and_every_variable():
+    named = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "configuration.md").read_text()))
+    code = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    ours = set(re.findall(r"\bVANE_DAGSTER_[A-Z_]+\b", code))
+    internal = {"VANE_DAGSTER_FAULTS", "VANE_DAGSTER_HEAD", "VANE_DAGSTER_WORKER"}
+    assert {*RunOptions.model_fields, *ours} - internal <= named
 
 
 # docs/guides/servers.md
