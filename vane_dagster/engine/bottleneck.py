@@ -18,6 +18,8 @@ from vane_dagster.events import PoolTime
 _MOST_WORKERS = 4
 _FRAGMENTS = 4
 _LEAST_GAIN = 1.1
+_LEAST_SECONDS = 1.0
+"""A run is not advised to save less."""
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Advice:
             f"{count(pool.workers, 'worker')} computed {pool.shares['computing']:.0%} of the time"
         )
         if not self.option:
-            return f"{text}, and no single option is predicted to help by {_LEAST_GAIN - 1:.0%}"
+            return f"{text}, and no option is predicted to save {_LEAST_GAIN - 1:.0%} and a second"
         return f"{text}. Predicted: the run is {self.gain:.1f} times as fast with {self.option}"
 
 
@@ -83,7 +85,7 @@ def advise(
         for option, saved in [("", 0.0), *_options(wave, fragments, fragment_rows)]
     ]
     best = max(found, key=lambda advice: advice.saved, default=None)
-    if best is None or best.gain >= _LEAST_GAIN:
+    if best is None or (best.gain >= _LEAST_GAIN and best.saved >= _LEAST_SECONDS):
         return best
     slowest = max((each.pool for each in found), key=lambda pool: pool.least_seconds)
     return Advice(slowest)
@@ -115,7 +117,7 @@ def _options(
         room = slowest.room / max(1, slowest.workers)
         yield smaller, first * (1 - 1 / _FRAGMENTS) + room
     yield (
-        "warm workers, which RayCompute(idle_timeout=) keeps",
+        "warm workers, as RayCompute keeps them from run to run",
         slowest.loading / max(1, slowest.workers),
     )
 

@@ -31,7 +31,7 @@ def advised(
         # Few fragments: the first one passes all stages before the last stage has work.
         ([pool("a", 1, 40), pool("b", 1, 36)], "fragment_rows=250, a quarter of now", 13.5),
         # Loads, and memory.
-        ([pool("a", 2, 60, loading=80), pool("b", 1, 29)], "warm workers, which RayCompute", 40),
+        ([pool("a", 2, 60, loading=80), pool("b", 1, 29)], "warm workers, as RayCompute", 40),
         ([pool("a", 2, 60, room=60), pool("b", 1, 29)], "fragment_rows=250, a quarter", 30),
     ],
 )
@@ -60,6 +60,9 @@ def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
     assert advised(pool("a", 0, 0)) is None
     found = advised(pool("a", 2, 6), pool("b", 1, 3))
     assert str(found) == (
-        "bottleneck: 'a', whose 2 workers computed 100% of the time, and no single option is "
-        "predicted to help by 10%"
+        "bottleneck: 'a', whose 2 workers computed 100% of the time, and no option is "
+        "predicted to save 10% and a second"
     )
+    found = advised(pool("a", 1, 0.9), seconds=1)  # it would be four times as fast
+    assert found is not None
+    assert not found.option
