@@ -14,7 +14,7 @@ from vane_dagster.errors import StoreError
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of, known_forms, loaded
 from vane_dagster.storage.decisions import decisions
 from vane_dagster.storage.filesystem import Location, absolute_url
-from vane_dagster.storage.quarantine import read_faults
+from vane_dagster.storage.quarantine import concat_faults, read_faults
 from vane_dagster.storage.reader import StoredRows, find_all, read
 from vane_dagster.storage.store import Store
 
@@ -102,7 +102,7 @@ def quarantine(
         }
         texts = [waived.get(id) for id in rows["id"].to_pylist()]
         found.append(rows.append_column("waived", pa.array(texts, pa.string())))
-    return pa.concat_tables(found)
+    return concat_faults(found)
 
 
 def connected(rows: StoredRows, form: str) -> StoredRows:

@@ -29,7 +29,8 @@ class PartProvenance:
         seconds: Seconds that all workers took together.
         packages: The installed packages that the user's code imports, as "name==version" on the
             workers; one package in several versions if workers differed.
-        definition: The definition that computed it, of those that count as the manifest's.
+        definition: The definition that computed it, of those that count as the manifest's; empty in
+            parts of earlier releases.
     """
 
     run_id: str
@@ -333,7 +334,8 @@ class Manifest:
         row_definition: What determines the stage's output for a row with given values; empty if
             its rows have no keys.
         components: What the definition consists of.
-        figures: What the run that committed it took to compute it, as metadata in Dagster.
+        figures: What the run that committed it took to compute it, as metadata in Dagster; empty
+            in manifests of earlier releases.
         branched_from: Of a branch, the name of the fallback's manifest that it replaces: the one
             that was in force when the branch first computed the partition, or that was promoted
             from the branch since. Empty if there was none, or in no branch.

@@ -54,7 +54,12 @@ def detach(tables: Sequence[pa.Table]) -> pa.Table | None:
     """Return the concatenated error records that tables carry; None if there are none."""
     held = [m[_METADATA] for table in tables if _METADATA in (m := table.schema.metadata or {})]
     found = [pa.ipc.open_stream(pa.py_buffer(data)).read_all() for data in held]
-    return pa.concat_tables(found) if found else None
+    return concat_faults(found) if found else None
+
+
+def concat_faults(found: Sequence[pa.Table]) -> pa.Table:
+    """Concatenate records of quarantined rows; earlier releases wrote no parents."""
+    return pa.concat_tables(found, promote_options="default")
 
 
 def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
@@ -69,7 +74,7 @@ def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
     for part in manifest.parts:
         if part.faults:
             found.append(read_part(folder, part.faults))
-    return pa.concat_tables(found)
+    return concat_faults(found)
 
 
 def first_faults(folder: Location, manifest: Manifest, limit: int) -> Sequence[str]:

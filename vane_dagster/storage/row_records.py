@@ -76,7 +76,7 @@ def computed_by(definition: str, row_definition: str) -> str:
 
 
 def parse_code(code: str) -> tuple[str, str]:
-    """Return both."""
+    """Return both; the latter is empty in records of earlier releases."""
     definition, _, row_definition = code.partition("-")
     return definition, row_definition
 

@@ -33,7 +33,7 @@ from vane_dagster.sources.files import file_identity
 from vane_dagster.storage.column_stats import measure
 from vane_dagster.storage.decisions import PATCH_ID
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.quarantine import PARENTS, TRANSIENT
+from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, concat_faults
 from vane_dagster.storage.row_keys import row_keys
 from vane_dagster.storage.row_records import (
     ID,
@@ -313,7 +313,7 @@ class _Restored:
             table = self._output(own, owners)
         records = None
         if self._faults.tables:
-            records = self._with_ids(*self._faults.expanded(equals, self._order, pa.concat_tables))
+            records = self._with_ids(*self._faults.expanded(equals, self._order, concat_faults))
         is_known = info["part"] != COMPUTED
         patched = np.count_nonzero(self._outcomes == Outcome.PATCHED)
         return Computed(
