@@ -738,6 +738,11 @@ class World:
         (node,), manifest = [n for n in self.nodes if n.name == place[0]], self.in_force(*place)
         return None if manifest is None else self._stored(node, place[1], manifest)
 
+    def _content(self, place: Place) -> Any:
+        """Return the rows that are in force, or the files of a publication, killed ones too."""
+        published = [node for node in self.nodes if (node.name, node.kind) == (place[0], "write")]
+        return self._files(*place) if published else self.rows_in_force(place)
+
     def places(self, partitions: Sequence[str]) -> list[Place]:
         return [(node.name, partition) for node in self.nodes for partition in partitions]
 
@@ -746,9 +751,9 @@ class World:
 
     def collect(self, late: float) -> None:
         """Delete what was marked that nothing in force needs, and mark the rest of that."""
-        rows = {place: self.rows_in_force(place) for place in self.places(PARTITIONS)}
+        rows = {place: self._content(place) for place in self.places(PARTITIONS)}
         list(collect(self.store, GcPolicy(time.time() + late, 1.0, 1.0)))
-        assert rows == {place: self.rows_in_force(place) for place in self.places(PARTITIONS)}
+        assert rows == {place: self._content(place) for place in self.places(PARTITIONS)}
 
     def parts(self) -> set[tuple[str, str]]:
         """The parts that no plan may write again, as (folder below the root, key)."""
@@ -809,14 +814,15 @@ class World:
         tables = [read_part(folder, part.name) for part in manifest.parts]
         return _by_keys(node, [row for table in tables for row in table.to_pylist()])
 
+    def _files(self, stage: str, partition: str) -> list[str]:
+        root = "/branch/~published/docs" if self.is_own((stage, partition)) else "/out"
+        names = Storage().find(f"{root}/{stage}/{partition}")
+        return sorted(name for name in names if "_vane_staging" not in name)
+
     def _published(self, node: Node, partition: str) -> Rows:
         fs = Storage()
-        root = "/branch/~published/docs" if self.is_own((node.name, partition)) else "/out"
-        names = fs.find(f"{root}/{node.name}/{partition}")
-        files = sorted(name for name in names if "_vane_staging" not in name)
-        return _by_keys(
-            node, [row for name in files for row in pq.read_table(fs.open(name)).to_pylist()]
-        )
+        tables = [pq.read_table(fs.open(name)) for name in self._files(node.name, partition)]
+        return _by_keys(node, [row for table in tables for row in table.to_pylist()])
 
     def _wanted(self, node: Node, partition: str) -> list[tuple[str, str]]:
         """The rows that a stage computes, as in `stored`; those of partitions that fail too."""
