@@ -350,5 +350,7 @@ class RunState:
             because = outcome.upstream if isinstance(outcome, WithheldError) else None
             self.emit(Failed(stage, manifest.partition, outcome, because))
         else:
-            stats = self.stats[index, stage]
+            stats, spec = self.stats[index, stage], self.pipeline[stage].spec
+            if manifest.run_id != self.run_id:  # another run committed the same at the same time
+                manifest = replace(manifest, figures=computation_figures(spec, manifest, stats))
             self.emit(Committed(stage, manifest.partition, outcome, manifest, stats))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -27,6 +28,7 @@ from support.warm_workers import ForkedLocal
 from vane_dagster import testing
 from vane_dagster.events import WorkerReady
 from vane_dagster.orchestration.reporting import RunReport
+from vane_dagster.storage.store import Store
 
 PARTITIONS = dg.StaticPartitionsDefinition(KEYS)
 
@@ -190,6 +192,21 @@ def test_loads_and_work_add_up_to_those_of_the_runs(run, source):
     assert done.sum("rows_quarantined") == done.sum("rows_quarantined", "one") == len(bad)
     assert done.sum("retries") == done.sum("retries", "two") == injected.fired[1]
     assert {"retries", "rows_quarantined", "model_loads", "batches"} <= documented(done)
+
+
+def test_a_partition_that_another_run_commits_first_has_the_figures_of_this_one(run, monkeypatch):
+    commit_once = Store.commit_once
+
+    def after_another(self, manifest, former):
+        other = replace(manifest, run_id="another", figures={"rows_computed": 7, "seconds": 70.0})
+        commit_once(self, other, former)
+        return commit_once(self, manifest, former)
+
+    monkeypatch.setattr(Store, "commit_once", after_another)
+    done = run()
+    assert done.sum("rows_computed") == 3 * FILES * ROWS * len(KEYS)
+    assert done.sum("model_loads") == done.notes["load"]
+    assert done.sum("seconds") < 3 * done.seconds
 
 
 def test_starts_and_restarts_of_a_server_add_up(run, source, tmp_path):
