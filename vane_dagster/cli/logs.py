@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import click
 import dagster as dg
@@ -15,6 +17,8 @@ from vane_dagster.cli.pools import local_head
 from vane_dagster.compute.connection import connect_address
 from vane_dagster.compute.worker_logs import Section, of_cluster, of_head
 from vane_dagster.orchestration.event_log import opened_run
+
+_PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
 
 
 @click.command()
@@ -36,7 +40,8 @@ def logs(run: str, stage: str, name: str | None, address: str | None, as_json: b
     if head is None:
         connect_address(address, {})
     shown = ""
-    for each in _found(of_cluster(run, stage) if head is None else of_head(head, run, stage), run):
+    sections = of_cluster(run, stage) if head is None else of_head(head, run, stage)
+    for each in _found(sections, run, stage):
         title = f"==> run {each.run}, {each.worker} on {each.node}, {each.file} <=="
         text = masked("\n".join(each.lines))
         if as_json:
@@ -51,8 +56,11 @@ def logs(run: str, stage: str, name: str | None, address: str | None, as_json: b
         )
 
 
-def _found(sections: Iterator[Section], run: str) -> Iterator[Section]:
-    """Yield sections of logs, or without any the output of the run's steps."""
+def _found(sections: Iterator[Section], run: str, stage: str) -> Iterator[Section]:
+    """Yield sections of logs, or without any the output of the run's steps.
+
+    A step that is to materialize assets belongs to their stages, any other one to every stage.
+    """
     empty = True
     for section in sections:
         empty = False
@@ -60,10 +68,16 @@ def _found(sections: Iterator[Section], run: str) -> Iterator[Section]:
     if not empty or not os.environ.get("DAGSTER_HOME"):
         return
     with opened_run(run) as (instance, id):
+        stages = defaultdict[Any, set[str]](set)
+        for entry in instance.all_logs(id, of_type=_PLANNED):
+            if (key := entry.get_dagster_event().asset_key) is not None:
+                stages[entry.step_key].add(key.to_user_string())
         for entry in instance.all_logs(id, of_type=dg.DagsterEventType.LOGS_CAPTURED):
             captured = entry.get_dagster_event().logs_captured_data
-            key = instance.compute_log_manager.build_log_key_for_run(id, captured.file_key)
-            log = instance.compute_log_manager.get_log_data(key)
+            if not any(stage in stages.get(each, {stage}) for each in captured.step_keys or []):
+                continue
+            place = instance.compute_log_manager.build_log_key_for_run(id, captured.file_key)
+            log = instance.compute_log_manager.get_log_data(place)
             step = f"step {', '.join(captured.step_keys or [])}"
             for stream, data in (("stdout", log.stdout), ("stderr", log.stderr)):
                 if data:

@@ -79,6 +79,9 @@ def test_subprocesses_write_to_the_output_of_their_step(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     with dg.DagsterInstance.get() as instance:
         run = materializing(tmp_path)(pipeline, vd.LocalCompute(), instance=instance).run_id
-    shown = CliRunner().invoke(main, ["logs", run[:8], "talk/runs", "--name", "absent"]).output
+    logs = ["logs", run[:8], "--name", "absent"]
+    shown = CliRunner().invoke(main, [*logs, "talk/runs"]).output
     assert f"==> run {run}, step talk_pipeline on" in shown
     assert "construct here" in shown
+    missing = CliRunner().invoke(main, [*logs, "talk/absent"])
+    assert (missing.exit_code, "no worker has a log" in missing.output) == (1, True)
