@@ -217,13 +217,10 @@ class RunReport:
             metadata["state"] = "submitted"
             if event.expected:
                 metadata["expected_by"] = dg.MetadataValue.timestamp(event.expected)
-        elif event.because is None:
-            metadata["error"] = _first_line(failure_message(event))
-            if command := self._logs(event.stage):
-                metadata["logs"] = dg.MetadataValue.md(command)
         else:
-            cause = self._key_of(event.because).to_user_string()
-            metadata["error"] = f"{cause} failed, which it reads"
+            metadata["error"] = _first_line(failure_message(event))
+            if command := self._logs(event.because or event.stage):
+                metadata["logs"] = dg.MetadataValue.md(command)
         self._context.log_event(
             dg.AssetObservation(
                 asset_key=stage_key(self._pipeline, event.stage),

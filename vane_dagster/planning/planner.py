@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster._texts import in_partition
-from vane_dagster.errors import PlanError, SourceError, VaneError, described, names
+from vane_dagster.errors import PlanError, SourceError, StoreError, VaneError, described, names
 from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
@@ -279,7 +279,11 @@ class _Planner:
             known_as = self.names[stage][: 1 if self._is_forced(stage) else None]
             named = [fragment_keys(each, *made) for each in known_as]
             where = (store, self.pipeline, stage, key, condemned, self.warnings.append)
-            keys[stage], parts, leaving = stored_parts(named, in_force, *where)
+            try:
+                keys[stage], parts, leaving = stored_parts(named, in_force, *where)
+            except StoreError as error:
+                place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
+                raise StoreError(f"{place}: {error}") from error
             if self._is_forced(stage) and self.run_id is not None:
                 parts = {i: part for i, part in parts.items() if _is_of(part, self.run_id)}
             publisher = self.pipeline[stage].spec.publisher(key)

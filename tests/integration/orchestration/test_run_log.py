@@ -72,7 +72,7 @@ def test_a_run_logs_progress_prints_a_summary_and_errors(tmp_path, materialize, 
 
     # An error in the user's code is the run's error, with a hint, and with the user's frames alone.
     pipeline = vd.Pipeline("slow", source=vd.parquet(str(tmp_path / "src")), id="id")
-    pipeline.map_batches("out", fails, schema={"label": "BIGINT"})
+    pipeline.map_batches("out", fails, schema={"label": "BIGINT"}).project("read", ["label"])
     with dg.DagsterInstance.ephemeral() as instance:
         result = materialize(pipeline, local, instance=instance, raises=False)
         records = instance.get_records_for_run(result.run_id).records
@@ -89,13 +89,26 @@ def test_a_run_logs_progress_prints_a_summary_and_errors(tmp_path, materialize, 
     assert "vane_dagster/" not in frames
     logged_text = [each.user_message for each in entries if not each.is_dagster_event]
     assert [line for line in logged_text if "KeyError" in line] == [first]
-    (observed,) = result.asset_observations_for_node("slow_pipeline")
-    assert {name: each.value for name, each in observed.metadata.items()} == {
-        "state": "failed",
-        "error": first,
-        "logs": f"`vane-dagster logs {result.run_id[:8]} slow/out`",
-    }
+    observed = result.asset_observations_for_node("slow_pipeline")
+    assert [each.asset_key.path[-1] for each in observed] == ["out", "read"]
+    for one in observed:  # of the stage that reads it too
+        assert {name: each.value for name, each in one.metadata.items()} == {
+            "state": "failed",
+            "error": first,
+            "logs": f"`vane-dagster logs {result.run_id[:8]} slow/out`",
+        }
     failed = next(each for each in result.all_events if each.is_step_failure).step_failure_data
     assert "| out | 1 failed |" in failed.user_failure_data.metadata["stages"].value
     assert failed.error.message.endswith(f"{text}\n")
     assert failed.error.cause is None
+
+
+def test_a_target_that_cannot_be_listed_is_an_error_of_its_stage(tmp_path, materialize, local):
+    write_source(tmp_path / "src", {"id": range(2)})
+    pipeline = vd.Pipeline("kept", source=vd.parquet(str(tmp_path / "src")), id="id")
+    pipeline.project("clean", ["id"]).write("out", str(tmp_path / "target"))
+    (tmp_path / "target").touch()
+    result = materialize(pipeline, local, raises=False)
+    assert failure(result).startswith("stage 'kept/out': "), failure(result)
+    observed = result.asset_observations_for_node("kept_pipeline")
+    assert {each.metadata["error"].value for each in observed} == {failure(result)}
