@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from vane_dagster._user_errors import clean
 
 _MAX_CHARACTERS = 64_000
+_CUT = "(the beginning is cut; `vane-dagster logs` has it)\n"
 _OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
 """Text that a terminal would not show any more, such as former states of a progress bar."""
 
@@ -36,7 +37,8 @@ class OutputTap:
     def keep(self, text: str) -> None:
         """Keep a text."""
         with self._lock:
-            self._kept = (self._kept + text)[-_MAX_CHARACTERS:]
+            kept = self._kept + text
+            self._kept = kept if len(kept) <= _MAX_CHARACTERS else _CUT + kept[-_MAX_CHARACTERS:]
 
     def drain(self) -> str:
         """Return the text written since the last call."""

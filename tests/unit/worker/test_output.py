@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from vane_dagster.worker import output
 from vane_dagster.worker.output import OutputTap
 
 
@@ -29,7 +30,10 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OutputTap]:
         ("epoch 1\repoch 2\r", "epoch 2\r"),
         ("first\r\nsecond\r\n", "first\r\nsecond\r\n"),
         ("100%\r    \r", ""),
-        ("x" * 1_000_000, "x" * 64_000),  # one line, in time that grows with its length
+        (
+            "x" * 1_000_000,
+            output._CUT + "x" * 64_000,
+        ),  # one line, in time that grows with its length
         ("\udcff\0", "\\udcff\\x00"),
     ],
 )
@@ -37,6 +41,14 @@ def test_the_log_has_what_a_terminal_would_show(tap, written, kept):
     made = tap(io.StringIO())
     print(written, end="")
     assert (made.drain(), made.drain()) == (kept, "")
+
+
+def test_a_text_that_is_cut_says_so(tap):
+    made = tap(io.StringIO())
+    for line in range(20_000):
+        print(line)
+    first, *_, last = made.drain().splitlines()
+    assert (f"{first}\n", last) == (output._CUT, "19999")
 
 
 class Gone(io.StringIO):
