@@ -520,6 +520,9 @@ def test_the_command_of_a_trace_is_quoted(id, partition, arguments):
     assert command == f"vane-dagster trace docs/clean {arguments} --store /s"
 
 
-@pytest.mark.parametrize("id", [None, "cut…", "a`b", "a\nb"])
-def test_an_id_that_cannot_stand_in_a_command_has_none(id):
-    assert trace_command(Store(Location("/s")), manifest(id)) is None
+@pytest.mark.parametrize(
+    ("id", "partition"),
+    [(None, None), ("cut…", None), ("a`b", None), ("a\nb", None), ("7", "a`b")],
+)
+def test_an_id_or_partition_that_cannot_stand_in_a_command_has_none(id, partition):
+    assert trace_command(Store(Location("/s")), manifest(id, partition)) is None
