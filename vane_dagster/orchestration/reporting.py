@@ -57,6 +57,7 @@ _GROUP = 100
 _SECONDS = 1.0
 # The error of a run has the text of this many errors.
 _SHOWN = 5
+_MAX_CHARACTERS = 1_000
 
 
 @dataclass(frozen=True)
@@ -341,7 +342,8 @@ class RunReport:
 
 
 def _first_line(message: str) -> str:
-    return message.partition("\n")[0]
+    line = message.partition("\n")[0]
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}…"
 
 
 def _dimension_tags(partition: str | None) -> dict[str, str]:
