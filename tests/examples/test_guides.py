@@ -19,8 +19,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +46,6 @@ PENDING = {
     "extending",
     "failed-rows",
     "failures",
-    "gpu-model",
     "identity",
     "images",
     "images-in-prompts",
@@ -95,6 +96,24 @@ SETUPS: dict[str, Callable[[Setup, pytest.FixtureRequest], None]] = {}
 def guide(name: str) -> Callable[[Callable[[Setup, pytest.FixtureRequest], None]], None]:
     """Register a function that prepares the test of a guide: ``@guide("audio")``."""
     return lambda prepare: SETUPS.update({name: prepare})
+
+
+@guide("gpu-model")
+def _torch_on_ray(setup: Setup, request: pytest.FixtureRequest) -> None:
+    own_head(setup, request)
+    setup.modules = forked.EXAMPLE
+
+
+def own_head(setup: Setup, request: pytest.FixtureRequest) -> None:
+    """Give a guide a local Ray head, which ends with its test."""
+    from vane_dagster.compute.local_head import LocalHead
+
+    home = tempfile.mkdtemp(prefix="vg-", dir="/tmp")
+    request.addfinalizer(lambda: shutil.rmtree(home, ignore_errors=True))
+    request.addfinalizer(LocalHead(home=home).stop)
+    setup.environment["VANE_DAGSTER_HOME"] = home
+    head = "from vane_dagster.compute.local_head import LocalHead; LocalHead(num_cpus=2).ensure()"
+    _run(["-c", head], setup)
 
 
 # The form of the pages
@@ -191,8 +210,8 @@ def _pattern(shown: str) -> str:
     for line in shown.rstrip().splitlines():
         if line.strip() == "...":
             lines.append(r"(?:.*\n)*")
-        elif line.startswith("finished in "):  # the parts of a short time differ
-            lines.append(r"finished in .*\n")
+        elif found := re.match(r" *(finished in|cost:) ", line):  # times in words
+            lines.append(rf"{found[0]}.*\n")
         else:
             words = _NUMBER.sub("\0", line).split()
             parts = [".*" if word == "..." else re.escape(word) for word in words]
@@ -209,17 +228,12 @@ for number, code in enumerate(json.loads(pathlib.Path("fragments.json").read_tex
 
 
 @pytest.fixture
-def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Setup]:
+def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Setup:
     """The setup of a guide: the folder, the environment, and what its own function adds."""
-    from vane_dagster.compute.local_head import LocalHead
-
-    home = os.environ["VANE_DAGSTER_HOME"]
-    found = Setup(tmp_path, {**os.environ, "VANE_DAGSTER_HOME": home})
+    found = Setup(tmp_path, dict(os.environ))
     if prepare := SETUPS.get(request.node.callspec.params["page"].stem):
         prepare(found, request)
-    yield found
-    if found.environment["VANE_DAGSTER_HOME"] != home:
-        LocalHead(home=found.environment["VANE_DAGSTER_HOME"]).stop()
+    return found
 
 
 def _run(arguments: Sequence[str], setup: Setup) -> str:
