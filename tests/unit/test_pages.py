@@ -60,6 +60,12 @@ def named_paths(text: str) -> set[str]:
     }
 
 
+def programs(text: str) -> set[str]:
+    """The reader's programs: the files that a page's commands name."""
+    consoles = [code for _, language, code in FENCED.findall(text) if language == "console"]
+    return {name for code in consoles for name in re.findall(r"\b\w+\.py\b", code)}
+
+
 def path_exists(name: str, page: Path) -> bool:
     """Whether a page's path exists: a file, a folder, or an attribute of a module.
 
@@ -86,7 +92,7 @@ def dotted(name: str) -> str:
 
 @pytest.mark.parametrize("page", LIVING, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_paths_in_pages_exist(page):
-    named = named_paths(page.read_text()) - READERS_OWN
+    named = named_paths(page.read_text()) - READERS_OWN - programs(page.read_text())
     assert sorted(name for name in named if not path_exists(name, page)) == []
 
 
