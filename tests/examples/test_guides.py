@@ -36,7 +36,6 @@ GUIDES = sorted((REPOSITORY / "docs" / "guides").glob("*.md"))
 CONCEPTS = sorted((REPOSITORY / "docs" / "concepts").glob("*.md"))
 
 PENDING = {
-    "audio",
     "backfills",
     "batches",
     "checks",
@@ -47,7 +46,6 @@ PENDING = {
     "failed-rows",
     "failures",
     "identity",
-    "images",
     "images-in-prompts",
     "lineage",
     "models",
