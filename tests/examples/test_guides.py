@@ -42,7 +42,6 @@ PENDING = {
     "comparing",
     "debugging",
     "deploying",
-    "extending",
     "failed-rows",
     "failures",
     "identity",
