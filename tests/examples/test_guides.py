@@ -52,7 +52,6 @@ PENDING = {
     "plan",
     "pools",
     "prompts",
-    "publishing",
     "reuse",
     "servers",
     "sources",
