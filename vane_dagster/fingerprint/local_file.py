@@ -137,6 +137,13 @@ def local_file(path: str | os.PathLike[str]) -> Any:
     The file must exist when the stage is declared, unless the stage has `deps`, assets that may
     make it.
 
+    A run copies each content once into the store, and each node copies it once from there to its
+    private folder, below ``TMPDIR``, and verifies its sha256 before the constructor runs; the time
+    counts in ``startup_timeout_s``. A folder has at most 100,000 files. Copies that no process uses
+    are deleted a day after their last use, when another is made. With ``vd.Reuse(version=...)`` the
+    content does not count in keys. A default value or a module's constant cannot be a local file. A
+    file that is edited while a run begins stops the run.
+
     Args:
         path: A file or folder on this machine, absolute or relative to the current folder.
 

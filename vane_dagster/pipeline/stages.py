@@ -123,13 +123,21 @@ class Rows(MapRows, LabelRows, EmbedRows):
             target_file_bytes: Approximate size of the files in bytes. Neighbouring fragments share
                 a file; a larger one has its own. Default: one file per fragment.
             partition_column: The column of a table that holds the partition's key.
-            options: The format's own options; see docs/concepts/store.md.
+            options: The format's own options. "iceberg" needs ``catalog``, as of `vd.iceberg`, and
+                ``table``, as "db.labels". A table that does not exist is created with the rows'
+                columns, partitioned by `partition_column`. "lance" takes ``index``: a mapping with
+                ``column``, ``metric`` ("cosine", "l2" or "dot"), and optionally ``type``
+                ("IVF_PQ" by default), ``num_partitions`` and ``num_sub_vectors``. The index
+                ``<column>_idx`` is built once there are 256 vectors; fewer are searched exactly.
+                Each publication adds its rows to it, and it is trained again when the table has
+                four times the rows of the last training, or when it is declared otherwise. Indexes
+                of other names stay as they are.
             provenance: Whether each row gets columns that say how it was made by the nearest stage
                 with a function or a model, which has to be named if there are several:
                 ``_vane_outcome`` ("computed", "copied", "patched", "failed"), ``_vane_run``,
                 ``_vane_model``, ``_vane_code``, ``_vane_at``, and ``_vane_tokens`` and
-                ``_vane_cost`` if the stage has a usage column and prices. See
-                docs/concepts/store.md.
+                ``_vane_cost`` if the stage has a usage column and prices. A copied row has the
+                tokens of the answer that it copies; of a patched row the tokens are null.
             asset: See `project`.
 
         Returns:

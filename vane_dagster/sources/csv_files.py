@@ -192,6 +192,20 @@ def csv(
     row of a later file with a value of another type is quarantined, and columns that later
     files add are not read until `types` names them.
 
+    No whole number loses digits: a column with a value such as ``+5``, a whole number of more than
+    64 bits, or one of more than 15 digits beside fractions, is text. ``1.10`` is the number 1.1, so
+    declare version numbers as VARCHAR. A column without values in the first run is text. A preview
+    or a plan may be the first run.
+
+    A bad id, a row with too few or too many fields, and a file that has none of the columns, or one
+    in another case, fail the partition. A row has at most 16 MiB. White space around a value is
+    ignored, except in columns of text.
+
+    Each version of a file is converted once, while a run is planned: by tasks on the cluster with
+    `RayCompute`, else in threads of the run. A conversion needs about 1 GB of memory, whatever the
+    size of the file. ``vane-dagster store gc`` deletes copies that no run has needed for some days;
+    a later run makes them again.
+
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.csv`` and ``*.tsv`` below it, also
             with ``.gz``, ``.bz2`` or ``.zst``) or a glob, with ``{partition_key}`` or

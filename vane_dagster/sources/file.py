@@ -34,6 +34,11 @@ class File:
     from a row's path: ``vd.File(row["path"])``. In a stage, files of the pipeline's own source are
     opened with the source's storage options.
 
+    The parameter ``file`` gets the file of the column ``path``; a parameter of another name gets
+    that of its own column, or of the one that ``columns={...}`` names. A path from a column of
+    another source, such as a table of URLs, can be opened too: rows then depend on the text of the
+    URL, and a file that is replaced under it is not noticed.
+
     Args:
         path: A local path or fsspec URL.
         storage_options: Options of the fsspec file system. Default: those of the source.

@@ -225,6 +225,12 @@ def iceberg(
     Position deletes and deletion vectors are applied; a table with equality deletes is refused.
     Renamed, added, reordered and widened columns are read by their field ids, as in pyiceberg.
 
+    A unit is a data file with its delete files. A commit that adds files computes those, a
+    compaction what it wrote, and a new delete file the data files whose positions it names. Data
+    files in ORC or Avro are refused. Workers open the catalog again every five minutes, so that
+    credentials that it lends do not expire. A fragment decodes a row group from its beginning:
+    write row groups of at most 64 MiB.
+
     Args:
         catalog: The name of a catalog in pyiceberg's configuration (``.pyiceberg.yaml`` or
             ``PYICEBERG_CATALOG__*`` variables), its properties with an optional ``"name"``, or a

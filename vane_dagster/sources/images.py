@@ -169,6 +169,10 @@ def images(
     quarantines its row. If no file of a fragment can be read at all, the partition fails, because
     the cause is not the files.
 
+    If no image of a partition can be decoded, the partition fails with the first errors. Conversion
+    to "RGB" drops transparency, and floats are clipped to 0 to 255. A stage that reads only
+    ``path`` decodes nothing.
+
     Args:
         url: A path or fsspec URL; see `files`. Of a folder, files are read whose names end like
             those of images: .jpg, .jpeg, .png, .gif, .bmp, .tif, .tiff or .webp. A glob may match

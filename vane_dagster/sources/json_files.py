@@ -96,6 +96,11 @@ def json(
     later runs. A row of a later file with a value of another type is quarantined, and keys that
     later files add are not read until `types` names them. A key that a line lacks is null.
 
+    Nested objects are structs. Numbers with a fraction or an exponent are doubles. A JSON array in
+    place of lines, a line that is no object, and a number that no double holds are refused. Of a
+    key that is repeated in an object, the last value counts. Files are converted as those of `csv`
+    are.
+
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.json``, ``*.jsonl`` and ``*.ndjson``
             below it, also with ``.gz``, ``.bz2`` or ``.zst``) or a glob, with

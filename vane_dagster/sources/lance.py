@@ -164,6 +164,12 @@ def lance(
 
     Deleted rows are left out. Blobs are read as their bytes.
 
+    A unit is a fragment of the table with its data files and deletion file. A commit that adds
+    fragments computes those; deleted or updated rows recompute their fragments, and a compaction
+    what it has rewritten. Keep versions as long as runs take: if the planned version was cleaned
+    up, the fragments that are left are errors. To list a partition the filter's columns are
+    scanned, which a scalar index makes fast.
+
     Args:
         url: The table, a local path or ``s3://``. ``{partition_key}`` is replaced by the
             partition's key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.

@@ -118,6 +118,9 @@ def parquet(
 ) -> ParquetSource:
     """Declare Parquet files as a pipeline's source.
 
+    Only the columns that stages need are read. Large files are divided at row groups. Files of a
+    partition may differ in columns and types; see docs/concepts/sources.md.
+
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.parquet`` below it) or a glob. A user
             and password in it become storage options, and are in no key or manifest.

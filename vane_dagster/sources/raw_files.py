@@ -107,6 +107,11 @@ def files(
     A file that changed is computed again, by its ETag, or its size and modification time; a local
     one that was touched but has the same content is not. A file that was moved is another row.
 
+    A fragment, the unit of work and reuse, holds files of 64 MiB together and at most
+    ``fragment_rows``. Files are grouped by a hash of their paths, so an added file changes its own
+    group only. Set ``fragment_rows`` of the pipeline if one file takes long. A file that changes
+    while a stage reads it fails the partition, and the next run computes it.
+
     Args:
         url: A path or fsspec URL: a file, a folder (every file below it) or a glob, such as
             ``"s3://bucket/{partition_key}/**/*.wav"``. Names that begin with "." or "_" are

@@ -139,6 +139,13 @@ def ray_dataset(
     partial name count with their content. Nothing else that the dataset reads is a part of its
     identity: give another `version` for data that has changed.
 
+    It needs a Ray cluster: that of `RayCompute`, or a connection made before, by ``ray.init`` or
+    ``vd.LocalCluster().connect()``. Rows that the store has are read without Ray. Rows that were
+    made again are new rows: every fragment is computed. If two runs make the same rows at once,
+    both use those that are complete first. Idle warm workers that hold all CPUs are ended. Modules
+    of yours that the dataset's tasks import inside of a function have to be installed on the
+    cluster.
+
     Args:
         fn: A function that returns any `ray.data.Dataset`. For a partitioned pipeline, it has a
             parameter ``partition_key``, and is called for each partition.

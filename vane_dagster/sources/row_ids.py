@@ -176,6 +176,10 @@ def row_id(name: str = ROW_ID) -> IdRule:
     The rows get a text column, as ``s3://bucket/file.parquet#17`` for the 18th row of the file. A
     row keeps its id as long as its file keeps its URL and its order.
 
+    The id says where a row is, not what it is: if a file is rewritten, its rows are computed again,
+    and inserting a row moves the ids of all that follow. A moved file has new ids. Tables that
+    rewrite their files (Delta, Iceberg, Lance) and rows in memory get new ids with every change.
+
     Args:
         name: The id column that every stage has.
 

@@ -46,6 +46,15 @@ def table(
     source, and a changed row recomputes only the fragments around it. A run copies the rows into
     the store, where workers read them.
 
+    Blocks of at most 1,024 rows are identified by their content. A changed row changes the
+    fragments with its block; inserted rows also those after them, whose rows are found by their
+    keys. Types count, encodings do not. In a pandas frame NaN is null, and a named index is a
+    column; numpy arrays of several dimensions are tensors. With ``id=vd.row_id()`` any change
+    recomputes all rows.
+
+    Each process that loads the definitions builds the rows, unless `data` is a function: then only
+    those that list the source. A table that the store lacks is copied as a whole, after any change.
+
     Args:
         data: A `pyarrow` Table, RecordBatch or RecordBatchReader, a pandas or polars frame, a
             DuckDB relation, a dict of columns, or a list of dicts; or a function without parameters

@@ -49,6 +49,8 @@ def text(
     Lines end in LF or CRLF, which are no part of the text. An empty line is a row. The first run
     that needs a file converts it into Parquet in the store.
 
+    Lines have no id: use ``id=vd.row_id()``. Files are converted as those of `csv` are.
+
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.txt`` below it, also with ``.gz``,
             ``.bz2`` or ``.zst``) or a glob, with ``{partition_key}`` or

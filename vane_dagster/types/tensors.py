@@ -29,6 +29,18 @@ def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
 
     It is Arrow's fixed-shape tensor (``arrow.fixed_shape_tensor``), which Parquet files keep.
 
+    Functions get a batch of tensors as one array of shape ``(rows, *shape)`` in the formats "numpy"
+    and "torch", arrays in a column in "pandas", an ``Array`` in "polars" and a
+    ``FixedShapeTensorArray`` in "pyarrow"; a function of single rows gets an array. Numpy arrays
+    may be written into; assign to columns of pandas. A null row makes an object array of arrays and
+    None, in torch a list. A null number is NaN; integers with nulls become float64.
+
+    Results may be one array ``(rows, *shape)``, a list of arrays or tensors, nested lists, or flat
+    lists in row-major order. Rows of another shape are refused. SQL sees a tensor as the flat list
+    of its elements. Delta has no tensors: they are flat lists there, and uint8 and float16 become
+    the next wider type. A fixed-size list of DuckDB, ``FLOAT[3][4]``, reads from the inside: its
+    shape is ``(4, 3)``; it has at most 100,000 elements, a tensor any number.
+
     Args:
         dtype: The type of the elements, a number or bool, as numpy or torch name it, or a type of
             Arrow: ``"float32"``, ``np.uint8``, ``torch.int64``, ``pa.float16()``.
