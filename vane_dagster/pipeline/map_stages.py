@@ -68,6 +68,24 @@ class MapRows:
     ) -> Stage:
         """Add a stage that applies a function, or a class constructed once per worker, to batches.
 
+        Each call gets a copy of its batch, and its results are copied before the next call: a
+        function may write into its batch and reuse its buffers. If the id is omitted, rows are in
+        the order of the batch; a pandas frame then needs the index 0, 1, 2, ...
+
+        Results are cast to the schema if no value changes but for floating-point precision: numbers
+        to numbers if they fit (``1.5`` is no BIGINT), dates to timestamps at midnight, UTF-8 bytes
+        to text, dataclasses, pydantic models and named tuples to structs. Time zones are neither
+        guessed nor dropped; numpy's times are in UTC. A dict may leave fields out; they are null.
+        None and masked elements of numpy become null, NaN of pandas too, NaN of numpy, torch and
+        polars stays NaN. Types are stored as they are, without dictionaries and views.
+
+        With ``schema="infer"``, the first 16 rows that reach the stage are computed on the run's
+        own workers, from up to four partitions if files are small. Upstream stages that have stored
+        nothing compute these rows too, and again in the run: a prompt upstream pays for them twice.
+        A column of nulls or empty lists alone has no type, and the run is refused; so is a column
+        or type that only later results have. Until then `Stage.schema` raises. An edit of the stage
+        or of a stage upstream infers again; pasting the logged schema recomputes nothing.
+
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm); or

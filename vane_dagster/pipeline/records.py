@@ -101,6 +101,14 @@ class Workers:
 
     ``concurrency=4`` is short for ``concurrency=vd.Workers(4)``.
 
+    A worker sets ``OMP_NUM_THREADS`` and the variables of MKL, OpenBLAS and TensorFlow to its share
+    of the node. ONNX Runtime reads none: set ``SessionOptions.intra_op_num_threads`` to
+    ``int(os.environ["OMP_NUM_THREADS"])``. TensorFlow and JAX take GPU memory as needed, because
+    workers may share a GPU; name ``TF_FORCE_GPU_ALLOW_GROWTH`` or ``XLA_PYTHON_CLIENT_PREALLOCATE``
+    in `env_vars` for their own default. A process that imports both TensorFlow and vLLM aborts,
+    because each contains LLVM. To share one copy of a model among threads, write ``async def
+    __call__`` with ``await asyncio.to_thread(...)``, and set `max_concurrency`.
+
     Attributes:
         count: The number of workers, or (min, max) depending on the cluster's free resources, or
             "auto": one for each batch of the run, as many as the cluster's GPUs hold, or without
