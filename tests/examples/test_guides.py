@@ -29,6 +29,8 @@ from pathlib import Path
 import pytest
 
 from support import forked
+from support.example_runs import endpoint  # noqa: F401  # a fixture
+from support.llm_server import KEY, Server
 from support.paths import REPOSITORY
 from support.snippets import FENCED
 
@@ -37,7 +39,6 @@ CONCEPTS = sorted((REPOSITORY / "docs" / "concepts").glob("*.md"))
 
 PENDING = {
     "backfills",
-    "batches",
     "checks",
     "comparing",
     "debugging",
@@ -45,18 +46,12 @@ PENDING = {
     "failed-rows",
     "failures",
     "identity",
-    "images-in-prompts",
     "lineage",
-    "models",
     "plan",
     "pools",
-    "prompts",
     "reuse",
-    "servers",
     "store",
     "testing",
-    "tuning",
-    "vllm",
 }
 """Pages that are not in this form yet. The set is to become empty."""
 
@@ -83,14 +78,21 @@ class Setup:
     modules: tuple[str, ...] = forked.DRIVER
 
 
-SETUPS: dict[str, Callable[[Setup, pytest.FixtureRequest], None]] = {}
+Prepare = Callable[[Setup, pytest.FixtureRequest], None]
+SETUPS: dict[str, Prepare] = {}
 
 
-def guide(name: str) -> Callable[[Callable[[Setup, pytest.FixtureRequest], None]], None]:
+def guide(name: str) -> Callable[[Prepare], Prepare]:
     """Register a function that prepares the test of a guide: ``@guide("audio")``."""
-    return lambda prepare: SETUPS.update({name: prepare})
+
+    def register(prepare: Prepare) -> Prepare:
+        SETUPS[name] = prepare
+        return prepare
+
+    return register
 
 
+@guide("servers")
 @guide("gpu-model")
 def _torch_on_ray(setup: Setup, request: pytest.FixtureRequest) -> None:
     own_head(setup, request)
@@ -116,6 +118,56 @@ def own_head(setup: Setup, request: pytest.FixtureRequest) -> None:
     setup.environment["VANE_DAGSTER_HOME"] = home
     head = "from vane_dagster.compute.local_head import LocalHead; LocalHead(num_cpus=2).ensure()"
     _run(["-c", head], setup)
+
+
+# Guides that ask a provider, here a server that answers as the page shows
+
+
+def _ask(setup: Setup, request: pytest.FixtureRequest, answers: dict[str, str]) -> Server:
+    server, url = request.getfixturevalue("endpoint")
+    server.clear()
+    server.answers.update({prompt: [answer] for prompt, answer in answers.items()})
+    setup.environment |= {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": KEY}
+    return server
+
+
+@guide("prompts")
+def _(setup: Setup, request: pytest.FixtureRequest) -> None:
+    question = "Which order is in this mail? "
+    answers = {
+        "Hello, please send me three desk lamps.": '{"item": "desk lamp", "count": 3}',
+        "One kettle, the blue one. Thanks!": '{"item": "kettle", "count": 1}',
+        "When do you open on Sunday?": '{"item": "none", "count": 0}',
+    }
+    _ask(setup, request, {question + mail: answer for mail, answer in answers.items()})
+
+
+@guide("batches")
+def _(setup: Setup, request: pytest.FixtureRequest) -> None:
+    _ask(setup, request, {})  # each batch has ended when it is first looked at
+    setup.replaced |= {
+        "7c4bb8bab43c9b37,": "...", "2026-03-02 18:04:": "...", "2026-03-03 18:04": "..."
+    }  # fmt: skip
+
+
+@guide("images-in-prompts")
+def _(setup: Setup, request: pytest.FixtureRequest) -> None:
+    question = "What is the main color?\n[image/png "
+    _ask(setup, request, {f"{question}64x48]": "blue", f"{question}80x60]": "red"})
+
+
+@guide("tuning")
+def _(setup: Setup, request: pytest.FixtureRequest) -> None:
+    # On a busy machine workers take so long to start that warm ones would save more.
+    setup.replaced["1.8 times as fast with concurrency=4 in place of 1"] = "..."
+
+
+@guide("vllm")
+def _(setup: Setup, request: pytest.FixtureRequest) -> None:
+    setup.runs = False  # tests/providers/test_model_examples.py runs it
+    adapter = setup.folder / "adapters" / "acme"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text("{}")
 
 
 # The form of the pages

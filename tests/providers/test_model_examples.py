@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tiny_llm import make, teach
+from support import forked
 from support.example_runs import (  # noqa: F401  # fixtures
     ON_MODELS,
     ON_VLLM,
@@ -16,6 +17,8 @@ from support.example_runs import (  # noqa: F401  # fixtures
     example_cluster,
     runs_twice,
 )
+from support.paths import REPOSITORY
+from support.snippets import FENCED
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.format import InvalidAnswer
 
@@ -64,3 +67,30 @@ def test_example(name: str, environment: dict[str, str]) -> None:
     if name in ON_VLLM and importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
     runs_twice(name, environment)
+
+
+def test_the_guide_to_vllm_runs(environment: dict[str, str], tmp_path: Path) -> None:
+    """By a tiny model that knows the answers of the page."""
+    pytest.importorskip("vllm")
+    page = (REPOSITORY / "docs" / "guides" / "vllm.md").read_text()
+    (_, _, code), (_, _, command), (_, _, printed) = FENCED.findall(page)[:3]
+    assert command == "$ python mood.py\n"
+    asked = "Is this review good or bad? "
+    known = {"It broke after a week.": "bad", "The best lamp I ever had.": "good"}
+    lessons = [
+        [{"role": "user", "content": asked + text}, said(mood)] for text, mood in known.items()
+    ]
+    tiny = make(tmp_path / "tiny", text=[asked, *known])
+    teach(tiny, lessons)
+    for text, by in {
+        "Qwen/Qwen2.5-0.5B-Instruct": str(tiny),
+        "    gpus=1,\n": "",
+        '"max_model_len": 4096': '"max_model_len": 192, "enforce_eager": True, "block_size": 32',
+        '"gpu_memory_utilization": 0.9': '"kv_cache_memory_bytes": 2**28, "dtype": "float32"',
+    }.items():
+        assert text in code
+        code = code.replace(text, by)
+    (tmp_path / "mood.py").write_text(code)
+    done = forked.run(["mood.py"], environment, tmp_path, 240, forked.EXAMPLE)
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.stdout.endswith(printed)

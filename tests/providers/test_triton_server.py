@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ import pytest
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
-from support.paths import REPOSITORY
 from support.pool_models import until
 from support.pytriton_programs import pytriton, pytriton_client, tritonserver  # noqa: F401  # fixtures
 from support.results import Run
@@ -152,14 +153,13 @@ def test_a_killed_function_is_restarted_and_leaves_no_files(
     until(lambda: not any(map(os.path.exists, folders.values())), "the files are removed")
 
 
-def example(marker: str) -> str:
-    """The block of the page that has a text."""
-    page = (REPOSITORY / "docs" / "guides" / "servers.md").read_text()
-    (found,) = (code for _, _, code in FENCED.findall(page) if marker in code)
-    return found
+def example(documented: type) -> str:
+    """The example of a docstring."""
+    ((_, _, code),) = FENCED.findall(inspect.getdoc(documented) or "")
+    return textwrap.dedent(code)
 
 
-def test_the_pages_function_runs(
+def test_the_function_of_the_docstring_runs(
     numbers: vd.Pipeline,
     pytriton: str,
     pytriton_client: Path,
@@ -171,14 +171,14 @@ def test_the_pages_function_runs(
     monkeypatch.setenv("PYTHONPATH", str(pytriton_client))
     monkeypatch.chdir(tmp_path)
     replaced = {"/opt/triton/bin/python": pytriton, "numbers/*.parquet": "src/*.parquet"}
-    with imported(example("serve_doubler"), "page_function", tmp_path, replaced) as module:
+    with imported(example(vd.TritonServer), "function", tmp_path, replaced) as module:
         assert materialize(module.pipeline, local).success
 
     rows = read_stage(tmp_path / "store", "numbers", "doubled").sort_by("id")
     assert rows["doubled"].to_pylist() == [2.0 * x for x in range(ROWS)]
 
 
-def test_the_pages_repository_runs(
+def test_the_repository_of_the_docstring_runs(
     numbers: vd.Pipeline,
     tritonserver: str,
     tmp_path: Path,
@@ -195,7 +195,7 @@ def test_the_pages_repository_runs(
     replaced = {
         '"/models"': '"models"', "    gpus=1,\n": "", "numbers/*.parquet": "src/*.parquet"
     }  # fmt: skip
-    with imported(example("--model-repository"), "page_repository", tmp_path, replaced) as module:
+    with imported(example(vd.Server), "repository", tmp_path, replaced) as module:
         assert materialize(module.pipeline, local).success
 
     rows = read_stage(tmp_path / "store", "numbers", "doubled").sort_by("id")

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import vane_dagster
-from support.paths import REPOSITORY
 from support.snippets import FENCED
 from vane_dagster.orchestration.run_options import RunOptions
-from vane_dagster.pipeline.servers import ModelServer
 
 PACKAGE = Path(vane_dagster.__file__).parent
 ROOT = PACKAGE.parent
@@ -118,31 +115,3 @@ def test_the_page_of_the_configuration_has_every_option_of_a_run_and_every_varia
     ours = set(re.findall(r"\bVANE_DAGSTER_[A-Z_]+\b", code))
     internal = {"VANE_DAGSTER_FAULTS", "VANE_DAGSTER_HEAD", "VANE_DAGSTER_WORKER"}
     assert {*RunOptions.model_fields, *ours} - internal <= named
-
-
-# docs/guides/servers.md
-
-PAGE = (REPOSITORY / "docs" / "guides" / "servers.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.strip().splitlines()[-1][:40])
-def test_an_example_declares_its_servers_and_stages(block):
-    found: dict[str, Any] = {}
-    exec(compile(block, "docs/guides/servers.md", "exec"), found)
-    servers = [value for value in found.values() if isinstance(value, ModelServer)]
-    assert servers
-    for server in servers:
-        assert server.identity()
-    pipeline = found.get("pipeline")
-    if pipeline is not None:
-        used = {key for stage in pipeline if stage.spec.runs_udf for key in stage.spec.udf.servers}
-        assert used <= {server.key for server in servers}
-        assert used
-
-
-def test_the_page_lists_every_option():
-    from vane_dagster.pipeline.servers import ServerArguments
-
-    listed = re.findall(r"`(\w+)`", PAGE.partition("## Options")[2].partition("\n## ")[0])
-    assert set(ServerArguments.__annotations__) <= set(listed)

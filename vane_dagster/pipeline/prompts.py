@@ -57,6 +57,10 @@ class PromptRows(ModelStageRows):
         requests, prompt_tokens, completion_tokens, cached_tokens, finish_reason, the seconds from
         the first request to the answer, batch_requests and reasoning_tokens.
 
+        A refusal, a content filter, and an answer that was cut before its first word are row
+        errors, `InvalidAnswer`, whose tokens count. Prompts with a common beginning are submitted
+        one after another, and to the same engine if possible, for its prefix cache.
+
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             messages: A column of prompts, or of conversations (lists of structs of role and
@@ -65,7 +69,10 @@ class PromptRows(ModelStageRows):
                 each a dict of role and content, whose content is such a text or list; or a function
                 that gets a row as a dict and returns its prompt: text; a list of messages; or a
                 dict with ``messages`` or ``prompt``, and optionally the row's own
-                ``sampling_params``. Errors of the function are those of the row.
+                ``sampling_params``. Errors of the function are those of the row. It runs in the
+                model's worker, between requests, so keep it short. An edit of it keeps the model
+                loaded, unless it imports a module of yours when it is called, or refers to an
+                object that cannot be pickled or to more than 256 KiB of data.
             model: The model's name, as the provider knows it; a server that runs it, such as
                 `vd.VLLMServer`; or `vd.Model`, with the provider's options, prices and budgets.
             provider: "anthropic", "openai", "transformers" or "vllm"; the name of an installed
@@ -84,7 +91,8 @@ class PromptRows(ModelStageRows):
             include_columns: Input columns to pass through; True for all.
             batch_size: Rows of a batch. Default: 32. A worker has as many requests in flight as
                 `batch_size` times the `max_concurrency` of its `Workers`, whose default is 16. When
-                one is answered, the next begins.
+                one is answered, the next begins. An endpoint gets at most ``max_connections`` of
+                them at a time, an option of `Model`, by default 64.
             concurrency: Workers; see `map_batches`. Default: 1.
             gpus: GPUs that a worker reserves.
             on_error: See `map_batches`. A failed row does not lose the answers of other rows.

@@ -344,15 +344,17 @@ class Model:
         name: The model's name, as the provider knows it; or a server that runs it, such as
             `vd.VLLMServer`, for the provider "openai". Its replicas get the requests, on the
             worker's node first.
-        options: Passed to the provider; see its class. Options that cannot change answers, such as
+        options: The provider's options, listed below. Those that cannot change answers, such as
             addresses and limits, are not part of fragment keys. ``server`` is a server that runs
             the model by this name, such as one of its adapters.
         prices: The price of a million tokens by kind: "prompt", "completion", and "cached" for
             prompt tokens that the engine has in its cache. With prices, the metadata has each
             partition's cost, including that of answers that do not fit.
-        token_budget: Tokens that a run may use, prompts and answers together. Once they are used
-            up, the run starts no more fragments of this stage. Fragments in flight are finished and
-            kept; partitions that need more fragments fail.
+        token_budget: Tokens that a run may use, prompts and answers together. A request in a batch
+            counts when it is submitted: a token for each four characters of the prompt, and
+            `max_tokens`, or 500, for the answer. Once they are used up, the run starts no more
+            fragments of this stage. Fragments in flight are finished and kept; partitions that need
+            more fragments fail.
         cost_budget: The same as a cost; requires `prices`.
         mode: "batch": requests go into batches of the provider's batch API, at half the price. A
             run submits them and ends, and a later run stores the answers, which take up to 24
@@ -363,11 +365,51 @@ class Model:
         adapter: The folder of a LoRA adapter, which travels to the workers like a `vd.local_file`:
             ``"adapters/reviews"``. With ``"adapters/{column}"``, the column names each row's
             folder, and null the model alone. Only for `prompt`, with "vllm" and
-            ``options={"engine_kwargs": {"enable_lora": True}}``. Adapters share an engine. The
-            content counts for the stages, and for the rows, that name the adapter.
+            ``options={"engine_kwargs": {"enable_lora": True}}``. Adapters share an engine;
+            ``max_loras`` is how many compute at the same time, and ``max_lora_rank`` (16) their
+            highest rank. The content counts for the stages, and for the rows, that name the
+            adapter. With a column, all adapters in the parent folder are listed when the stage is
+            declared, and copied to each node; a value that is none of them is a row error.
         include_reasoning: Whether to add a column of the model's reasoning, null where there is
             none. The answer is without it. Only for `prompt`; a provider that returns none is
-            refused.
+            refused. The provider has to be asked for it. "openai": whatever the endpoint expects in
+            `sampling_params`, such as ``reasoning_effort``; OpenAI's own endpoint returns only the
+            number of tokens. "anthropic": ``sampling_params={"thinking": {"type": "enabled",
+            "budget_tokens": 2048}}``. "vllm": ``engine_kwargs={"reasoning_parser": "qwen3"}``;
+            `vd.VLLMServer`: the flag ``reasoning_parser``.
+
+    Options of "openai" and "anthropic":
+
+    - `base_url`: The endpoint; for "openai" with the ``/v1``.
+    - `api_key_env`: The variable that holds the key. Default: ``OPENAI_API_KEY`` or
+      ``ANTHROPIC_API_KEY``; None for an endpoint without a key.
+    - `timeout`: Seconds of a request. Default: 600.
+    - `max_connections`: Requests of a worker in flight to one endpoint. Default: 64.
+    - `requests_per_minute`, `tokens_per_minute`: Limits of all workers together; each gets an even
+      share.
+    - `extra_body`: Further fields of each request, such as vLLM's
+      ``{"structured_outputs": {"regex": "[A-Z]{3}"}}``; also a key of `sampling_params`.
+      Where several set a field, the ``extra_body`` of `sampling_params` wins, then
+      `sampling_params`, the ``extra_body`` of the model, and `return_format`.
+    - `api`: For "openai": "chat", or "completions" for base models, whose prompt is the contents of
+      all messages, joined by blank lines. With it a `return_format` validates answers, but
+      does not constrain the model.
+
+    Without `max_tokens`, "anthropic" sets 4096. A `return_format` is a tool there, which the model
+    must call, or with extended thinking may call.
+
+    Options of "vllm":
+
+    - `engine_kwargs`: Arguments of vLLM's ``AsyncEngineArgs``. Unknown ones fail the stage.
+    - `tensor_parallel_size`: Default: the GPUs of the worker, divided by ``pipeline_parallel_size``
+      of `engine_kwargs`.
+    - `revision`, `chat_template`, `chat_template_kwargs`: The model's revision, another template,
+      and its arguments, such as ``{"enable_thinking": False}``.
+
+    Options of "transformers":
+
+    - `batch_size`: Prompts of one call of the model. Default: 16.
+    - `revision`, `dtype`, `device`, `chat_template_kwargs`: As in transformers.
 
     Raises:
         DefinitionError: If a value is invalid.

@@ -221,10 +221,27 @@ def servers_by_key(servers: Iterable[ModelServer]) -> dict[str, ModelServer]:
 class Server(ModelServer):
     """Any server with a health endpoint, started by a command on each node that needs one.
 
+    A function or class gets it as an argument, with ``url``, ``grpc_url``, ``model``, ``api_key``
+    and ``headers`` of a replica: on the worker's own node if there is one. ``with
+    server.request() as endpoint`` chooses a replica for each request.
+
+    Declarations that start the same command with the same reservation are the same server: stages
+    and pipelines share its replicas. `name`, `replicas`, `idle_minutes` and the timeouts do not
+    count. If they differ, the server has the name and `idle_minutes` of the run that used it last,
+    and the timeouts of the run that started it.
+
+    A replica that crashes, hangs or exceeds ``max_rss`` is restarted on the same ports, after 1 to
+    30 s. Rows whose requests were in flight are requested again, and no others. Three starts that
+    fail in a row, or twelve crashes without ten minutes of uptime, fail the stages with the last
+    lines of the log. A row that ends its server three times fails alone, as `ServerDied`. Processes
+    of a server end with its worker. If the node is lost, the replica is replaced, elsewhere if need
+    be; one of `per_node` may then share a node with another one.
+
     Args:
         command: The command line. ``{port}`` is replaced by a free port, ``{host}`` by the address
             to bind to, ``{grpc_port}`` and ``{metrics_port}`` by further free ports, and
-            ``{python}`` by the worker's interpreter.
+            ``{python}`` by the worker's interpreter. The working folder is not yours: name files by
+            absolute paths, or send them by `vd.local_file`.
         health: Path that answers with status 200 to 299 once the server is ready.
         model: Name of the model in requests, if the server has one.
         env_vars: Environment variables of the server with their values, which count in fragment
@@ -236,19 +253,53 @@ class Server(ModelServer):
             that the command does not name decides its answers.
         name: Name for people and the command line. Default: from the model or the program.
         replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
-            `vd.Workers` with what each reserves, its limits, and the names of environment variables
-            that are sent to it. ``max_concurrency`` is then the number of requests in flight to a
-            replica from one worker of `prompt` or `embed`.
+            `vd.Workers` with what each reserves, ``max_rss``, and the names of environment
+            variables that are sent to it. ``startup_timeout_s`` (1800) is then the time until it
+            must be ready, and ``max_concurrency`` the number of requests in flight to a replica
+            from one worker of `prompt` or `embed`.
         per_node: Replicas on each node that can hold one, in place of their number.
-        gpus: GPUs that a replica reserves; fractions share one.
+        gpus: GPUs that a replica reserves; fractions share one, but nothing keeps a server within
+            its fraction: set ``gpu_memory_utilization`` or the like.
         idle_minutes: Minutes that the server stays up when nothing uses it. Default: those of the
             compute resource.
         liveness_timeout_s: Seconds without a successful health check after which a replica is
-            restarted.
-        drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped.
+            restarted. Default: 60.
+        drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped,
+            between SIGTERM and SIGKILL. Default: 30.
 
     Raises:
         DefinitionError: If an argument is invalid.
+
+    Example:
+        Triton with a model repository, which counts in fragment keys with the content of its files:
+
+        ```python
+        import requests
+
+        import vane_dagster as vd
+
+        triton = vd.Server(
+            ["tritonserver", "--model-repository", "/models", "--http-address", "{host}",
+             "--http-port", "{port}", "--grpc-address", "{host}", "--grpc-port", "{grpc_port}",
+             "--metrics-port", "{metrics_port}"],
+            health="/v2/health/ready",
+            gpus=1,
+        )  # fmt: skip
+
+
+        def double(batch, triton):
+            given = {"name": "x", "datatype": "FP64", "shape": [len(batch["x"]), 1]}
+            given["data"] = batch["x"].to_pylist()
+            url = f"{triton.url}/v2/models/doubler/infer"
+            answer = requests.post(url, json={"inputs": [given]}, timeout=60)
+            answer.raise_for_status()
+            return {"y": answer.json()["outputs"][0]["data"]}
+
+
+        pipeline = vd.Pipeline("numbers", source=vd.parquet("numbers/*.parquet"), id="id")
+        given = {"schema": {"y": "DOUBLE"}, "fn_kwargs": {"triton": triton}}
+        pipeline.map_batches("doubled", double, **given)
+        ```
     """
 
     @known_keywords("vd.Server", advice=_ADVICE, fields=_FIELDS)
@@ -293,6 +344,12 @@ class Server(ModelServer):
 class VLLMServer(ModelServer):
     """vLLM's server with OpenAI's API.
 
+    In contrast to the provider "vllm", it ignores unknown sampling parameters. Some results need a
+    flag: ``enable_prompt_tokens_details`` for cached tokens in the usage, ``reasoning_parser`` for
+    `include_reasoning`, ``{"runner": "pooling", "convert": "embed"}`` for `embed`. An adapter that
+    it serves (``enable_lora``, ``lora_modules``) is named as ``vd.Model("reviews",
+    options={"server": llm})``. The GPUs of a replica are on one node.
+
     Args:
         model: A model's name, the path of its folder, or `vd.local_file` of it.
         flags: Flags of ``vllm serve``: ``{"max_model_len": 4096}`` becomes
@@ -302,16 +359,19 @@ class VLLMServer(ModelServer):
         python: The Python interpreter with vLLM. Default: the worker's.
         name: Name for people and the command line. Default: from the model.
         replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
-            `vd.Workers` with what each reserves, its limits, and the names of environment variables
-            that are sent to it. ``max_concurrency`` is then the number of requests in flight to a
-            replica from one worker of `prompt` or `embed`.
+            `vd.Workers` with what each reserves, ``max_rss``, and the names of environment
+            variables that are sent to it. ``startup_timeout_s`` (1800) is then the time until it
+            must be ready, and ``max_concurrency`` the number of requests in flight to a replica
+            from one worker of `prompt` or `embed`.
         per_node: Replicas on each node that can hold one, in place of their number.
-        gpus: GPUs that a replica reserves; fractions share one.
+        gpus: GPUs that a replica reserves; fractions share one, but nothing keeps a server within
+            its fraction: set ``gpu_memory_utilization`` or the like.
         idle_minutes: Minutes that the server stays up when nothing uses it. Default: those of the
             compute resource.
         liveness_timeout_s: Seconds without a successful health check after which a replica is
-            restarted.
-        drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped.
+            restarted. Default: 60.
+        drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped,
+            between SIGTERM and SIGKILL. Default: 30.
 
     Raises:
         DefinitionError: If an argument is invalid.
@@ -358,7 +418,9 @@ class TritonServer(ModelServer):
         fn: Starts Triton and serves until SIGTERM: ``fn(ports, model_path)``, where `ports` are
             those for HTTP, gRPC and metrics; ``fn(ports)`` without `model_path`. It is the contract
             of Spark's Triton guides. The function travels with all that it refers to, into a
-            process of its own.
+            process of its own. PyTriton listens on the node's address unless the function sets
+            ``http_address`` and ``grpc_address``, and its temporary files are removed with it
+            unless the function names a ``workspace``. Triton knows no key.
         model_path: Passed to `fn`; the content of a local file or folder counts in fragment keys.
         python: The Python interpreter with PyTriton, which may be of an environment of its own,
             since nvidia-pytriton needs numpy below 2. Default: the worker's.
@@ -366,19 +428,90 @@ class TritonServer(ModelServer):
             once Triton answers, which PyTriton lets it do before.
         name: Name for people and the command line. Default: from the model or function.
         replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
-            `vd.Workers` with what each reserves, its limits, and the names of environment variables
-            that are sent to it. ``max_concurrency`` is then the number of requests in flight to a
-            replica from one worker of `prompt` or `embed`.
+            `vd.Workers` with what each reserves, ``max_rss``, and the names of environment
+            variables that are sent to it. ``startup_timeout_s`` (1800) is then the time until it
+            must be ready, and ``max_concurrency`` the number of requests in flight to a replica
+            from one worker of `prompt` or `embed`.
         per_node: Replicas on each node that can hold one, in place of their number.
-        gpus: GPUs that a replica reserves; fractions share one.
+        gpus: GPUs that a replica reserves; fractions share one, but nothing keeps a server within
+            its fraction: set ``gpu_memory_utilization`` or the like.
         idle_minutes: Minutes that the server stays up when nothing uses it. Default: those of the
             compute resource.
         liveness_timeout_s: Seconds without a successful health check after which a replica is
-            restarted.
-        drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped.
+            restarted. Default: 60.
+        drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped,
+            between SIGTERM and SIGKILL. Default: 30.
 
     Raises:
         DefinitionError: If an argument is invalid.
+
+    Example:
+        The environment of `python` needs nvidia-pytriton, what the function imports, the minor
+        version of the workers' Python, and that Python's shared library. On Debian, `apt-get
+        install libpython3.11` has it, with pyenv `--enable-shared`; conda's and uv's Python have
+        it. The workers need a client, here ``tritonclient[grpc]``.
+
+        ```python
+        import functools
+
+        import vane_dagster as vd
+
+
+        def serve_doubler(ports):
+            import signal
+
+            import numpy as np
+            from pytriton.decorators import batch
+            from pytriton.model_config import ModelConfig, Tensor
+            from pytriton.triton import Triton, TritonConfig
+
+            @batch
+            def double(x):
+                return {"y": 2 * x}
+
+            http, grpc, metrics = ports
+            with Triton(
+                config=TritonConfig(http_port=http, grpc_port=grpc, metrics_port=metrics)
+            ) as triton:
+                triton.bind(
+                    model_name="doubler",
+                    infer_func=double,
+                    inputs=[Tensor(name="x", dtype=np.float32, shape=(1,))],
+                    outputs=[Tensor(name="y", dtype=np.float32, shape=(1,))],
+                    config=ModelConfig(max_batch_size=64),
+                )
+                signal.signal(signal.SIGTERM, lambda *_: triton.stop())
+                triton.serve()
+
+
+        def make_predict(host_to_url):
+            import socket
+
+            import numpy as np
+            from tritonclient.grpc import InferenceServerClient, InferInput
+
+            client = InferenceServerClient(host_to_url[socket.gethostname()].removeprefix("grpc://"))
+
+            def predict(x):
+                given = InferInput("x", [len(x), 1], "FP32")
+                given.set_data_from_numpy(np.asarray(x, np.float32).reshape(-1, 1))
+                return client.infer("doubler", [given]).as_numpy("y")[:, 0]
+
+            return predict
+
+
+        triton = vd.TritonServer(
+            serve_doubler, model="doubler", python="/opt/triton/bin/python", per_node=1
+        )
+        pipeline = vd.Pipeline("numbers", source=vd.parquet("numbers/*.parquet"), id="id")
+        pipeline.predict_batch(
+            "doubled",
+            functools.partial(make_predict, host_to_url=triton.host_to_grpc_url),
+            columns=["x"],
+            return_type="float",
+            batch_size=64,
+        )
+        ```
     """
 
     kind = "Triton server"

