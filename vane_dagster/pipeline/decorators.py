@@ -105,6 +105,11 @@ def cls(class_: Any = None, **options: Unpack[ClassArguments]) -> Any:
     the result. The class object stays the same: it can be inherited from, pickled and tested for
     by `isinstance`. A subclass is lazy if it is decorated itself.
 
+    Stages that call methods of one lazy instance share its workers, so the model is loaded once.
+    Calls of async methods are in flight at the same time, but not beside a call of a synchronous
+    method. Each stage has keys of its own: an edit of a method under `vd.method` recomputes the
+    stages of other methods only if their code may reach it.
+
     A class that is constructed while a worker runs the user's code, such as a tokenizer in a
     model's ``__init__``, is constructed at once.
 
