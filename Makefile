@@ -1,4 +1,4 @@
-# Needs Python (3.10 to 3.13), pip and make; everything else is installed into VENV.
+# Needs Python (3.11 to 3.13), pip and make; everything else is installed into VENV.
 #   make demo PYTHON=python3.12 VENV=/tmp/venv PARTITIONS=json,re
 
 PYTHON ?= python3
@@ -8,7 +8,7 @@ PORT ?= 3000
 PARTITIONS ?= datetime,json,pathlib,shutil
 PYTEST_ARGS ?= -n 2 --dist loadfile
 # Versions, or paths of interpreters.
-PYTHONS ?= 3.10 3.11 3.12 3.13
+PYTHONS ?= 3.11 3.12 3.13
 
 BIN := $(VENV)/bin
 # The tests start many processes: each would compile the package, and pytest all tests.
@@ -125,7 +125,7 @@ $(VENV)/.release: Makefile | $(BIN)/python
 	@touch $@
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 13) \
-	    else "Python %d.%d is not supported; expected 3.10 to 3.13: make PYTHON=python3.12" % v)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) \
+	    else "Python %d.%d is not supported; expected 3.11 to 3.13: make PYTHON=python3.12" % v)'
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	    echo "No virtual environment could be made; on Debian: apt-get install python3-venv"; exit 1; }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ def remember(question: str, best: Hit) -> Path:
     Returns:
         The file.
     """
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     row = {
         "id": secrets.token_hex(8),
         "asked_at": now.replace(tzinfo=None),

@@ -10,7 +10,7 @@ Dagster inspects the annotations of schedules at runtime, so this module does no
 evaluation.
 """
 
-from datetime import timedelta, timezone
+from datetime import UTC, timedelta
 
 import dagster as dg
 
@@ -83,7 +83,7 @@ job = dg.define_asset_job(
 )
 def schedule(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
     """Request the day before, if anyone asked a question on it."""
-    now = context.scheduled_execution_time.astimezone(timezone.utc)
+    now = context.scheduled_execution_time.astimezone(UTC)
     day = f"{now - timedelta(days=1):%Y-%m-%d}"
     if not any(day_folder(day).glob("*.parquet")):
         return dg.SkipReason(f"nobody asked anything on {day}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypedDict
 
@@ -69,7 +69,7 @@ def pdfs() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, texts in MANUALS[day].items():
             document = fpdf.FPDF()
-            document.set_creation_date(datetime(2026, 5, 4, tzinfo=timezone.utc))
+            document.set_creation_date(datetime(2026, 5, 4, tzinfo=UTC))
             document.set_font("Helvetica")
             for text in texts:
                 document.add_page()

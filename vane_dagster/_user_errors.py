@@ -19,7 +19,7 @@ import pyarrow as pa
 from vane_dagster._keywords import columns_listed
 from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import CostlyError, RowErrors
-from vane_dagster.retries import CALLS, class_names, http_status, is_transient
+from vane_dagster.retries import CALLS, http_status, is_transient
 
 _MAX_CHARACTERS = 20_000
 _MAX_INNER = 5
@@ -163,8 +163,8 @@ def _leaves(error: Any) -> Iterator[Any]:
 
 
 def _inner(error: Any) -> Sequence[Any]:
-    """Return the exceptions of a group, including those of the backport for Python 3.10."""
-    return error.exceptions if "BaseExceptionGroup" in class_names(error) else ()
+    """Return the exceptions of a group."""
+    return error.exceptions if issubclass(type(error), BaseExceptionGroup) else ()
 
 
 def clean(text: str) -> str:

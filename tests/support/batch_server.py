@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -170,14 +170,14 @@ class Batches:
         return self._made([(r["custom_id"], r["params"]) for r in requests], self._anthropic)
 
     def _anthropic(self, made: Made) -> Any:
-        at = datetime.fromtimestamp(made.at, timezone.utc)
+        at = datetime.fromtimestamp(made.at, UTC)
         has_ended = made.answers is not None
         url = f"{self.url}/v1/messages/batches/{made.id}/results"
         statuses = Counter(status for _, status, _, _ in made.answers or ())
         kinds = {kind: statuses[kind] for kind in ("succeeded", "errored", "canceled", "expired")}
         return {
             "id": made.id, "type": "message_batch", "created_at": at.isoformat(),
-            "expires_at": datetime.fromtimestamp(made.at + _WINDOW, timezone.utc).isoformat(),
+            "expires_at": datetime.fromtimestamp(made.at + _WINDOW, UTC).isoformat(),
             "processing_status":
                 "ended" if has_ended else "canceling" if made.canceling else "in_progress",
             "cancel_initiated_at": at.isoformat() if made.canceling else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -48,6 +48,6 @@ def tick(now: datetime, instance: dg.DagsterInstance) -> dict[str, Any]:
 
 
 def main() -> None:
-    at = datetime.fromisoformat(sys.argv[1]).replace(tzinfo=timezone.utc)
+    at = datetime.fromisoformat(sys.argv[1]).replace(tzinfo=UTC)
     with dg.DagsterInstance.get() as opened:
         print(json.dumps(tick(at, opened)))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
-
-Group = getattr(builtins, "BaseExceptionGroup", None)  # from Python 3.11 on
 
 
 class NoText(Exception):
@@ -64,9 +61,8 @@ EXCEPTIONS = {
     "SyntaxError": odd_syntax,
     "Surrogates": lambda: ValueError("a\udc00b\0c"),
     "Huge": lambda: ValueError("x" * 100_000_000),
-}
-if Group is not None:
-    EXCEPTIONS["BaseExceptionGroup"] = lambda: Group(
+    "BaseExceptionGroup": lambda: BaseExceptionGroup(
         "several", [ValueError("the first"), KeyboardInterrupt("the second")]
-    )
-    EXCEPTIONS["ExceptionGroup"] = lambda: Group("several", [KeyError("inner")])
+    ),
+    "ExceptionGroup": lambda: ExceptionGroup("several", [KeyError("inner")]),
+}

@@ -16,7 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import dagster as dg
@@ -146,7 +146,7 @@ class Storage(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
             return info
         data = self.store[info["name"]].getvalue()
         tag = hashlib.md5(data, usedforsecurity=False).hexdigest()
-        return {**info, "ETag": tag, "created": datetime.now(timezone.utc)}
+        return {**info, "ETag": tag, "created": datetime.now(UTC)}
 
 
 fsspec.register_implementation("simulated", Storage, clobber=True)

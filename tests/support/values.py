@@ -101,7 +101,7 @@ class Holder:
         return cls()
 
 
-UTC = dt.timezone.utc
+UTC = dt.UTC
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 10**5000, 1.0, -0.0, 0.0, float("nan"), float("inf"), 1j, "", "1",

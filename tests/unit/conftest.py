@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy.testing  # noqa: F401 - NumPy 1 starts a process at the import
+import numpy.testing  # noqa: F401 - NumPy 2.0 starts a process at the import
 import pytest
 import threadpoolctl
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Container, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-import tomli
 
 import vane_dagster
 from support.paths import REPOSITORY, TESTS
@@ -208,7 +208,7 @@ def test_files_of_tests_have_unique_names():
 
 
 def test_versions_agree_and_extras_are_documented():
-    project = tomli.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert vane_dagster.__version__ == project["version"]
     assert f"\nversion: {project['version']}\n" in (REPOSITORY / "CITATION.cff").read_text()
     page = (REPOSITORY / "docs" / "install.md").read_text()

@@ -12,7 +12,6 @@ import pytest
 import vane_dagster as vd
 from support.poison import (
     EXCEPTIONS,
-    Group,
     NoText,
 )
 from vane_dagster._user_errors import contained, hinted, is_shutdown
@@ -66,10 +65,9 @@ def test_what_an_error_cost_is_counted_although_it_is_replaced(text):
     assert error.used == {"calls": 3}
 
 
-@pytest.mark.skipif(Group is None, reason="Python before 3.11 has no exception groups")
 def test_a_group_has_the_messages_of_its_inner_exceptions():
-    inner = Group("inner", [ValueError(str(i)) for i in range(9)])
-    message = str(contained(Group("outer", [KeyboardInterrupt("stop"), inner])))
+    inner = ExceptionGroup("inner", [ValueError(str(i)) for i in range(9)])
+    message = str(contained(BaseExceptionGroup("outer", [KeyboardInterrupt("stop"), inner])))
     assert message == (
         "outer (2 sub-exceptions); KeyboardInterrupt: stop; ValueError: 0; ValueError: 1; "
         "ValueError: 2; ValueError: 3; ValueError: 4"

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 import click
 import dagster as dg
-import tomli
 
 from vane_dagster.errors import described
 from vane_dagster.orchestration.assets import PIPELINES
@@ -102,7 +102,7 @@ def _project_module() -> str:
     for folder in (Path.cwd(), *Path.cwd().parents):
         file = folder / "dg.toml"  # dg ignores the other one beside it
         file = file if file.is_file() else folder / "pyproject.toml"
-        found = tomli.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        found = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if file.name == "pyproject.toml":
             found = found.get("tool", {}).get("dg", {})
         if project := found.get("project"):

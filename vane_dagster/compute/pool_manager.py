@@ -343,5 +343,5 @@ async def _within(answer: Awaitable[Any], seconds: float) -> Any:
     """A worker's answer; None if it takes too long."""
     try:
         return await asyncio.wait_for(answer, seconds)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         return None

@@ -112,6 +112,8 @@ class ObjectEncoder:
             self._dependency_walk.packages.add(name.partition(".")[0])
         package = __name__.partition(".")[0]  # our own modules may move
         name = package if name.partition(".")[0] == package else name
+        if name.partition(".")[0] in sys.stdlib_module_names:  # Python 3.13 has pathlib._local
+            name = name.partition("._")[0]
         return combine("library", name, getattr(obj, "__qualname__", type(obj).__qualname__))
 
     def _by_name(self, obj: Any, module: Module) -> str:
@@ -126,7 +128,8 @@ class ObjectEncoder:
         module = self._dependency_walk.finder.find(name)
         if module is not None and module.kind != "own":
             token = self._library(function, name, module)
-            return combine("function", token, *self._captured(function, path))
+            is_named = _lookup(function) is function
+            return combine("function", token, *(() if is_named else self._captured(function, path)))
         code, walk = function.__code__, self._dependency_walk
         place = None
         if module is not None and module.is_source and path_kind(code.co_filename) == "own":

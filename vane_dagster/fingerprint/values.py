@@ -70,7 +70,7 @@ class ValueEncoder:
             raise _unstable(value, path, reason) from error
 
     def _object(self, value: Any, path: str) -> str:
-        if isinstance(value, _CODE) and not isinstance(value, types.GenericAlias):  # a type in 3.10
+        if isinstance(value, _CODE):
             return self._code(value, path)
         if id(value) in self._open:
             raise _unstable(value, path, "that refers back to itself")

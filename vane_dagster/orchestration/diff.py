@@ -17,7 +17,7 @@ from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.reader import find_all
 from vane_dagster.storage.store import Store
 
-_RUN = re.compile(r"[0-9a-f-]+")
+_RUN = re.compile(r"(run-)?[0-9a-f-]+")
 LATEST = "latest"
 """The name of the version in force."""
 
@@ -42,8 +42,8 @@ def diff(
     Args:
         stage: As "docs/embedding", or a stage or its asset key.
         before: The first version.
-        now: The second version. A name of hexadecimal digits and dashes is that of a run; give a
-            store with such a name as "./name".
+        now: The second version. A name of hexadecimal digits and dashes, with or without
+            "run-" before them, is that of a run; give a store with such a name as "./name".
         partitions: Keys of the partitions to compare. Default: those that both versions have.
         store: The store of the runs and of `"latest"`: a `FragmentStore`, or the URL of a root.
             Default: ``$VANE_DAGSTER_STORE``, else a folder of this user.

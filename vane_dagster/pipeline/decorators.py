@@ -20,7 +20,7 @@ from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.lazy_instances import Construction, ConstructorSignature
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from vane_dagster.pipeline.options import OnError
 

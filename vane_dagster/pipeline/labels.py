@@ -15,7 +15,7 @@ from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.providers.registry import answers
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from vane_dagster.pipeline.pipeline import Stage
 

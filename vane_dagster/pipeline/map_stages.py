@@ -40,7 +40,7 @@ from vane_dagster.types.callables import qualname, unwrapped
 from vane_dagster.types.schema import INFER, SchemaLike, parse_schema, sql_type
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from vane_dagster.pipeline.pipeline import Pipeline, Stage
 

@@ -18,7 +18,7 @@ from vane_dagster.pipeline.records import Model, StageArguments, parse_options
 from vane_dagster.pipeline.servers import ModelServer
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from vane_dagster.pipeline.pipeline import Stage
     from vane_dagster.providers.content import Content

@@ -40,7 +40,7 @@ from vane_dagster.servers.launch import flags as flags_of
 from vane_dagster.types.callables import check_call, is_function, unwrapped
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")

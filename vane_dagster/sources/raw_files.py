@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -134,7 +134,7 @@ def listed_rows(spans: Sequence[FileSpan]) -> pa.Table:
     details = [span.detail.split() for span in spans]
     sizes = [int(detail[0]) if detail else None for detail in details]
     times = [
-        datetime.fromtimestamp(float(detail[1]), timezone.utc) if len(detail) > 1 else None
+        datetime.fromtimestamp(float(detail[1]), UTC) if len(detail) > 1 else None
         for detail in details
     ]
     paths = [path_of(span.url) for span in spans]

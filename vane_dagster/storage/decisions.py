@@ -19,7 +19,7 @@ import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -203,7 +203,7 @@ def patch(
     elsewhere = {each.identity for i, each in enumerate(manifest.fragments) if i not in held}
     folder, origin = store.root.child(manifest.pipeline, manifest.stage, PATCHES), (
         Outcome.PATCHED, 0, decision.name.removesuffix(".json"), decision.user, "",
-        datetime.fromtimestamp(decision.at, timezone.utc),
+        datetime.fromtimestamp(decision.at, UTC),
     )  # fmt: skip
     schema = records_schema(found.schema.field(ID).type)
     given = dict(zip((OUTCOME, *ORIGIN), ([value] * len(found) for value in origin)))

@@ -32,7 +32,7 @@ _SCALARS: Mapping[Any, pa.DataType] = {
 }
 _LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Collection, abc.Iterable)
 _QUALIFIERS = ("Required", "NotRequired", "ReadOnly")
-"""Names of forms that typing has, or typing_extensions for older versions of Python."""
+"""Names of forms that typing has, or typing_extensions before Python 3.13."""
 _STREAMS = (abc.Iterator, abc.Generator, abc.Iterable, abc.AsyncIterator, abc.AsyncGenerator,
             abc.AsyncIterable)  # fmt: skip
 

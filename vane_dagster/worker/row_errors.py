@@ -7,7 +7,7 @@ import os
 import re
 import traceback
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pyarrow as pa
 
@@ -32,7 +32,7 @@ def fault_table(
     faults: Sequence[RowFault], work: Work, ids: Sequence[str], model: str = ""
 ) -> pa.Table:
     """Convert failed rows to error records; see `fault_schema`."""
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     parents = [faults[0].batch.schema.field(name) for name in ids[1:]]
     records = [
         {

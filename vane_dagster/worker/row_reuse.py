@@ -18,7 +18,7 @@ import secrets
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -280,7 +280,7 @@ class _Restored:
         self._own = pa.schema([work.schema.field(name) for name in own])
         self._outcomes = np.full(given.num_rows, Outcome.FILTERED, np.uint8)
         self._rows, self._faults = _Pieces(), _Pieces()
-        keying, now = work.keying or RowKeying((), (), "", ""), datetime.now(timezone.utc)
+        keying, now = work.keying or RowKeying((), (), "", ""), datetime.now(UTC)
         here = zip(ORIGIN, (keying.epoch, work.run_id, keying.model, keying.code, now))
         self._records = records_schema(self._ids.type)
         kinds = {name: self._records.field(name).type for name in ORIGIN}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -137,7 +137,7 @@ def requested(world: World, cursor: Any, at: str = "2026-01-05") -> tuple[Any, C
         world.defs,
         world.instance,
         cursor=cursor,
-        evaluation_time=datetime.fromisoformat(at).replace(tzinfo=timezone.utc),
+        evaluation_time=datetime.fromisoformat(at).replace(tzinfo=UTC),
     )
     requests = {name: result.get_requested_partitions(world.pipeline[name].key) for name in STAGES}
     return result.cursor, requests

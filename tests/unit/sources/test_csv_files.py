@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ def test_types_are_found_in_all_partitions_of_the_run(tmp_path):
         assert table.schema.field("v").type == pa.string()
 
 
-MORNING = datetime(2024, 1, 31, 8, tzinfo=timezone.utc)
+MORNING = datetime(2024, 1, 31, 8, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_version_is_read_as_it_was(lake):
         lance.dataset(lake.url).tags.create("release", lake.now())
     else:
         time.sleep(0.05)
-        then = datetime.datetime.now(datetime.timezone.utc)
+        then = datetime.datetime.now(datetime.UTC)
         named = [lake.now(), then, then.isoformat()]
         time.sleep(0.05)
     lake.append(made(range(5, 10)))

@@ -31,7 +31,7 @@ def test_a_row_names_its_file(tmp_path):
         f"{tmp_path}/{name}" for name in ("a/x.wav", "b/x.wav", "b/y.txt")
     ]
     assert found["size"].to_pylist() == [10, 10, 10]
-    moment = dt.datetime.fromtimestamp(1_700_000_000.5, dt.timezone.utc)
+    moment = dt.datetime.fromtimestamp(1_700_000_000.5, dt.UTC)
     assert found["modified"].to_pylist()[0] == moment
     assert found.schema == vd.files(str(tmp_path)).schema("here")
 

@@ -142,7 +142,7 @@ def test_a_table_with_other_columns_or_partitions_is_refused(published):
         whole.check(made.schema, "here")
 
 
-MOMENT = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+MOMENT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 WIDENED = {
     "small": pa.array([255, None], pa.uint8()),
     "vector": pa.array([[1.5, 2.5], None], pa.list_(pa.float32(), 2)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -16,7 +16,7 @@ SCHEMA = pa.schema([("id", pa.string())])
 
 def faults(**messages: str) -> pa.Table:
     common = {"stage": "s", "fragment": "f", "traceback": "", "attempts": 1, "run_id": "r"}
-    common |= {"model": "m", "worker": "w", "at": datetime.now(timezone.utc), "error": "EOFError"}
+    common |= {"model": "m", "worker": "w", "at": datetime.now(UTC), "error": "EOFError"}
     records = [{"id": id, "message": text, **common} for id, text in messages.items()]
     return pa.Table.from_pylist(records, schema=fault_schema(pa.string()))
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NewType, TypedDict
+from typing import TYPE_CHECKING, Any, NewType, Required, TypedDict
 
 import pyarrow as pa
 import pytest
 import typing_extensions as te
-from typing_extensions import Required
 
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.annotations import (

@@ -18,7 +18,7 @@ from vane_dagster.types.id_texts import (
     texts,
 )
 
-UTC = dt.timezone.utc
+UTC = dt.UTC
 BERLIN = pa.timestamp("us", "Europe/Berlin")
 
 KINDS = [

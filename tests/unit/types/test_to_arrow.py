@@ -19,7 +19,7 @@ import pytest
 from vane_dagster.types.casts import Mismatch
 from vane_dagster.types.to_arrow import to_arrow
 
-UTC, CET = dt.timezone.utc, dt.timezone(dt.timedelta(hours=1))
+UTC, CET = dt.UTC, dt.timezone(dt.timedelta(hours=1))
 NOON = dt.datetime(2026, 1, 2, 12)
 DAY, MIDNIGHT = NOON.date(), dt.datetime(2026, 1, 2)
 MICROS, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
