@@ -166,7 +166,9 @@ def promote(
     those that the branch was made from. If it is killed, run it again.
 
     With the definitions, as -f definitions.py, it then publishes the write stages and reports
-    materializations to the instance of $DAGSTER_HOME. Without them the next run with TO does.
+    materializations to the instance of $DAGSTER_HOME; the branch has to be up to date with them.
+    Without them the next run with TO does. Stages with reuse="none" are never up to date: promote
+    them without the definitions.
 
     Example: vane-dagster store promote s3://lake/dev/feature-x s3://lake/.vane docs -f defs.py
     """

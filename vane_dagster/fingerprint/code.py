@@ -4,6 +4,71 @@ Nothing is run or imported; files are read from disk. The names count that the U
 the user's files; a module that is used as an object counts as a whole. Of every module that an
 import executes, including packages' ``__init__``, the statements count that do something to what
 the UDF reaches or to a library (see `effects`). Installed packages are listed, not hashed.
+
+`docs/concepts/identity.md` has the rules for users. These are all of them.
+
+Names:
+    - ``from helpers import double`` and ``helpers.double`` count `double` and what it names. A
+      module counts as a whole if it is used as an object, imported with ``*``, inside a function,
+      or inside a compound statement; a package then counts with all of its modules. An import under
+      ``try`` or ``with`` may fail, so every file of the user's that it executes counts as a whole.
+    - A class counts with all of its methods. A lambda, and a function or class made inside a
+      function, counts with the top-level statement that holds it.
+    - Docstrings, type hints and names of local variables count; comments and layout do not.
+    - A literal module name, as in ``import_module("helpers")``, counts like an import. A computed
+      one that begins with a package, as ``f"plugins.{name}"``, counts like an import of all modules
+      of that package. Other computed names are refused, and so are ``exec``, ``compile``,
+      ``module_from_spec``, ``SourceFileLoader``, ``runpy``, ``import_string``,
+      ``pkgutil.resolve_name`` and ``pydoc.locate``.
+    - With ``globals()``, ``eval``, ``__globals__``, the file's ``__annotations__``,
+      ``inspect.getmodule``, or ``sys.modules`` as an object, all names of the file count, and all
+      of each user module that it imports.
+
+Top-level statements, in the UDF's file and those that it imports:
+    - A call, a store into an object, or a decorator counts if it names, directly or through others,
+      something that counts or a library that it may change. So does an ``if``, ``try``, ``with`` or
+      loop that imports a file of the user's. A compound statement is one statement. Its place among
+      other such statements, constants and imported names counts too.
+    - A subclass is such a statement if creating it may run the user's code: a base, or what it
+      names, has ``__init_subclass__`` or a similar hook, a metaclass other than ``ABCMeta``, or
+      ``Enum`` as a base; every subclass is one if an imported file uses ``__subclasses__``.
+    - `effects` and `acts` list the calls and libraries that change nothing.
+
+Values (`values`, `objects`, `files`):
+    - Arguments, closures, and defaults of functions made inside a function count by value;
+      functions, classes and objects among them also by their code. An object counts by its class
+      and its pickle. The layout of an array in memory does not count.
+    - Refused: what pickle cannot write, or writes by a name (``np.frompyfunc``); objects pickled as
+      bytes that may refer to the user's code (frames of polars, tokenizers); long doubles; folders
+      of more than 100,000 files or 256 GiB.
+    - A text or path among them that names an existing file or folder counts by its content; so
+      does a text with a separator or suffix in a constant, statement or default that counts. By
+      their text count a bare word, and folders that hold the source, a target, the default store,
+      the code or the whole machine (home, ``/tmp``), or that lie in the source or a target.
+
+Limits. These changes are not detected:
+    - Files, tables and services that code reads when it runs or is imported; chance; packages;
+      environment variables that are not keyed. Texts inside functions, paths that code joins or
+      cuts, paths in `bytes`, and files that an import writes are not followed to their content.
+    - Whether a module exists (``find_spec``, ``hasattr(package, "x")``); modules found by listing a
+      folder or on a ``sys.path`` that a function changes; file names in patterns, lists, command
+      lines or other files; hidden files and caches of a folder.
+    - The user's classes that a pickled model refers to, unless code names them; names in strings
+      that a library resolves: pandas' ``query("a > @LIMIT")``, Hydra's ``_target_``, traitlets'
+      ``import_item``, lazy modules, forward references outside of hints.
+    - Files that the UDF's own file does not import, directly or through others, even if they change
+      one that it does. For a function among the arguments, or before or after a model, that is its
+      own file and the one that declares the stage, without the order of the latter's imports.
+    - Changes without a call or a store: an operator, a property, iteration, ``len(A)`` or
+      ``A[key]`` of the user's objects at the top level; ``__set_name__``; ``__init__`` of an enum;
+      what a library keeps of an assigned call (``old = np.seterr(..)``) or of a base class; an
+      object of the user's as a base; calls in type hints; a condition around an import in the body
+      of a class; bodies that Dagster runs, such as that of a ``@dg.graph``.
+    - A name that is read before its file binds it (circular imports, ``except NameError``); a name
+      that is both imported and defined, or both a function and a submodule; mangled names (``__X``
+      in a class); whether two arguments are the same object; whether a file has
+      ``from __future__ import annotations``; the text, line numbers and ``dir()`` of code that
+      looks at itself, and the order of the names in its ``globals()``.
 """
 
 from __future__ import annotations

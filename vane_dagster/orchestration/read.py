@@ -80,8 +80,9 @@ def quarantine(
     Returns:
         One row per quarantined row: its id in the stage's input, ``parents`` (the ids of the rows
         that it was made from, if any), ``partition``, ``stage``, ``fragment``, ``error`` (the
-        exception's class), ``message``, ``traceback``, ``attempts``, ``run_id``, ``model``,
-        ``worker``, ``at``, and ``waived``: why a person accepted the failure, and who; else null.
+        exception's class), ``message``, ``traceback``, ``attempts`` (the calls that failed with the
+        row, or how many workers it ended), ``run_id``, ``model``, ``worker``, ``at``, and
+        ``waived``: why a person accepted the failure, and who; else null.
 
     Raises:
         StoreError: If the stage was never materialized.

@@ -245,7 +245,8 @@ class LocalCompute(Compute):
     """Compute in subprocesses of the run, without Ray, to debug a function or a model.
 
     Models stay warm for the next run of the same process, in the same folder, with the same
-    environment variables and the same output. They end with the process.
+    environment variables and the same output. They end with the process, or with its next run after
+    ten minutes without use.
     """
 
     num_cpus: int | None = Field(default=None, description="CPUs. Default: the machine's.")

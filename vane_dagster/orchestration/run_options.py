@@ -14,11 +14,18 @@ class RunOptions(dg.Config):
     """Run config of a pipeline, editable in Dagster's launchpad."""
 
     force: bool = Field(
-        default=False, description="Compute the selected stages again, whatever the store holds."
+        default=False,
+        description=(
+            "Compute the selected stages again, whatever the store holds. Later runs copy no older "
+            "results. If the run is killed, only its own retries resume it."
+        ),
     )
     retry_quarantined: bool = Field(
         default=False,
-        description="Retry the rows that failed, and recompute their downstream rows.",
+        description=(
+            "Retry the rows that failed, with reuse='fragments' their fragments, and recompute "
+            "their downstream rows."
+        ),
     )
     wait: bool = Field(
         default=False,

@@ -28,6 +28,10 @@ def trace(
     manifests in force. The search selects parts by the id ranges in the manifests and row groups by
     their statistics, and reads only their id columns.
 
+    Rows of CSV and JSON files, Iceberg tables and sources of your own are named if `stage` is the
+    stage's object, which knows the source; by name, only the range of rows is known where the first
+    stage filters or does not reuse rows.
+
     Args:
         stage: As "docs/enriched", or a stage or its asset key. A forward trace also accepts
             "docs/source", or "docs", for a row of the source.

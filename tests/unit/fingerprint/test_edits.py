@@ -28,7 +28,7 @@ UNDETECTED = {
     "import: a file is written",
     "syntax: import: Hydra's target",
 }
-"""Limits that `docs/concepts/identity.md` names."""
+"""Limits that the docstring of `vane_dagster/fingerprint/code.py` names."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_edit(edit: Edit, project: Project, record_property) -> None:
     outcome = edit.outcome(project)
     if edit.name in UNDETECTED:
         assert outcome == "kept", (
-            "no longer a limit: remove it here and in docs/concepts/identity.md"
+            "no longer a limit: remove it here and in vane_dagster/fingerprint/code.py"
         )
     elif edit.changes:
         assert outcome in ("changed", "refused"), "stale: old rows would be taken for new ones"
