@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,7 +15,7 @@ from support.data import read_stage, write_source
 from support.media import picture
 from support.results import Run
 from support.tiny_transformers import image_text_model
-from support.vllm_stages import ENGINE, ENV, needs_vllm
+from support.vllm_stages import BY, ENV, arguments
 
 COLORS = ["navy", "white", "orange", "darkgreen"]
 GREEDY = {"temperature": 0, "max_tokens": 8}
@@ -53,20 +52,6 @@ def expected(model: Path, rows: list[list[bytes]]) -> list[str]:
         new = out[0, given["input_ids"].shape[1] :]
         found.append(processor.tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
     return found
-
-
-def arguments(by: str, model: Path) -> dict[str, Any]:
-    """Return the provider and the model of a stage."""
-    if by == "transformers":
-        return {"provider": by, "model": str(model), "options": {"batch_size": 3}}
-    engine = {**ENGINE, "gpu_memory_utilization": 0.1}
-    if by == "vllm":
-        return {"provider": by, "model": str(model), "options": {"engine_kwargs": engine}}
-    replicas = vd.Workers(env_vars=[*ENV, "HF_HUB_OFFLINE"])
-    return {"model": vd.VLLMServer(model, flags=engine, replicas=replicas)}
-
-
-BY = ["transformers", *(pytest.param(by, marks=needs_vllm) for by in ("vllm", "vllm server"))]
 
 
 @pytest.mark.parametrize("by", BY)

@@ -22,10 +22,16 @@ def picture(
     return file.getvalue()
 
 
-def sound() -> bytes:
-    """Return a WAV file of a tenth of a second of silence."""
+def tone(hertz: float, seconds: float = 0.5, rate: int = 16_000) -> np.ndarray:
+    """Return the samples of a sine, as int16."""
+    return (np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate)) / rate) * 2**14).astype("<i2")
+
+
+def sound(samples: np.ndarray | None = None, rate: int = 8000) -> bytes:
+    """Encode samples as a WAV file; by default a tenth of a second of silence."""
+    samples = tone(0, 0.1, rate) if samples is None else samples
     file = io.BytesIO()
     with wave.open(file, "wb") as written:
-        written.setparams((1, 2, 8000, 0, "NONE", ""))
-        written.writeframes(bytes(1600))
+        written.setparams((1, 2, rate, 0, "NONE", ""))
+        written.writeframes(samples.tobytes())
     return file.getvalue()

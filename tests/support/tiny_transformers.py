@@ -11,10 +11,11 @@ import numpy as np
 from benchmarks.tiny_llm import TINY, make
 
 _STEPS = 60
-_VISION_CHAT = (
+_MEDIA_CHAT = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% for content in message['content'] %}"
-    "{% if content['type'] == 'image' %}<image>{% else %}{{ content['text'] }}{% endif %}"
+    "{% if content['type'] == 'image' %}<image>{% elif content['type'] == 'audio' %}<|AUDIO|>"
+    "{% else %}{{ content['text'] }}{% endif %}"
     "{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -73,7 +74,7 @@ def image_text_model(folder: Path) -> Path:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<global-img>"]})
     side = {"longest_edge": 32}
     images = Idefics3ImageProcessorPil(size=side, max_image_size=side, do_image_splitting=False)
-    processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=_VISION_CHAT)
+    processor = Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=_MEDIA_CHAT)
     sizes = {name: TINY[name] for name in ("hidden_size", "intermediate_size")}
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.2}
     torch.manual_seed(0)
@@ -90,6 +91,47 @@ def image_text_model(folder: Path) -> Path:
     model = Idefics3ForConditionalGeneration(config)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def audio_text_model(folder: Path) -> Path:
+    """Make a Qwen2-Audio with random weights, which takes 40 ms of sound as a token.
+
+    Args:
+        folder: The folder of the model and its processor.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import (
+        AutoTokenizer,
+        Qwen2AudioConfig,
+        Qwen2AudioForConditionalGeneration,
+        Qwen2AudioProcessor,
+        WhisperFeatureExtractor,
+    )
+
+    tokenizer = AutoTokenizer.from_pretrained(make(folder, 1024))  # its model is replaced
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|AUDIO|>"]})
+    sounds = WhisperFeatureExtractor(feature_size=16)
+    processor = Qwen2AudioProcessor(sounds, tokenizer, chat_template=_MEDIA_CHAT)
+    torch.manual_seed(0)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    text = {"vocab_size": len(tokenizer), "max_position_embeddings": 1024, **ends, **TINY}
+    config = Qwen2AudioConfig(
+        audio_config={
+            "num_mel_bins": 16, "d_model": 64, "encoder_layers": 2,
+            "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "initializer_range": 0.2,
+        },
+        text_config={"model_type": "qwen2", "initializer_range": 0.2, **text},
+        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+    )  # fmt: skip
+    model = Qwen2AudioForConditionalGeneration(config)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")  # transformers 5.19 doubles a prefix
+    weights = {name.replace(".model.model.", ".model."): each for name, each in weights.items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     processor.save_pretrained(folder)
     return folder
 

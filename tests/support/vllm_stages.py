@@ -33,6 +33,9 @@ needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vllm is not installed"
 )
 
+BY = ["transformers", *(pytest.param(by, marks=needs_vllm) for by in ("vllm", "vllm server"))]
+"""Where a model runs."""
+
 
 def engine(of: int) -> list[psutil.Process]:
     """Return the engine processes below a process, the engine core first."""
@@ -56,6 +59,17 @@ def shared_memory(pid: int) -> set[str]:
 def gone(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
     """Whether processes end in time."""
     return not psutil.wait_procs(processes, timeout=seconds)[1]
+
+
+def arguments(by: str, model: Path, **kwargs: Any) -> dict[str, Any]:
+    """Return the provider and the model of a stage."""
+    if by == "transformers":
+        return {"provider": by, "model": str(model), "options": {"batch_size": 3}}
+    engine = {**ENGINE, "gpu_memory_utilization": 0.1, **kwargs}
+    if by == "vllm":
+        return {"provider": by, "model": str(model), "options": {"engine_kwargs": engine}}
+    replicas = vd.Workers(env_vars=[*ENV, "HF_HUB_OFFLINE"])
+    return {"model": vd.VLLMServer(model, flags=engine, replicas=replicas)}
 
 
 def docs(tmp_path: Path, texts: Sequence[str | None] = TEXTS, **columns: Any) -> vd.Pipeline:

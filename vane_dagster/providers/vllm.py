@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from vane_dagster.providers.base import Answer, Request, SamplingRefused
+from vane_dagster.providers.base import Answer, Media, Request, SamplingRefused
 from vane_dagster.providers.format import finished
 from vane_dagster.providers.openai import chat_messages
 from vane_dagster.providers.vllm_engine import VllmEngine, has_gpu
@@ -105,8 +106,19 @@ class VllmProvider(VllmEngine):
         texts = [message["content"] for message in request.messages]
         if not self._templated and all(isinstance(text, str) for text in texts):
             return await self._tokens("\n\n".join(texts))
+        parts = (part for text in texts if isinstance(text, list) for part in text)
+        if any(isinstance(part, Media) and part.kind == "audio" for part in parts):
+            _check_audio()
         messages = chat_messages(request.messages)
-        _, (prompt,) = await self._engine.renderer.render_chat_async([messages], self._chat)
+        try:
+            _, (prompt,) = await self._engine.renderer.render_chat_async([messages], self._chat)
+        except ImportError as error:
+            cause: BaseException = error  # vLLM's own error may not name what it lacks
+            while cause.__context__ is not None:
+                cause = cause.__context__
+            raise ImportError(
+                f"vLLM cannot read the files of the row: {cause}. Install it where the workers run"
+            ) from error
         return prompt
 
     async def _adapter(self, folder: str) -> Any:
@@ -192,3 +204,12 @@ class VllmProvider(VllmEngine):
             )
         except Exception as error:  # vLLM's own error, or a type error
             raise SamplingRefused(f"sampling_params are refused by vLLM: {error}") from error
+
+
+def _check_audio() -> None:
+    """Raise ImportError if vLLM would decode audio with PyAV, which does not scale integers."""
+    if importlib.util.find_spec("soundfile") is None:
+        raise ImportError(
+            "'soundfile' is not installed where the workers run: pip install soundfile. Without "
+            "it, vLLM gives models WAV and FLAC files at 32,768 times their amplitude"
+        )

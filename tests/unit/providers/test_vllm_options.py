@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.providers.vllm import VllmProvider
+from vane_dagster.providers.vllm import VllmProvider, _check_audio
 from vane_dagster.providers.vllm_engine import _engine_arguments, reserved_gpus
 
 pytestmark = pytest.mark.usefixtures("vllm_variables")
@@ -20,6 +20,12 @@ def test_a_missing_vllm_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ImportError, match=r"pip install 'vane-dagster\[vllm\]'"):
         VllmProvider("m")
+
+
+def test_audio_needs_soundfile(monkeypatch):
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(ImportError, match="pip install soundfile"):
+        _check_audio()
 
 
 @pytest.mark.parametrize(
