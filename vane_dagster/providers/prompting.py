@@ -13,7 +13,13 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster.errors import RowErrors, names
-from vane_dagster.providers.base import Answer, Message, Request, SamplingRefused
+from vane_dagster.providers.base import (
+    AdapterRefused,
+    Answer,
+    Message,
+    Request,
+    SamplingRefused,
+)
 from vane_dagster.providers.content import Content, ReadFile
 from vane_dagster.providers.format import Format, InvalidAnswer
 from vane_dagster.providers.prompt_function import PromptFunction
@@ -211,7 +217,7 @@ class PromptTask:
             messages = self.template.with_system(prompt, "the function of the prompt")
         form, adapter = self.format, self._adapter(row)
         request = Request(messages, {**every, **given}, form.schema, form.choices, id, adapter)
-        return request, bool(self.own or given or self.adapter_column)
+        return request, bool(self.own or given)
 
     def _adapter(self, row: Mapping[str, Any]) -> str:
         """Return the folder of a row's adapter; empty for none."""
@@ -250,7 +256,7 @@ class PromptTask:
         try:
             answer = checked_usage(await provider.submit(request))
         except SamplingRefused as error:
-            if own_sampling:
+            if self.adapter_column if isinstance(error, AdapterRefused) else own_sampling:
                 raise ValueError(str(error)) from error
             raise
         for left in range(self.explain, -1, -1):

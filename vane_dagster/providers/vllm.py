@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vane_dagster.providers.base import Answer, Media, Request, SamplingRefused
+from vane_dagster.providers.base import AdapterRefused, Answer, Media, Request, SamplingRefused
 from vane_dagster.providers.format import finished
 from vane_dagster.providers.openai import chat_messages
 from vane_dagster.providers.vllm_engine import VllmEngine, has_gpu
@@ -134,7 +134,7 @@ class VllmProvider(VllmEngine):
                 except EngineDeadError:
                     raise
                 except Exception as error:
-                    raise SamplingRefused(f"the adapter {folder} is not loaded: {error}") from error
+                    raise AdapterRefused(f"the adapter {folder} is not loaded: {error}") from error
                 self._adapters[folder] = lora
         return self._adapters[folder]
 
@@ -147,7 +147,7 @@ class VllmProvider(VllmEngine):
         for folder in self._empty:
             try:
                 adapter = await self._adapter(folder)
-            except SamplingRefused:  # the model has no layer of this name
+            except AdapterRefused:  # the model has no layer of this name
                 if folder == self._empty[-1]:
                     raise
                 continue

@@ -391,9 +391,11 @@ class Fussy(Reversed):
         return await super().submit(request)
 
 
+@pytest.mark.parametrize("column", ["", "text"])
 @pytest.mark.parametrize(("tone", "kind"), [("{tone}", ValueError), ("harsh", SamplingRefused)])
-def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(tone, kind):
-    task = PromptTask(parse_template("here", "text", None), "response", {"tone": tone})
+def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(tone, kind, column):
+    given = {"adapter": dict.fromkeys("abc", "/adapter"), "adapter_column": column}
+    task = PromptTask(parse_template("here", "text", None), "response", {"tone": tone}, **given)
     batch = pa.table({"text": ["a", "b", "c"], "tone": ["mild", "harsh", None]})
     with pytest.raises(RowErrors) as raised:
         asyncio.run(task.run(Fussy("m"), in_turns(batch)))
