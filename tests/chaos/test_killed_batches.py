@@ -56,7 +56,7 @@ def killed(chance: random.Random, *given: object) -> int:
     if chance.random() < 0.7:
         operation = chance.choice(["write", "write", "delete", "list"])
         calls = chance.randint(1, 10)
-        faults.append(testing.StorageFault("*/batches/*", "kill", operation, calls=calls))
+        faults.append(testing.StorageFault("*/batches*", "kill", operation, calls=calls))
     with testing.faults(*faults):
         process = multiprocessing.get_context("spawn").Process(target=run, args=given)
         process.start()
