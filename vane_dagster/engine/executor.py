@@ -204,6 +204,7 @@ def _pool(
             udf.stateful,
             bundle.digest,
             bundle.payload,
+            bundle.content,
             distributions((*checked.identities[stage].packages, *spec.packages)),
             exact=plan.forced,
             is_kept=stage in plan.kept,

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import io
 import os
+import re
 import sys
 import threading
 import zipfile
@@ -27,6 +28,7 @@ _OLDEST_TIME = (1980, 1, 1, 0, 0, 0)
 _by_value_lock = threading.Lock()
 
 _CACHED = type(functools.cache(print))
+_CLASS_ID = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,13 @@ class CodeBundle:
         archive: A zip of the user's own modules, each at its import path.
         payload: The pickled object; definitions of the packed modules are pickled by name, and
             local files by the digest of their content.
+        content: Digest of both, which is the same in each process.
     """
 
     digest: str
     archive: bytes
     payload: bytes
+    content: str
 
 
 def pack(
@@ -55,16 +59,20 @@ def pack(
         for prefix, module in finder.chain(name):
             if prefix not in MAIN_NAMES and module is not None and module.kind == "own":
                 sources.update(_file(module))
+    ids: set[str] = set()
     try:
-        payload = pickled(obj, files or {})
+        payload = pickled(obj, files or {}, ids=ids)
     except Exception as error:
         raise CodeIdentityError(
             f"{getattr(obj, '__qualname__', type(obj).__qualname__)} cannot be pickled for the "
             f"workers: {described(error)}. Define it at the top level of a module, "
             f"and build what cannot travel (connections, locks, models) inside it."
         ) from error
-    archive = _zip(sources)
-    return CodeBundle(hashlib.sha256(archive).hexdigest(), archive, payload)
+    archive, lasting = _zip(sources), payload
+    for id in ids:
+        lasting = lasting.replace(id.encode(), b"")
+    content = hashlib.sha256(archive + lasting).hexdigest()
+    return CodeBundle(hashlib.sha256(archive).hexdigest(), archive, payload, content)
 
 
 def pickled(
@@ -73,8 +81,18 @@ def pickled(
     by_value: Collection[str] = MAIN_NAMES,
     visit: Callable[[Any], None] | None = None,
     protocol: int | None = None,
+    ids: set[str] | None = None,
 ) -> bytes:
-    """Pickle an object for workers: a script's definitions by value, local files by digest."""
+    """Pickle an object for workers: a script's definitions by value, local files by digest.
+
+    Args:
+        obj: The object.
+        files: The contents of local files.
+        by_value: The modules whose definitions are pickled by value.
+        visit: Called with each part of the object.
+        protocol: Of pickle.
+        ids: Takes the random ids that cloudpickle gives to classes in this process.
+    """
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # its base has no types
@@ -84,7 +102,11 @@ def pickled(
             # cloudpickle pickles it by its module's name, which names another module in a worker.
             if isinstance(part, _CACHED) and part.__module__ in by_value:
                 return _cached, (part.__wrapped__, part.cache_parameters())
-            return super().reducer_override(part)
+            reduced = super().reducer_override(part)
+            if ids is not None and isinstance(part, type) and isinstance(reduced, tuple):
+                texts = [each for each in reduced[1] if isinstance(each, str)]
+                ids.update(filter(_CLASS_ID.fullmatch, texts))
+            return reduced
 
         def persistent_id(self, part: Any) -> Any:
             if not isinstance(part, LocalFile):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
@@ -144,4 +143,4 @@ def _pickled(spec: MapBatchesSpec) -> str:
     """Return the digest of what the workers construct, as they get it."""
     udf = spec.udf
     given = (udf.target, udf.constructor_args, dict(udf.constructor_kwargs))
-    return hashlib.sha256(pack((), given, spec.local_files()).payload).hexdigest()
+    return pack((), given, spec.local_files()).content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
@@ -32,6 +31,7 @@ class ModelSpec:
         stateful: Whether it is constructed.
         code: Digest of the archive.
         payload: The pickled class or function with its constructor's arguments.
+        content: Digest of both.
         packages: The installed packages that the code imports. Parts record their versions.
         exact: Whether a model that other code constructed must not be used.
         is_kept: Whether only a model that other code constructed is used.
@@ -42,15 +42,11 @@ class ModelSpec:
     stateful: bool
     code: str
     payload: bytes = field(repr=False)
+    content: str = ""
     packages: tuple[str, ...] = ()
     exact: bool = False
     is_kept: bool = False
     files: Location | None = None
-
-    @property
-    def content(self) -> str:
-        """Digest of everything that is sent to the worker."""
-        return hashlib.sha256(self.code.encode() + self.payload).hexdigest()
 
 
 @dataclass(frozen=True)

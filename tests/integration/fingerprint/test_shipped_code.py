@@ -87,7 +87,7 @@ def test_each_process_runs_the_code_that_it_was_sent(folder: Path, tmp_path: Pat
     by_value = []
     for line, text in zip(done.stdout.splitlines(), ["udf()(x)", "udf(x)", "udf(x)"], strict=True):
         digest, archive, payload = json.loads(line)
-        packed = CodeBundle(digest, base64.b64decode(archive), base64.b64decode(payload))
+        packed = CodeBundle(digest, base64.b64decode(archive), base64.b64decode(payload), "")
         by_value.append((packed, 1, text))
 
     shutil.rmtree(folder)

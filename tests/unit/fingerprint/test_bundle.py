@@ -10,6 +10,7 @@ import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from support.code_folder import (
     folder,  # noqa: F401  # fixtures
 )
 from vane_dagster.errors import CodeIdentityError, ComputeError
-from vane_dagster.fingerprint.bundle import pack
+from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.worker.user_code import activate, load, unpack
 
@@ -75,6 +76,19 @@ def archive_of(name: str) -> tuple[bytes, str]:
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr(name, "x = 1\n")
     return buffer.getvalue(), hashlib.sha256(buffer.getvalue()).hexdigest()
+
+
+def test_classes_of_a_script_have_one_content_in_all_processes() -> None:
+    def packed(bonus: int, *arguments: str) -> CodeBundle:
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        exec(f"class Model:\n    def __call__(self, x):\n        return x + {bonus}", scope)
+        return pack((), (scope["Model"], arguments, {}))
+
+    digests = [hashlib.md5(name.encode()).hexdigest() for name in "ab"]
+    assert packed(1).payload != packed(1).payload, "cloudpickle has no random ids any more"
+    assert packed(1).content == packed(1).content
+    others = [packed(1), packed(2), *(packed(1, each) for each in digests)]
+    assert len({each.content for each in others}) == 4
 
 
 def test_wrong_digest_is_refused(tmp_path: Path) -> None:

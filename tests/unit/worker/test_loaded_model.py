@@ -61,7 +61,7 @@ class Worker:
         """Load the model as a run does; return the report, and a function that calls it."""
         with self.driver() as (found, modules):
             bundle = pack(modules, (found, (), {}))
-        model = ModelSpec("Model", True, bundle.digest, bundle.payload, **given)
+        model = ModelSpec("Model", True, bundle.digest, bundle.payload, bundle.content, **given)
         report = self.host.load(LoadCall(model, bundle.archive))
         return report, self.call
 
@@ -126,10 +126,3 @@ def test_nothing_is_constructed_for_a_preview_of_a_former_instance(worker):
     assert "the instance of its former code has ended" in report.fault.message
     report, call = worker.load()
     assert (report.fault, call(1)) == (None, [101])
-
-
-def test_the_content_of_a_model_names_all_that_travels():
-    model = ModelSpec("m", True, "code", b"payload")
-    others = [replace(model, code="other"), replace(model, payload=b"other")]
-    assert len({each.content for each in (model, *others)}) == 3
-    assert replace(model, exact=True, label="x").content == model.content
