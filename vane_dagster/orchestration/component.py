@@ -180,9 +180,10 @@ class PipelineComponent(dg.Component, dg.Resolvable):
     ``pipeline.py`` that runs on a laptop. The component has the assets of the stages and of the
     source, the jobs ``docs_plan`` and ``docs_preview``, and the sensor ``docs_batches`` if a stage
     uses batches. ``dg check yaml`` reports unknown names, and ``dg check defs`` unknown stages.
-    Commands of ``vane-dagster`` need neither ``-f`` nor ``-m`` in such a project. A subclass may override ``get_asset_spec(stage)`` and
-    ``execute(context, pipeline, config, compute, store)``. A project has one resource ``compute``
-    and one ``store``: components that declare different ones are refused.
+    Commands of ``vane-dagster`` need neither ``-f`` nor ``-m`` in such a project. A subclass may
+    override ``get_asset_spec(stage)`` and ``execute(context, pipeline, config, compute, store)``. A
+    project has one resource ``compute`` and one ``store``: components that declare different ones
+    are refused.
 
     Attributes:
         pipeline: Python path of a `Pipeline`, or of a function that returns one: ``.pipeline.docs``
