@@ -141,7 +141,7 @@ class RunPlan:
         components: What the definition of each selected stage consists of; empty for a sample.
         rule: How files are cut into fragments.
         source: The source, bound to the store.
-        warnings: Problems in the store that were skipped.
+        warnings: Problems in the store that were skipped, and what sources warn of.
         listed_at: Time on the monotonic clock, in seconds, just before the store was listed.
         forced: Whether everything selected is recomputed.
         retried: Whether quarantined rows are computed again.

@@ -246,6 +246,7 @@ class _Planner:
         fragments = None
         if self.heads:
             table = self.source.split(files, self.rule, self.location, key)
+            self.warnings += table.warnings
             table = with_ids(table, self.pipeline.id_rule, self.location)
             known[SOURCE] = table.schema
             fragments = keyed(table.fragments, self.source_definition)

@@ -84,10 +84,12 @@ class SourceTable:
     Attributes:
         schema: Schema of the rows.
         fragments: The fragments, in the order of their rows.
+        warnings: What the log of the run says about the partition.
     """
 
     schema: pa.Schema
     fragments: tuple[FragmentRecord, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class SourceReader(ABC):

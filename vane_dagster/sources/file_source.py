@@ -58,7 +58,7 @@ class FileSource(Source):
         url: A local path or fsspec URL: a file, a folder or a glob. ``{partition_key}`` is replaced
             by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
         asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
-        allow_empty: Whether a partition with files but no rows is accepted.
+        allow_empty: Whether a partition without files or rows is accepted.
         storage_options: Passed to fsspec; never part of a key.
     """
 
@@ -87,7 +87,7 @@ class FileSource(Source):
 
     def schema(self, location: str) -> pa.Schema:
         """Return the columns of the last file of all partitions."""
-        source = replace(self, url=PLACEHOLDER.sub("*", self.url))
+        source = replace(self, url=PLACEHOLDER.sub("*", self.url), allow_empty=False)
         files = source.required(source.list_files([None], location)[None], None, location)
         return source.split(files[-1:], default_rule([]), location).schema
 
@@ -135,6 +135,8 @@ class FileSource(Source):
         return failed | dict(zip(patterns, each))
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
+        if self.allow_empty:
+            return None
         where = "" if partition is None else f" for partition {partition!r}"
         place, kind = absolute_url(self.url_for(partition)), self.label or self.kind
         hint = "; *, ? and [ make a URL a pattern: in a name, write them as [*], [?] and [[]"
@@ -142,7 +144,8 @@ class FileSource(Source):
             f"{location}: no {kind} file{where} at {place!r}; "
             "expected a file, a folder that holds some, or a glob that matches some. "
             f"Check the path{hint if glob.has_magic(self.url) else ''}. Write the partition first, "
-            "or read files of another format by the source for that"
+            "accept that it has no files by allow_empty=True, or read files of another format by "
+            "the source for that"
         )
 
 

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import PLACEHOLDER
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import DefinitionError, SchemaError, SourceError, names
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
@@ -108,7 +109,7 @@ class IngestedSource(FileSource, InStore):
         url: A local path or fsspec URL: a file, a folder or a glob. ``{partition_key}`` is replaced
             by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
         asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
-        allow_empty: Whether a partition with files but no rows is accepted.
+        allow_empty: Whether a partition without files or rows is accepted.
         storage_options: Passed to fsspec; never part of a key.
         encoding: The encoding of the files.
         columns: The declared columns; None for those in the files.
@@ -205,7 +206,7 @@ class IngestedSource(FileSource, InStore):
         """Return the columns of the last file of all partitions, by its first rows."""
         if self.columns is not None:
             return self._schema(self.columns, location)
-        source = replace(self, url=PLACEHOLDER.sub("*", self.url))
+        source = replace(self, url=PLACEHOLDER.sub("*", self.url), allow_empty=False)
         files = source.required(source.list_files([None], location)[None], None, location)
         tables = self.convert(self._stream(files[-1].url, location))
         first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
@@ -237,7 +238,7 @@ class IngestedSource(FileSource, InStore):
         """Convert the files that the store lacks, and cut the rows of all into fragments."""
         found = list(zip(files, self._ingested(files, location, partition)))
         schema = self._schema(self._kept_types(found, location, partition), location)
-        self._check_columns(found, schema, location)
+        warnings = self._check_columns(found, schema, f"{location}{in_partition(partition)}")
         own = "\n".join(["", self.reading, *_types_text(schema)])
         sized = [
             SizedFile(
@@ -245,7 +246,7 @@ class IngestedSource(FileSource, InStore):
             )
             for file, rows in found
         ]
-        return SourceTable(schema, divide(sized, rule))
+        return SourceTable(schema, divide(sized, rule), warnings)
 
     def _ingested(
         self, files: Sequence[FileRecord], location: str, partition: str | None
@@ -351,9 +352,9 @@ class IngestedSource(FileSource, InStore):
         schemas = dict.fromkeys(rows.schema for _, rows in files)
         found = {each.name: each.type for each in reduce(joined, schemas, pa.schema([]))}
         if not found:
+            where = f"{files[0][0].url!r} has no row" if files else f"{self.url!r} has no file"
             raise SourceError(
-                f"{location}: {files[0][0].url!r} has no row to find columns in. Declare them by "
-                "schema=, or write the file again"
+                f"{location}: {where} to find columns in. Declare them by schema=, or write it"
             )
         declared = self.types or pa.schema([])
         for name in [name for name, kind in found.items() if kind == MIXED]:
@@ -382,17 +383,11 @@ class IngestedSource(FileSource, InStore):
 
     def _check_columns(
         self, files: Sequence[tuple[FileRecord, StoredTable]], schema: pa.Schema, location: str
-    ) -> None:
-        """Refuse a declared column that no file has, and a file without any of the columns."""
+    ) -> tuple[str, ...]:
+        """Refuse a file without any of the columns; warn of declared ones that no file has."""
         filled = {rows.schema: file.url for file, rows in files if rows.pieces}
         known = {name for _, rows in files for name in rows.schema.names}
         declared = self.types or (self.columns if self.is_text else None) or pa.schema([])
-        unknown = [name for name in declared.names if name not in known]
-        if unknown and filled:
-            raise SourceError(
-                f"{location}: no file has the column {unknown[0]!r} of schema= or types=; "
-                f"{files[0][0].url!r} has {names(files[0][1].schema.names, 10)}"
-            )
         lower = {name.lower() for name in schema.names}
         for types, url in filled.items():
             read = [name for name in types.names if name.lower() in lower]
@@ -402,6 +397,13 @@ class IngestedSource(FileSource, InStore):
                     f"{location}: {url!r} has none of the columns {names(schema.names, 10)}, but "
                     f"{names(types.names, 10)}. Check its header, or take it out of the source"
                 )
+        unknown = [name for name in declared.names if name not in known]
+        if not (unknown and filled):
+            return ()
+        return (
+            f"{location}: no file has {names(unknown, 10)} of schema= or types=, so it is null; "
+            f"{files[0][0].url!r} has {names(files[0][1].schema.names, 10)}",
+        )
 
     # Reading.
 

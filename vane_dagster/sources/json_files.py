@@ -111,7 +111,8 @@ def json(
         encoding: The encoding of the files: any that Python knows.
         include_paths: Whether there is a column `path` with the file's path.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
-        allow_empty: Whether files without any rows are accepted; an error by default.
+        allow_empty: Whether a partition without files or rows is accepted; an error by default.
+            Without files, its columns are those of `schema` or of the first run.
         storage_options: Options of the fsspec file system, such as an S3 endpoint.
 
     Raises:

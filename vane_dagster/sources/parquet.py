@@ -74,6 +74,8 @@ class ParquetFiles(ParquetReader, Source):
         partition: str | None = None,
     ) -> SourceTable:
         """Read the files' footers, cut the files into fragments, and group small ones."""
+        if not files:
+            return SourceTable(self.schema(location), ())
         footers = in_threads(lambda file: read_footer(file, self, location), files)
         columns = [(file.url, own) for file, (own, _) in zip(files, footers)]
         schema, extras = common_columns(columns, location)
@@ -93,7 +95,7 @@ class ParquetSource(FileSource, ParquetFiles):
         url: A local path or fsspec URL: a file, a folder or a glob. ``{partition_key}`` is replaced
             by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
         asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
-        allow_empty: Whether a partition with files but no rows is accepted.
+        allow_empty: Whether a partition without files or rows is accepted.
         storage_options: Passed to fsspec; never part of a key.
         small_files: "separate" or "group"; see `parquet`.
     """
@@ -127,7 +129,8 @@ def parquet(
             ``{partition_key}`` is replaced by the partition's key, ``{partition_key.<dimension>}``
             by one dimension of a multi-partition.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
-        allow_empty: Whether files without any rows are accepted; an error by default.
+        allow_empty: Whether a partition without files or rows is accepted; an error by default.
+            Without files, its columns are those of the last file of all partitions.
         storage_options: Options of the fsspec file system, such as an S3 endpoint.
         small_files: "separate" makes at least one fragment, and so one part, of each file. "group"
             combines files of at most 1/8 of ``fragment_rows`` rows and 1/8 of a fragment's 64 MiB,

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import SourceError
 from vane_dagster.sources.base import FragmentRule, SourceTable
 from vane_dagster.sources.file import path_of
 from vane_dagster.sources.file_source import FileSource, Suffix, file_arguments
@@ -63,9 +62,6 @@ class FilesSource(FileSource):
     def schema(self, location: str) -> pa.Schema:
         """Return the columns, which do not depend on the files."""
         return self.columns
-
-    def missing(self, partition: str | None, location: str) -> SourceError | None:
-        return None if self.allow_empty else super().missing(partition, location)
 
     def row_bytes(self, file: FileRecord) -> int:
         """Return the estimated bytes that the row of a file needs in memory."""

@@ -24,6 +24,9 @@ class TextSource(IngestedSource):
     kind: ClassVar[str] = "text"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".txt")
 
+    def _found_types(self, *given: Any) -> pa.Schema:
+        return _SCHEMA
+
     def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         yield _SCHEMA.empty_table()
         for block in whole_lines(stream.blocks(), stream):
@@ -58,7 +61,7 @@ def text(
         encoding: The encoding of the files: any that Python knows.
         include_paths: Whether there is a column `path` with the file's path.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
-        allow_empty: Whether files without any rows are accepted; an error by default.
+        allow_empty: Whether a partition without files or rows is accepted; an error by default.
         storage_options: Options of the fsspec file system, such as an S3 endpoint.
 
     Raises:

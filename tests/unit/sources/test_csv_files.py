@@ -49,7 +49,7 @@ def test_declared_types_replace_those_in_the_files(tmp_path):
     assert [row["zip"] for row in rows(source)] == ["1234", "x"]
     schema = pa.schema([("n", pa.float64())])
     assert rows(vd.csv(url, schema=schema)) == [{"n": 1.0}, {"n": 2.0}]
-    assert "no file has the column 'm'" in refusal(vd.csv(url, schema={"m": "BIGINT"}))
+    assert "has none of the columns 'm'" in refusal(vd.csv(url, schema={"m": "BIGINT"}))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,35 @@ def test_types_are_found_in_all_partitions_of_the_run(tmp_path):
     for key in ("a", "b"):
         table = source.split(listed[key], RULE, "here", key)
         assert table.schema.field("v").type == pa.string()
+
+
+@pytest.mark.parametrize("declared", ["schema", "types"])
+def test_a_declared_column_that_no_file_of_a_partition_has_is_null(declared, tmp_path, store):
+    """Also if the types of the others were found without it."""
+    write(tmp_path, a__csv=b"id\n1\n", b__csv=b"id,c\n2,x\n")
+    url = f"{tmp_path}/{{partition_key}}.csv"
+    split(vd.csv(url), partition="a", store=store)
+    source = vd.csv(url, **{declared: {"id": "BIGINT", "c": "VARCHAR"}}).bind(store)
+    found = {key: read(source, partition=key).to_pylist() for key in "ab"}
+    assert found == {"a": [{"id": 1, "c": None}], "b": [{"id": 2, "c": "x"}]}
+    assert split(source, partition="b").warnings == ()
+    (warning,) = split(source, partition="a").warnings
+    assert warning.startswith("here, partition 'a': no file has 'c' of schema= or types=")
+
+
+def test_a_partition_without_files_has_the_columns_that_are_known(tmp_path, store):
+    url = write(tmp_path, a__csv=b"id\n1\n") + "/{partition_key}.csv"
+    with pytest.raises(vd.errors.SourceError, match="by allow_empty=True"):
+        split(vd.csv(url), partition="b")
+    source = vd.csv(url, allow_empty=True, types={"c": "DATE"}).bind(store)
+    with pytest.raises(vd.errors.SourceError, match="has no file to find columns in"):
+        split(source, partition="b")
+    split(source, partition="a")
+    table = split(source, partition="b")
+    assert (table.fragments, str(table.schema)) == ((), "id: int64\nc: date32[day]")
+    declared = vd.csv(url, allow_empty=True, schema={"c": "DATE"})
+    assert split(declared, partition="b").schema.names == ["c"]
+    assert split(vd.text(url, allow_empty=True), partition="b").schema.names == ["text"]
 
 
 MORNING = datetime(2024, 1, 31, 8, tzinfo=UTC)

@@ -76,6 +76,15 @@ def test_a_group_is_read_in_the_order_of_its_spans(folder):
     assert source.find(fragment.spans, table.schema.field("id"), -1) is None
 
 
+def test_a_partition_without_files_has_the_columns_of_the_last_file(tmp_path):
+    source = vd.parquet(f"{tmp_path}/{{partition_key}}", allow_empty=True)
+    with pytest.raises(vd.errors.SourceError, match="no Parquet file"):
+        ingested.split(source, partition="b")
+    write_source(tmp_path / "a", {"id": [1]})
+    table = ingested.split(source, partition="b")
+    assert (table.schema.names, table.fragments) == (["id"], ())
+
+
 def test_an_unknown_way_with_small_files_is_refused():
     with pytest.raises(vd.errors.DefinitionError, match=r"vd.parquet: small_files is 'merge'"):
         # A wrong value is what is refused.
