@@ -126,6 +126,13 @@ class ModelStageSpec(MapBatchesSpec):
         return self.model._in_batches
 
     @property
+    def per_minute(self) -> Mapping[str, float]:
+        """See `MapBatchesSpec`; of providers whose workers share them, for live requests."""
+        given = self.udf.constructor_kwargs["options"]
+        is_limited = hasattr(self.provider, "shared_by") and not self.in_batches
+        return {n: v for n, v in given.items() if is_limited and v and n.endswith("_per_minute")}
+
+    @property
     def ranks(self) -> int:
         """See `MapBatchesSpec`; as the provider says."""
         find = getattr(self.provider, "ranks", None)

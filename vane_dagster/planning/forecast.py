@@ -19,6 +19,7 @@ from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import RAISED, describe
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
+from vane_dagster.providers.batch_api import WINDOW_SECONDS
 from vane_dagster.storage.definition_texts import differences, read_texts
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
@@ -565,6 +566,14 @@ class _History:
             if usage.prices:
                 cost = of(lambda part: usage.expected_cost(usage.used(part.spent)))
                 known["token_cost"] = known["cost"] = cost
+        if spec.runs_udf and (spec.in_batches or spec.per_minute):
+            tokens = known.get("tokens") or (0.0, 0.0)
+            for name, limit in spec.per_minute.items():
+                amount = (least, most) if name == "requests_per_minute" else tokens
+                pace = [60 * each / limit for each in amount]
+                known["seconds"] = tuple(map(max, known["seconds"], pace))
+            if spec.in_batches:  # a provider may take all of its time for them
+                known["seconds"] = 0.0, max(WINDOW_SECONDS, known["seconds"][1])
         return replace(found, **known)
 
     def _workers(self, spec: StageSpec) -> tuple[float, float]:

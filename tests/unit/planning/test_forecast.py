@@ -263,6 +263,40 @@ def test_tokens_and_their_price(stored):
     assert found.cost[0] < 45 < found.cost[1]
 
 
+class Limited(Reversed):
+    """A provider whose workers share limits, which it does not keep."""
+
+    OPERATIONAL = frozenset({"requests_per_minute", "tokens_per_minute"})
+
+    def __init__(self, model: str, **limits: float) -> None:
+        super().__init__(model)
+
+    def shared_by(self, workers: int) -> None:
+        pass
+
+    def batch_api(self) -> None:
+        pass
+
+
+def test_requests_take_as_long_as_their_limits_or_their_batches(stored):
+    write_source(stored.folder / "src", {"id": range(3), "text": ["one", "three", "fifteen"]})
+
+    def asking(question: str, mode: Any = None, **limits: float) -> vd.Pipeline:
+        docs = stored.docs()
+        model = vd.Model("m", options=limits, mode=mode)
+        docs.prompt("asked", question, provider=Limited, model=model)
+        return docs
+
+    def seconds(**given: Any) -> Any:
+        return stored.plan(asking("Why {text}", **given)).stages[0].seconds
+
+    compute(asking("{text}"), stored.store)  # for 15 tokens of prompts, and of answers
+    assert seconds()[1] < 60
+    assert seconds(requests_per_minute=1) == (180, 180)
+    assert seconds(requests_per_minute=600, tokens_per_minute=10)[1] > 180
+    assert seconds(mode="batch", requests_per_minute=1) == (0, 24 * 3600)
+
+
 def test_partitions_of_several_dimensions_are_planned_without_an_instance(stored):
     stored.write("x|1", 1, 2, 3)
     dimensions = {"a": "xy", "b": "12"}
