@@ -19,6 +19,12 @@ from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
 
+_FRAGMENTS = "fragments that have not begun when it is used up fail"
+_ONE_FRAGMENT = (
+    "the budget cannot stop the only fragment to compute; give the run a max_cost in its config, "
+    "or the pipeline a smaller fragment_rows="
+)
+
 
 def holdups(
     plan: RunPlan,
@@ -100,5 +106,5 @@ def _budgets(plan: RunPlan, found: Forecast) -> Iterator[str]:
             if most is not None and expected and expected[1] > most:
                 yield (
                     f"{stage.stage}: its {name} is {most:,g}, and the run would use "
-                    f"{between(expected)}; fragments that have not begun when it is used up fail"
+                    f"{between(expected)}; {_ONE_FRAGMENT if stage.fragments == 1 else _FRAGMENTS}"
                 )

@@ -376,6 +376,7 @@ class WaveScheduler:
 
     def _fail_unstarted(self, stage: str, error: VaneError) -> None:
         """Fail a stage in partitions with unstarted fragments; finish fragments in progress."""
+        self._state.emit(Noticed(str(error)))  # there may be no such partition
         begun = {
             (run.partition, run.index) for run in self._active.values() if stage in run.task_states
         }

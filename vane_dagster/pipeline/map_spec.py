@@ -154,11 +154,6 @@ class MapBatchesSpec(StageKind):
         return False
 
     @property
-    def per_minute(self) -> Mapping[str, float]:
-        """The limits of a model that all workers share, by the name of the option."""
-        return {}
-
-    @property
     def makes_rows(self) -> bool:
         """True for a fan-out."""
         return self.children is not None

@@ -126,13 +126,6 @@ class ModelStageSpec(MapBatchesSpec):
         return self.model._in_batches
 
     @property
-    def per_minute(self) -> Mapping[str, float]:
-        """See `MapBatchesSpec`; of providers whose workers share them, for live requests."""
-        given = self.udf.constructor_kwargs["options"]
-        is_limited = hasattr(self.provider, "shared_by") and not self.in_batches
-        return {n: v for n, v in given.items() if is_limited and v and n.endswith("_per_minute")}
-
-    @property
     def ranks(self) -> int:
         """See `MapBatchesSpec`; as the provider says."""
         find = getattr(self.provider, "ranks", None)
@@ -242,9 +235,12 @@ class ModelStageSpec(MapBatchesSpec):
 
     @property
     def usage(self) -> UsageAccount | None:
-        """That of the model task's column, with the budgets of the model."""
+        """That of the model task's column, with the budgets and limits of the model."""
         column, model = self.model_task.usage, self.model
-        budgets = (model.prices or {}, model.token_budget, model.cost_budget, self.in_batches)
+        is_limited = hasattr(self.provider, "shared_by") and not self.in_batches
+        given = self.udf.constructor_kwargs["options"] if is_limited else {}
+        limits = {n: value for n, value in given.items() if value and n.endswith("_per_minute")}
+        budgets = model.prices or {}, model.token_budget, model.cost_budget, self.in_batches, limits
         return None if column is None else UsageAccount(column, *budgets)
 
     @property

@@ -566,13 +566,11 @@ class _History:
             if usage.prices:
                 cost = of(lambda part: usage.expected_cost(usage.used(part.spent)))
                 known["token_cost"] = known["cost"] = cost
-        if spec.runs_udf and (spec.in_batches or spec.per_minute):
-            tokens = known.get("tokens") or (0.0, 0.0)
-            for name, limit in spec.per_minute.items():
-                amount = (least, most) if name == "requests_per_minute" else tokens
+            for name, limit in usage.per_minute.items():
+                amount = (least, most) if "request" in name else known["tokens"] or (0.0, 0.0)
                 pace = [60 * each / limit for each in amount]
                 known["seconds"] = tuple(map(max, known["seconds"], pace))
-            if spec.in_batches:  # a provider may take all of its time for them
+            if usage.in_batches:  # a provider may take all of its time for them
                 known["seconds"] = 0.0, max(WINDOW_SECONDS, known["seconds"][1])
         return replace(found, **known)
 

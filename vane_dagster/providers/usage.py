@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,7 @@ class UsageAccount:
         token_budget: Tokens that a run may use.
         cost_budget: The cost that a run may have.
         in_batches: Whether most answers will be those of batches, for estimates.
+        per_minute: The limits of live requests that all workers share, by the name of the option.
     """
 
     column: str
@@ -119,6 +120,7 @@ class UsageAccount:
     token_budget: int | None = None
     cost_budget: float | None = None
     in_batches: bool = False
+    per_minute: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def sums(self) -> Mapping[str, Sequence[str]]:

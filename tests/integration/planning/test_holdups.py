@@ -137,6 +137,7 @@ def test_budgets_that_the_run_may_use_up_are_said(tmp_path, store, local, materi
         "asked: its token_budget is 10",
         "asked: its cost_budget is 5",
     ]
+    assert all("the budget cannot stop the only fragment to compute" in text for text in found)
 
 
 def test_servers_that_have_to_start_are_said(tmp_path, store):
