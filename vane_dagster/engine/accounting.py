@@ -235,6 +235,7 @@ def fault_limit_error(
         return None
     rows = state.plan.partitions[run.partition].source_rows
     return UdfError(
-        f"{location}: {faults} of at most {rows} rows of the partition failed, more than "
-        f"max_error_rate allows. The last: {'; '.join(report.faults)}"
+        f"{location}: {faults} of at most {rows} rows of the partition failed so far, and "
+        f"{state.max_faults(run.partition, stage)} may; vd.Failures(max_error_rate=...) sets the "
+        f"limit. The last: {'; '.join(report.faults)}"
     )

@@ -20,7 +20,7 @@ from vane_dagster.retries import SERVER_DIED, Policy, after_server_ended, second
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
-_TOO_MANY = "more rows failed than vd.Failures(max_error_rate=) allows, the last "
+_TOO_MANY = "more rows failed than vd.Failures(max_error_rate=) allows ({} here, {} may), the last "
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _check_last(faults: list[RowFault], policy: Policy, id: str, max_faults: int
     if policy.on_error == "raise":
         raise BatchError(last.batch, id, last.error)
     if len(faults) > max_faults:
-        raise BatchError(last.batch, id, last.error, _TOO_MANY)
+        raise BatchError(last.batch, id, last.error, _TOO_MANY.format(len(faults), max_faults))
 
 
 def _rows_at(rows: pa.Table, places: Collection[int]) -> pa.Table:
