@@ -139,6 +139,7 @@ class PoolTime:
         input: Time in which they waited for input.
         room: Time in which they waited for room.
         loading: Time until they had constructed the model.
+        is_paced: Whether they share limits by the minute, which more of them do not raise.
     """
 
     stages: tuple[str, ...]
@@ -149,6 +150,7 @@ class PoolTime:
     input: float = 0.0
     room: float = 0.0
     loading: float = 0.0
+    is_paced: bool = False
 
     @property
     def shares(self) -> dict[str, float]:

@@ -102,7 +102,7 @@ def _options(
     needed = math.ceil(slowest.computing / next_slowest) if next_slowest else math.inf
     workers = int(min(needed, _MOST_WORKERS * slowest.workers))
     smaller = f"fragment_rows={fragment_rows // _FRAGMENTS}, a quarter of now"
-    if workers > slowest.workers:
+    if workers > slowest.workers and not slowest.is_paced:
         saved = slowest.least_seconds - max(next_slowest, slowest.computing / workers)
         if passed >= 2 * workers:  # a worker computes a whole fragment, as long as now
             saved *= 1 - 1 / passed

@@ -93,7 +93,9 @@ class WaveScheduler:
         for pool in pools.values():
             own = tuple(stage for stage, each in pools.items() if each.identity == pool.identity)
             bundle = {} if pool.on_driver else pool.bundle
-            self._pool_clocks[pool.identity] = PoolClock(PoolTime(own, bundle=bundle))
+            paced = any((used := state.pipeline[s].spec.usage) and used.per_minute for s in own)
+            spent = PoolTime(own, bundle=bundle, is_paced=paced)
+            self._pool_clocks[pool.identity] = PoolClock(spent)
         self._measured_at = clock()
         self._is_full = False
         self._counts = WaveProgress(state, stages, clock, self._pool_clocks)

@@ -237,9 +237,8 @@ class ModelStageSpec(MapBatchesSpec):
     def usage(self) -> UsageAccount | None:
         """That of the model task's column, with the budgets and limits of the model."""
         column, model = self.model_task.usage, self.model
-        is_limited = hasattr(self.provider, "shared_by") and not self.in_batches
-        given = self.udf.constructor_kwargs["options"] if is_limited else {}
-        limits = {n: value for n, value in given.items() if value and n.endswith("_per_minute")}
+        own = self.udf.constructor_kwargs["options"] if hasattr(self.provider, "shared_by") else {}
+        limits = {n: value for n, value in own.items() if value and n.endswith("_per_minute")}
         budgets = model.prices or {}, model.token_budget, model.cost_budget, self.in_batches, limits
         return None if column is None else UsageAccount(column, *budgets)
 

@@ -179,8 +179,7 @@ def _require(
     asset, root = "/".join(path), store.root.url
     if not found and (wanted is None or not find(store, path, None)):
         raise StoreError(
-            f"{asset!r} was never materialized into {root!r}; materialize it first, with this "
-            f"store. {_FAILED}"
+            f"{asset!r} was never materialized into {root!r}; materialize it there first. {_FAILED}"
         )
     if missing and not allow_missing:
         several = len(missing) > 1

@@ -56,6 +56,11 @@ def test_more_workers_say_what_the_cluster_lacks() -> None:
     assert found.option.endswith(", if its code waits more than it computes: there are 4 CPUs")
 
 
+def test_workers_that_share_a_limit_by_the_minute_are_not_advised() -> None:
+    paced = pool("a", 2, 180, is_paced=True)
+    assert advised(paced, pool("b", 1, 30)) == Advice(paced)
+
+
 def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
     assert advised(pool("a", 0, 0)) is None
     found = advised(pool("a", 2, 6), pool("b", 1, 3))
