@@ -69,7 +69,8 @@ class ErrorRate(Check):
     Attributes:
         max_rate: The largest share of input rows that may fail in the stage: quarantined, or null
             because of an error; also those that the source could not read. Default: 1%, or 10 rows
-            if that is more.
+            if that is more. It limits a run too: a partition with more failed rows is not
+            committed.
     """
 
     fix: ClassVar[str] = (
