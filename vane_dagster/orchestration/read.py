@@ -90,7 +90,13 @@ def quarantine(
     opened, path = open_store(store, "vd.quarantine"), asset_path(stage, "vd.quarantine")
     partitions = [partition] if isinstance(partition, str) else partition
     found = []
-    manifests = find_all(opened, path, partitions)
+    try:
+        manifests = find_all(opened, path, partitions)
+    except StoreError as error:
+        raise StoreError(
+            f"{error}. Failed rows are kept with a committed partition alone; "
+            "vd.Failures(max_error_rate=) sets how many may fail"
+        ) from error
     decided = decisions(opened, path[0], path[1:])
     for key, manifest in manifests.items():
         folder = opened.parts_of(manifest)

@@ -23,8 +23,6 @@ from vane_dagster.storage.store import Store
 ASSETS = "~assets"
 """The folder of ordinary assets. No pipeline can have this name."""
 
-_FAILED = "Failed rows are kept with a committed partition alone; see vd.Failures(max_error_rate=)"
-
 
 @dataclass(frozen=True)
 class StoredRows:
@@ -179,14 +177,14 @@ def _require(
     asset, root = "/".join(path), store.root.url
     if not found and (wanted is None or not find(store, path, None)):
         raise StoreError(
-            f"{asset!r} was never materialized into {root!r}; materialize it there first. {_FAILED}"
+            f"{asset!r} was never materialized into {root!r}; materialize it first, with this store"
         )
     if missing and not allow_missing:
         several = len(missing) > 1
         raise StoreError(
             f"{asset!r}: partition{'s' * several} {names(missing)} {'were' if several else 'was'} "
             f"never materialized into {root!r}. Materialize first; vd.load and inputs can also "
-            f"leave them out, with allow_missing_partitions. {_FAILED}"
+            "leave them out, with allow_missing_partitions"
         )
 
 
