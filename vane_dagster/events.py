@@ -297,12 +297,14 @@ class Printed:
         text: The text.
         worker: The worker's name.
         partition: The partition key; None during construction, or if unpartitioned.
+        is_problem: Whether it logged a warning or an error.
     """
 
     stage: str
     text: str
     worker: str
     partition: str | None = None
+    is_problem: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import Work
+from vane_dagster.worker.reports import Output
 
 
 class InProcess:
@@ -128,7 +129,7 @@ class InProcess:
 
 def _silent(report: Any) -> Any:
     """Leave out what was printed meanwhile: in this process, that is not the user's code alone."""
-    return replace(report, output="")
+    return replace(report, output=Output())
 
 
 class InProcessCompute(Compute):

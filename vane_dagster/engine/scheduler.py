@@ -250,9 +250,11 @@ class WaveScheduler:
 
     def _answered(self, in_flight: InFlightTask, report: WorkReport, done: CallResult) -> None:
         task = in_flight.task
-        if report.output:
+        if (output := report.output).text:
             key = self._state.plan.partitions[task.run.partition].key
-            self._state.emit(Printed(task.stage, report.output, in_flight.worker.name, key))
+            self._state.emit(
+                Printed(task.stage, output.text, in_flight.worker.name, key, output.has_problem)
+            )
         if report.cancelled:
             raise lease_expired(self._lease.id)
         worker = in_flight.worker

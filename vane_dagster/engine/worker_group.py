@@ -273,8 +273,9 @@ class WorkerGroup:
     def _started(self, worker: Worker, report: LoadReport) -> None:
         """Handle a worker's report that it is ready, or why it cannot start."""
         stages = self.stages(worker)
-        if report.output:
-            self._emit(Printed(", ".join(stages) or IO_WORKERS, report.output, worker.name))
+        if (output := report.output).text:
+            names = ", ".join(stages) or IO_WORKERS
+            self._emit(Printed(names, output.text, worker.name, None, output.has_problem))
         if worker not in self.worker_queues[worker.pool].loading:  # the pool was given up
             return
         if report.outdated:

@@ -65,6 +65,7 @@ from vane_dagster.worker.reports import (
     Computed,
     Fault,
     LoadReport,
+    Output,
     SharedSeconds,
     Tally,
     WorkerStatus,
@@ -184,7 +185,7 @@ class Host:
         return replace(
             load,
             warm=True,
-            output="",
+            output=Output(),
             row_seconds=self._row_seconds,
             unhealthy_reason=unhealthy_reason,
             outdated=outdated,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from vane_dagster._user_errors import clean
+from vane_dagster.worker.reports import Output
 
 _MAX_CHARACTERS = 64_000
 _CUT = "(the beginning is cut; `vane-dagster logs` has it)\n"
@@ -23,7 +26,7 @@ class OutputTap:
     _instance: OutputTap | None = None
 
     def __init__(self) -> None:
-        self._kept = ""
+        self._kept, self._has_problem = "", False
         self._lock = threading.Lock()
 
     @classmethod
@@ -32,6 +35,8 @@ class OutputTap:
         if cls._instance is None:
             cls._instance = tap = cls()
             sys.stdout, sys.stderr = _Tapped(sys.stdout, tap), _Tapped(sys.stderr, tap)
+            # A handler of the root logger would make the user's `basicConfig` do nothing.
+            logging.setLogRecordFactory(tap._noting_problems(logging.getLogRecordFactory()))
         return cls._instance
 
     def keep(self, text: str) -> None:
@@ -40,12 +45,21 @@ class OutputTap:
             kept = self._kept + text
             self._kept = kept if len(kept) <= _MAX_CHARACTERS else _CUT + kept[-_MAX_CHARACTERS:]
 
-    def drain(self) -> str:
-        """Return the text written since the last call."""
+    def drain(self) -> Output:
+        """Return what was written since the last call."""
         with self._lock:
             kept, self._kept = self._kept, ""
+            has_problem, self._has_problem = self._has_problem, False
         text = clean(_OVERWRITTEN.sub("", kept))
-        return text if text.strip() else ""
+        return Output(text, has_problem) if text.strip() else Output()
+
+    def _noting_problems(self, make: Callable[..., logging.LogRecord]) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> logging.LogRecord:
+            record = make(*args, **kwargs)
+            self._has_problem |= record.levelno >= logging.WARNING
+            return record
+
+        return noted
 
 
 class _Tapped:

@@ -143,6 +143,14 @@ class GpuUse:
 
 
 @dataclass(frozen=True)
+class Output:
+    """Text that user code printed or logged, and whether it logged a warning or an error."""
+
+    text: str = ""
+    has_problem: bool = False
+
+
+@dataclass(frozen=True)
 class WorkReport:
     """The report of a task to the driver: a few numbers, never rows.
 
@@ -161,7 +169,7 @@ class WorkReport:
         faults: Messages of the first rows that failed.
         part: The part that was written.
         pending: The rows that wait for answers of batches, so no part was written; None without.
-        output: Text that the user's code printed.
+        output: What the user's code printed or logged.
         fault: Why the task failed.
         cancelled: Whether the lease had ended, so the task was not done.
         unhealthy_reason: Why the worker must be replaced at once. `fault` is then that of the rows
@@ -184,7 +192,7 @@ class WorkReport:
     faults: tuple[str, ...] = ()
     part: PartInfo | None = None
     pending: Recorded | None = None
-    output: str = ""
+    output: Output = Output()
     fault: Fault | None = None
     cancelled: bool = False
     unhealthy_reason: str = ""
@@ -235,7 +243,7 @@ class LoadReport:
         pid: Process id.
         device: The device that it computes on: "cpu", or the GPU's name.
         node: Host name of the machine.
-        output: Text that the user's code printed during construction.
+        output: What the user's code printed or logged during construction.
         fault: Why the model could not be constructed.
         row_seconds: Seconds per row in the last task; None before the first.
         unhealthy_reason: Why a warm worker must be replaced.
@@ -249,7 +257,7 @@ class LoadReport:
     pid: int
     device: str
     node: str
-    output: str = ""
+    output: Output = Output()
     fault: Fault | None = None
     row_seconds: float | None = None
     unhealthy_reason: str = ""

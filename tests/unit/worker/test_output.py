@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from vane_dagster.worker import output
 from vane_dagster.worker.output import OutputTap
+from vane_dagster.worker.reports import Output
 
 
 @pytest.fixture
-def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OutputTap]:
+def tap(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., OutputTap]]:
     def installed(stdout: io.StringIO | None) -> OutputTap:
         monkeypatch.setattr(sys, "stdout", stdout)
         monkeypatch.setattr(sys, "stderr", stdout)
         monkeypatch.setattr(OutputTap, "_instance", None)
         return OutputTap.installed()
 
-    return installed
+    make = logging.getLogRecordFactory()
+    yield installed
+    logging.setLogRecordFactory(make)
 
 
 @pytest.mark.parametrize(
@@ -40,15 +44,25 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OutputTap]:
 def test_the_log_has_what_a_terminal_would_show(tap, written, kept):
     made = tap(io.StringIO())
     print(written, end="")
-    assert (made.drain(), made.drain()) == (kept, "")
+    assert (made.drain(), made.drain()) == (Output(kept), Output())
 
 
 def test_a_text_that_is_cut_says_so(tap):
     made = tap(io.StringIO())
     for line in range(20_000):
         print(line)
-    first, *_, last = made.drain().splitlines()
+    first, *_, last = made.drain().text.splitlines()
     assert (f"{first}\n", last) == (output._CUT, "19999")
+
+
+def test_a_logged_warning_makes_the_text_a_warning_once(tap):
+    made = tap(io.StringIO())
+    logger = logging.Logger("mine", logging.INFO)
+    logger.addHandler(logging.StreamHandler(sys.stderr))
+    logger.info("loaded")
+    assert made.drain() == Output("loaded\n")
+    logger.warning("no GPU")
+    assert (made.drain(), made.drain()) == (Output("no GPU\n", True), Output())
 
 
 class Gone(io.StringIO):
@@ -65,5 +79,5 @@ def test_a_stream_that_is_closed_or_gone_costs_no_row(tap, stream):
         through.write("a\n")
     sys.stdout.close()
     print("b", flush=True)
-    assert made.drain() == "a\nb\n"
+    assert made.drain().text == "a\nb\n"
     sys.stderr.close()
