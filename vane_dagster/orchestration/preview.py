@@ -144,23 +144,12 @@ class _Asked:
             self.rows = positive(self.location, "the number of ids", len(self.ids)) or 0
         if self.where is not None:
             referenced_columns(self.where, f"{self.location}: preview: where")
-        if self._is_join and (self.ids or self.where):
-            raise DefinitionError(
-                f"{self.location}: preview: it reads several stages, so ids= and where= do not say "
-                "of which the rows are. Preview a stage that reads it, or one of those that it "
-                "reads"
-            )
-
-    @property
-    def _is_join(self) -> bool:
-        return len(self.pipeline[self.stage].spec.upstream) > 1
 
     def preview(self, inference: SchemaInference, loads: Mapping[str, float]) -> Preview:
         """Compute the preview."""
         pipeline = inference.resolve(self.pipeline)._isolating_rows()
-        if self._is_join:
-            found = inference.first_rows(pipeline, self.stage, self.rows)
-        elif self.ids or self.where:
+        found: FirstRows | None
+        if self.ids or self.where:
             found = self._chosen(inference, pipeline)
         else:
             reading = pipeline._with_input(self.stage, self.input, None)

@@ -113,7 +113,7 @@ class Stage(Rows):
             ids: The ids of the stage's input rows to compute, in place of the first ones.
             where: An SQL condition on the columns of the stage's input; the first rows for which it
                 is true are computed. Where a model upstream has stored nothing, at most 64 times as
-                many rows are looked at.
+                many rows are looked at. The input of a join is the stage whose rows it keeps.
             reload: Whether to construct each model anew that other code has constructed.
             store: A `FragmentStore` whose stored rows and pinned schemas are used instead of being
                 computed. Needed if the source is another asset's rows. Of a preview only copies of
@@ -331,10 +331,11 @@ class Pipeline(Rows):
         return other
 
     def _with_input(self, stage: str, name: str, where: str | None) -> Pipeline:
-        """Return a copy in which a stage reads its input through another one, a filter."""
+        """Return a copy in which a stage reads the rows that it keeps through a filter."""
         other, spec = self._snapshot(), self[stage].spec
-        ids = tuple((key.column, quote(key.column)) for key in self._keys_of(spec.upstream[0]))
-        given = ProjectSpec(name, spec.upstream, as_asset(name, None), ids, where, True)
+        base = spec.base_node(self)
+        ids = tuple((key.column, quote(key.column)) for key in self._keys_of(base))
+        given = ProjectSpec(name, (base,), as_asset(name, None), ids, where, True)
         other._keys = {**self._keys, name: given.row_keys(self)}
         other._checks = {**self._checks, name: ()}
         stages = dict[str, Stage]()
@@ -343,7 +344,11 @@ class Pipeline(Rows):
                 stages[name] = Stage(other, given)
             stages[each.name] = Stage(other, each.spec)
         other._stages = stages
-        return other._with_spec(replace(spec, upstream=(name,)))
+        upstream = tuple(name if node == base else node for node in spec.upstream)
+        if isinstance(spec, JoinSpec):
+            taken = {name if node == base else node: each for node, each in spec.columns.items()}
+            spec = replace(spec, columns=taken)
+        return other._with_spec(replace(spec, upstream=upstream))
 
     def _snapshot(self) -> Pipeline:
         """Return a copy of the pipeline to which nothing is added later."""

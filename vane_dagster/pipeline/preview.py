@@ -81,7 +81,7 @@ class Preview:
         table: The rows that were computed.
         failed: The input rows that failed, and those that failed upstream.
         costs: What each stage took, upstream first. Stages that were read from the store have none.
-        input_ids: The ids of the input rows, in their order; empty for a join.
+        input_ids: The ids of the input rows, in their order.
         id: The column of `table` with the id of the input row.
     """
 

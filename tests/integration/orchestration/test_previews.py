@@ -129,11 +129,17 @@ def test_what_chooses_no_row_is_refused(tmp_path, given, error, words):
         docs(tmp_path)["half"].preview(**given)
 
 
-def test_ids_of_a_join_are_refused(tmp_path):
+def test_the_input_of_a_join_is_the_stage_whose_rows_it_keeps(tmp_path):
     made = docs(tmp_path)
-    joined = made.join("joined", made["clean"], made["half"])
-    with pytest.raises(DefinitionError, match="it reads several stages"):
-        joined.preview(where="n > 1")
+    columns = {"clean": ["n"], "half": {"part": "half"}}
+    joined = made.join("joined", made["clean"], made["half"], columns=columns)
+    assert ids(joined.preview(3, where="n > 150")) == [151, 152, 153]
+    found = joined.preview(ids=["it's 199", "it's 017"])
+    assert found.table.select(["n", "part"]).to_pylist() == [
+        {"n": 17, "part": 8.5}, {"n": 199, "part": 99.5}
+    ]  # fmt: skip
+    with pytest.raises(DefinitionError, match="its input has no row with the id 'x', among 200"):
+        joined.preview(ids=["x"])
     found = joined.preview(20)
     assert ids(found) == [n for n in range(20) if n != 13]
     assert [(each.stage, each.id) for each in found.failed] == [("half", "it's 013")]
