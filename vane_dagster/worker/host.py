@@ -155,7 +155,7 @@ class Host:
                 raise ModelLoadError(
                     f"{model.label}: the instance of its former code has ended. Preview again"
                 )
-            pa.array([])  # imports pandas, if it is installed; the first call is not charged with it
+            pa.array([])  # imports pandas, if installed; the first call is not charged with it
             with directory.constructing():
                 root = worker_folder("code")
                 user_code.activate(user_code.unpack(call.archive, model.code, root))
