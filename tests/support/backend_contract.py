@@ -90,7 +90,7 @@ def held_row(backend: Backend, folder: Path, pool: PoolSpec) -> Any:
     (worker,) = lease.workers()
     report = load(lease, worker)
     if report.pid == os.getpid():
-        pytest.skip("its workers are no processes")
+        pytest.skip("its workers are not processes")
     ticket = start(lease, worker, CALL, lease.put(ROWS))
     deadline = time.monotonic() + 60
     while not calls(folder):

@@ -72,7 +72,7 @@ def rows(tmp_path: Path, stage: str, partition: str | None = None) -> pa.Table:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -38,7 +38,7 @@ class Definitions:
             raise click.UsageError(f"there is no file {file!r}")
         sys.path.insert(0, os.getcwd())
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # what they print is no result
+            with contextlib.redirect_stdout(sys.stderr):  # what they print is not a result
                 loaded = importlib.import_module(module) if module else _executed(str(file))
                 found = [
                     # Those of @dg.definitions are made when they are called.
@@ -66,7 +66,7 @@ class Definitions:
         found = self.pipeline(pipeline or None)
         if name not in found.stages:
             stages = ", ".join(found.stages)
-            raise click.UsageError(f"{name!r} is no stage of {found.name}: {stages}")
+            raise click.UsageError(f"{name!r} is not a stage of {found.name}: {stages}")
         return found[name]
 
     def resources(self) -> dict[str, Any]:

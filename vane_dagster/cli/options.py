@@ -33,8 +33,8 @@ def texts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
             (fields,) = csv.reader([value], skipinitialspace=True, strict=True)
         if not fields:
             raise click.BadParameter(
-                f"{value!r} is no list; expected values such as a,b, and '\"a,b\"' for one with a "
-                "comma",
+                f"{value!r} is not a list; expected values such as a,b, and '\"a,b\"' for one with "
+                "a comma",
                 ctx,
                 param,
             )

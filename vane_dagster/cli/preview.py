@@ -32,7 +32,7 @@ def preview(definitions: Definitions, stage: str, as_json: bool, **options: Any)
     Example: vane-dagster preview docs/embedding -f definitions.py --rows 20
     """
     given = {**definitions.resources(), **options}
-    with contextlib.redirect_stdout(sys.stderr):  # what code prints is no result
+    with contextlib.redirect_stdout(sys.stderr):  # what code prints is not a result
         made = definitions.stage(stage).preview(**given)
     if not as_json:
         click.echo(str(made))

@@ -29,7 +29,7 @@ def duration(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if match is None:
         raise click.BadParameter(
-            f"{text!r} is no duration; expected a number with s, m, h or d, as 7d"
+            f"{text!r} is not a duration; expected a number with s, m, h or d, as 7d"
         )
     return float(match.group(1)) * _UNITS[match.group(2)]
 

@@ -82,7 +82,7 @@ class RayBackend:
         return RayLease(self._pool_manager, self._watch, request, pools, granted)
 
     def gpus_here(self) -> int:
-        """GPUs that this machine gives to the cluster; 0 if the machine is no node of it."""
+        """GPUs that this machine gives to the cluster; 0 if the machine is not a node of it."""
         import ray
 
         if ray.util.client.ray.is_connected():

@@ -112,7 +112,7 @@ def pickled(
             if not isinstance(part, LocalFile):
                 return None
             if part not in files:
-                raise TypeError(f"{part} is no argument; pass it as one, or in a container")
+                raise TypeError(f"{part} is not an argument; pass it as one, or in a container")
             return files[part].digest
 
     buffer = io.BytesIO()

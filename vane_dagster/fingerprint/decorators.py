@@ -1,6 +1,6 @@
 """Our own decorators in a user's code: `vd.cls`, `vd.method` and `vd.func`.
 
-They add options to a class or function and do not change what it computes, so they are no part of
+They add options to a class or function and do not change what it computes, so they are not part of
 its identity. The options that change results, such as the type of a result, count in the stage.
 """
 

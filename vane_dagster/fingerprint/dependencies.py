@@ -236,7 +236,7 @@ class DependencyWalk:
         return self.finder.source(str(found.path)).binding(name) if found and is_read else []
 
     def _is_bound(self, module: str, name: str) -> bool:
-        """Return whether a name is no builtin, and stands for more than an imported one."""
+        """Return whether a name is not a builtin, and stands for more than an imported one."""
         units = self._binding(module, name)
         is_made = any(name in unit.bound and not unit.is_import for unit in units)
         return is_made or not (units or hasattr(builtins, name))

@@ -117,7 +117,7 @@ class LocalFiles:
 def file_digests(
     paths: Sequence[str | None], text: str | os.PathLike[str], where: str
 ) -> Sequence[str]:
-    """Return the sha256 of each file's content; an empty text for what is no file."""
+    """Return the sha256 of each file's content; an empty text for what is not a file."""
     size = sum(os.stat(path).st_size for path in paths if path)
     if size > MAX_BYTES or len(paths) > MAX_FILES:
         raise CodeIdentityError(

@@ -80,7 +80,7 @@ class LocalFile:
         for name, path in islice(walk_files(os.path.realpath(self.path)), MAX_FILES + 1):
             if path is None:
                 raise CodeIdentityError(
-                    f"{self} holds what is no file, such as a link that leads nowhere or in a "
+                    f"{self} holds what is not a file, such as a link that leads nowhere or in a "
                     f"circle: {name}. Remove it, or name the folder that is used"
                 )
             found[name] = path
@@ -148,7 +148,7 @@ def local_file(path: str | os.PathLike[str]) -> Any:
         path: A file or folder on this machine, absolute or relative to the current folder.
 
     Raises:
-        DefinitionError: It is no path, empty, or a URL.
+        DefinitionError: It is not a path, empty, or a URL.
     """
     text = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     if not text or ("://" in text and not os.path.lexists(text)):

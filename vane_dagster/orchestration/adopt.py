@@ -74,7 +74,7 @@ def adopt_first(
     """Adopt edits of some stages before a run, upstream first; return what was not adopted yet."""
     if unknown := [name for name in options.adopt if name not in pipeline.stages]:
         raise PlanError(
-            f"pipeline {pipeline.name!r}: adopt names {unknown[0]!r}, which is no stage of it"
+            f"pipeline {pipeline.name!r}: adopt names {unknown[0]!r}, which is not a stage of it"
         )
     wanted = [stage.name for stage in pipeline if stage.name in options.adopt]
     edits = (_Edit.of(pipeline, name, run, compute, options.adopt_tolerance) for name in wanted)

@@ -137,7 +137,7 @@ def cls(class_: Any = None, **options: Unpack[ClassArguments]) -> Any:
         name = getattr(target, "__qualname__", repr(target))
         if not inspect.isclass(target):
             raise DefinitionError(
-                f"@vd.cls on {name}, which is no class; use @vd.func for a function, @vd.method "
+                f"@vd.cls on {name}, which is not a class; use @vd.func for a function, @vd.method "
                 "for a method"
             )
         if target.__new__ is not object.__new__ and not isinstance(target.__new__, Construction):
@@ -189,7 +189,7 @@ def _mark(options: CallOptions, function: Any) -> Any:
     if not inspect.isfunction(function):
         name = getattr(function, "__qualname__", repr(function))
         raise DefinitionError(
-            f"{_METHOD} on {name}, which is no function; put it next to the def, and other "
+            f"{_METHOD} on {name}, which is not a function; put it next to the def, and other "
             "decorators above it"
         )
     setattr(function, OPTIONS, options)

@@ -73,9 +73,9 @@ class MapRows:
         the order of the batch; a pandas frame then needs the index 0, 1, 2, ...
 
         Results are cast to the schema if no value changes but for floating-point precision: numbers
-        to numbers if they fit (``1.5`` is no BIGINT), dates to timestamps at midnight, UTF-8 bytes
-        to text, dataclasses, pydantic models and named tuples to structs. Time zones are neither
-        guessed nor dropped; numpy's times are in UTC. A dict may leave fields out; they are null.
+        to numbers if they fit (``1.5`` is not a BIGINT), dates to timestamps at midnight, UTF-8
+        bytes to text, dataclasses, pydantic models and named tuples to structs. Time zones are
+        neither guessed nor dropped; numpy's times are in UTC. Fields that a dict lacks are null.
         None and masked elements of numpy become null, NaN of pandas too, NaN of numpy, torch and
         polars stays NaN. Types are stored as they are, without dictionaries and views.
 

@@ -355,7 +355,7 @@ class VLLMServer(ModelServer):
         flags: Flags of ``vllm serve``: ``{"max_model_len": 4096}`` becomes
             ``--max-model-len 4096``, True becomes ``--flag``, False ``--no-flag``, a list several
             values and a dict JSON. Flags that change no answers, such as `gpu_memory_utilization`,
-            are no part of fragment keys.
+            are not part of fragment keys.
         python: The Python interpreter with vLLM. Default: the worker's.
         name: Name for people and the command line. Default: from the model.
         replicas: Number of replicas, (min, max) depending on the cluster's free resources, or

@@ -126,7 +126,7 @@ def make_udf(
         target=fn,
         stateful=stateful,
         style="plain" if is_factory else style_of(getattr(fn, method) if stateful else fn),
-        # In the order of their names, which is no part of the identity.
+        # In the order of their names, which is not part of the identity.
         kwargs=_handles(dict(sorted(called_with.items()))),
         constructor_args=_handles(placed),
         constructor_kwargs=_handles(dict(sorted(named.items()))),

@@ -96,7 +96,7 @@ def _schema(request: Request) -> tuple[Mapping[str, Any] | None, bool]:
 
 
 def _split(messages: Sequence[Message]) -> tuple[str, Sequence[Message]]:
-    """Separate the system messages, which are no part of the API's conversation."""
+    """Separate the system messages, which are not part of the API's conversation."""
     system = [message["content"] for message in messages if message["role"] == "system"]
     others = [
         {**message, "content": [*map(_block, content)] if isinstance(content, list) else content}

@@ -18,7 +18,7 @@ The content is text, or in a user's message with `Media` a list of texts and `Me
 
 @dataclass(frozen=True)
 class Media:
-    """A part of a message that is no text.
+    """A part of a message that is not text.
 
     Attributes:
         kind: "image", "audio" or "document".
@@ -81,7 +81,7 @@ class Answer:
         seconds: Seconds from the submission to the end of the answer. The stage measures them.
         requests: The number of requests.
         batch_requests: The number of these that a batch of the provider has answered.
-        reasoning: The model's reasoning, which is no part of the text; None without any.
+        reasoning: The model's reasoning, which is not part of the text; None without any.
         reasoning_tokens: Tokens of the reasoning, which are among those of the answer.
     """
 

@@ -236,7 +236,7 @@ def audio(column: str) -> Content:
         column: The column.
 
     Raises:
-        DefinitionError: If it is no name.
+        DefinitionError: If it is not a name.
     """
     return Content("audio", text("vd.audio", "column", column, "a name"))
 

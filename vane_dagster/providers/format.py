@@ -85,7 +85,7 @@ class Format:
         try:
             value = json.loads(_without_fence(text))
         except json.JSONDecodeError as error:
-            raise ValueError(f"The answer is no JSON: {error}") from None
+            raise ValueError(f"The answer is not JSON: {error}") from None
         if self.model is not None:
             try:
                 return self.model.model_validate(value).model_dump(mode="json")

@@ -27,7 +27,7 @@ _OF_CLIENT = {
     "api_key", "base_url", "timeout", "default_headers", "default_query", "extra_headers",
     "extra_query",
 }  # fmt: skip
-"""Arguments of the client, which are no fields of a request's body."""
+"""Arguments of the client, which are not fields of a request's body."""
 
 
 class MalformedResponse(ConnectionError):

@@ -123,7 +123,7 @@ class PromptTask:
 
     @property
     def contents(self) -> Sequence[Content]:
-        """The parts of the messages that are no text."""
+        """The parts of the messages that are not text."""
         return self.template.contents
 
     @property

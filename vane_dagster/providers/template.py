@@ -82,7 +82,7 @@ class Template:
 
     @property
     def contents(self) -> Sequence[Content]:
-        """The parts that are no text."""
+        """The parts that are not text."""
         return [part for part in self.parts if isinstance(part, Content)]
 
     @property
@@ -97,7 +97,7 @@ class Template:
 
     @property
     def leading(self) -> Template:
-        """The template of the texts before the first part that is no text, as one message."""
+        """The template of the texts before the first part that is not text, as one message."""
         texts = tuple(takewhile(lambda part: isinstance(part, Text), self.parts))
         return Template((("user", texts),) if texts else (), self.system)
 
@@ -243,7 +243,7 @@ def _parse_text(where: str, text: Any) -> Text:
         found = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
     except ValueError as error:
         raise DefinitionError(
-            f"{where}: messages is no template: {error}. Write {{{{ and }}}} for braces"
+            f"{where}: messages is not a template: {error}. Write {{{{ and }}}} for braces"
         ) from None
     if wrong := [name for name in found if not name or not _is_plain(name)]:
         raise DefinitionError(

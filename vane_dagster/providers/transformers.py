@@ -191,7 +191,7 @@ class TransformersProvider:
 
 
 def _media(content: Any) -> list[Media]:
-    """Return the parts of a message's content that are no text."""
+    """Return the parts of a message's content that are not text."""
     parts = content if isinstance(content, list) else ()
     return [part for part in parts if isinstance(part, Media)]
 

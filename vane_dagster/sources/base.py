@@ -362,7 +362,7 @@ def fragment_record(
         size: Estimated bytes of the rows in memory.
         extra: Anything else that the rows depend on.
         details: What the source needs to read each span, in its own terms; see `FileSpan`. It
-            follows from the files' versions and the rows, and is no part of the identity.
+            follows from the files' versions and the rows, and is not part of the identity.
     """
     detail = details or [""] * len(spans)
     text = "\n".join(f"{file_identity(file)}\n{start}\n{stop}" for file, start, stop in spans)

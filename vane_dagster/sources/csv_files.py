@@ -221,7 +221,7 @@ def csv(
         escape: The character before a quote in a quoted field; the quote itself by default.
         null_values: Texts that are null where they are not quoted, beside the empty one. A quoted
             empty text is an empty text in columns of text, and null in others.
-        skip_rows: Lines before the header, or before the first row, that are no data.
+        skip_rows: Lines before the header, or before the first row, that are not data.
         encoding: The encoding of the files: any that Python knows.
         include_paths: Whether there is a column `path` with the file's URL.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.

@@ -165,7 +165,7 @@ def images(
     another. I/O workers decode in parallel, while models compute. Of an animation the first frame
     is read. Needs the package Pillow where the workers run.
 
-    The stage that reads a file that is no image, empty, truncated, too large or unreadable
+    The stage that reads a file that is not an image, empty, truncated, too large or unreadable
     quarantines its row. If no file of a fragment can be read at all, the partition fails, because
     the cause is not the files.
 

@@ -470,8 +470,8 @@ def _places(file: StoredTable) -> Callable[[int, int], str]:
 
 def _misfit(url: str, row: int, column: pa.Field) -> str:
     return (
-        f"{url!r}, row {row}: column {column.name!r} has a value that is no "
-        f"{type_name(column.type)}. Fix the file, or declare a type that every value of the "
+        f"{url!r}, row {row}: column {column.name!r} has a value that is not of "
+        f"type {type_name(column.type)}. Fix the file, or declare a type that every value of the "
         f"column has, for example types={{{column.name!r}: 'VARCHAR'}}"
     )
 

@@ -96,10 +96,10 @@ def json(
     later runs. A row of a later file with a value of another type is quarantined, and keys that
     later files add are not read until `types` names them. A key that a line lacks is null.
 
-    Nested objects are structs. Numbers with a fraction or an exponent are doubles. A JSON array in
-    place of lines, a line that is no object, and a number that no double holds are refused. Of a
-    key that is repeated in an object, the last value counts. Files are converted as those of `csv`
-    are.
+    Nested objects are structs. Numbers with a fraction or an exponent are doubles. Errors are a
+    JSON array in place of lines, a line that is not an object, and a number that no double holds.
+    Of a key that is repeated in an object, the last value counts. Files are converted as those of
+    `csv` are.
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.json``, ``*.jsonl`` and ``*.ndjson``
@@ -153,8 +153,8 @@ def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str
             value = None
         if not isinstance(value, dict):
             raise stream.refused(
-                f"line {number} is no JSON object, or has a number that is too large for a double; "
-                "expected an object a line. Fix the file, or convert JSON that spans lines "
+                f"line {number} is not a JSON object, or has a number that is too large for a "
+                "double; expected an object a line. Fix the file, or convert JSON that spans lines "
                 "or is an array, for example with jq -c . or jq -c '.[]'"
             )
         rows.append(value)
@@ -165,8 +165,8 @@ def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str
         )
     except (UnicodeEncodeError, RecursionError):
         raise stream.refused(
-            f"in line {first} or one that follows, a string has a surrogate that is no character, "
-            "or a value is nested too deeply. Write it again"
+            f"in line {first} or one that follows, a string has a surrogate that is not a "
+            "character, or a value is nested too deeply. Write it again"
         ) from None
 
 

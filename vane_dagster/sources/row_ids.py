@@ -184,7 +184,7 @@ def row_id(name: str = ROW_ID) -> IdRule:
         name: The id column that every stage has.
 
     Raises:
-        DefinitionError: If the name is no text, or empty.
+        DefinitionError: If the name is not a text, or empty.
     """
     _check_name("vd.row_id", name)
     return IdRule(name)

@@ -49,7 +49,7 @@ def text(
 ) -> TextSource:
     """Declare files of text as a pipeline's source: a row a line, in the column `text`.
 
-    Lines end in LF or CRLF, which are no part of the text. An empty line is a row. The first run
+    Lines end in LF or CRLF, which are not part of the text. An empty line is a row. The first run
     that needs a file converts it into Parquet in the store.
 
     Lines have no id: use ``id=vd.row_id()``. Files are converted as those of `csv` are.

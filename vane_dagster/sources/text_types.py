@@ -58,7 +58,7 @@ def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
 def _shown(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert texts to a type that each of them has."""
     found = _cast(values, kind)
-    if pa.types.is_integer(kind):  # `007` and `+7` are no numbers
+    if pa.types.is_integer(kind):  # `007` and `+7` are not numbers
         is_shown = found.cast(pa.string()).equals(values)
     else:
         matches = pc.match_substring_regex(values, _KINDS[kind])

@@ -75,7 +75,7 @@ class Store:
 
     @property
     def branch_of(self) -> str | None:
-        """The root of the fallback with which it was written first; None if it is no branch."""
+        """The root of the fallback with which it was written first; None if it is not a branch."""
         return read_file(self.root, BRANCH, lambda record: str(record["fallback"]))
 
     def parts(self, pipeline: str, stage: str, partition: str | None) -> Location:

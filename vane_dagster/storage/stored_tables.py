@@ -1,4 +1,4 @@
-"""Tables in the store that are no output of a stage: rows of memory, of datasets, of Ray Data.
+"""Tables in the store that are not output of a stage: rows of memory, of datasets, of Ray Data.
 
 Below ``<root>/~tables``:
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 _PLAIN = frozenset({str, int, float, bool, bytes, list, dict, type(None)})
-"""Types of values that are no arrays."""
+"""Types of values that are not arrays."""
 
 
 def without_tensor(value: Any) -> Any:

@@ -48,7 +48,7 @@ def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
             the outermost. A batch of n rows is an array of shape ``(n, 3, 224, 224)``.
 
     Raises:
-        SchemaError: If the elements are no numbers, or the shape is not a list of positive
+        SchemaError: If the elements are not numbers, or the shape is not a list of positive
             integers.
 
     Example:

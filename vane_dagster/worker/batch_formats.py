@@ -79,7 +79,7 @@ def _package(name: str, form: str) -> Any:
 
 
 def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    """Return a column as an array, or as an object array if a row is no number, text or array."""
+    """Return a column as an array; of objects if a row is not a number, text or array."""
     kind = column.type
     if row_shape(kind) is not None:
         array = to_ndarray(whole(column))

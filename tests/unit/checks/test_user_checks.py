@@ -75,7 +75,7 @@ def test_a_check_has_the_name_and_the_description_of_its_class():
     assert LongTexts("text").name == "long_texts"
     assert LongTexts("text", name="other").name == "other"
     assert LongTexts("text").description == "Few texts are long. More follows"
-    assert Returns().description == "returns", "what dataclasses writes is no description"
+    assert Returns().description == "returns", "what dataclasses writes is not a description"
     assert LongTexts("text", blocking=True, severity="WARN").severity == "ERROR"
     with pytest.raises(vd.errors.DefinitionError, match="name is 'a b'"):
         LongTexts("text", name="a b")

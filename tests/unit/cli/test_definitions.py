@@ -41,7 +41,7 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan", "-m", "defs_of_test"], "name one of the pipelines of the definitions: one, two"),
         (["plan", "two"], "give the definitions"),
         (["plan", "two", "-f", "none.py"], "there is no file 'none.py'"),
-        (["preview", "one/none", "-m", "defs_of_test"], "'none' is no stage of one: same"),
+        (["preview", "one/none", "-m", "defs_of_test"], "'none' is not a stage of one: same"),
         (["preview", "three/same", "-m", "defs_of_test"], "name one of the pipelines"),
         (
             ["quarantine", "one/same", "--storage-options", '{"a": 1}', "-m", "defs_of_test"],

@@ -39,7 +39,7 @@ def record(head: Any, home: Path) -> None:
 
 
 def test_a_head_is_alive_while_both_of_its_processes_accept_connections(alive, tmp_path):
-    """What cannot be read is no head."""
+    """What cannot be read is not a head."""
     local = LocalHead(home=tmp_path)
     assert local.find() == alive
     for gone in ({"address": f"127.0.0.1:{free_port()}"}, {"session_dir": str(tmp_path)}):

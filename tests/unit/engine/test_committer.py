@@ -115,7 +115,7 @@ def test_a_branch_remembers_the_manifest_that_it_started_from(tmp_path, store):
 
     assert run(branch, "id < 1").branched_from == "", "there was nothing to start from"
     assert run(branch, "id < 2").branched_from == ""
-    assert run(main, "id < 3").branched_from == "", "it is no branch"
+    assert run(main, "id < 3").branched_from == "", "it is not a branch"
     other = Store(Location(str(tmp_path / "other")), fallback=main)
     started_from = str(main.latest_own("docs", "clean", None))
     assert run(other, "id < 4").branched_from == started_from

@@ -168,7 +168,7 @@ def test_a_file_that_is_no_argument_is_refused(weights):
     def closure() -> LocalFile:
         return file
 
-    with pytest.raises(vd.errors.CodeIdentityError, match="is no argument; pass it as one"):
+    with pytest.raises(vd.errors.CodeIdentityError, match="is not an argument; pass it as one"):
         pack([], closure)
 
 

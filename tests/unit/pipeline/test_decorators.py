@@ -224,7 +224,7 @@ WRONG = {
     "rows of a function": (lambda: vd.func(batch_size=2), "an argument of .*batch"),
     "no type of a batch": (lambda: vd.method.batch(batch_size=2), "lacks .*'return_dtype'"),
     "a function": (lambda: vd.cls(lambda x: x), "use @vd.func for a function"),
-    "a class": (lambda: vd.func(Alone), "no function"),
+    "a class": (lambda: vd.func(Alone), "not a function"),
     "an unknown one": (
         lambda: vd.func(gpu=1),
         "unknown argument 'gpu' of @vd.func or @vd.method. Did you mean 'gpus'",

@@ -28,7 +28,7 @@ def test_upstream_stages_that_are_not_stored_are_computed_for_the_first_rows(tmp
     assert rows_read(first) == [("a.parquet", 0, 16)]
     assert rows_read(second) == [("a.parquet", 0, 64)]
     keys = [s.keys for p in (first, planned) for s in p.partitions[0].stages.values()]
-    assert len(set(keys)) == 4  # what is computed is no part of any other plan
+    assert len(set(keys)) == 4  # what is computed is not part of any other plan
 
 
 def test_only_what_the_stage_needs_is_computed(tmp_path, store):

@@ -34,7 +34,7 @@ class Needy(Reversed):
     [
         ("{text} {}", "has the field {}"),
         ("{text.upper}", "has the field {text.upper}"),
-        ("{text", "is no template"),
+        ("{text", "is not a template"),
         ("say something", "names no column"),
         ("", "expected a column's name"),
         (7, "expected a column's name"),
@@ -340,7 +340,7 @@ def test_answers_are_validated_and_become_columns():
     young, unfinished = (str(raised.errors[place]) for place in (1, 2))
     assert "age: Value error, nobody is that young" in young
     assert '"age": -1' in young, "the answer is kept"
-    assert "The answer is no JSON" in unfinished
+    assert "The answer is not JSON" in unfinished
     (*_, asked) = (r for r in said.requests if r.messages[0]["content"].startswith("better"))
     assert "age: Field required" in asked.messages[-1]["content"]
     assert asked.schema["title"] == "Person"

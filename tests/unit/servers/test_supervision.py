@@ -160,7 +160,7 @@ def test_while_it_is_restarted_it_has_no_endpoint_and_then_another_if_its_port_i
 def test_a_server_that_hangs_is_killed_and_one_that_leaks_is_drained(
     world, problem, memory, reason, drain
 ):
-    """The second is no crash: the limit is one."""
+    """The second is not a crash: the limit is one."""
     limits = Restarts(QUICK.restarts.backoff, max_crashes=1 if memory else 12)
     bounds = {"max_rss": 400 << 20, "liveness_timeout_s": 0.01, "drain_timeout_s": 7.0}
     server = serve(limits, **bounds)

@@ -99,7 +99,7 @@ def test_types_are_those_of_the_first_run(tmp_path, store):
     found = [(row["id"], row["n"], row["e"]) for row in rows(source)]
     assert found == [(1, 1, None), (2, 2, "05"), (3, None, "6")]
     (message,) = misfits(source)
-    assert "b.csv', row 2: column 'n' has a value that is no BIGINT" in message
+    assert "b.csv', row 2: column 'n' has a value that is not of type BIGINT" in message
     kinds = {"n": "DOUBLE", "new": "VARCHAR", "e": "BIGINT"}
     again = [tuple(row.values())[1:] for row in rows(vd.csv(str(folder), types=kinds).bind(store))]
     assert again == [(1, None, None), (2, 5, "x"), (1.5, 6, "y")]
@@ -187,7 +187,7 @@ def test_a_value_that_does_not_fit_is_the_error_of_its_row(kind, value, tmp_path
     (message,) = misfits(source)
     kind = kind.replace("TZ", " WITH TIME ZONE")
     where = f"'file://{tmp_path}/a.csv', row 51: column 'v'"
-    assert f"{where} has a value that is no {kind}" in message
+    assert f"{where} has a value that is not of type {kind}" in message
     assert "types={'v': 'VARCHAR'}" in message
     assert value not in message
     assert [row["id"] for row in rows(source)] == [*range(50), 50, *range(50)]
