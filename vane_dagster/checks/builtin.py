@@ -69,8 +69,8 @@ class ErrorRate(Check):
     Attributes:
         max_rate: The largest share of input rows that may fail in the stage: quarantined, or null
             because of an error; also those that the source could not read. Default: 1%, or 10 rows
-            if that is more. It limits a run too: a partition with more failed rows is not
-            committed.
+            if that is more. If it blocks, a run gives up a partition with more failed rows, unless
+            `vd.Failures(max_error_rate=)` sets the run's limit.
     """
 
     fix: ClassVar[str] = (

@@ -200,19 +200,22 @@ class RunState:
     def max_faults(self, index: int, stage: str) -> int:
         """Rows of a stage's partition that may fail before the run gives it up.
 
-        This early limit assumes as many rows as the source has. Below a fan-out there may be more,
-        so there it has no bound: the check decides when all rows are computed.
+        `Failures.max_error_rate` sets it; without one, a blocking `ErrorRate`. This early limit
+        assumes as many rows as the source has. Below a fan-out there may be more, so there it has
+        no bound: the check decides when all rows are computed.
         """
         partition = self.plan.partitions[index]
         if partition.is_sample:
             return sum(map(len, partition.sample.values())) or partition.source_rows
         if len(self.pipeline._keys_of(self.pipeline[stage].spec.base_node(self.pipeline))) > 1:
             return sys.maxsize
-        checks = findings_of(self.pipeline._checks_of(stage))
-        limits = [check for check in checks if isinstance(check, ErrorRate)]
-        rows, made = partition.source_rows, partition.stages[stage].decisions
+        made = partition.stages[stage].decisions
         waived = sum(len(each.ids) for each in made if each.is_waiver)
-        return limits[0].allowed(rows) + waived if limits else rows
+        limit = ErrorRate(self.pipeline[stage].spec.failures.max_error_rate)
+        if limit.max_rate is None:
+            checks = findings_of(self.pipeline._checks_of(stage))
+            limit = next((c for c in checks if isinstance(c, ErrorRate) and c.blocking), limit)
+        return limit.allowed(partition.source_rows) + waived
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Rows that may still fail: `max_faults` minus those that have failed."""

@@ -152,3 +152,28 @@ def test_rows_below_a_fan_out_may_be_more_than_those_of_the_source(tmp_path, sto
 
     limits = [state.max_faults(0, stage) for stage in ("direct", "parts", "below")]
     assert limits == [50, 50, sys.maxsize]
+
+
+@pytest.mark.parametrize(
+    ("rate", "checks", "allowed"),
+    [
+        (None, [], 10),
+        (None, [vd.checks.ErrorRate(0.5)], 50),
+        (None, [vd.checks.ErrorRate(0.5, blocking=False)], 10),
+        (None, [vd.checks.Off("rows")], 10),
+        (0.2, [vd.checks.ErrorRate(0.01)], 20),
+        (0.2, [vd.checks.ErrorRate(0.01, blocking=False)], 20),
+        (0.2, [vd.checks.ErrorRate(0.5, name="lenient")], 20),
+    ],
+)
+def test_a_run_is_limited_by_failures_else_by_a_blocking_error_rate(
+    tmp_path, store, rate, checks, allowed
+):
+    pq.write_table(pa.table({"id": range(100), "n": range(100)}), tmp_path / "0.parquet")
+    docs = vd.Pipeline("docs", source=vd.parquet(tmp_path / "0.parquet"), id="id")
+    failures, asset = vd.Failures("quarantine", max_error_rate=rate), vd.Asset(checks=checks)
+    docs.map("m", same, on_error=failures, asset=asset)
+
+    state = RunState(plan(docs, store), store, "run", [].append, {}, CheckRunner(docs, store))
+
+    assert state.max_faults(0, "m") == allowed
