@@ -54,7 +54,8 @@ def quarantine(
     """Lists the quarantined rows of STAGE, as docs/embedding, by the kind of their error.
 
     Messages that differ in numbers and quoted values alone are of one kind. The most frequent kind
-    is first, with some ids and the partitions to run again.
+    is first, with some ids and the partitions to run again. Of a partition that a run gave up, the
+    first rows that failed in it come last, with the run.
 
     With --retry, a run computes these rows again, and in the stages downstream what follows from
     them, with the store and the compute resource of the definitions. Those that fail again are
@@ -108,12 +109,14 @@ def quarantine(
         click.echo(f"  ids: {_some(group['ids'])}")
         if group["waived"]:
             click.echo(f"  waived: {_some(group['waived'])}")
+        if group["failed_run"]:
+            click.echo(f"  not committed: run {group['failed_run']} failed")
         if group["partitions"] != [None]:
             click.echo(f"  partitions: {_some(group['partitions'])}")
     if any(group["rows"] > len(group["waived"]) for group in groups) and not as_json:
-        given = definitions.options if definitions else ["-f", "definitions.py"]
-        words = ["vane-dagster", "quarantine", stage, "--retry", *given]
-        click.echo(f"Retry them: {shlex.join(words)}")
+        given = shlex.join(definitions.options) if definitions else "-f <your definitions>"
+        words = f"vane-dagster quarantine {shlex.quote(stage)} --retry {given}"
+        click.echo(f"Retry them: {words.rstrip()}")
 
 
 def _say(text: str) -> None:
@@ -158,15 +161,17 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     Args:
         rows: The rows, as of `vane_dagster.quarantine`.
     """
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    groups: dict[tuple[str, str, str | None], dict[str, Any]] = {}
     for row in rows:
-        kind = (row["error"], _VARYING.sub("#", row["message"] or ""))
+        failed_run = None if row["committed"] else row["run_id"]
+        kind = (row["error"], _VARYING.sub("#", row["message"] or ""), failed_run)
         new = {
             "error": row["error"],
             "message": row["message"],
             "rows": 0,
             "ids": [],
             "waived": [],
+            "failed_run": failed_run,
             "partitions": [],
         }
         group = groups.setdefault(kind, new)
@@ -176,7 +181,7 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             group["waived"].append(row["id"])
         if row["partition"] not in group["partitions"]:
             group["partitions"].append(row["partition"])
-    return sorted(groups.values(), key=lambda group: -group["rows"])
+    return sorted(groups.values(), key=lambda g: (g["failed_run"] is not None, -g["rows"]))
 
 
 def _some(values: Sequence[Any]) -> str:

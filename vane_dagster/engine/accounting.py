@@ -224,7 +224,7 @@ def count_error(
 
 
 def fault_limit_error(
-    state: RunState, run: FragmentState, stage: str, report: WorkReport, location: str
+    state: RunState, run: FragmentState, stage: str, failed: Sequence[str], location: str
 ) -> VaneError | None:
     """Return the error of a stage with more quarantined rows than it allows; else None.
 
@@ -237,5 +237,5 @@ def fault_limit_error(
     return UdfError(
         f"{location}: {faults} of at most {rows} rows of the partition failed so far, and "
         f"{state.max_faults(run.partition, stage)} may; vd.Failures(max_error_rate=...) sets the "
-        f"limit. The last: {'; '.join(report.faults)}"
+        f"limit, and vane-dagster quarantine lists them. The last: {'; '.join(failed)}"
     )

@@ -6,9 +6,12 @@ import contextlib
 import itertools
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import pyarrow as pa
 
 from vane_dagster.checks.builtin import ErrorRate, findings_of
 from vane_dagster.checks.compared import Compared
@@ -19,7 +22,7 @@ from vane_dagster.engine.figures import computation_figures
 from vane_dagster.engine.pending_rows import PendingRows
 from vane_dagster.engine.pool_usage import PoolUsage
 from vane_dagster.engine.token_budget import TokenBudget
-from vane_dagster.errors import VaneError
+from vane_dagster.errors import StoreError, VaneError
 from vane_dagster.events import (
     Committed,
     Event,
@@ -38,11 +41,13 @@ from vane_dagster.storage.batch_records import Recorded
 from vane_dagster.storage.filesystem import protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.quarantine import write_failed
 from vane_dagster.storage.row_floor import raise_floor, read_floor
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
 
 _PUBLISH_POLL_SECONDS = 0.2
+_FAILED_ROWS_KEPT = 100
 
 
 class RunState:
@@ -67,6 +72,7 @@ class RunState:
         self._info = info
         self._check_runner = check_runner
         self.partitions_before = check_runner.before
+        self._failed_rows: dict[tuple[int, str], list[pa.Table]] = defaultdict(list)
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
         source = plan.source
         self.claims = claims or NoClaims()
@@ -161,10 +167,22 @@ class RunState:
             )  # fmt: skip
         return found
 
+    def add_failed_rows(self, index: int, stage: str, rows: pa.Table) -> None:
+        """Keep the first failed rows of a partition, in case it is not committed."""
+        kept = self._failed_rows[index, stage]
+        if sum(map(len, kept)) < _FAILED_ROWS_KEPT:
+            kept.append(rows)
+
     def fail(self, index: int, stage: str, error: VaneError) -> set[str]:
         """Give up a stage of a partition and the selected stages downstream."""
         lost = self.plan.with_downstream(stage)
         key = self.plan.partitions[index].key
+        rows = self._failed_rows.pop((index, stage), [])
+        if rows and not self.plan.partitions[index].is_sample:
+            try:
+                write_failed(self.store, self.pipeline.name, stage, key, rows)
+            except StoreError as unwritten:
+                self.emit(Noticed(f"The failed rows are not stored: {unwritten}"))
         for name in self.plan.selected:
             if name in lost and (index, name) not in self.failed:
                 self.failed[index, name] = error
@@ -238,6 +256,7 @@ class RunState:
                 if self._waits_for_compared(index, stage):
                     continue
                 self._queued.add((index, stage))
+                self._failed_rows.pop((index, stage), None)
                 if partition.is_sample:
                     made = tuple(part for _, part in sorted(self.parts[index, stage].items()))
                     self.emit(Recomputed(stage, partition.key, made))

@@ -44,6 +44,7 @@ from vane_dagster.retries import (
     loss_after,
 )
 from vane_dagster.storage.batch_records import Recorded
+from vane_dagster.storage.quarantine import fault_lines
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, LoadReport, WorkReport
@@ -267,10 +268,12 @@ class WaveScheduler:
             return
         if not task.is_current:
             return
+        run, task_state = task.run, task.state
+        if report.faults:
+            self._state.add_failed_rows(run.partition, task.stage, report.faults)
         if report.fault:
             self._refused(task, report.fault)
             return
-        run, task_state = task.run, task.state
         if calls:
             self._lost_calls.answered(task.stage)
         self._budget.record_table(run, report.bytes_out)
@@ -279,12 +282,12 @@ class WaveScheduler:
             computed = 0 if task.kind == "gather" else report.tally.rows_in  # else copies alone
             self._slice_sizer.learn(task.stage, report.seconds, computed)
             where = in_flight.work.location
-            if error := fault_limit_error(self._state, run, task.stage, report, where):
+            failed = fault_lines(report.faults) if report.faults else []
+            if error := fault_limit_error(self._state, run, task.stage, failed, where):
                 self._fail(run.partition, task.stage, error)
                 return
-            if report.faults:
-                failed = "; ".join(report.faults)
-                self._state.emit(Noticed(f"{where}: some rows failed: {failed}"))
+            if failed:
+                self._state.emit(Noticed(f"{where}: some rows failed: {'; '.join(failed)}"))
         if task.kind == "load":
             self._fragments.lookups.record(run, task.stage, report)
             shares = report.shares or (report.rows_out,)

@@ -31,14 +31,15 @@ def waive(
         raise StoreError(f"{location}: the reason is empty; say why the rows may be missing")
     failed = quarantine(stage, partitions, store=store)
     by_partition: dict[str | None, list[Any]] = {}
-    for id, key in zip(failed["id"].to_pylist(), failed["partition"].to_pylist()):
-        if str(id) in ids:
+    columns = (failed[name].to_pylist() for name in ("id", "partition", "committed"))
+    for id, key, is_committed in zip(*columns):
+        if is_committed and str(id) in ids:
             by_partition.setdefault(key, []).append(id)
     known = {str(id) for listed in by_partition.values() for id in listed}
     if missing := [id for id in ids if id not in known]:
         raise StoreError(
-            f"{location}: rows {names(missing)} are not quarantined; waive ids that vane-dagster "
-            "quarantine lists"
+            f"{location}: rows {names(missing)} are not quarantined in a committed partition; "
+            "waive ids that vane-dagster quarantine lists, without those of failed runs"
         )
     opened = open_store(store, location)
     found = find_all(opened, path, [*by_partition])

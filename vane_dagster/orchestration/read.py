@@ -14,8 +14,8 @@ from vane_dagster.errors import StoreError
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of, known_forms, loaded
 from vane_dagster.storage.decisions import decisions
 from vane_dagster.storage.filesystem import Location, absolute_url
-from vane_dagster.storage.quarantine import concat_faults, read_faults
-from vane_dagster.storage.reader import StoredRows, find_all, read
+from vane_dagster.storage.quarantine import PARTITION, concat_faults, read_failed, read_faults
+from vane_dagster.storage.reader import StoredRows, find, find_all, read
 from vane_dagster.storage.store import Store
 
 
@@ -72,6 +72,9 @@ def quarantine(
 ) -> pa.Table:
     """Load the quarantined rows of a stage with their errors.
 
+    Of a partition that a run has given up since, the first rows that failed in that run are
+    included.
+
     Args:
         stage: As for `load`.
         partition: As for `load`.
@@ -81,8 +84,9 @@ def quarantine(
         One row per quarantined row: its id in the stage's input, ``parents`` (the ids of the rows
         that it was made from, if any), ``partition``, ``stage``, ``fragment``, ``error`` (the
         exception's class), ``message``, ``traceback``, ``attempts`` (the calls that failed with the
-        row, or how many workers it ended), ``run_id``, ``model``, ``worker``, ``at``, and
-        ``waived``: why a person accepted the failure, and who; else null.
+        row, or how many workers it ended), ``run_id``, ``model``, ``worker``, ``at``,
+        ``waived`` (why a person accepted the failure, and who; else null), and ``committed``: false
+        for the rows of a run that gave the partition up.
 
     Raises:
         StoreError: If the stage was never materialized.
@@ -90,25 +94,25 @@ def quarantine(
     opened, path = open_store(store, "vd.quarantine"), asset_path(stage, "vd.quarantine")
     partitions = [partition] if isinstance(partition, str) else partition
     found = []
-    try:
-        manifests = find_all(opened, path, partitions)
-    except StoreError as error:
-        raise StoreError(
-            f"{error}. Failed rows are kept with a committed partition alone; "
-            "vd.Failures(max_error_rate=) sets how many may fail"
-        ) from error
+    failed = read_failed(opened, path[0], path[1], partitions) if len(path) == 2 else {}
+    manifests = find(opened, path, partitions)
+    if not (manifests or failed) or {*(partitions or ())} - manifests.keys() - failed.keys():
+        find_all(opened, path, partitions)  # raises
     decided = decisions(opened, path[0], path[1:])
     for key, manifest in manifests.items():
         folder = opened.parts_of(manifest)
         rows = read_faults(folder, manifest)
-        rows = rows.append_column("partition", pa.array([key] * len(rows), pa.string()))
+        rows = rows.append_column(PARTITION, pa.array([key] * len(rows), pa.string()))
         waived = {
             id: f"{each.reason} ({each.user})"
             for each in decided.get((manifest.stage, manifest.partition), ())
             for id in (each.covering(manifest).ids if each.is_waiver else ())
         }
         texts = [waived.get(id) for id in rows["id"].to_pylist()]
-        found.append(rows.append_column("waived", pa.array(texts, pa.string())))
+        rows = rows.append_column("waived", pa.array(texts, pa.string()))
+        found.append(rows.append_column("committed", pa.array([True] * len(rows))))
+    for rows in failed.values():
+        found.append(rows.append_column("committed", pa.array([False] * len(rows))))
     return concat_faults(found)
 
 

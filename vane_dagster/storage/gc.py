@@ -28,6 +28,7 @@ from vane_dagster.storage.definition_texts import DEFINITIONS, file_of
 from vane_dagster.storage.filesystem import TEMPORARY, FileInfo, Location, in_threads
 from vane_dagster.storage.manifest import ManifestName, parse_part_name
 from vane_dagster.storage.publish.base import STAGING, staged_parts
+from vane_dagster.storage.quarantine import FAILED
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
 from vane_dagster.storage.row_records import SUFFIX as RECORDS
 from vane_dagster.storage.shipped_files import FILES, RECORD, contents_of, shipped_files
@@ -73,7 +74,8 @@ class GcReport:
         manifests: Manifests that are no longer in force.
         temporaries: Unfinished files of killed processes.
         files: Local files of arguments or files of tables, and their records, that no recent run
-            and no manifest to keep has needed; the texts of definitions that no manifest has.
+            and no manifest to keep has needed; the texts of definitions that no manifest has; the
+            failed rows of former runs.
         unreadable: Targets of `write` stages that could not be examined, and why.
     """
 
@@ -204,13 +206,15 @@ class _StageFolders:
         self._listed = time.monotonic()
         self._partitions = self._folder.child("parts").folders()
         self.manifests = self._folder.child("manifests").entries()
+        self._failed = self._folder.child(FAILED).entries()
         self._condemned = store.condemned(pipeline, name)
         self._now_condemned: dict[str, float] = {}
         self._target = store.target(pipeline, name)
 
     def holds_any(self) -> bool:
         """Return whether this is a stage's folder, not a wrong root or another program's folder."""
-        return bool(self._partitions or self.manifests or self._condemned or self._target)
+        listed = (self._partitions, self.manifests, self._failed, self._condemned, self._target)
+        return any(listed)
 
     def references(self, path: str) -> tuple[array[int], set[str], Mapping[str, str]]:
         """Read a manifest: its part files, its tables, and the manifests that it was made from.
@@ -265,9 +269,11 @@ class _StageFolders:
                 self._sort(path, parts.file_url(path), stored)
         self._collect_staged()
         texts = self._folder.child(DEFINITIONS)
-        for name, stored in texts.entries().items():
-            if name not in self.definitions and self._is_old(stored.modified):
-                found.files[texts.file_url(name)] = stored.size
+        unused = {n: s for n, s in texts.entries().items() if n not in self.definitions}
+        for place, listed in ((texts, unused), (self._folder.child(FAILED), self._failed)):
+            for name, stored in listed.items():
+                if self._is_old(stored.modified):
+                    found.files[place.file_url(name)] = stored.size
         self._collect_batches()
         for path, stored in self.manifests.items():
             name = path.rpartition("/")[2]

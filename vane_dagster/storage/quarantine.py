@@ -1,8 +1,12 @@
-"""Quarantine: rows that could not be computed, stored beside the parts with their errors."""
+"""Quarantine: rows that could not be computed, stored beside the parts with their errors.
+
+Those of a run that gave a partition up are in ``<stage>/failed/<partition>/<sequence>.parquet``,
+named by the manifest that stayed in force, so the next commit outdates them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -10,8 +14,13 @@ import pyarrow as pa
 from vane_dagster.errors import described
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
-from vane_dagster.storage.part_file import read_part, write_beside
+from vane_dagster.storage.part_file import encoded, read_part, write_beside
+from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.store import Store
 
+FAILED = "failed"
+"""The folder with the failed rows of runs that gave a partition up."""
+PARTITION = "partition"
 SUFFIX = ".faults.parquet"
 PARENTS = "parents"
 TRANSIENT = "transient"
@@ -82,9 +91,51 @@ def first_faults(folder: Location, manifest: Manifest, limit: int) -> Sequence[s
     found: list[str] = []
     for name in filter(None, (part.faults for part in manifest.parts)):
         rows = read_part(folder, name, ["id", "error", "message"])
-        for row in rows.slice(0, limit - len(found)).to_pylist():
-            message = " ".join(described(row["message"], row["error"]).split())
-            found.append(f"id {row['id']!r}: {message[:_MAX_SHOWN_CHARACTERS]}")
+        found += fault_lines(rows, limit - len(found))
         if len(found) == limit:
             break
     return found
+
+
+def fault_lines(rows: pa.Table, limit: int = 3) -> list[str]:
+    """Describe the first of some failed rows, each in one line."""
+    return [
+        f"id {row['id']!r}: "
+        + " ".join(described(row["message"], row["error"]).split())[:_MAX_SHOWN_CHARACTERS]
+        for row in rows.slice(0, limit).to_pylist()
+    ]
+
+
+def write_failed(
+    store: Store, pipeline: str, stage: str, partition: str | None, found: Sequence[pa.Table]
+) -> None:
+    """Write the failed rows of a partition that a run gives up, in place of those of former runs.
+
+    A fragment that started over may have repeated some.
+    """
+    rows = {row["id"]: row for row in concat_faults(found).to_pylist()}
+    table = pa.Table.from_pylist([*rows.values()], found[0].schema)
+    table = table.append_column(PARTITION, pa.array([partition] * len(table), pa.string()))
+    folder = store.root.child(pipeline, stage, FAILED, partition_folder(partition))
+    folder.write(_name_of(store, pipeline, stage, partition), encoded(table))
+
+
+def read_failed(
+    store: Store, pipeline: str, stage: str, partitions: Iterable[str | None] | None
+) -> dict[str | None, pa.Table]:
+    """Read the failed rows of partitions that a run has given up since their last commit."""
+    location, found = store.root.child(pipeline, stage, FAILED), {}
+    given = None if partitions is None else map(partition_folder, partitions)
+    for each in map(location.child, location.folders() if given is None else given):
+        for name in each.names():
+            rows = read_part(each, name)
+            key = rows[PARTITION][0].as_py()
+            if name == _name_of(store, pipeline, stage, key):
+                found[key] = rows
+    return found
+
+
+def _name_of(store: Store, pipeline: str, stage: str, partition: str | None) -> str:
+    """Return the file name of failed rows, as long as the present manifest is in force."""
+    latest = store.latest_own(pipeline, stage, partition)
+    return f"{latest.sequence if latest else 0:08d}.parquet"

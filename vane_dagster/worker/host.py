@@ -246,7 +246,8 @@ class Host:
             if is_shutdown(error):
                 raise
             fault = work_fault(work, contained(error))
-            return None, WorkReport(fault=fault, output=self._printed.drain())
+            failed = error.records if isinstance(error, BatchError) else None
+            return None, WorkReport(faults=failed, fault=fault, output=self._printed.drain())
         finally:
             seconds = self._change_calls(call, -1)
             gpus = meter.stop(seconds)

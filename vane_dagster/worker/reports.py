@@ -152,7 +152,7 @@ class Output:
 
 @dataclass(frozen=True)
 class WorkReport:
-    """The report of a task to the driver: a few numbers, never rows.
+    """The report of a task to the driver: a few numbers, and the errors of a few rows.
 
     Attributes:
         tally: Counts of the input rows by outcome, without those that were copied.
@@ -166,7 +166,7 @@ class WorkReport:
         batches: Calls of the user's code.
         retries: Calls of these that repeat one after a transient error.
         fits: The batch size that the worker measured, or that fit into memory.
-        faults: Messages of the first rows that failed.
+        faults: Error records of the first rows that failed; None without.
         part: The part that was written.
         pending: The rows that wait for answers of batches, so no part was written; None without.
         output: What the user's code printed or logged.
@@ -189,7 +189,7 @@ class WorkReport:
     batches: int = 0
     retries: int = 0
     fits: int | None = None
-    faults: tuple[str, ...] = ()
+    faults: pa.Table | None = None
     part: PartInfo | None = None
     pending: Recorded | None = None
     output: Output = Output()

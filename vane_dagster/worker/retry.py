@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -20,7 +20,10 @@ from vane_dagster.retries import SERVER_DIED, Policy, after_server_ended, second
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 
-_TOO_MANY = "more rows failed than vd.Failures(max_error_rate=) allows ({} here, {} may), the last "
+_TOO_MANY = (
+    "more rows failed than vd.Failures(max_error_rate=) allows ({} here, {} may; vane-dagster "
+    "quarantine lists them), the last "
+)
 
 
 @dataclass(frozen=True)
@@ -203,9 +206,10 @@ def _check_last(faults: list[RowFault], policy: Policy, id: str, max_faults: int
     """Raise BatchError if the last row that failed is one too many."""
     last = faults[-1]
     if policy.on_error == "raise":
-        raise BatchError(last.batch, id, last.error)
+        raise BatchError(last.batch, id, last.error, faults=faults)
     if len(faults) > max_faults:
-        raise BatchError(last.batch, id, last.error, _TOO_MANY.format(len(faults), max_faults))
+        reason = _TOO_MANY.format(len(faults), max_faults)
+        raise BatchError(last.batch, id, last.error, reason, faults)
 
 
 def _rows_at(rows: pa.Table, places: Collection[int]) -> pa.Table:
@@ -229,9 +233,19 @@ class BatchError(Exception):
 
     Attributes:
         cause: The error that was raised.
+        faults: The rows of the batch that failed before.
+        records: Error records of these and other rows, for the driver.
     """
 
-    def __init__(self, rows: pa.Table, id: str, cause: BaseException, reason: str = "") -> None:
+    def __init__(
+        self,
+        rows: pa.Table,
+        id: str,
+        cause: BaseException,
+        reason: str = "",
+        faults: Sequence[RowFault] = (),
+    ) -> None:
         ids = names(rows.column(id).to_pylist())
         super().__init__(f"{reason}in a batch of {rows.num_rows} rows, ids {ids}")
-        self.cause = cause
+        self.cause, self.faults = cause, [*faults]
+        self.records: pa.Table | None = None

@@ -21,9 +21,8 @@ from vane_dagster.worker.protocol import CallUdf, Reject, Work
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
 from vane_dagster.worker.retry import RowFault
 
-_FAULTS_REPORTED = 3
+_MAX_REPORTED = 20
 _MAX_CHARACTERS = 4_000
-_MAX_SHOWN_CHARACTERS = 200
 _UNPACKED = re.compile(r'File "[^"]*/[0-9a-f]{64}/')
 """The folder of users' modules in a worker."""
 
@@ -79,17 +78,13 @@ def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
     nulls = call.policy.on_error == "null"
     table = null_row(fault, work, call) if nulls else empty_table(work.schema)
     tally = Tally(1, quarantined=int(not nulls), nulled=int(nulls))
-    report = WorkReport(tally, faults=describe_faults([fault], call.ids[0]))
-    return Computed(table, report, fault_table([fault], work, call.ids, op.model))
+    records = fault_table([fault], work, call.ids, op.model)
+    return Computed(table, WorkReport(tally, faults=records), records)
 
 
-def describe_faults(faults: Sequence[RowFault], id: str) -> tuple[str, ...]:
-    """Describe the first failed rows, each in one line of text."""
-    return tuple(
-        f"id {fault.batch.column(id)[0].as_py()!r}: "
-        + " ".join(masked(described(fault.error, fault.name)).split())[:_MAX_SHOWN_CHARACTERS]
-        for fault in faults[:_FAULTS_REPORTED]
-    )
+def reported(records: pa.Table | None) -> pa.Table | None:
+    """Return the first error records, for the driver; a slice would carry the others too."""
+    return records and records.take([*range(min(len(records), _MAX_REPORTED))])
 
 
 def user_traceback(error: BaseException) -> str:

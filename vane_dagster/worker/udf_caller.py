@@ -37,12 +37,14 @@ from vane_dagster.worker.results import put_together
 from vane_dagster.worker.retry import (
     Answer,
     AwaitServers,
+    BatchError,
     BatchOutcome,
     Partial,
+    RowFault,
     Wait,
     attempt,
 )
-from vane_dagster.worker.row_errors import describe_faults, fault_table, null_row
+from vane_dagster.worker.row_errors import fault_table, null_row, reported
 from vane_dagster.worker.unread_rows import split_unread
 from vane_dagster.worker.user_code import load
 from vane_dagster.worker.watchdog import deadline
@@ -87,10 +89,15 @@ class UdfCaller:
         started = time.perf_counter()
         readable, unread = split_unread(table)
         batches = self.sizes.cut(readable, op.batch_size)
-        if op.is_async:
-            outcomes = self._events.run(run.together(list(batches)))
-        else:
-            outcomes = run.one_by_one(batches)
+        try:
+            if op.is_async:
+                outcomes = self._events.run(run.together(list(batches)))
+            else:
+                outcomes = run.one_by_one(batches)
+        except BatchError as error:
+            if failed := run.faults + error.faults:
+                error.records = reported(fault_table(failed, work, op.ids, self._label))
+            raise
         seconds = run.seconds or time.perf_counter() - started
         if waiting := sum(outcome.pending for outcome in outcomes):
             assert op.batches is not None, "only batches have pending answers"
@@ -108,6 +115,7 @@ class UdfCaller:
             rows = _in_order(rows, op.parent or op.ids[0], table.column(op.ids[0]))
         passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
         quarantined = 0 if keeps_nulls else len(faults)
+        records = fault_table(faults, work, op.ids, self._label) if faults else None
         report = WorkReport(
             Tally(
                 table.num_rows,
@@ -122,10 +130,9 @@ class UdfCaller:
             batches=run.calls,
             retries=sum(outcome.retries for outcome in outcomes),
             fits=self.sizes.used(op.batch_size),
-            faults=describe_faults(faults, op.ids[0]),
+            faults=reported(records),
             cancelled=run.stopped,
         )
-        records = fault_table(faults, work, op.ids, self._label) if faults else None
         return Computed(rows, report, records)
 
     def room(self, size: int) -> asyncio.Semaphore:
@@ -169,6 +176,7 @@ class _TableCalls:
         self.user_code = callers.caller(code)
         self.seconds = 0.0
         self.calls = 0
+        self.faults: list[RowFault] = []
         self.stopped = False
 
     def one_by_one(self, batches: Iterator[pa.Table]) -> list[BatchOutcome]:
@@ -219,7 +227,9 @@ class _TableCalls:
                     began = time.monotonic()
                     answer = await self._called(step.batch, room)
         except StopIteration as stop:
-            return cast(BatchOutcome, stop.value)
+            outcome = cast(BatchOutcome, stop.value)
+            self.faults += outcome.faults
+            return outcome
         return None
 
     async def _beside(self, function: Callable[..., T], *args: Any) -> T:

@@ -16,7 +16,7 @@ from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
 from vane_dagster.worker.retry import RowFault
-from vane_dagster.worker.row_errors import describe_faults, fault_table
+from vane_dagster.worker.row_errors import fault_table, reported
 
 SOURCE_LABEL = "source"
 """In records of rows that could not be read, it stands in place of the class or function."""
@@ -40,8 +40,5 @@ def split_unread(table: pa.Table) -> tuple[pa.Table, list[RowFault]]:
 def computed(rows: pa.Table, given: int, unread: Sequence[RowFault], work: Work) -> Computed:
     """Return the result of an operation without user code."""
     tally = Tally(given + len(unread), given - rows.num_rows, len(unread), unread=len(unread))
-    return Computed(
-        rows.cast(work.schema),
-        WorkReport(tally, faults=describe_faults(unread, work.id)),
-        fault_table(unread, work, [work.id]) if unread else None,
-    )
+    records = fault_table(unread, work, [work.id]) if unread else None
+    return Computed(rows.cast(work.schema), WorkReport(tally, faults=reported(records)), records)

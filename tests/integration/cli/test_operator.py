@@ -125,7 +125,7 @@ def test_an_operator_plans_previews_traces_and_retries(tmp_path, monkeypatch):
         "1 row: RuntimeError: seven",
         "  ids: 7",
         "  partitions: b",
-        "Retry them: vane-dagster quarantine numbers/checked --retry -f definitions.py",
+        "Retry them: vane-dagster quarantine numbers/checked --retry -f <your definitions>",
     ]
     some = run("quarantine", "numbers/checked", "--partitions", "a", "--json", *store)
     (group,) = json.loads(some)

@@ -83,8 +83,7 @@ def test_every_row_is_accounted_for(pipeline, stage, written, is_right):
 def test_more_faults_than_a_stage_allows():
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     docs.project("all", ["n"])
-    report: Any = SimpleNamespace(faults=("id 7: ValueError",))
-    given = (run(docs), "all", report, "stage 'all'")
+    given = (run(docs), "all", ["id 7: ValueError"], "stage 'all'")
     assert fault_limit_error(state(docs, most=5), *given) is None
     error = fault_limit_error(state(docs, most=4), *given)
     assert "stage 'all': 5 of at most 100 rows of the partition failed so far, and 4 may" in str(

@@ -16,6 +16,7 @@ from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, SourceReader
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.part_file import PartTarget
+from vane_dagster.storage.quarantine import fault_lines
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.pools import ModelSpec
@@ -100,7 +101,8 @@ def test_a_call_quarantines_them(host, target, on_error):
     assert (tally.rows_in, tally.quarantined, tally.unread, tally.filtered) == (4, 2, 2, 0)
     assert tally.faults == 2
     assert (report.part.quarantined, report.part.unread) == (2, 2)
-    assert report.faults == ("id 'b': ValueError: damaged", "id 'd': ValueError: damaged")
+    lines = ["id 'b': ValueError: damaged", "id 'd': ValueError: damaged"]
+    assert fault_lines(report.faults) == lines
 
 
 def test_a_call_that_keeps_failed_rows_has_nulls_for_them(host):

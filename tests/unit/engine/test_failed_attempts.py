@@ -1,0 +1,122 @@
+"""Failed rows of a partition that a run gave up: stored, read, outdated by a commit, collected."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import vane_dagster as vd
+from support.in_process import InProcess, executed
+from vane_dagster.cli.main import main
+from vane_dagster.events import Failed
+from vane_dagster.orchestration.decide import waive
+from vane_dagster.storage.gc import GcPolicy, collect
+
+DAY = 24 * 3600
+
+
+def checked(batch: pa.Table) -> dict[str, Any]:
+    values = batch["n"].to_pylist()
+    if any(n < 0 for n in values):
+        raise ValueError(f"{values} is negative")
+    return {"root": [n**0.5 for n in values]}
+
+
+def by_itself(n: int) -> dict[str, Any]:
+    if n < 0:
+        raise ValueError(f"[{n}] is negative")
+    return {"root": n**0.5}
+
+
+def run(tmp_path, store, negative, run_id, version="1", by_row=False, **options) -> list[Failed]:
+    """Compute 60 rows, of which some are negative; return what failed."""
+    numbers = [-n if n < negative else n for n in range(1, 61)]
+    folder = tmp_path / "src"
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"id": range(60), "n": numbers}), folder / "0.parquet")
+    docs = vd.Pipeline("docs", source=vd.parquet(folder), id="id", fragment_rows=20)
+    given = {"schema": {"root": "DOUBLE"}, "on_error": "quarantine", **options}
+    given |= {"reuse": vd.Reuse(version=version)}
+    if by_row:
+        docs.map("root", by_itself, **given)
+    else:
+        docs.map_batches("root", checked, batch_size=4, **given)
+    events = executed(docs, store, [None], InProcess(), run_id=run_id)
+    return [each for each in events if isinstance(each, Failed)]
+
+
+def ids(rows: pa.Table, committed: bool) -> list[int]:
+    return sorted(r["id"] for r in rows.to_pylist() if r["committed"] is committed)
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_its_failed_rows_can_be_looked_at_until_the_next_commit(tmp_path, store, by_row):
+    place = store.root.path
+    (failed,) = run(tmp_path, store, 20, "first", by_row=by_row)
+    assert "vane-dagster quarantine lists them" in " ".join(str(failed.error).split())
+    rows = vd.quarantine("docs/root", store=place)
+    found = ids(rows, False)
+    assert len(found) > 10, "the first that failed"
+    assert {*found} <= {*range(19)}
+    assert ids(rows, True) == []
+    first = rows.to_pylist()[0]
+    assert (first["error"], first["run_id"], first["partition"]) == ("ValueError", "first", None)
+    assert "is negative" in first["message"]
+    assert "raise ValueError" in first["traceback"]
+    with pytest.raises(vd.errors.StoreError, match="not quarantined in a committed partition"):
+        waive("docs/root", None, [str(found[0])], "negative", place)
+
+    assert not run(tmp_path, store, 3, "second", by_row=by_row)
+    rows = vd.quarantine("docs/root", store=place)
+    assert (ids(rows, True), ids(rows, False)) == ([0, 1], [])
+
+    assert run(tmp_path, store, 30, "third", version="2", by_row=by_row)
+    rows = vd.quarantine("docs/root", store=place)
+    assert ids(rows, True) == [0, 1]
+    assert len(ids(rows, False)) > 10
+    assert {row["run_id"] for row in rows.to_pylist()} == {"second", "third"}
+
+
+def test_a_row_that_fails_its_partition_is_kept_too(tmp_path, store):
+    run(tmp_path, store, 2, "first", on_error="raise")
+    with pytest.raises(vd.errors.StoreError, match="never materialized"):
+        vd.quarantine("docs/root", store=store.root.path)  # a batch failed, and no row of it
+    run(tmp_path, store, 2, "second", by_row=True, on_error="raise")
+    assert ids(vd.quarantine("docs/root", store=store.root.path), False) == [0]
+
+
+def test_the_command_lists_them_last_and_names_the_run(tmp_path, store):
+    run(tmp_path, store, 3, "second")
+    run(tmp_path, store, 40, "third", version="2")
+
+    def listed(*words: str) -> str:
+        done = CliRunner().invoke(main, ["quarantine", "docs/root", *words, "--store", place])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    place = store.root.path
+    lines = listed().splitlines()
+    assert lines[:2] == ["2 rows: ValueError: [-1] is negative", "  ids: 0, 1"]
+    assert lines[2].endswith("rows: ValueError: [-1] is negative")
+    assert lines[4:] == [
+        "  not committed: run third failed",
+        "Retry them: vane-dagster quarantine docs/root --retry -f <your definitions>",
+    ]
+    groups = json.loads(listed("--json"))
+    assert [group["failed_run"] for group in groups] == [None, "third"]
+
+
+def test_they_are_collected(tmp_path, store):
+    run(tmp_path, store, 40, "first")
+    (file,) = tmp_path.glob("store/docs/root/failed/*/*.parquet")
+    for days in (6, 8):
+        assert file.exists()
+        policy = GcPolicy(time.time() + days * DAY, keep=7 * DAY, grace=DAY)
+        list(collect(store, policy))
+    assert not file.exists()
