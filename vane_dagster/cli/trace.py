@@ -13,7 +13,7 @@ from vane_dagster.orchestration.trace import trace as trace_row
 
 @click.command()
 @click.argument("stage")
-@click.option("--id", required=True, help="The row's id.")
+@click.option("--id", required=True, help="The row's id; of a path, the end is enough.")
 @PARTITION
 @click.option("--forward", is_flag=True, help="Follow the row to all rows made from it.")
 @STORE

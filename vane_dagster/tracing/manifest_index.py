@@ -25,6 +25,7 @@ from vane_dagster.sources.raw_files import FilesSource
 from vane_dagster.sources.row_ids import rule_of
 from vane_dagster.sources.stored import StoredSource
 from vane_dagster.storage.adoptions import Adoptions, adoptions
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import (
     FileRecord,
     FileSpan,
@@ -50,6 +51,7 @@ from vane_dagster.storage.row_search import Found, RowFile, find, find_any
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import identity_of
 from vane_dagster.tracing.steps import RowOrigin
+from vane_dagster.types.kinds import is_text
 
 Wanted = dict[int, dict[Any, Sequence[Any] | None]]
 """Rows to find, by key position: the values there, each with all keys of the row if known."""
@@ -187,6 +189,25 @@ class ManifestIndex:
         indexes = [i for i, part in parts if part.rows and part.id_min <= id <= part.id_max]
         hit = find_any(self._files(manifest, indexes), manifest.keys, id)
         return None if hit is None else (indexes[hit[0]], hit[1])
+
+    def only_ending(self, manifest: Manifest, column: str, id: Any) -> str | None:
+        """Return the only id of a stage that is a path with the trailing part `id`, else None.
+
+        Raises:
+            TraceError: If several are.
+        """
+        if not is_text(manifest.schema.field(column).type):
+            return None
+        files = self._files(manifest, [i for i, part in enumerate(manifest.parts) if part.rows])
+        listed = in_threads(lambda f: read_part(f.place, f.name, (column,)).column(0), files)
+        ids = pa.chunked_array([chunk for each in listed for chunk in each.chunks], pa.string())
+        found = ids.filter(pc.ends_with(ids, f"/{id}")).unique().to_pylist()
+        if len(found) > 1:
+            raise TraceError(
+                f"{self.label(manifest.stage)!r} has {len(found)} rows whose {column} ends with "
+                f"{id!r}: {names(found)}; give more of the path"
+            )
+        return found[0] if found else None
 
     def _files(self, manifest: Manifest, indexes: Sequence[int]) -> list[RowFile]:
         """Return the files with the rows of parts."""

@@ -79,6 +79,8 @@ def _located(
             "Materialize it again"
         ) from error
     if located is None:
+        if path := manifest_index.only_ending(manifest, manifest.keys[0], key):
+            return _located(manifest_index, stage, path)
         raise not_found(manifest_index, manifest, key)
     return name, manifest, key, *located
 
@@ -349,6 +351,8 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
         None,
     )
     if index is None:
+        if path := manifest_index.only_ending(newest, newest.keys[-1], key):
+            return _from_source(manifest_index, path)
         try:
             hit = search_source(manifest_index, newest, key)
         except (FileNotFoundError, StoreError) as error:
