@@ -212,7 +212,8 @@ def csv(
             ``{partition_key.<dimension>}`` for a partitioned pipeline.
         schema: The columns of the source with their types; others are not read. A column that some
             files lack is null there.
-        types: The types of some columns, in place of those that their values have.
+        types: The types of some columns, in place of those that their values have. At least one
+            file of the source must have each.
         delimiter: The character between fields. By default, in each file, that of ``,``, tab,
             ``;`` and ``|`` which divides the header into the most fields.
         header: Whether the first row of each file has the names of the columns; or, for files

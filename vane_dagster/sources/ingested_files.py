@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import PLACEHOLDER
+from vane_dagster._keywords import require_columns
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import DefinitionError, SchemaError, SourceError, names
 from vane_dagster.retries import with_retries
@@ -206,12 +207,16 @@ class IngestedSource(FileSource, InStore):
         """Return the columns of the last file of all partitions, by its first rows."""
         if self.columns is not None:
             return self._schema(self.columns, location)
-        source = replace(self, url=PLACEHOLDER.sub("*", self.url), allow_empty=False)
-        files = source.required(source.list_files([None], location)[None], None, location)
+        files = self._all_files(location)
         tables = self.convert(self._stream(files[-1].url, location))
         first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
         found = StoredTable(reduce(joined, first))
         return self._schema(self._found_types([(files[-1], found)], location), location)
+
+    def _all_files(self, location: str) -> Sequence[FileRecord]:
+        """List the files of all partitions."""
+        source = replace(self, url=PLACEHOLDER.sub("*", self.url), allow_empty=False)
+        return source.required(source.list_files([None], location)[None], None, location)
 
     # Planning.
 
@@ -384,9 +389,12 @@ class IngestedSource(FileSource, InStore):
     def _check_columns(
         self, files: Sequence[tuple[FileRecord, StoredTable]], schema: pa.Schema, location: str
     ) -> tuple[str, ...]:
-        """Refuse a file without any of the columns; warn of declared ones that no file has."""
+        """Refuse a file without any of the columns; warn of declared ones that no file has.
+
+        A column that no file of other partitions has either is an error, in a format of texts.
+        """
         filled = {rows.schema: file.url for file, rows in files if rows.pieces}
-        known = {name for _, rows in files for name in rows.schema.names}
+        known = {name: None for _, rows in files for name in rows.schema.names}
         declared = self.types or (self.columns if self.is_text else None) or pa.schema([])
         lower = {name.lower() for name in schema.names}
         for types, url in filled.items():
@@ -400,6 +408,16 @@ class IngestedSource(FileSource, InStore):
         unknown = [name for name in declared.names if name not in known]
         if not (unknown and filled):
             return ()
+        if self.is_text:
+            for file in reversed(self._all_files(location)):
+                with suppress(SourceError):  # it is the other partition's error
+                    first = next(self.convert(self._stream(file.url, location)))
+                    known |= dict.fromkeys(first.column_names)
+                if known.keys() >= {*unknown}:
+                    break
+            else:
+                owner = f"{location}: schema= or types= is wrong: the source"
+                require_columns(owner, unknown, known, SourceError)
         return (
             f"{location}: no file has {names(unknown, 10)} of schema= or types=, so it is null; "
             f"{files[0][0].url!r} has {names(files[0][1].schema.names, 10)}",

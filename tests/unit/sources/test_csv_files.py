@@ -149,8 +149,23 @@ def test_a_declared_column_that_no_file_of_a_partition_has_is_null(declared, tmp
     assert warning.startswith("here, partition 'a': no file has 'c' of schema= or types=")
 
 
+@pytest.mark.parametrize("declared", ["schema", "types"])
+@pytest.mark.parametrize("url", ["{partition_key}.csv", "*.csv"])
+def test_a_declared_column_that_no_file_of_the_source_has_is_an_error(declared, url, tmp_path):
+    write(tmp_path, a__csv=b"id,amount\n1,2\n", b__csv=b"id,b\n2,x\n")
+    source = vd.csv(
+        f"{tmp_path}/{url}", **{declared: {"id": "BIGINT", "amout": "DOUBLE", "b": "VARCHAR"}}
+    )
+    with pytest.raises(vd.errors.SourceError) as raised:
+        split(bound(source), partition="a" if "{" in url else None)
+    assert str(raised.value).endswith(
+        "schema= or types= is wrong: the source has no column 'amout'; it has 'id', 'amount', 'b'. "
+        "Did you mean 'amount'?"
+    )
+
+
 def test_a_partition_without_files_has_the_columns_that_are_known(tmp_path, store):
-    url = write(tmp_path, a__csv=b"id\n1\n") + "/{partition_key}.csv"
+    url = write(tmp_path, a__csv=b"id,c\n1,\n") + "/{partition_key}.csv"
     with pytest.raises(vd.errors.SourceError, match="by allow_empty=True"):
         split(vd.csv(url), partition="b")
     source = vd.csv(url, allow_empty=True, types={"c": "DATE"}).bind(store)
