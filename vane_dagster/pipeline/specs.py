@@ -73,7 +73,8 @@ class ProjectSpec(StageKind):
         if (given := first.schema) is not None:
             owner = f"{location}: include_columns: {upstream!r}"
             require_columns(owner, named_in(self.include), given.names)
-            schema = sql.bind(pairs, self.where, given, location)
+            note = pipeline.source._types_note if upstream == SOURCE else ""
+            schema = sql.bind(pairs, self.where, given, location, note)
             check_id(location, pipeline._keys_of(self.name)[0].column, schema)
             fields = dict(zip(schema.names, schema))
         else:

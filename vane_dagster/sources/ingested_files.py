@@ -191,6 +191,11 @@ class IngestedSource(FileSource, InStore):
         )
 
     @property
+    def _types_note(self) -> str:
+        found = "The source's columns and types are those of the first run's files"
+        return "" if self.columns is not None else f"{found}, unless types= declares others"
+
+    @property
     def splitting(self) -> str:
         declared = [_types_text(each) for each in (self.columns, self.types)]
         return json.dumps([self.reading, declared, self.include_paths, "group small files, 1"])

@@ -24,6 +24,8 @@ class TextSource(IngestedSource):
     kind: ClassVar[str] = "text"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".txt")
 
+    _types_note = ""  # there are no others
+
     def _found_types(self, *given: Any) -> pa.Schema:
         return _SCHEMA
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 import vane_dagster as vd
 from support.ingested import RULE, bound, misfits, read, refusal, rows, split, types
+from support.plans import plan
 from vane_dagster.sources import FragmentRule
 
 
@@ -162,6 +164,30 @@ def test_a_declared_column_that_no_file_of_the_source_has_is_an_error(declared, 
         "schema= or types= is wrong: the source has no column 'amout'; it has 'id', 'amount', 'b'. "
         "Did you mean 'amount'?"
     )
+
+
+FOUND = "The source's columns and types are those of the first run's files"
+
+
+@pytest.mark.parametrize(
+    ("given", "expression", "message"),
+    [
+        ({}, "amout * 2", rf"Did you mean 'amount'\? {FOUND}, unless types= declares others$"),
+        ({}, "trim(amount)", rf"'amount int64'\. {FOUND}"),
+        ({"types": {"amount": "DOUBLE"}}, "trim(amount)", rf"'amount double'\. {FOUND}"),
+        ({"schema": {"id": "BIGINT", "amount": "DOUBLE"}}, "trim(amount)", "'amount double'$"),
+    ],
+)
+def test_a_projection_that_does_not_fit_names_where_the_types_come_from(
+    given, expression, message, tmp_path, store
+):
+    source = vd.csv(write(tmp_path, a__csv=b"id,amount\n1,2\n"), **given)
+    docs = vd.Pipeline("docs", source=source, id="id")
+    docs.project("made", {"x": expression})
+    assert re.search(message, str(plan(docs, store).failed[None]))
+    docs = vd.Pipeline("docs", source=source, id="id")
+    docs.project("same", ["id", "amount"]).project("made", {"x": expression})
+    assert FOUND not in str(plan(docs, store).failed[None]), "its input is a stage"
 
 
 def test_a_partition_without_files_has_the_columns_that_are_known(tmp_path, store):
