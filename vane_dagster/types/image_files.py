@@ -21,7 +21,7 @@ def opened(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
     try:
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:
-        raise UnidentifiedImageError("it is no image in a format that Pillow reads") from error
+        raise UnidentifiedImageError("not an image in a format that Pillow can read") from error
     if (pixels := image.height * image.width) > max_pixels:
         raise Image.DecompressionBombError(
             f"{image.width} x {image.height} are {pixels} pixels, more than max_pixels={max_pixels}"

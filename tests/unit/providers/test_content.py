@@ -214,9 +214,9 @@ def test_content_that_is_null_or_does_not_decode_costs_its_row_alone():
     errors = raised.value.errors
     assert {place: str(error).partition(" (")[0] for place, error in errors.items()} == {
         1: "column 'a' is null; a prompt needs it",
-        2: "column 'a': it is no image in a format that Pillow reads",
+        2: "column 'a': not an image in a format that Pillow can read",
         3: "column 'a': image file is truncated",
-        4: "column 'a': it is no image in a format that Pillow reads",
+        4: "column 'a': not an image in a format that Pillow can read",
     }  # fmt: skip
     assert {type(error) for error in errors.values()} == {ValueError}
 
