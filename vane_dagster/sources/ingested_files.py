@@ -192,8 +192,8 @@ class IngestedSource(FileSource, InStore):
 
     @property
     def _types_note(self) -> str:
-        found = "The source's columns and types are those of the first run's files"
-        return "" if self.columns is not None else f"{found}, unless types= declares others"
+        found = "These columns and types are those of the first run's files"
+        return "" if self.columns is not None else f" ({found}, unless types= declares others)"
 
     @property
     def splitting(self) -> str:

@@ -6,7 +6,7 @@ named by the manifest that stayed in force, so the next commit outdates them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -121,17 +121,16 @@ def write_failed(
 
 
 def read_failed(
-    store: Store, pipeline: str, stage: str, partitions: Iterable[str | None] | None
+    store: Store, pipeline: str, stage: str, partitions: Collection[str | None] | None
 ) -> dict[str | None, pa.Table]:
     """Read the failed rows of partitions that a run has given up since their last commit."""
-    location, found = store.root.child(pipeline, stage, FAILED), {}
-    given = None if partitions is None else map(partition_folder, partitions)
-    for each in map(location.child, location.folders() if given is None else given):
-        for name in each.names():
-            rows = read_part(each, name)
-            key = rows[PARTITION][0].as_py()
-            if name == _name_of(store, pipeline, stage, key):
-                found[key] = rows
+    folder, found = store.root.child(pipeline, stage, FAILED), {}
+    for path in folder.walk():
+        rows = read_part(folder, path)
+        key = rows[PARTITION][0].as_py()
+        is_wanted = partitions is None or key in partitions
+        if is_wanted and path.endswith(_name_of(store, pipeline, stage, key)):
+            found[key] = rows
     return found
 
 

@@ -342,14 +342,8 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
     heads.sort(key=lambda head: -head.committed_at)
     newest = heads[0]
     key = manifest_index.converted(newest, -1, SOURCE, id)
-    index = next(
-        (
-            i
-            for head in heads
-            if (i := _index_by_part(manifest_index, newest, head, key)) is not None
-        ),
-        None,
-    )
+    indexes = (_index_by_part(manifest_index, newest, head, key) for head in heads)
+    index = next((i for i in indexes if i is not None), None)
     if index is None:
         if path := manifest_index.only_ending(newest, newest.keys[-1], key):
             return _from_source(manifest_index, path)

@@ -259,13 +259,9 @@ def _expressions(node: Any) -> Iterator[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=256)
 def bind(
-    columns: tuple[tuple[str, str], ...],
-    where: str | None,
-    schema: pa.Schema,
-    location: str,
-    note: str = "",
+    columns: tuple[tuple[str, str], ...], where: str | None, schema: pa.Schema, location: str
 ) -> pa.Schema:
-    """Derive the output schema of a projection without any rows; `note` is about its input."""
+    """Derive the output schema of a projection without any rows."""
     filters = [("where", f"({where})::BOOLEAN")] if where else []
     passed = passed_through(columns, schema)
     computed = [(name, expression) for name, expression in columns if name not in passed]
@@ -277,10 +273,10 @@ def bind(
     with shared().cursor() as connection:
         _create_source(connection, needed or [f for f in schema if seen_by_sql(f.type)])
         for _, expression in filters:
-            _bound_type(connection, expression, f"{location}: where = {where!r}", schema, note)
+            _bound_type(connection, expression, f"{location}: where = {where!r}", schema)
         for name, expression in computed:
             label = f"{location}: column {name!r} = {expression!r}"
-            kinds[name] = _bound_type(connection, expression, label, schema, note)
+            kinds[name] = _bound_type(connection, expression, label, schema)
     bound = pa.schema([pa.field(name, plain_type(kinds[name])) for name, _ in columns])
     check_storable(bound, location)
     return bound
@@ -315,7 +311,7 @@ def _create_source(connection: duckdb.DuckDBPyConnection, fields: Sequence[pa.Fi
 
 
 def _bound_type(
-    connection: duckdb.DuckDBPyConnection, expression: str, label: str, schema: pa.Schema, note: str
+    connection: duckdb.DuckDBPyConnection, expression: str, label: str, schema: pa.Schema
 ) -> pa.DataType:
     try:
         relation = connection.sql(select([("x", expression)], None, "source"))
@@ -328,7 +324,6 @@ def _bound_type(
         else:
             listed = names((f"{each.name} {each.type}" for each in schema), 20)
         message = f"{label} does not fit its input: {text} The input has {listed}"
-        message += f"{'' if listed.endswith('?') else '.'} {note}" if note else ""
         raise SchemaError(message) from None
     if is_lost_in_arrow(kind):
         raise SchemaError(f"{label} is {kind}; {NO_ARROW_TYPE}, for example with ::VARCHAR")

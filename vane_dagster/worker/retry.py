@@ -204,12 +204,12 @@ def attempt(
 
 def _check_last(faults: list[RowFault], policy: Policy, id: str, max_faults: int) -> None:
     """Raise BatchError if the last row that failed is one too many."""
-    last = faults[-1]
-    if policy.on_error == "raise":
-        raise BatchError(last.batch, id, last.error, faults=faults)
-    if len(faults) > max_faults:
-        reason = _TOO_MANY.format(len(faults), max_faults)
-        raise BatchError(last.batch, id, last.error, reason, faults)
+    last, raises = faults[-1], policy.on_error == "raise"
+    if raises or len(faults) > max_faults:
+        reason = "" if raises else _TOO_MANY.format(len(faults), max_faults)
+        raised = BatchError(last.batch, id, last.error, reason)
+        raised.faults = faults
+        raise raised
 
 
 def _rows_at(rows: pa.Table, places: Collection[int]) -> pa.Table:
@@ -233,19 +233,14 @@ class BatchError(Exception):
 
     Attributes:
         cause: The error that was raised.
-        faults: The rows of the batch that failed before.
-        records: Error records of these and other rows, for the driver.
+        faults: The rows of the batch that failed alone.
+        records: Their error records, for the driver.
     """
 
-    def __init__(
-        self,
-        rows: pa.Table,
-        id: str,
-        cause: BaseException,
-        reason: str = "",
-        faults: Sequence[RowFault] = (),
-    ) -> None:
+    faults: Sequence[RowFault] = ()
+    records: pa.Table | None = None
+
+    def __init__(self, rows: pa.Table, id: str, cause: BaseException, reason: str = "") -> None:
         ids = names(rows.column(id).to_pylist())
         super().__init__(f"{reason}in a batch of {rows.num_rows} rows, ids {ids}")
-        self.cause, self.faults = cause, [*faults]
-        self.records: pa.Table | None = None
+        self.cause = cause

@@ -40,7 +40,6 @@ from vane_dagster.worker.retry import (
     BatchError,
     BatchOutcome,
     Partial,
-    RowFault,
     Wait,
     attempt,
 )
@@ -95,8 +94,8 @@ class UdfCaller:
             else:
                 outcomes = run.one_by_one(batches)
         except BatchError as error:
-            if failed := run.faults + error.faults:
-                error.records = reported(fault_table(failed, work, op.ids, self._label))
+            if error.faults:
+                error.records = reported(fault_table(error.faults, work, op.ids, self._label))
             raise
         seconds = run.seconds or time.perf_counter() - started
         if waiting := sum(outcome.pending for outcome in outcomes):
@@ -176,7 +175,6 @@ class _TableCalls:
         self.user_code = callers.caller(code)
         self.seconds = 0.0
         self.calls = 0
-        self.faults: list[RowFault] = []
         self.stopped = False
 
     def one_by_one(self, batches: Iterator[pa.Table]) -> list[BatchOutcome]:
@@ -227,9 +225,7 @@ class _TableCalls:
                     began = time.monotonic()
                     answer = await self._called(step.batch, room)
         except StopIteration as stop:
-            outcome = cast(BatchOutcome, stop.value)
-            self.faults += outcome.faults
-            return outcome
+            return cast(BatchOutcome, stop.value)
         return None
 
     async def _beside(self, function: Callable[..., T], *args: Any) -> T:

@@ -166,15 +166,15 @@ def test_a_declared_column_that_no_file_of_the_source_has_is_an_error(declared, 
     )
 
 
-FOUND = "The source's columns and types are those of the first run's files"
+FOUND = r"\(These columns and types are those of the first run's files"
 
 
 @pytest.mark.parametrize(
     ("given", "expression", "message"),
     [
-        ({}, "amout * 2", rf"Did you mean 'amount'\? {FOUND}, unless types= declares others$"),
-        ({}, "trim(amount)", rf"'amount int64'\. {FOUND}"),
-        ({"types": {"amount": "DOUBLE"}}, "trim(amount)", rf"'amount double'\. {FOUND}"),
+        ({}, "amout * 2", rf"Did you mean 'amount'\? {FOUND}, unless types= declares others\)$"),
+        ({}, "trim(amount)", rf"'amount int64' {FOUND}"),
+        ({"types": {"amount": "DOUBLE"}}, "trim(amount)", rf"'amount double' {FOUND}"),
         ({"schema": {"id": "BIGINT", "amount": "DOUBLE"}}, "trim(amount)", "'amount double'$"),
     ],
 )
@@ -187,7 +187,7 @@ def test_a_projection_that_does_not_fit_names_where_the_types_come_from(
     assert re.search(message, str(plan(docs, store).failed[None]))
     docs = vd.Pipeline("docs", source=source, id="id")
     docs.project("same", ["id", "amount"]).project("made", {"x": expression})
-    assert FOUND not in str(plan(docs, store).failed[None]), "its input is a stage"
+    assert not re.search(FOUND, str(plan(docs, store).failed[None])), "its input is a stage"
 
 
 def test_a_partition_without_files_has_the_columns_that_are_known(tmp_path, store):
