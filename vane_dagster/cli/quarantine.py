@@ -156,27 +156,24 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     Args:
         rows: The rows, as of `vane_dagster.quarantine`.
     """
-    groups: dict[tuple[str, str, str | None], dict[str, Any]] = {}
+    kinds: dict[tuple[str, str, str | None], list[dict[str, Any]]] = {}
     for row in rows:
         failed_run = None if row["committed"] else row["run_id"]
         kind = (row["error"], _VARYING.sub("#", row["message"] or ""), failed_run)
-        new = {
-            "error": row["error"],
-            "message": row["message"],
-            "rows": 0,
-            "ids": [],
-            "waived": [],
+        kinds.setdefault(kind, []).append(row)
+    groups = [
+        {
+            "error": error,
+            "message": same[0]["message"],
+            "rows": len(same),
+            "ids": [row["id"] for row in same],
+            "waived": [row["id"] for row in same if row["waived"]],
             "failed_run": failed_run,
-            "partitions": [],
+            "partitions": list(dict.fromkeys(row["partition"] for row in same)),
         }
-        group = groups.setdefault(kind, new)
-        group["rows"] += 1
-        group["ids"].append(row["id"])
-        if row.get("waived"):
-            group["waived"].append(row["id"])
-        if row["partition"] not in group["partitions"]:
-            group["partitions"].append(row["partition"])
-    return sorted(groups.values(), key=lambda g: (g["failed_run"] is not None, -g["rows"]))
+        for (error, _, failed_run), same in kinds.items()
+    ]
+    return sorted(groups, key=lambda group: (group["failed_run"] is not None, -group["rows"]))
 
 
 def _some(values: Sequence[Any]) -> str:

@@ -29,11 +29,10 @@ def waive(
     location = f"stage '{'/'.join(path)}': waive"
     if not reason.strip():
         raise StoreError(f"{location}: the reason is empty; say why the rows may be missing")
-    failed = quarantine(stage, partitions, store=store)
+    failed = quarantine(stage, partitions, store=store).filter(pc.field("committed"))
     by_partition: dict[str | None, list[Any]] = {}
-    columns = (failed[name].to_pylist() for name in ("id", "partition", "committed"))
-    for id, key, is_committed in zip(*columns):
-        if is_committed and str(id) in ids:
+    for id, key in zip(failed["id"].to_pylist(), failed["partition"].to_pylist()):
+        if str(id) in ids:
             by_partition.setdefault(key, []).append(id)
     known = {str(id) for listed in by_partition.values() for id in listed}
     if missing := [id for id in ids if id not in known]:

@@ -6,6 +6,7 @@ named by the manifest that stayed in force, so the next commit outdates them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -88,13 +89,10 @@ def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
 
 def first_faults(folder: Location, manifest: Manifest, limit: int) -> Sequence[str]:
     """Describe the first quarantined rows of a stage in a partition, each in one line."""
-    found: list[str] = []
-    for name in filter(None, (part.faults for part in manifest.parts)):
-        rows = read_part(folder, name, ["id", "error", "message"])
-        found += fault_lines(rows, limit - len(found))
-        if len(found) == limit:
-            break
-    return found
+    names, columns = (part.faults for part in manifest.parts), ["id", "error", "message"]
+    tables = (read_part(folder, name, columns) for name in names if name)
+    lines = (line for rows in tables for line in fault_lines(rows, limit))
+    return list(itertools.islice(lines, limit))
 
 
 def fault_lines(rows: pa.Table, limit: int = 3) -> list[str]:

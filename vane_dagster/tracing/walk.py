@@ -227,6 +227,7 @@ def stage_step(
     """Return the step of a row in a part."""
     made = manifest.parts[index].made
     keys = found.keys if found else keys
+    copied = manifest_index.origin(manifest, index, keys[manifest.input_key]) if keys else None
     return Step(
         stage=manifest_index.label(manifest.stage),
         kind=manifest.kind,
@@ -244,9 +245,7 @@ def stage_step(
         workers=made.workers if made else (),
         at=made.at if made else None,
         seconds=made.seconds if made else None,
-        copied_from=manifest_index.origin(manifest, index, keys[manifest.input_key])
-        if keys
-        else None,
+        copied_from=copied,
         published=manifest_index.published(manifest, index),
         notes=(*notes, *manifest_index.adopted(manifest)),
     )
@@ -379,9 +378,7 @@ def _index_by_part(
         located = manifest_index.locate(head, key)
     except (FileNotFoundError, StoreError):
         return None
-    return (
-        None if located is None else fragment_index(newest, head.fragments[located[0]], located[0])
-    )
+    return located and fragment_index(newest, head.fragments[located[0]], located[0])
 
 
 class _ForwardWalk:
