@@ -45,7 +45,7 @@ PRINTED = {
     "onnx_model": r"wine 0 is of grape 0 \(\d\.\d\d\).*wine 160 is of grape 2",
     "own_provider": r"3 lamps to Rome.*7 desks to Paris.*"
     r"quarantined, id 2: The answer is no JSON.*cost 0\.0",
-    "photo_labels": r"blue\.jpg: blue.*red\.jpg: red.*broken\.jpg: it is no image",
+    "photo_labels": r"blue\.jpg: blue.*red\.jpg: red.*broken\.jpg: not an image",
     "voice_commands": r"go-forward-ten-meters\.wav: go forward ten meters.*stop\.wav: stop.*"
     r"2026-03-01 cut\.wav: EOFError.*2026-03-02 turn-right\.wav: turn right",
     "pdf_search": r"2026-05-04 toaster\.pdf: PdfStreamError: .*2026-05-05 toaster\.pdf: .*"
