@@ -116,6 +116,8 @@ class Host:
             self._lifecycle = call.lifecycle
             if self._load is not None and self._load.fault is None:
                 return self._loaded_before(self._load, model)
+            if model is not None:
+                pa.array([])  # imports pandas, if installed; no load or call is charged with it
             started, began = time.perf_counter(), time.monotonic()
             fault, unhealthy_reason = None, ""
             try:
@@ -155,7 +157,6 @@ class Host:
                 raise ModelLoadError(
                     f"{model.label}: the instance of its former code has ended. Preview again"
                 )
-            pa.array([])  # imports pandas, if installed; the first call is not charged with it
             with directory.constructing():
                 root = worker_folder("code")
                 user_code.activate(user_code.unpack(call.archive, model.code, root))
