@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+_SHOWN = 3
+
 
 def in_partition(key: str | None) -> str:
     """Return a partition's key for a message that names its stage; empty without one."""
     return "" if key is None else f", partition {key!r}"
+
+
+def in_partitions(keys: Sequence[str | None]) -> str:
+    """Return the number of partitions and the first ones: ``2 partitions (a, b)``."""
+    return f"{count(len(keys), 'partition')} ({listed([str(key) for key in keys], _SHOWN)})"
 
 
 def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:

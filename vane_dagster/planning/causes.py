@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from vane_dagster._texts import count as counted
-from vane_dagster._texts import listed
+from vane_dagster._texts import in_partitions, listed
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.files import file_version
 from vane_dagster.storage.decisions import Decision
@@ -15,7 +14,8 @@ from vane_dagster.storage.manifest import Component, FileRecord, Manifest, Manif
 Causes = Counter[str]
 """The number of partitions for each cause; for causes in `_FILES`, the number of files."""
 
-RAISED = "force or retry_quarantined"
+FORCED, RETRIED, ALWAYS = "force", "retry_quarantined", 'reuse="none"'
+"""What raises the generation of a stage in a partition."""
 _FILES = ("new files", "changed files", "removed files")
 _MAX_SHOWN = 5
 
@@ -24,23 +24,34 @@ def causes(
     former: Manifest | None,
     plan: str,
     components: Sequence[Component],
-    generation: int,
+    raised: str,
     files: Sequence[FileRecord],
-    upstream: Mapping[str, str],
+    upstream: Mapping[str, tuple[str, int, str]],
     decided: Iterable[Decision] = (),
 ) -> Causes:
-    """Return why a stage's partition differs from its manifest in force."""
+    """Return why a stage's partition differs from its manifest in force.
+
+    Args:
+        former: The manifest in force.
+        plan: Digest of the plan.
+        components: What the stage's definition consists of.
+        raised: What raises its generation; empty if nothing does.
+        files: The source files.
+        upstream: The plan's digest and the generation of each upstream stage, and what raises that.
+        decided: The decisions about its rows.
+    """
     if former is None:
         return Counter({"not computed before": 1})
     found = Counter(f"{text} changed" for text in changed(former.components, components))
-    if generation != former.generation:
-        found[RAISED] = 1
+    if raised:
+        found[raised] = 1
     if SOURCE in former.reads:
         found += _changed_files(former.files, files)
-    for stage, plan in upstream.items():
+    for stage, (digest, generation, why) in upstream.items() if raised in ("", RETRIED) else ():
         then = ManifestName.parse(former.upstream.get(stage, ""))
-        if then is None or then.plan != plan:
-            found[f"upstream stage {stage!r} changed"] = 1
+        if then is None or then.plan != digest:
+            by = f" by {why}" if then and then.generation != generation else ""
+            found[f"upstream stage {stage!r} changed{by}"] = 1
     for each in decided:
         if each.name not in former.decisions:
             found[f"rows {each.kind} by {each.user}"] = 1
@@ -66,13 +77,11 @@ def _changed_files(before: Iterable[FileRecord], now: Iterable[FileRecord]) -> C
     return Counter({kind: count for kind, count in zip(_FILES, counts) if count})
 
 
-def describe(found: Causes, partitions: int) -> str:
-    """Describe the causes of some partitions in one line, the most frequent first."""
-    texts = [_text(cause, count, partitions) for cause, count in found.most_common()]
+def describe(due: Mapping[str | None, Mapping[str, int]], partitions: int) -> str:
+    """Describe the causes of some of all partitions in one line, the most frequent first."""
+    texts = []
+    for cause, count in sum(map(Counter, due.values()), Counter[str]()).most_common():
+        text = f"{count:,} {cause if count > 1 else cause[:-1]}" if cause in _FILES else cause
+        keys = [key for key, each in due.items() if cause in each]
+        texts.append(text if len(keys) == partitions else f"{text} in {in_partitions(keys)}")
     return listed(texts, _MAX_SHOWN)
-
-
-def _text(cause: str, count: int, partitions: int) -> str:
-    if cause in _FILES:
-        return f"{count:,} {cause if count > 1 else cause.removesuffix('s')}"
-    return cause if count == partitions else f"{cause} in {counted(count, 'partition')}"

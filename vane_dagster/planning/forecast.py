@@ -17,7 +17,7 @@ from vane_dagster._texts import count, duration, listed
 from vane_dagster.errors import BudgetError, StoreError
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.planning.causes import RAISED, describe
+from vane_dagster.planning.causes import RETRIED, describe
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.providers.batch_api import WINDOW_SECONDS
 from vane_dagster.storage.definition_texts import differences, read_texts
@@ -57,6 +57,8 @@ class StageForecast:
             that is computed first may drop some; "about" if it makes several of one.
         copied: Input rows of these fragments that equal stored rows, where rows were counted.
         causes: Why partitions are not up to date, with the number of partitions or files for each.
+        due: The partitions that are not up to date, each with its causes; the key is None for an
+            unpartitioned pipeline.
         worker_seconds: Seconds that all workers together would take; None without stored parts to
             measure by.
         seconds: Seconds on the clock if nothing else uses the workers; likewise.
@@ -81,6 +83,7 @@ class StageForecast:
     rows: int
     rows_are: Known
     causes: Mapping[str, int]
+    due: Mapping[str | None, Mapping[str, int]]
     copied: int = 0
     worker_seconds: Interval | None = None
     seconds: Interval | None = None
@@ -111,7 +114,7 @@ class StageForecast:
         copied = f", {count(self.copied, 'row')} copied from equal ones" if self.copied else ""
         yield f"{todo:,} of {partitions}: {rows}{copied}{stored}"
         yield from self.adopted
-        yield f"because: {describe(Counter(self.causes), todo)}"
+        yield f"because: {describe(self.due, self.partitions)}"
         if self.fragments:
             yield f"cost: {', '.join(self._costs())}"
         yield from self.edits[:_MAX_LINES]
@@ -367,32 +370,33 @@ class _Forecaster:
     def stage(self, stage: str, edits: bool) -> StageForecast:
         """Return what is to be computed of a stage, and what it costs."""
         plans = [partition.stages[stage] for partition in self._plan.partitions]
-        todo = [each for each in plans if each.done is None]
-        due = [
+        due = self._plan.due(stage)
+        counts = [
             self._due(partition, stage, index)
             for partition in self._plan.partitions
             for index in partition.stages[stage].missing
         ]
-        rows = sum(due, _Count())
+        rows = sum(counts, _Count())
         repeated = self._counted.repeated.get(stage, 0)
         found = StageForecast(
             stage=stage,
             partitions=len(plans),
-            up_to_date=len(plans) - len(todo),
-            fragments=len(due),
-            stored_fragments=sum(len(each.parts) for each in todo),
+            up_to_date=len(plans) - len(due),
+            fragments=len(counts),
+            stored_fragments=sum(len(each.parts) for each in plans if each.done is None),
             rows=rows.most,
             rows_are=max(rows.known, "at_most" if repeated else "exact", key=_ORDER.index),
-            causes=dict(sum((each.causes for each in todo), Counter[str]())),
+            causes=dict(sum(due.values(), Counter[str]())),
+            due={key: dict(each) for key, each in due.items()},
             copied=rows.copied,
             is_sampled_on_request=not self._pipeline[stage].spec.publishes,
             adopted=[each.summary for each in self._plan.adopted.get(stage, ())],
         )
-        if not todo:
+        if not due:
             return found
         if edits:
             found = replace(found, edits=self._edits(stage))
-        if not due:
+        if not counts:
             return found
         spec = self._pipeline[stage].spec
         least = max(0.0, rows.computed - repeated)
@@ -414,7 +418,7 @@ class _Forecaster:
         if plan.row_definition:
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
             is_retry = self._plan.retried and not self._plan.forced
-            if is_retry and plan.former and {*plan.causes} == {RAISED}:
+            if is_retry and plan.former and {*plan.causes} == {RETRIED}:
                 rows = self._failed(partition.key, stage, plan.former)[index]
         history = self._history(stage)
         computed = 0.0 if history.may_copy(plan) else rows.expected * history.computed

@@ -193,6 +193,11 @@ class RunPlan:
                 found.add(name)
         return found
 
+    def due(self, stage: str) -> dict[str | None, Causes]:
+        """Return the partitions in which a stage is not up to date, each with the causes."""
+        plans = {partition.key: partition.stages[stage] for partition in self.partitions}
+        return {key: plan.causes for key, plan in plans.items() if plan.done is None}
+
     def missing(self, stage: str) -> int:
         """Return the number of fragments of a stage to compute, over all partitions."""
         return sum(len(partition.stages[stage].missing) for partition in self.partitions)
@@ -216,15 +221,13 @@ class RunPlan:
         lines = [f"pipeline {self.pipeline.name}: {text}; fragments of {self.rule}"]
         lines += [f"  {each.since}" for adopted in self.adopted.values() for each in adopted]
         for stage in self.selected:
-            plans = [partition.stages[stage] for partition in self.partitions]
-            todo = [plan for plan in plans if plan.done is None]
-            total = count(len(plans), "partition")
-            line = f"  {stage}: {len(plans) - len(todo):,} of {total} up to date"
-            if todo:
-                found = sum((plan.causes for plan in todo), Counter[str]())
-                stored = sum(len(plan.parts) for plan in todo)
+            due, total = self.due(stage), len(self.partitions)
+            line = f"  {stage}: {total - len(due):,} of {count(total, 'partition')} up to date"
+            if due:
+                plans = [each.stages[stage] for each in self.partitions if each.key in due]
+                stored = sum(len(plan.parts) for plan in plans)
                 line += (
-                    f", {len(todo):,} not ({describe(found, len(todo))}); fragments: "
+                    f", {len(due):,} not ({describe(due, total)}); fragments: "
                     f"{self.missing(stage):,} to compute, {stored:,} in the store"
                 )
             lines.append(line)

@@ -19,7 +19,7 @@ from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.branch_targets import with_branch_targets
-from vane_dagster.planning.causes import causes
+from vane_dagster.planning.causes import ALWAYS, FORCED, RETRIED, causes
 from vane_dagster.planning.definition import components, definition_digest, row_definition
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.inputs import agreed, require_inputs, stages_read
@@ -221,6 +221,11 @@ class _Planner:
         """Return whether a stage is computed whatever the store holds."""
         return self.force or self.pipeline[stage].spec.reuse.mode == "none"
 
+    def _raised_by(self, stage: str, option: str = "") -> str:
+        """Return what raises a stage's generation: what it declares, or an option of a run."""
+        is_always = self.pipeline[stage].spec.reuse.mode == "none"
+        return ALWAYS if is_always else option or (FORCED if self.force else RETRIED)
+
     def _in_force(self, key: str | None, stage: str) -> Manifest | None:
         name = self.latest[stage].get(key)
         return None if name is None else self.store.read(self.pipeline.name, stage, key, name)
@@ -263,6 +268,7 @@ class _Planner:
         keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
         plans = {s: plan.digest for s, plan in stages.items()}
         plans |= {s: each.plan for s, each in input_names.items()}
+        raised = {s: each.generation for s, each in (*stages.items(), *input_names.items())}
         expanded = {}
         for stage, plan in stages.items():
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
@@ -294,8 +300,13 @@ class _Planner:
             equal = self.adopted[stage].equals(self.definitions[stage])
             if in_force and in_force.definition in equal:
                 now = in_force.components
-            given = (in_force, plan.digest, now, plan.generation, files)
-            read = {u: plans[u] for u in self.pipeline[stage].spec.upstream if u != SOURCE}
+            is_raised = in_force and plan.generation != in_force.generation
+            given = (in_force, plan.digest, now, self._raised_by(stage) if is_raised else "", files)
+            read = {
+                u: (plans[u], raised[u], self._raised_by(u, f"{FORCED} or {RETRIED}"))
+                for u in self.pipeline[stage].spec.upstream
+                if u != SOURCE
+            }
             expanded[stage] = replace(
                 plan,
                 causes=Counter() if done else causes(*given, read, decided),

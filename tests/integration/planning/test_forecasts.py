@@ -75,7 +75,7 @@ def test_a_forecast_is_what_the_run_then_does(tmp_path, materialize):
     assert pipeline.plan("a..b", store=store).is_up_to_date
     forced = pipeline.plan("a..b", select="added", store=store, force=True)
     assert brief(forced) == {"added": (0, 2, 100, "exact")}
-    assert causes(forced)["added"] == {"force or retry_quarantined": 2}
+    assert causes(forced)["added"] == {"force": 2}
     assert pipeline.plan("a..b", store=store, retry_quarantined=True).is_up_to_date
     rest = pipeline.plan(store=store)
     assert brief(rest)["added"] == (2, 1, 100, "at_most")

@@ -71,21 +71,43 @@ def test_files_are_counted(tmp_path, store):
 
 
 def test_other_causes(tmp_path, store):
-    assert found(tmp_path, store, force=True)["clean"] == {"force or retry_quarantined": 1}
+    assert all(causes == {"force": 1} for causes in found(tmp_path, store, force=True).values())
     assert found(tmp_path, store, fragment_rows=2)["clean"] == {"other fragments": 1}
     empty = Store(Location(str(tmp_path / "empty")))
     assert found(tmp_path, empty)["doubled"] == {"not computed before": 1}
-    folder = store.parts("docs", "clean", None)
-    folder.delete([next(name for name in folder.names() if name.endswith(".parquet"))])
+    for stage in ("clean", "doubled"):
+        folder = store.parts("docs", stage, None)
+        folder.delete([next(name for name in folder.names() if name.endswith(".parquet"))])
     factor = found(tmp_path, store, factor=4)  # so that the partition is planned
-    assert factor["clean"] == {"stored parts are missing": 1}
+    assert factor["clean"] == factor["doubled"] == {"stored parts are missing": 1}
+
+
+def test_a_stage_downstream_of_a_forced_one_says_so(tmp_path, store):
+    settle(plan(docs(tmp_path), store, "doubled", force=True), store)
+    forced = "upstream stage 'doubled' changed by force or retry_quarantined"
+    assert found(tmp_path, store)["joined"] == {forced: 1}
+    assert found(tmp_path, store, fn=triple)["joined"] == {forced: 1}
+
+    def sampled(batch):
+        return batch
+
+    always = {"fn": sampled, "reuse": "none"}
+    settle(plan(docs(tmp_path, **always), store), store)
+    causes = found(tmp_path, store, **always)
+    assert causes["doubled"] == {'reuse="none"': 1}
+    assert causes["joined"] == {"upstream stage 'doubled' changed by reuse=\"none\"": 1}
 
 
 def test_causes_of_many_partitions_fit_in_a_line():
-    causes = Counter({"code of f changed": 10, "new files": 1200, "upstream stage 'a' changed": 3})
-    assert describe(causes, 10) == (
-        "1,200 new files, code of f changed, upstream stage 'a' changed in 3 partitions"
+    due = {key: Counter({"code of f changed": 1}) for key in "abcdefghij"}
+    due["b"] += Counter({"new files": 1200})
+    for key in "cdef":
+        due[key]["upstream stage 'a' changed"] = 1
+    assert describe(due, 10) == (
+        "1,200 new files in 1 partition (b), code of f changed, "
+        "upstream stage 'a' changed in 4 partitions (c, d, e and 1 more)"
     )
-    many = Counter({f"option {n} changed": 1 for n in range(9)})
-    assert describe(many, 1).endswith("option 4 changed and 4 more")
-    assert describe(Counter({"removed files": 1}), 1) == "1 removed file"
+    assert describe({"a": {"force": 1}}, 2) == "force in 1 partition (a)"
+    many = {f"option {n} changed": 1 for n in range(9)}
+    assert describe({None: many}, 1).endswith("option 4 changed and 4 more")
+    assert describe({None: {"removed files": 1}}, 1) == "1 removed file"

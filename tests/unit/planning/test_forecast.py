@@ -23,10 +23,9 @@ from vane_dagster.storage.store import Store
 
 def stage(name: str = "model", **figures: Any) -> StageForecast:
     given = {"partitions": 3, "up_to_date": 1, "fragments": 4, "stored_fragments": 0, "rows": 1200}
-    return StageForecast(
-        **{"stage": name, **given, "rows_are": "exact", "causes": {"code of Model changed": 2}}
-        | figures
-    )
+    cause = "code of Model changed"
+    why = {"causes": {cause: 2}, "due": {key: {cause: 1} for key in ("a", "b")}}
+    return StageForecast(**{"stage": name, **given, "rows_are": "exact", **why, **figures})
 
 
 @pytest.mark.parametrize(
@@ -46,14 +45,14 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             [
                 "2 of 3 partitions: 0 rows in 0 fragments",
                 "code of A, adopted",
-                "because: code of Model changed",
+                "because: code of Model changed in 2 partitions (a, b)",
             ],
         ),
         (
             {},
             [
                 "2 of 3 partitions: 1,200 rows in 4 fragments",
-                "because: code of Model changed",
+                "because: code of Model changed in 2 partitions (a, b)",
                 "cost: unknown, because nothing stored is there to measure by; --sample 50 "
                 "measures it",
             ],
@@ -62,7 +61,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             {"is_sampled_on_request": False},
             [
                 "2 of 3 partitions: 1,200 rows in 4 fragments",
-                "because: code of Model changed",
+                "because: code of Model changed in 2 partitions (a, b)",
                 "cost: unknown, because nothing stored is there to measure by",
             ],
         ),
@@ -70,7 +69,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             {
                 "rows_are": "at_most",
                 "stored_fragments": 5,
-                "causes": {"new files": 7, "force or retry_quarantined": 1},
+                "due": {"a": {"new files": 7}, "b": {"force": 1}},
                 "worker_seconds": (300.0, 600.0),
                 "seconds": (150.0, 300.0),
                 "load_seconds": 12.0,
@@ -81,7 +80,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             },
             [
                 "2 of 3 partitions: at most 1,200 rows in 4 fragments, 5 more in the store",
-                "because: 7 new files, force or retry_quarantined in 1 partition",
+                "because: 7 new files in 1 partition (a), force in 1 partition (b)",
                 "cost: 2 min 30 s to 5 min 0 s (5 min 0 s to 10 min 0 s of workers), "
                 "measured on a sample of 50 rows, "
                 "12 s to load the model where it is not loaded, up to 0.25 GPU hours, "
@@ -92,7 +91,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             {"fragments": 0, "rows": 0, "stored_fragments": 4},
             [
                 "2 of 3 partitions: 0 rows in 0 fragments, 4 more in the store",
-                "because: code of Model changed",
+                "because: code of Model changed in 2 partitions (a, b)",
             ],
         ),
     ],
@@ -117,16 +116,18 @@ def test_a_forecast_is_text_and_plain_values():
     assert str(found).splitlines() == [
         "pipeline docs: what a run would compute",
         "  a<b  2 of 3 partitions: 1,200 rows in 4 fragments",
-        "       because: code of Model changed",
+        "       because: code of Model changed in 2 partitions (a, b)",
         "       cost: 1 min 0 s to 1 min 30 s",
         "  a<b  2 of 3 partitions: 1,200 rows in 4 fragments",
-        "       because: code of Model changed",
+        "       because: code of Model changed in 2 partitions (a, b)",
         "       cost: 1 min 0 s to 1 min 30 s",
         "  partition '2026-01-01': no files",
         "  in all: 1 min 0 s to 3 min 0 s on the clock",
         "  may hold it up: vllm 'm' has to start",
     ]
-    assert json.loads(json.dumps(found.to_dict()))["stages"][0]["rows"] == 1200
+    first = json.loads(json.dumps(found.to_dict()))["stages"][0]
+    assert first["rows"] == 1200
+    assert first["due"] == {key: {"code of Model changed": 1} for key in ("a", "b")}
 
 
 def test_nothing_to_do_is_known():
