@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 _SHOWN = 3
+_NUMBER = re.compile(r"[a-f]*\d[0-9a-f]*")
+"""A number, a digest or an address."""
 
 
 def in_partition(key: str | None) -> str:
@@ -22,6 +24,34 @@ def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     """Join the first texts, and the number of the others: ``a, b and 3 more``."""
     last = f"{' ' if separator == ', ' else separator}and {len(texts) - most:,} more"
     return separator.join(texts[:most]) + (last if len(texts) > most else "")
+
+
+class EqualErrors:
+    """Errors of partitions; those that differ in the partition and in numbers alone are equal."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, ...], tuple[str, dict[str | None, None]]] = {}
+
+    def add(self, key: str | None, text: str, *of: str) -> bool:
+        """Add an error of a partition and of what `of` names; return whether it is a new one."""
+        if key is None:
+            kind = text
+        else:
+            kind = _NUMBER.sub("#", re.sub(rf"(?<!\w){re.escape(key)}(?!\w)", "#", text))
+        is_new = (*of, kind) not in self._found
+        _, keys = self._found.setdefault((*of, kind), (text, {}))
+        keys[key] = None
+        return is_new
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def texts(self) -> list[str]:
+        """Return the first of equal errors, after the partitions if there are several."""
+        return [
+            f"{in_partitions([*keys])}: {text}" if len(keys) > 1 else text
+            for text, keys in self._found.values()
+        ]
 
 
 def count(number: int, noun: str) -> str:

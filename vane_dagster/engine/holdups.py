@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator
 
-from vane_dagster._texts import count
+from vane_dagster._texts import EqualErrors, count, in_partition
 from vane_dagster.compute.api import Capacity
 from vane_dagster.engine.check_runner import results_for
 from vane_dagster.engine.preflight import placed
@@ -65,8 +64,7 @@ def holdups(
 
 def _failed_checks(plan: RunPlan, store: Store) -> Iterator[str]:
     """Yield the failed blocking checks of stored stages that withhold those downstream."""
-    failed: Counter[tuple[str, str, str]] = Counter()
-    pipeline = plan.pipeline
+    failed, pipeline = EqualErrors(), plan.pipeline
 
     def upstream(partition: PartitionPlan) -> list[tuple[str, Manifest]]:
         """The stored stages that are read by those that are not up to date."""
@@ -80,17 +78,18 @@ def _failed_checks(plan: RunPlan, store: Store) -> Iterator[str]:
                 found.append((stage, store.read(pipeline.name, stage, partition.key, name)))
         return found
 
-    for manifests in in_threads(upstream, plan.partitions):
+    for partition, manifests in zip(plan.partitions, in_threads(upstream, plan.partitions)):
         for stage, manifest in manifests:
             results = results_for(pipeline._checks_of(stage), manifest)
             for result in results.values():
                 if result.blocking and not result.passed:
-                    failed[stage, result.name, result.description] += 1
-    for (stage, name, description), partitions in failed.items():
-        yield (
-            f"the blocking check {name!r} of {stage!r} failed in {count(partitions, 'partition')}: "
-            f"{description}. Stages downstream are not committed there"
-        )
+                    where = f"the blocking check {result.name!r} of {stage!r}"
+                    text = (
+                        f"{where}{in_partition(partition.key)} failed: {result.description}. "
+                        "Stages downstream are not committed there"
+                    )
+                    failed.add(partition.key, text, where)
+    yield from failed.texts()
 
 
 def _budgets(plan: RunPlan, found: Forecast) -> Iterator[str]:

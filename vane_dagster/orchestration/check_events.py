@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster._texts import in_partition
+from vane_dagster._texts import EqualErrors, in_partition, listed
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.event_log import EventLog, Target, events_grouped
@@ -15,6 +15,8 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.manifest import CheckResult
 from vane_dagster.storage.reader import find_all
 from vane_dagster.storage.store import Store
+
+_SHOWN = 5
 
 Blocked = tuple[str, str | None, CheckResult]
 """The stage, the partition, and the blocking check that failed there."""
@@ -106,11 +108,11 @@ def _is_table(rows: list[Any]) -> bool:
 
 def describe_blocked(found: Sequence[Blocked]) -> str:
     """Describe the blocking checks that failed in materialized partitions."""
-    lines = [
-        f"stage {stage!r}{in_partition(partition)}: {result.name}: {result.description}"
-        for stage, partition, result in found[:5]
-    ]
-    return f"{len(found)} blocking checks failed\n" + "\n".join(lines)
+    errors = EqualErrors()
+    for stage, partition, result in found:
+        where = f"stage {stage!r}{in_partition(partition)}"
+        errors.add(partition, f"{where}: {result.name}: {result.description}", stage, result.name)
+    return f"{len(found)} blocking checks failed\n" + listed(errors.texts(), _SHOWN, "\n")
 
 
 def evaluate_alone(

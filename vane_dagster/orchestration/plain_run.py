@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vane_dagster._secrets import errors_masked, masked
+from vane_dagster._texts import EqualErrors
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import VaneError
 from vane_dagster.events import Event, Failed, Progress, SchemaInferred
@@ -41,16 +42,15 @@ def run(
         compute = LocalCompute() if compute is None else compute
         run_pipeline(context, pipeline, selected, keys, compute, RunOptions(**options))
         print(report.summary.text())
-        if report.failed:
-            texts = [failure_message(each) for each in report.failed if each.because is None]
-            raise VaneError(masked("\n\n".join(texts)))
+        if errors := report.errors.texts():
+            raise VaneError(masked("\n\n".join(errors)))
 
 
 class _Report:
     """Prints a run's progress and warnings."""
 
     def __init__(self) -> None:
-        self.summary, self.failed = RunSummary(), list[Failed]()
+        self.summary, self.errors = RunSummary(), EqualErrors()
         self._progress = ProgressReport(print)
 
     def listen(self, event: Event) -> None:
@@ -61,6 +61,7 @@ class _Report:
         elif isinstance(event, SchemaInferred):
             print(f"stage {event.stage!r}: its schema was inferred: {event.code}")
         elif isinstance(event, Failed):
-            self.failed.append(event)
+            if event.because is None:
+                self.errors.add(event.partition, failure_message(event), event.stage)
         else:
             log_text(PRINTED, event)

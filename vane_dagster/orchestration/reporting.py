@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 
 from vane_dagster._secrets import masked
-from vane_dagster._texts import in_partition
+from vane_dagster._texts import EqualErrors, in_partition
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import names
 from vane_dagster.events import (
@@ -95,6 +95,7 @@ class RunReport:
         self._progress = ProgressReport(context.log.info)
         self._summary = RunSummary()
         self._failed: list[Failed] = []
+        self._errors = EqualErrors()
         self._waiting: list[Submitted] = []
         self._is_planned = False
         self._definitions: Mapping[str, str] = {}
@@ -181,7 +182,7 @@ class RunReport:
             self._failed.append(event)
             self._not_materialized(event)
             if event.because is None:
-                self._log.error(self._logged(failure_message(event)))
+                self._add_error(event)
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
         elif isinstance(event, WaveStarted) and event.count > 1:
@@ -319,16 +320,17 @@ class RunReport:
             description = describe_blocked(self._checks.blocked)
             raise dg.Failure(description, metadata=self._shown, allow_retries=False)
 
-    def _logged(self, message: str) -> str:
-        """Return what the log has of an error at once: the step's failure has the first in full."""
-        roots = sum(each.because is None for each in self._failed)
-        return _first_line(message) if roots <= _SHOWN else message
+    def _add_error(self, event: Failed) -> None:
+        """Log the first of equal errors, in one line if the step's failure has all of it."""
+        message = failure_message(event)
+        if self._errors.add(event.partition, message, event.stage):
+            self._log.error(_first_line(message) if len(self._errors) <= _SHOWN else message)
 
     def _failure(self) -> dg.Failure:
         keys = dict.fromkeys(failure.partition for failure in self._failed)
-        roots = [failure_message(each) for each in self._failed if each.because is None]
-        description = "\n\n".join(roots[:_SHOWN])
-        if (more := len(roots) - _SHOWN) > 0:
+        errors = self._errors.texts()
+        description = "\n\n".join(errors[:_SHOWN])
+        if (more := len(errors) - _SHOWN) > 0:
             description += f"\n\nThe log has {more} more"
         stages = dict.fromkeys(each.stage for each in self._failed if each.because is None)
         if commands := list(filter(None, map(self._logs, stages))):

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any, Literal, Union
 
-from vane_dagster._texts import count, duration, listed
+from vane_dagster._texts import EqualErrors, count, duration, listed
 from vane_dagster.errors import BudgetError, StoreError
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -34,7 +34,7 @@ Place = tuple[Union[str, None], str, int]
 
 _ORDER: Sequence[Known] = ("exact", "at_most", "about")
 _MAX_MANIFESTS = 20
-_MAX_UNPLANNED = 10
+_PARTITION, _MAX_UNPLANNED = "partition ", 10
 _TAIL = 0.1
 _MARGIN, _FEW_PARTS_MARGIN = 0.1, 0.25
 _MAX_LINES = 40
@@ -190,7 +190,11 @@ class Forecast:
             first, *others = stage.lines()
             lines.append(f"  {stage.stage:{width}}  {first}")
             lines += [f"  {'':{width}}  {line}" for line in others]
-        if unplanned := [f"{what}: {why}" for what, why in self.unplanned.items()]:
+        errors = EqualErrors()
+        for what, why in self.unplanned.items():
+            key = what.removeprefix(_PARTITION)[1:-1] if what.startswith(_PARTITION) else None
+            errors.add(key, why if what in why else f"{what}: {why}")
+        if unplanned := errors.texts():
             lines.append("  " + listed(unplanned, _MAX_UNPLANNED, "\n  "))
         if self.seconds and sum(bool(stage.fragments) for stage in self.stages) > 1:
             lines.append(f"  in all: {_times(self.seconds)} on the clock")
@@ -258,7 +262,7 @@ def forecast(
         forecaster.take_samples(measure)
     stages = [forecaster.stage(stage, edits) for stage in plan.selected]
     unplanned = {
-        "the pipeline" if key is None else f"partition {key!r}": str(error)
+        "the pipeline" if key is None else f"{_PARTITION}{key!r}": str(error)
         for key, error in plan.failed.items()
     }
     return Forecast(plan.pipeline.name, stages, unplanned, counted.problems)

@@ -96,7 +96,7 @@ def test_failed_blocking_checks_upstream_are_said(tmp_path, store, local, materi
     made = numbers(tmp_path, checks=checks)
     materialize(made, local, "a", select=["some"], raises=False)
     (text,) = made.plan(store=store).holdups
-    assert text.startswith("the blocking check 'below' of 'some' failed in 1 partition: ")
+    assert text.startswith("the blocking check 'below' of 'some', partition 'a' failed: ")
     assert text.endswith(". Stages downstream are not committed there")
     assert list(made.plan("a", select="slow", store=store).holdups) == [text]
     assert made.plan("b", store=store).holdups == []

@@ -14,7 +14,7 @@ from vane_dagster.errors import DefinitionError, VaneError
 
 class Half:
     def __call__(self, batch: Any) -> Any:
-        if 13 in batch["n"].to_pylist():
+        if max(batch["n"].to_pylist()) > 12:
             raise ValueError("thirteen")
         return {"half": [n / 2 for n in batch["n"].to_pylist()]}
 
@@ -47,9 +47,13 @@ def test_a_run_prints_what_it_did(tmp_path, capsys):
 
 def test_a_partition_that_fails_is_an_error_and_the_others_are_committed(tmp_path, capsys):
     given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
-    with pytest.raises(VaneError, match=r"stage 'numbers/halved', partition 'b'.*thirteen"):
-        numbers(14).run(**given)
+    with pytest.raises(VaneError, match=r"^stage 'numbers/halved', partition 'b'.*thirteen"):
+        numbers(13).run(**given)
     assert "halved: partitions: 1 committed, 1 failed" in capsys.readouterr().out
-    assert vd.load("numbers/halved", "a", store=given["store"]).num_rows == 7
+    assert vd.load("numbers/halved", "a", store=given["store"]).num_rows == 6
     with pytest.raises(DefinitionError, match="there is no partition 'c'"):
         numbers().run("c", **given)
+    both = r"^2 partitions \(a, b\): stage 'numbers/halved', partition 'a'.*thirteen"
+    with pytest.raises(VaneError, match=both) as raised:
+        numbers(14).run(**given)
+    assert str(raised.value).count("thirteen\n") == 1

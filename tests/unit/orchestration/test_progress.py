@@ -25,10 +25,12 @@ from vane_dagster.events import (
     WaveStarted,
     WorkerReady,
 )
+from vane_dagster.orchestration.check_events import describe_blocked
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary
 from vane_dagster.orchestration.reporting import RunReport
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.servers.launch import Endpoint, ServerStatus
+from vane_dagster.storage.manifest import CheckResult
 from vane_dagster.worker.reports import LoadReport
 
 
@@ -229,3 +231,26 @@ def test_the_failure_has_the_first_five_errors_in_full_and_the_log_the_others(tm
     assert raised.value.description.count("frames") == 5
     logs = "What the workers wrote: `vane-dagster logs 3f9c21aa docs/a`"
     assert raised.value.description.endswith(f"The log has 2 more\n\n{logs}")
+
+
+def test_equal_errors_of_partitions_are_logged_once(tmp_path):
+    lines: list[str] = []
+    report = reporting(lines, tmp_path)
+    for key in ("b", "c"):
+        report.listen(Failed("a", key, vd.errors.UdfError(f"no file at '/in/{key}'\n\nframes")))
+    assert lines == ["stage 'a', partition 'b': no file at '/in/b'"]
+    with pytest.raises(dg.Failure) as raised:
+        list(report.results())
+    assert raised.value.description.startswith(
+        "2 partitions (b, c): stage 'a', partition 'b': no file at '/in/b'\n\nframes\n\nWhat"
+    )
+
+
+def test_equal_failures_of_a_blocking_check_are_one_line():
+    def failed(key: str, rows: int) -> tuple[str, str, CheckResult]:
+        return "a", key, CheckResult("rows", False, True, "ERROR", f"{rows} rows lost", {}, "")
+
+    text = describe_blocked([failed("x", 2), failed("y", 3)])
+    assert text == (
+        "2 blocking checks failed\n2 partitions (x, y): stage 'a', partition 'x': rows: 2 rows lost"
+    )

@@ -130,6 +130,16 @@ def test_a_forecast_is_text_and_plain_values():
     assert first["due"] == {key: {"code of Model changed": 1} for key in ("a", "b")}
 
 
+def test_partitions_with_equal_errors_are_one_line():
+    missing = {f"partition '{key}'": f"no file at '/in/{key}'" for key in ("a", "b", "c", "d")}
+    others = {"partition 'e'": "partition 'e' holds no rows", "stage 'm'": "its schema is inferred"}
+    assert str(Forecast("docs", [], {**missing, **others})).splitlines()[1:] == [
+        "  4 partitions (a, b, c and 1 more): partition 'a': no file at '/in/a'",
+        "  partition 'e' holds no rows",
+        "  stage 'm': its schema is inferred",
+    ]
+
+
 def test_nothing_to_do_is_known():
     done = stage(up_to_date=3)
     assert Forecast("docs", [done], {}).is_up_to_date
