@@ -37,7 +37,7 @@ class EqualErrors:
         if key is None:
             kind = text
         else:
-            kind = _NUMBER.sub("#", re.sub(rf"(?<!\w){re.escape(key)}(?!\w)", "#", text))
+            kind = _NUMBER.sub("#", re.sub(rf"(?<=['\"/=]){re.escape(key)}(?!\w)", "#", text))
         is_new = (*of, kind) not in self._found
         _, keys = self._found.setdefault((*of, kind), (text, {}))
         keys[key] = None

@@ -7,17 +7,17 @@ from vane_dagster._texts import EqualErrors
 
 def test_errors_that_differ_in_the_partition_and_in_numbers_are_one():
     errors = EqualErrors()
-    keys = ["mon", "tue", "wed", "thu"]
-    new = [errors.add(k, f"'/in/{k}/f{n}': row {n} of monday") for n, k in enumerate(keys)]
+    keys = ["a", "tue", "wed", "thu"]
+    new = [errors.add(k, f"'/in/{k}/f{n}', day={k}: row {n} of a file") for n, k in enumerate(keys)]
     assert new == [True, False, False, False]
-    digests = ["/9fe0", "/b07c55d", "/4d"]
-    assert [errors.add(k, f"gone: {each}") for k, each in zip(keys, digests)] == [True, False, False]
+    digests = zip(keys, ["/9fe0", "/b07c55d", "/4d"])
+    assert [errors.add(k, f"gone: {each}") for k, each in digests] == [True, False, False]
     assert errors.add("fri", "'/in/fri': no rows")
     assert errors.add("fri", "'/in/fri': no rows", "another stage")
     assert not errors.add("fri", "'/in/fri': no rows")
     assert errors.texts() == [
-        "4 partitions (mon, tue, wed and 1 more): '/in/mon/f0': row 0 of monday",
-        "3 partitions (mon, tue, wed): gone: /9fe0",
+        "4 partitions (a, tue, wed and 1 more): '/in/a/f0', day=a: row 0 of a file",
+        "3 partitions (a, tue, wed): gone: /9fe0",
         "'/in/fri': no rows",
         "'/in/fri': no rows",
     ]
