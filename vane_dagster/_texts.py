@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 _SHOWN = 3
-_NUMBER = re.compile(r"[a-f]*\d[0-9a-f]*")
+_NUMBER = re.compile(r"[a-f]*\d[0-9a-f.,]*")
 """A number, a digest or an address."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ from vane_dagster.storage.store import Store
 
 _SHOWN = 5
 
-Blocked = tuple[str, str | None, CheckResult]
-"""The stage, the partition, and the blocking check that failed there."""
+Checked = tuple[str, str | None, CheckResult]
+"""The stage, the partition, and the result of a check there."""
 
 
 class CheckLog:
@@ -35,7 +36,7 @@ class CheckLog:
         self._context, self._pipeline = context, pipeline
         self._selected = context.selected_asset_check_keys
         self._pending: dict[str, list[tuple[str | None, CheckResult]]] = {}
-        self.blocked: list[Blocked] = []
+        self.blocked: list[Checked] = []
 
     def found(self, stage: str, partition: str | None, results: Iterable[CheckResult]) -> None:
         """Add the check results of a partition."""
@@ -106,13 +107,29 @@ def _is_table(rows: list[Any]) -> bool:
     )
 
 
-def describe_blocked(found: Sequence[Blocked]) -> str:
+def describe_blocked(found: Sequence[Checked]) -> str:
     """Describe the blocking checks that failed in materialized partitions."""
+    return f"{len(found)} blocking checks failed{_not_passed(found)}"
+
+
+def describe_checks(found: Sequence[Checked]) -> str:
+    """Describe the results of checks: how many passed, and those that did not."""
+    states = Counter(_state(result) for _, _, result in found)
+    counts = [f"{number:,} {state}" for state, number in states.most_common()]
+    return ", ".join(counts) + _not_passed(found)
+
+
+def _state(result: CheckResult) -> str:
+    return "passed" if result.passed else "failed" if result.severity == "ERROR" else "warned"
+
+
+def _not_passed(found: Sequence[Checked]) -> str:
     errors = EqualErrors()
     for stage, partition, result in found:
-        where = f"stage {stage!r}{in_partition(partition)}"
-        errors.add(partition, f"{where}: {result.name}: {result.description}", stage, result.name)
-    return f"{len(found)} blocking checks failed\n" + listed(errors.texts(), _SHOWN, "\n")
+        if not result.passed:
+            where = f"stage {stage!r}{in_partition(partition)}: {result.name} {_state(result)}"
+            errors.add(partition, f"{where}: {result.description}", stage, result.name)
+    return listed(["", *errors.texts()], _SHOWN + 1, "\n    ")
 
 
 def evaluate_alone(

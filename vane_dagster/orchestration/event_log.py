@@ -19,6 +19,7 @@ import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
+from dagster._core.events import EngineEventData
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
@@ -131,6 +132,12 @@ def opened_run(run: str) -> Iterator[tuple[dg.DagsterInstance, str]]:
         yield instance, known[0]
 
 
+def log_stopped(context: dg.AssetExecutionContext, summary: Mapping[str, Any]) -> None:
+    """Log the table and the figures of a step that is stopped before it has a result."""
+    place, data = str(context.op_execution_context.op_handle), EngineEventData(summary)
+    context.instance.report_engine_event("Stopped", context.run, data, step_key=place)
+
+
 def summaries(run: str) -> dict[str, tuple[str, Any]]:
     """Return the table and the figures, as JSON, that each step of a run ended with.
 
@@ -139,7 +146,8 @@ def summaries(run: str) -> dict[str, tuple[str, Any]]:
     """
     found = {}
     with opened_run(run) as (instance, id):
-        kinds = {dg.DagsterEventType.STEP_OUTPUT, dg.DagsterEventType.STEP_FAILURE}
+        kind = dg.DagsterEventType
+        kinds = {kind.STEP_OUTPUT, kind.STEP_FAILURE, kind.ENGINE_EVENT}
         for entry in instance.all_logs(id, of_type=kinds):
             data: Any = entry.get_dagster_event().event_specific_data
             metadata = getattr(getattr(data, "user_failure_data", data), "metadata", {})

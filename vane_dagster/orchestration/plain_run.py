@@ -10,7 +10,8 @@ from vane_dagster._secrets import errors_masked, masked
 from vane_dagster._texts import EqualErrors
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import VaneError
-from vane_dagster.events import Event, Failed, Progress, SchemaInferred
+from vane_dagster.events import Committed, Event, Failed, Progress, SchemaInferred, Unchanged
+from vane_dagster.orchestration.check_events import Checked, describe_checks
 from vane_dagster.orchestration.forecasts import partition_keys, partition_order, selected_stages
 from vane_dagster.orchestration.progress import PRINTED, ProgressReport, RunSummary, log_text
 from vane_dagster.orchestration.read import open_store
@@ -34,14 +35,19 @@ def run(
     selected = selected_stages(pipeline, select, location)
     keys: Sequence[str | None] = partition_keys(pipeline, partitions, location)
     opened = open_store(store, location)
-    report = _Report()
     run_id = f"run-{secrets.token_hex(4)}"
     checks = CheckRunner(pipeline, opened, partition_order(pipeline).before, run_id)
+    report = _Report(checks)
     context = RunContext(opened, run_id, checks, report.listen)
     with errors_masked():
         compute = LocalCompute() if compute is None else compute
-        run_pipeline(context, pipeline, selected, keys, compute, RunOptions(**options))
-        print(report.summary.text())
+        try:
+            run_pipeline(context, pipeline, selected, keys, compute, RunOptions(**options))
+        except BaseException:  # an interrupt, too
+            if report.checks:
+                print(report.text(finished=False))
+            raise
+        print(report.text())
         if errors := report.errors.texts():
             raise VaneError(masked("\n\n".join(errors)))
 
@@ -49,13 +55,14 @@ def run(
 class _Report:
     """Prints a run's progress and warnings."""
 
-    def __init__(self) -> None:
-        self.summary, self.errors = RunSummary(), EqualErrors()
+    def __init__(self, runner: CheckRunner) -> None:
+        self._runner, self._summary = runner, RunSummary()
+        self.errors, self.checks = EqualErrors(), list[Checked]()
         self._progress = ProgressReport(print)
 
     def listen(self, event: Event) -> None:
         """Handle an event."""
-        self.summary.take(event)
+        self._summary.take(event)
         if isinstance(event, Progress):
             self._progress(event)
         elif isinstance(event, SchemaInferred):
@@ -63,5 +70,14 @@ class _Report:
         elif isinstance(event, Failed):
             if event.because is None:
                 self.errors.add(event.partition, failure_message(event), event.stage)
+        elif isinstance(event, (Committed, Unchanged)) and (manifest := event.manifest):
+            is_new = isinstance(event, Committed)
+            results = manifest.checks if is_new else self._runner.results(manifest)
+            self.checks += [(event.stage, event.partition, each) for each in results]
         else:
             log_text(PRINTED, event)
+
+    def text(self, finished: bool = True) -> str:
+        """Return the summary of a run that finished or was stopped."""
+        text = self._summary.text(finished)
+        return f"{text}\n  checks: {describe_checks(self.checks)}" if self.checks else text

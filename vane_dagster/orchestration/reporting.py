@@ -35,6 +35,7 @@ from vane_dagster.orchestration.event_log import (
     Provenance,
     Target,
     events_grouped,
+    log_stopped,
 )
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary, log_text
@@ -298,6 +299,8 @@ class RunReport:
                 if table := self._summary.table():
                     figures = self._summary.figures()
                     self._shown = {SUMMARY: dg.MetadataValue.md(table), FIGURES: figures}
+                    if kind is not None:  # the step has no result
+                        log_stopped(self._context, self._shown)
 
     def results(self) -> Iterator[Any]:
         """Yield the step's results.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -19,7 +21,28 @@ class Half:
         return {"half": [n / 2 for n in batch["n"].to_pylist()]}
 
 
-def numbers(last: int = 12) -> vd.Pipeline:
+@dataclass(frozen=True)
+class Few(vd.checks.Check):
+    severity: Any = "WARN"
+    most: int = 5
+
+    def evaluate(self, context: vd.checks.CheckContext) -> vd.checks.CheckOutcome:
+        return vd.checks.CheckOutcome(
+            context.counts.rows <= self.most, f"{context.counts.rows} rows"
+        )
+
+
+@dataclass(frozen=True)
+class Interrupting(vd.checks.Check):
+    """Interrupts the run while partition b is committed."""
+
+    def evaluate(self, context: vd.checks.CheckContext) -> vd.checks.CheckOutcome:
+        if context.partition == "b":
+            signal.raise_signal(signal.SIGINT)
+        return vd.checks.CheckOutcome(True, "")
+
+
+def numbers(last: int = 12, *checks: vd.checks.Check) -> vd.Pipeline:
     rows = [{"id": n, "n": n, "part": "ab"[n % 2]} for n in range(1, last + 1)]
     made = vd.Pipeline(
         "numbers",
@@ -27,7 +50,9 @@ def numbers(last: int = 12) -> vd.Pipeline:
         id="id",
         partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
     )
-    made.map_batches("halved", Half, schema={"half": "DOUBLE"}).project("last", ["id", "half"])
+    asset = vd.Asset(checks=checks)
+    halved = made.map_batches("halved", Half, schema={"half": "DOUBLE"}, asset=asset)
+    halved.project("last", ["id", "half"])
     return made
 
 
@@ -43,6 +68,27 @@ def test_a_run_prints_what_it_did(tmp_path, capsys):
     assert "last: partitions: 1 up to date (6 rows in 1 fragment)" in capsys.readouterr().out
     numbers().run("a", select="last", force=True, **given)
     assert "last: partitions: 1 committed" in capsys.readouterr().out
+
+
+def test_checks_are_summed_up_with_those_that_did_not_pass(tmp_path, capsys):
+    given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+    numbers().run(**given)
+    assert capsys.readouterr().out.endswith("  checks: 6 passed\n")
+    for _ in range(2):  # evaluated again if the partition is up to date
+        numbers(12, Few()).run(select="halved", **given)
+        assert capsys.readouterr().out.endswith(
+            "  checks: 4 passed, 2 warned\n"
+            "    2 partitions (a, b): stage 'halved', partition 'a': few warned: 6 rows\n"
+        )
+
+
+def test_a_run_that_is_interrupted_prints_what_it_did(tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        numbers(12, Interrupting()).run(store=str(tmp_path), compute=InProcessCompute())
+    printed = capsys.readouterr().out
+    assert "stopped after" in printed
+    assert "halved: partitions: " in printed
+    assert "  checks: " in printed
 
 
 def test_a_partition_that_fails_is_an_error_and_the_others_are_committed(tmp_path, capsys):

@@ -252,5 +252,6 @@ def test_equal_failures_of_a_blocking_check_are_one_line():
 
     text = describe_blocked([failed("x", 2), failed("y", 3)])
     assert text == (
-        "2 blocking checks failed\n2 partitions (x, y): stage 'a', partition 'x': rows: 2 rows lost"
+        "2 blocking checks failed\n"
+        "    2 partitions (x, y): stage 'a', partition 'x': rows failed: 2 rows lost"
     )
