@@ -20,8 +20,10 @@ from vane_dagster.errors import described
 from vane_dagster.orchestration.decide import patch, undo, waive
 from vane_dagster.orchestration.forecasts import partition_keys
 from vane_dagster.orchestration.read import quarantine as failed_rows
+from vane_dagster.planning.causes import ALWAYS, RETRIED
 
 _SHOWN = 3
+_ADOPT = ["vane-dagster", "adopt"]
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 """What differs in messages of one kind: numbers, addresses and quoted values."""
 
@@ -59,7 +61,7 @@ def quarantine(
 
     With --retry, a run computes these rows again, and in the stages downstream what follows from
     them, with the store and the compute resource of the definitions. Those that fail again are
-    listed.
+    listed. If other rows of the stage are due too, as after an edit, it says why and runs nothing.
 
     With --waive, the checks count the rows with --ids as accepted, as long as they fail with the
     values that they have. With --patch, rows have the outputs of a file until a value changes that
@@ -95,7 +97,7 @@ def quarantine(
     if made:
         keys = _keys(each.partition for each in made)
     if definitions is not None and (retry or made):
-        _run(found, keys, place, definitions.resource("compute"), retry)
+        _run(found, keys, place, definitions, retry)
     elif made:
         click.echo("This takes effect in the next run of the stage", err=True)
     rows = failed_rows(found, partitions, store=place).to_pylist()
@@ -133,19 +135,31 @@ def _read(file: str) -> pa.Table:
         raise click.UsageError(f"--patch {file!r} cannot be read: {described(error)}") from error
 
 
-def _run(stage: Any, keys: list[str] | None, store: Any, compute: Any, retry: bool) -> None:
+def _run(
+    stage: Any, keys: list[str] | None, store: Any, definitions: Definitions, retry: bool
+) -> None:
     """Run partitions of a stage, and what follows from them; for a retry, those with failures."""
     if retry:
         failed = pc.unique(failed_rows(stage, keys, store=store)["partition"]).to_pylist()
         if not failed:
             return
         keys = _keys(failed)
+        plan = stage.pipeline.plan(keys, select=stage.name, store=store, retry_quarantined=True)
+        if any({*each.causes} - {RETRIED, ALWAYS} for each in plan.stages):
+            place = "/".join(stage.key.path)
+            whole = ["dagster", "asset", "materialize", *definitions.options, "--select"]
+            raise click.ClickException(
+                f"{place}: the stage is not up to date, so a retry would compute more than its "
+                f"failed rows, and nothing was computed. {plan}\nIf an edit changes no stored "
+                f"result, adopt it first: {shlex.join([*_ADOPT, place, *definitions.options])}. "
+                f"Otherwise compute all: {shlex.join([*whole, f'{place}+'])}"
+            )
     with contextlib.redirect_stdout(sys.stderr):  # the result is what is still quarantined
         stage.pipeline.run(
             keys,
             select=f"{stage.name}+",
             store=store,
-            compute=compute,
+            compute=definitions.resource("compute"),
             retry_quarantined=retry,
         )
 

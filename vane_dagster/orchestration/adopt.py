@@ -230,8 +230,9 @@ class _Edit:
             for error in results.failed.values():
                 raise PlanError(f"{self.location}: stored rows cannot be computed again: {error}")
             for each in (rows for key in chosen for rows in results.read(key)):
-                compared += sum(id not in each.stored.failed for id in each.ids)
-                differences += compare(each.stored, each.computed, each.ids, None, self.tolerance)
+                ids = [id for id in each.ids if id not in each.stored.failed]  # others have results
+                compared += len(ids)
+                differences += compare(each.stored, each.computed, ids, None, self.tolerance)
         if differences:
             shown = [
                 f"{each.id}, {each.column}: {each.before} is stored, now {each.now}"

@@ -137,6 +137,17 @@ def test_an_operator_plans_previews_traces_and_retries(tmp_path, monkeypatch):
     assert [group["rows"] for group in json.loads(run(*retry, "--json"))] == [5, 1]
     Path("broken").unlink()
     Path("calls").unlink()
+    edited = DEFINITIONS.replace("batch[\"n\"]}", "batch[\"n\"], \"z\": 1}")
+    assert edited != DEFINITIONS
+    (tmp_path / "defs_of_test.py").write_text(edited + LAZY)
+    refused = run(*retry, fails=1)
+    assert "numbers/checked: the stage is not up to date, so a retry would compute more" in refused
+    assert "checked  2 of 2 partitions: at most 16 rows in 2 fragments" in refused
+    assert "because: code of check changed, retry_quarantined" in refused
+    assert "adopt it first: vane-dagster adopt numbers/checked -f defs_of_test.py. " in refused
+    assert "compute all: dagster asset materialize -f defs_of_test.py --select num" in refused
+    assert not Path("calls").exists()
+    (tmp_path / "defs_of_test.py").write_text(DEFINITIONS + LAZY)
     assert run(*retry) == "No row is quarantined.\n"
     assert sorted(map(int, Path("calls").read_text().split())) == [3, 6, 7, 9, 12, 15]
     rows = vd.load("numbers/last", store="its store")["y"].to_pylist()

@@ -64,6 +64,13 @@ class Twice:
         return {"z": [2 * y for y in batch["y"].to_pylist()]}
 
 
+class Picky(Power):
+    def __call__(self, batch: Any) -> Any:
+        if any(x % 7 == 3 for x in batch["x"].to_pylist()):
+            raise ValueError("three")
+        return super().__call__(batch)
+
+
 def cut(text: str, most: int) -> str:
     return text[:most]
 
@@ -115,6 +122,22 @@ def test_an_adopted_edit_computes_nothing_and_neither_does_what_reads_it(
     done = materialize(edited, vd.LocalCompute(), "a")
     assert metadata(done, "power")["fragments_computed"] == 1
     assert read_stage(tmp_path / "store", "numbers", "power", "a")["y"].to_pylist()[-1] == 10_000
+
+
+def test_a_fix_of_failed_rows_is_adopted_and_a_retry_computes_them_alone(tmp_path):
+    given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+    options = {"on_error": vd.Failures("quarantine", max_error_rate=0.5), "columns": ["x"]}
+    numbers(tmp_path, Picky, **options).run(**given)
+    fixed = numbers(tmp_path, Power, **options)
+    failed = vd.quarantine(fixed["power"], store=given["store"])["id"].to_pylist()
+    assert failed == [3, 10, 17, 24]
+    assert fixed["power"].adopt(**given).rows == 26
+    assert fixed.plan(store=given["store"]).is_up_to_date
+    retry = fixed.plan(store=given["store"], select="power", retry_quarantined=True, rows=True)
+    assert [(s.rows, s.copied) for s in retry.stages] == [(4, 26)]
+    fixed.run(**given, retry_quarantined=True)
+    assert vd.quarantine(fixed["power"], store=given["store"]).num_rows == 0
+    assert vd.load(fixed["power"], store=given["store"]).num_rows == 30
 
 
 @pytest.mark.parametrize(
