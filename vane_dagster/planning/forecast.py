@@ -56,6 +56,8 @@ class StageForecast:
         rows_are: "exact"; "at_most" if rows that equal others are copied, or if a stage upstream
             that is computed first may drop some; "about" if it makes several of one.
         copied: Input rows of these fragments that equal stored rows, where rows were counted.
+        may_be_copied: Of `rows`, those that equal rows of other fragments, where rows were counted:
+            they are copied unless the function takes less than 10 µs a row.
         causes: Why partitions are not up to date, with the number of partitions or files for each.
         due: The partitions that are not up to date, each with its causes; the key is None for an
             unpartitioned pipeline.
@@ -85,6 +87,7 @@ class StageForecast:
     causes: Mapping[str, int]
     due: Mapping[str | None, Mapping[str, int]]
     copied: int = 0
+    may_be_copied: int = 0
     worker_seconds: Interval | None = None
     seconds: Interval | None = None
     load_seconds: float | None = None
@@ -112,6 +115,8 @@ class StageForecast:
         rows += f"{count(self.rows, 'row')} in {count(self.fragments, 'fragment')}"
         stored = f", {self.stored_fragments:,} more in the store" if self.stored_fragments else ""
         copied = f", {count(self.copied, 'row')} copied from equal ones" if self.copied else ""
+        if self.may_be_copied:
+            rows += f" ({self.may_be_copied:,} of them copied, unless a row takes less than 10 µs)"
         yield f"{todo:,} of {partitions}: {rows}{copied}{stored}"
         yield from self.adopted
         yield f"because: {describe(self.due, self.partitions)}"
@@ -330,6 +335,7 @@ class _Count:
         known: What is known about that.
         computed: Of rows to compute, how many are computed at least.
         copied: Others that are copied, if they were counted.
+        may_be_copied: Of those to compute, how many may be copied, if they were counted.
     """
 
     most: int = 0
@@ -337,6 +343,7 @@ class _Count:
     known: Known = "exact"
     computed: float = 0.0
     copied: int = 0
+    may_be_copied: int = 0
 
     def __add__(self, other: _Count) -> _Count:
         return _Count(
@@ -345,6 +352,7 @@ class _Count:
             max(self.known, other.known, key=_ORDER.index),
             self.computed + other.computed,
             self.copied + other.copied,
+            self.may_be_copied + other.may_be_copied,
         )
 
 
@@ -393,6 +401,7 @@ class _Forecaster:
             causes=dict(sum(due.values(), Counter[str]())),
             due={key: dict(each) for key, each in due.items()},
             copied=rows.copied,
+            may_be_copied=rows.may_be_copied + repeated,
             is_sampled_on_request=not self._pipeline[stage].spec.publishes,
             adopted=[each.summary for each in self._plan.adopted.get(stage, ())],
         )
@@ -418,7 +427,7 @@ class _Forecaster:
         if counted is not None:
             least, most, copied = counted
             known: Known = "exact" if least == most else "at_most"
-            return _Count(most, most, known, least, copied)
+            return _Count(most, most, known, least, copied, most - least)
         if plan.row_definition:
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
             is_retry = self._plan.retried and not self._plan.forced

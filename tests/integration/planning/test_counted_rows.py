@@ -106,7 +106,10 @@ def test_equal_rows_of_two_fragments_are_counted_once_at_least(tmp_path, store):
     write(tmp_path, {4: 6, 5: 4}, "b.parquet")
     made = numbers(tmp_path)
     made.fragment_rows = 3
-    assert counted(made.plan(store=store, rows=True))["added"] == (4, "at_most", 1)
+    plan = made.plan(store=store, rows=True)
+    assert counted(plan)["added"] == (4, "at_most", 1)
+    line = "at most 4 rows in 2 fragments (1 of them copied, unless a row takes less than 10 µs), 1"
+    assert line in str(plan)
 
 
 def test_equal_rows_of_a_fragment_that_stays_may_be_computed(tmp_path, store, materialize, local):
@@ -115,7 +118,9 @@ def test_equal_rows_of_a_fragment_that_stays_may_be_computed(tmp_path, store, ma
     made.fragment_rows = 3
     materialize(made, local)
     write(tmp_path, {4: 6, 5: 4}, "b.parquet")
-    assert counted(made.plan(store=store, rows=True))["added"] == (2, "at_most", 0)
+    plan = made.plan(store=store, rows=True)
+    assert counted(plan)["added"] == (2, "at_most", 0)
+    assert [each.may_be_copied for each in plan.stages if each.stage == "added"] == [1]
 
 
 def test_rows_of_preceding_partitions_are_found(tmp_path, store, materialize, local):
