@@ -30,28 +30,25 @@ class EqualErrors:
     """Errors of partitions; those that differ in the partition and in numbers alone are equal."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, ...], tuple[str, dict[str | None, None]]] = {}
+        self._found: dict[tuple[str, ...], dict[str | None, str]] = {}
 
-    def add(self, key: str | None, text: str, *of: str) -> bool:
-        """Add an error of a partition and of what `of` names; return whether it is a new one."""
-        if key is None:
-            kind = text
-        else:
+    def add(self, key: str | None, text: str, *of: str) -> int:
+        """Add an error of a partition and of what `of` names.
+
+        Returns:
+            The number of different errors; 0 if another partition has an equal one.
+        """
+        kind = text
+        if key is not None:
             kind = _NUMBER.sub("#", re.sub(rf"(?<=['\"/=]){re.escape(key)}(?!\w)", "#", text))
-        is_new = (*of, kind) not in self._found
-        _, keys = self._found.setdefault((*of, kind), (text, {}))
-        keys[key] = None
-        return is_new
-
-    def __len__(self) -> int:
-        return len(self._found)
+        equal = self._found.setdefault((*of, kind), {})
+        equal.setdefault(key, text)
+        return len(self._found) if len(equal) == 1 else 0
 
     def texts(self) -> list[str]:
         """Return the first of equal errors, after the partitions if there are several."""
-        return [
-            f"{in_partitions([*keys])}: {text}" if len(keys) > 1 else text
-            for text, keys in self._found.values()
-        ]
+        every = [(next(iter(each.values())), [*each]) for each in self._found.values()]
+        return [f"{in_partitions(keys)}: {t}" if len(keys) > 1 else t for t, keys in every]
 
 
 def count(number: int, noun: str) -> str:

@@ -475,8 +475,7 @@ def about_plan(plan: RunPlan) -> Iterator[Event]:
     """Yield the problems found while a run was planned, as events."""
     for text in plan.warnings:
         yield Noticed(text)
-    first, *others = plan.selected
+    first = plan.selected[0]
     for key, error in plan.failed.items():
-        yield Failed(first, key, error)
-        for stage in others:
-            yield Failed(stage, key, error, because=first)
+        for stage in plan.selected:
+            yield Failed(stage, key, error, because=None if stage == first else first)

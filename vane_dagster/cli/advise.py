@@ -21,9 +21,8 @@ def advise(run: str, as_json: bool) -> None:
     found = summaries(run)
     if not found:
         raise click.ClickException(
-            f"run {run!r} has no step of a pipeline that ended with results of stages: it still "
-            "runs, or its process was killed. The metadata of its materializations in Dagster has "
-            "the figures of what it committed"
+            f"run {run!r} has no step of a pipeline that ended with results: it still runs, or its "
+            "process was killed. Its materializations in Dagster have what it committed"
         )
     if as_json:
         print_json({step: figures for step, (_, figures) in found.items()})

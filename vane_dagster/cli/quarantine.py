@@ -23,7 +23,6 @@ from vane_dagster.orchestration.read import quarantine as failed_rows
 from vane_dagster.planning.causes import ALWAYS, RETRIED
 
 _SHOWN = 3
-_ADOPT = ["vane-dagster", "adopt"]
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 """What differs in messages of one kind: numbers, addresses and quoted values."""
 
@@ -135,9 +134,7 @@ def _read(file: str) -> pa.Table:
         raise click.UsageError(f"--patch {file!r} cannot be read: {described(error)}") from error
 
 
-def _run(
-    stage: Any, keys: list[str] | None, store: Any, definitions: Definitions, retry: bool
-) -> None:
+def _run(stage: Any, keys: list[str] | None, store: Any, given: Definitions, retry: bool) -> None:
     """Run partitions of a stage, and what follows from them; for a retry, those with failures."""
     if retry:
         failed = pc.unique(failed_rows(stage, keys, store=store)["partition"]).to_pylist()
@@ -146,20 +143,19 @@ def _run(
         keys = _keys(failed)
         plan = stage.pipeline.plan(keys, select=stage.name, store=store, retry_quarantined=True)
         if any({*each.causes} - {RETRIED, ALWAYS} for each in plan.stages):
-            place = "/".join(stage.key.path)
-            whole = ["dagster", "asset", "materialize", *definitions.options, "--select"]
+            place, options = "/".join(stage.key.path), shlex.join(given.options)
             raise click.ClickException(
                 f"{place}: the stage is not up to date, so a retry would compute more than its "
                 f"failed rows, and nothing was computed. {plan}\nIf an edit changes no stored "
-                f"result, adopt it first: {shlex.join([*_ADOPT, place, *definitions.options])}. "
-                f"Otherwise compute all: {shlex.join([*whole, f'{place}+'])}"
+                f"result, adopt it first: vane-dagster adopt {place} {options}. Otherwise compute "
+                f"all: dagster asset materialize {options} --select {place}+"
             )
     with contextlib.redirect_stdout(sys.stderr):  # the result is what is still quarantined
         stage.pipeline.run(
             keys,
             select=f"{stage.name}+",
             store=store,
-            compute=definitions.resource("compute"),
+            compute=given.resource("compute"),
             retry_quarantined=retry,
         )
 

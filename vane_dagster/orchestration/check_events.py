@@ -107,29 +107,17 @@ def _is_table(rows: list[Any]) -> bool:
     )
 
 
-def describe_blocked(found: Sequence[Checked]) -> str:
-    """Describe the blocking checks that failed in materialized partitions."""
-    return f"{len(found)} blocking checks failed{_not_passed(found)}"
-
-
 def describe_checks(found: Sequence[Checked]) -> str:
     """Describe the results of checks: how many passed, and those that did not."""
-    states = Counter(_state(result) for _, _, result in found)
-    counts = [f"{number:,} {state}" for state, number in states.most_common()]
-    return ", ".join(counts) + _not_passed(found)
-
-
-def _state(result: CheckResult) -> str:
-    return "passed" if result.passed else "failed" if result.severity == "ERROR" else "warned"
-
-
-def _not_passed(found: Sequence[Checked]) -> str:
-    errors = EqualErrors()
+    states, errors = Counter[str](), EqualErrors()
     for stage, partition, result in found:
+        state = "passed" if result.passed else "failed" if result.severity == "ERROR" else "warned"
+        states[state] += 1
         if not result.passed:
-            where = f"stage {stage!r}{in_partition(partition)}: {result.name} {_state(result)}"
+            where = f"stage {stage!r}{in_partition(partition)}: {result.name} {state}"
             errors.add(partition, f"{where}: {result.description}", stage, result.name)
-    return listed(["", *errors.texts()], _SHOWN + 1, "\n    ")
+    counts = ", ".join(f"{number:,} {state}" for state, number in states.most_common())
+    return listed([f"checks: {counts}", *errors.texts()], _SHOWN + 1, "\n    ")
 
 
 def evaluate_alone(
@@ -157,7 +145,7 @@ def evaluate_alone(
             log.found(stage.name, partition, wanted)
         log.flush()
     if log.blocked:
-        raise dg.Failure(describe_blocked(log.blocked), allow_retries=False)
+        raise dg.Failure(f"blocking {describe_checks(log.blocked)}", allow_retries=False)
 
 
 def run_partitions(context: dg.AssetExecutionContext) -> list[str | None] | None:

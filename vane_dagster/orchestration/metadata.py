@@ -57,20 +57,6 @@ def _derived(sources: Sequence[dg.TableColumnDep]) -> str | None:
     return f"from {'; '.join(each)}" if each else None
 
 
-def column_lineage(
-    manifest: Manifest, key_of: Callable[[str], dg.AssetKey]
-) -> dg.TableColumnLineage | None:
-    """Return the lineage of a stage's columns for Dagster; None if the manifest has none."""
-    if not manifest.lineage:
-        return None
-    return dg.TableColumnLineage(
-        {
-            name: [dg.TableColumnDep(key_of(node), column) for node, column in sources]
-            for name, sources in manifest.lineage.items()
-        }
-    )
-
-
 def column_metadata(
     manifest: Manifest, id: str, key_of: Callable[[str], dg.AssetKey]
 ) -> dict[str, Any]:
@@ -78,13 +64,16 @@ def column_metadata(
 
     It is the same for most partitions and accounts for most of an event's bytes.
     """
-    lineage = column_lineage(manifest, key_of)
-    found: dict[str, Any] = {
-        "dagster/column_schema": column_schema(manifest.schema, id, lineage),
-    }
-    if lineage:
-        found["dagster/column_lineage"] = lineage
-    return found
+    if not manifest.lineage:
+        return {"dagster/column_schema": column_schema(manifest.schema, id)}
+    lineage = dg.TableColumnLineage(
+        {
+            name: [dg.TableColumnDep(key_of(node), column) for node, column in sources]
+            for name, sources in manifest.lineage.items()
+        }
+    )
+    schema = column_schema(manifest.schema, id, lineage)
+    return {"dagster/column_schema": schema, "dagster/column_lineage": lineage}
 
 
 def stage_metadata(

@@ -41,13 +41,13 @@ def run(
     context = RunContext(opened, run_id, checks, report.listen)
     with errors_masked():
         compute = LocalCompute() if compute is None else compute
+        finished = False
         try:
             run_pipeline(context, pipeline, selected, keys, compute, RunOptions(**options))
-        except BaseException:  # an interrupt, too
-            if report.checks:
-                print(report.text(finished=False))
-            raise
-        print(report.text())
+            finished = True
+        finally:  # after an interrupt, too
+            if finished or report.checks:
+                print(report.text(finished))
         if errors := report.errors.texts():
             raise VaneError(masked("\n\n".join(errors)))
 
@@ -77,7 +77,7 @@ class _Report:
         else:
             log_text(PRINTED, event)
 
-    def text(self, finished: bool = True) -> str:
+    def text(self, finished: bool) -> str:
         """Return the summary of a run that finished or was stopped."""
         text = self._summary.text(finished)
-        return f"{text}\n  checks: {describe_checks(self.checks)}" if self.checks else text
+        return f"{text}\n  {describe_checks(self.checks)}" if self.checks else text

@@ -191,7 +191,7 @@ class RunSummary:
     def __post_init__(self) -> None:
         self._began = self._marked = self.clock()
         self._phases: dict[str, float] = {}
-        self._stages: dict[str, _StageSummary] = {}
+        self._stages = defaultdict[str, _StageSummary](lambda: _StageSummary(int))
         self._waves: list[WaveTime] = []
         self._fragments: dict[str, int] = {}
         self._fragment_rows = 0
@@ -215,23 +215,20 @@ class RunSummary:
         elif isinstance(event, Progress) and self._waves:
             self._waves[-1].pools = event.pools
         elif isinstance(event, Failed):
-            self._stage(event.stage)["failed"] += 1
+            self._stages[event.stage]["failed"] += 1
         elif isinstance(event, Submitted):
-            self._stage(event.stage)["submitted"] += 1
+            self._stages[event.stage]["submitted"] += 1
             self.expected = max(self.expected, event.expected)
         elif isinstance(event, Committed):
-            self._committed(self._stage(event.stage), event)
+            self._committed(self._stages[event.stage], event)
         elif isinstance(event, Unchanged) and event.manifest is not None:
-            self._up_to_date(self._stage(event.stage), event.manifest)
+            self._up_to_date(self._stages[event.stage], event.manifest)
 
     def _up_to_date(self, stage: _StageSummary, manifest: Manifest) -> None:
         stage["up_to_date"] += 1
         stage["stored_rows"] += manifest.rows
         stage["stored_fragments"] += len(manifest.parts)
         stage["quarantined"] += sum(part.quarantined for part in manifest.parts)
-
-    def _stage(self, name: str) -> _StageSummary:
-        return self._stages.setdefault(name, _StageSummary(int))
 
     def _committed(self, stage: _StageSummary, event: Committed) -> None:
         stats, parts = event.stats, event.manifest.parts

@@ -26,7 +26,7 @@ from vane_dagster.events import (
     WorkerReady,
 )
 from vane_dagster.orchestration.asset_specs import code_version, stage_key
-from vane_dagster.orchestration.check_events import CheckLog, describe_blocked
+from vane_dagster.orchestration.check_events import CheckLog, describe_checks
 from vane_dagster.orchestration.event_log import (
     DATA_VERSION,
     FIGURES,
@@ -98,21 +98,21 @@ class RunReport:
         self._failed: list[Failed] = []
         self._errors = EqualErrors()
         self._waiting: list[Submitted] = []
-        self._is_planned = False
         self._definitions: Mapping[str, str] = {}
         self._inferred: Mapping[str, str] = {}
+        self._is_planned = False
         self._adopted: Mapping[str, Sequence[Adoption]] = {}
         self._provenance = Provenance(context, partitions)
         self._observes_source = _observes_source(context, pipeline)
         self._shown: dict[str, Any] = {}  # by the step's last result, or by its failure
         self._pending: dict[str, list[_Materialized]] = {}
-        self._count = 0
         self._oldest = 0.0
 
     def listen(self, event: Event) -> None:
         """Handle an event."""
         self._take(event)
-        if self._count >= _GROUP or (self._count and time.monotonic() - self._oldest > _SECONDS):
+        pending = sum(map(len, self._pending.values()))
+        if pending >= _GROUP or (pending and time.monotonic() - self._oldest > _SECONDS):
             self.flush()
 
     def flush(self) -> None:
@@ -121,9 +121,9 @@ class RunReport:
         A stage's events precede those of its downstream stages. If a write fails, the remaining
         events are dropped: the next run of these partitions writes them.
         """
-        if not self._count:
+        if not self._pending:
             return
-        pending, self._pending, self._count = self._pending, {}, 0
+        pending, self._pending = self._pending, {}
         with events_grouped(self._context.instance):
             for stage in self._pipeline.stages:
                 written = self._write(stage, pending[stage]) if pending.get(stage) else {}
@@ -243,8 +243,7 @@ class RunReport:
         """Report the listed source files to Dagster, to keep downstream assets from being stale."""
         if plan.needed() or plan.failed:  # the summary has the rest
             self._log.info(str(plan))
-        self._is_planned = True
-        self._adopted = plan.adopted
+        self._is_planned, self._adopted = True, plan.adopted
         inferred = [stage for stage in self._pipeline if stage.spec.is_inferred]
         self._definitions = {
             **plan.definitions,  # Dagster knows the declared code, without inferred schemas
@@ -280,9 +279,8 @@ class RunReport:
             [each.since for each in self._adopted.get(event.stage, ())],
         )
         made = _Materialized(event.partition, event.name, manifest, metadata)
+        self._oldest = self._oldest if self._pending else time.monotonic()
         self._pending.setdefault(event.stage, []).append(made)
-        self._oldest = self._oldest if self._count else time.monotonic()
-        self._count += 1
 
     def _key_of(self, node: str) -> dg.AssetKey:
         return stage_key(self._pipeline, node)
@@ -320,14 +318,14 @@ class RunReport:
         if self._failed:
             raise self._failure()
         if self._checks.blocked:
-            description = describe_blocked(self._checks.blocked)
+            description = f"blocking {describe_checks(self._checks.blocked)}"
             raise dg.Failure(description, metadata=self._shown, allow_retries=False)
 
     def _add_error(self, event: Failed) -> None:
         """Log the first of equal errors, in one line if the step's failure has all of it."""
         message = failure_message(event)
-        if self._errors.add(event.partition, message, event.stage):
-            self._log.error(_first_line(message) if len(self._errors) <= _SHOWN else message)
+        if number := self._errors.add(event.partition, message, event.stage):
+            self._log.error(_first_line(message) if number <= _SHOWN else message)
 
     def _failure(self) -> dg.Failure:
         keys = dict.fromkeys(failure.partition for failure in self._failed)

@@ -6,6 +6,7 @@ import random
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import dagster as dg
 
@@ -17,10 +18,10 @@ from vane_dagster.events import Event, PoolLoads, WorkerReady
 from vane_dagster.orchestration.check_events import CheckLog, run_partitions
 from vane_dagster.orchestration.progress import log_text
 from vane_dagster.orchestration.resources import Compute
-from vane_dagster.orchestration.run import RunContext, Sample, recomputed
+from vane_dagster.orchestration.run import RunContext, recomputed
 from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.pipeline.pipeline import Pipeline, Stage
-from vane_dagster.planning.sample_plan import SamplePlan, plan_sample
+from vane_dagster.planning.sample_plan import plan_sample
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.reader import find_all
 
@@ -73,7 +74,18 @@ class ReproducibilityRunner:
 
         with recomputed(replace(self.run, listen=listen), sample, self.compute) as results:
             for key, manifest in manifests.items():
-                recomputation = self._recomputation(manifest, sample, results, loads, seed)
+                sampled = sample.sampled.get(key)
+                recomputation = Recomputation(
+                    read=partial(results.read, key),
+                    seed=seed,
+                    loads=loads.loads,
+                    warm=loads.warm,
+                    code_changed=manifest.definition != sample.plan.definitions[stage.name],
+                    fragments=sampled.fragments if sampled else 0,
+                    sampled_fragments=len(sampled.stored.parts) if sampled else 0,
+                    changed_fragments=sampled.changed if sampled else 0,
+                    error=results.failed.get(key),
+                )
                 result = self.run.check_runner.recomputed(check, manifest, recomputation)
                 log.found(stage.name, key, [result])
 
@@ -90,26 +102,3 @@ class ReproducibilityRunner:
             f"{names(keys)} are sampled of {len(manifests):,}"
         )
         return {key: manifests[key] for key in keys}
-
-    def _recomputation(
-        self,
-        manifest: Manifest,
-        sample: SamplePlan,
-        results: Sample,
-        loads: PoolLoads,
-        seed: int,
-    ) -> Recomputation:
-        """Return the recomputed sample of a partition."""
-        key = manifest.partition
-        sampled = sample.sampled.get(key)
-        return Recomputation(
-            read=lambda: results.read(key),
-            seed=seed,
-            loads=loads.loads,
-            warm=loads.warm,
-            code_changed=manifest.definition != sample.plan.definitions[manifest.stage],
-            fragments=sampled.fragments if sampled else 0,
-            sampled_fragments=len(sampled.stored.parts) if sampled else 0,
-            changed_fragments=sampled.changed if sampled else 0,
-            error=results.failed.get(key),
-        )

@@ -296,26 +296,21 @@ def check_limits(
     found = forecast(plan, store, gpu_hour_price, NOT_COUNTED, False)
     for name, most in given.items():
         field, text = _LIMITED[name]
-        stages = [
-            stage
-            for stage in found.stages
-            if stage.fragments
-            and _is_priced(plan.pipeline[stage.stage].spec, field, gpu_hour_price)
-        ]
-        known = [interval for stage in stages if (interval := getattr(stage, field))]
-        total = sum(low for low, _ in known), sum(high for _, high in known)
+        total, unknown = (0.0, 0.0), list[str]()
+        for stage in found.stages:
+            spec = plan.pipeline[stage.stage].spec
+            if interval := getattr(stage, field):
+                total = total[0] + interval[0], total[1] + interval[1]
+            elif stage.fragments and _is_priced(spec, field, gpu_hour_price):
+                unknown.append(stage.stage)
         if total[1] > most:
             raise BudgetError(
                 f"pipeline {plan.pipeline.name!r}: the run would {text.format(between(total))}, "
                 f"and its {name} is {most:g}; nothing was computed. Raise {name}, or run fewer "
                 "partitions; `vane-dagster plan` says what is due, and why"
             )
-        yield from (
-            f"{stage.stage}: {name} does not count it, because nothing stored is there to measure "
-            "its cost by"
-            for stage in stages
-            if not getattr(stage, field)
-        )
+        for stage in unknown:
+            yield f"{stage}: {name} does not count it, because nothing stored measures its cost"
 
 
 def _is_priced(spec: StageSpec, field: str, gpu_hour_price: float | None) -> bool:
@@ -344,16 +339,6 @@ class _Count:
     computed: float = 0.0
     copied: int = 0
     may_be_copied: int = 0
-
-    def __add__(self, other: _Count) -> _Count:
-        return _Count(
-            self.most + other.most,
-            self.expected + other.expected,
-            max(self.known, other.known, key=_ORDER.index),
-            self.computed + other.computed,
-            self.copied + other.copied,
-            self.may_be_copied + other.may_be_copied,
-        )
 
 
 class _Forecaster:
@@ -388,20 +373,20 @@ class _Forecaster:
             for partition in self._plan.partitions
             for index in partition.stages[stage].missing
         ]
-        rows = sum(counts, _Count())
         repeated = self._counted.repeated.get(stage, 0)
+        known: list[Known] = ["at_most" if repeated else "exact", *(each.known for each in counts)]
         found = StageForecast(
             stage=stage,
             partitions=len(plans),
             up_to_date=len(plans) - len(due),
             fragments=len(counts),
             stored_fragments=sum(len(each.parts) for each in plans if each.done is None),
-            rows=rows.most,
-            rows_are=max(rows.known, "at_most" if repeated else "exact", key=_ORDER.index),
+            rows=sum(each.most for each in counts),
+            rows_are=max(known, key=_ORDER.index),
             causes=dict(sum(due.values(), Counter[str]())),
             due={key: dict(each) for key, each in due.items()},
-            copied=rows.copied,
-            may_be_copied=rows.may_be_copied + repeated,
+            copied=sum(each.copied for each in counts),
+            may_be_copied=repeated + sum(each.may_be_copied for each in counts),
             is_sampled_on_request=not self._pipeline[stage].spec.publishes,
             adopted=[each.summary for each in self._plan.adopted.get(stage, ())],
         )
@@ -412,8 +397,9 @@ class _Forecaster:
         if not counts:
             return found
         spec = self._pipeline[stage].spec
-        least = max(0.0, rows.computed - repeated)
-        found = self._history(stage).priced(found, spec, least, rows.expected)
+        least = max(0.0, sum(each.computed for each in counts) - repeated)
+        expected = sum(each.expected for each in counts)
+        found = self._history(stage).priced(found, spec, least, expected)
         if found.gpu_hours and self._gpu_hour_price is not None:
             of_gpus = [hours * self._gpu_hour_price for hours in found.gpu_hours]
             low, high = found.cost or (0.0, 0.0)
@@ -430,8 +416,7 @@ class _Forecaster:
             return _Count(most, most, known, least, copied, most - least)
         if plan.row_definition:
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
-            is_retry = self._plan.retried and not self._plan.forced
-            if is_retry and plan.former and {*plan.causes} == {RETRIED}:
+            if plan.former and {*plan.causes} == {RETRIED}:
                 rows = self._failed(partition.key, stage, plan.former)[index]
         history = self._history(stage)
         computed = 0.0 if history.may_copy(plan) else rows.expected * history.computed

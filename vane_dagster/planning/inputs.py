@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import PlanError, names
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
@@ -27,11 +28,10 @@ def require_inputs(
     """Verify that every input was materialized."""
     missing = [stage for stage, name in found.items() if name is None]
     if missing:
-        where = "" if key is None else f" in partition {key!r}"
         readers = [s for s in selected if set(missing) & {*stages_read(pipeline, pipeline[s].spec)}]
         raise PlanError(
-            f"pipeline {pipeline.name!r}: {names(readers)} reads {names(missing)}, which is not "
-            f"selected and was never materialized{where}. Select it too"
+            f"pipeline {pipeline.name!r}{in_partition(key)}: {names(readers)} reads "
+            f"{names(missing)}, which is not selected and was never materialized. Select it too"
         )
 
 
@@ -47,11 +47,10 @@ def agreed(
         if fragments is None:
             fragments = own
         elif [f.identity for f in fragments] != [f.identity for f in own]:
-            where = "" if key is None else f" in partition {key!r}"
             raise PlanError(
-                f"pipeline {pipeline!r}: {stage!r} is not selected, and was materialized from "
-                f"other source files, or with another fragment_rows, than are read now{where}. "
-                "Select it too"
+                f"pipeline {pipeline!r}{in_partition(key)}: {stage!r} is not selected, and was "
+                "materialized from other source files, or with another fragment_rows, than are "
+                "read now. Select it too"
             )
     assert fragments is not None
     return fragments

@@ -224,8 +224,7 @@ class RunPlan:
             due, total = self.due(stage), len(self.partitions)
             line = f"  {stage}: {total - len(due):,} of {count(total, 'partition')} up to date"
             if due:
-                plans = [each.stages[stage] for each in self.partitions if each.key in due]
-                stored = sum(len(plan.parts) for plan in plans)
+                stored = sum(len(p.stages[stage].parts) for p in self.partitions if p.key in due)
                 line += (
                     f", {len(due):,} not ({describe(due, total)}); fragments: "
                     f"{self.missing(stage):,} to compute, {stored:,} in the store"

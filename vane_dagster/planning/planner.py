@@ -266,9 +266,8 @@ class _Planner:
         schemas |= self._published_schemas(key, stages, schemas)
         keys = {SOURCE: tuple(fragment.identity for fragment in fragments)}
         keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
-        plans = {s: plan.digest for s, plan in stages.items()}
-        plans |= {s: each.plan for s, each in input_names.items()}
-        raised = {s: each.generation for s, each in (*stages.items(), *input_names.items())}
+        versions = {s: (plan.digest, plan.generation) for s, plan in stages.items()}
+        versions |= {s: (each.plan, each.generation) for s, each in input_names.items()}
         expanded = {}
         for stage, plan in stages.items():
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
@@ -303,7 +302,7 @@ class _Planner:
             is_raised = in_force and plan.generation != in_force.generation
             given = (in_force, plan.digest, now, self._raised_by(stage) if is_raised else "", files)
             read = {
-                u: (plans[u], raised[u], self._raised_by(u, f"{FORCED} or {RETRIED}"))
+                u: (*versions[u], self._raised_by(u, f"{FORCED} or {RETRIED}"))
                 for u in self.pipeline[stage].spec.upstream
                 if u != SOURCE
             }

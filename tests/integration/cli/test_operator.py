@@ -137,7 +137,7 @@ def test_an_operator_plans_previews_traces_and_retries(tmp_path, monkeypatch):
     assert [group["rows"] for group in json.loads(run(*retry, "--json"))] == [5, 1]
     Path("broken").unlink()
     Path("calls").unlink()
-    edited = DEFINITIONS.replace("batch[\"n\"]}", "batch[\"n\"], \"z\": 1}")
+    edited = DEFINITIONS.replace('batch["n"]}', 'batch["n"], "z": 1}')
     assert edited != DEFINITIONS
     (tmp_path / "defs_of_test.py").write_text(edited + LAZY)
     refused = run(*retry, fails=1)

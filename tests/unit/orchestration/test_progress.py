@@ -25,7 +25,7 @@ from vane_dagster.events import (
     WaveStarted,
     WorkerReady,
 )
-from vane_dagster.orchestration.check_events import describe_blocked
+from vane_dagster.orchestration.check_events import describe_checks
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary
 from vane_dagster.orchestration.reporting import RunReport
 from vane_dagster.planning.plan import RunPlan
@@ -250,8 +250,8 @@ def test_equal_failures_of_a_blocking_check_are_one_line():
     def failed(key: str, rows: int) -> tuple[str, str, CheckResult]:
         return "a", key, CheckResult("rows", False, True, "ERROR", f"{rows} rows lost", {}, "")
 
-    text = describe_blocked([failed("x", 2), failed("y", 3)])
+    text = describe_checks([failed("x", 2), failed("y", 3)])
     assert text == (
-        "2 blocking checks failed\n"
+        "checks: 2 failed\n"
         "    2 partitions (x, y): stage 'a', partition 'x': rows failed: 2 rows lost"
     )
