@@ -309,8 +309,8 @@ def check_limits(
                 f"and its {name} is {most:g}; nothing was computed. Raise {name}, or run fewer "
                 "partitions; `vane-dagster plan` says what is due, and why"
             )
-        for stage in unknown:
-            yield f"{stage}: {name} does not count it, because nothing stored measures its cost"
+        for each in unknown:
+            yield f"{each}: {name} does not count it, because nothing stored measures its cost"
 
 
 def _is_priced(spec: StageSpec, field: str, gpu_hour_price: float | None) -> bool:

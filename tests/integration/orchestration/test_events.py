@@ -146,7 +146,7 @@ def test_a_failed_check_withholds_what_lies_below_until_its_cause_is_fixed(world
     check = dg.AssetSelection.checks(key)
     for selection, words in (
         (labels, "the blocking check 'vectors'"),
-        (check | labels, "stage 'vectors', partition 'p01': vectors: "),
+        (check | labels, "stage 'vectors', partition 'p01': vectors failed: "),
     ):
         again = world.run(instance, "p01", assets=[docs.build_assets()], selection=selection)
         assert words in failure(again)
