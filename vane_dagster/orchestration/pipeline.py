@@ -154,7 +154,7 @@ class Pipeline(declared.Pipeline):
 
         Raises:
             BudgetError: If the run may exceed a limit.
-            VaneError: If a partition fails; the others are committed.
+            VaneError: If a partition or a blocking check fails; other partitions are committed.
         """
         from vane_dagster.orchestration.plain_run import run
 

@@ -48,7 +48,10 @@ def run(
         finally:  # after an interrupt, too
             if finished or report.checks:
                 print(report.text(finished))
-        if errors := report.errors.texts():
+        errors = report.errors.texts()
+        if blocked := [each for each in report.checks if each[2].blocking and not each[2].passed]:
+            errors.append(f"blocking {describe_checks(blocked)}")
+        if errors:
             raise VaneError(masked("\n\n".join(errors)))
 
 

@@ -82,6 +82,16 @@ def test_checks_are_summed_up_with_those_that_did_not_pass(tmp_path, capsys):
         )
 
 
+def test_a_failed_blocking_check_is_an_error(tmp_path, capsys):
+    made = vd.Pipeline("one", source=vd.table([{"id": 1, "n": 13}]), id="id")
+    made.map_batches("halved", Half, schema={"half": "DOUBLE"}, on_error="quarantine")
+    given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+    for _ in range(2):  # the second run finds the partition up to date
+        with pytest.raises(VaneError, match=r"blocking checks: 1 failed\n.*'halved': rows failed"):
+            made.run(**given)
+    assert vd.quarantine("one/halved", store=given["store"])["id"].to_pylist() == [1]
+
+
 def test_a_run_that_is_interrupted_prints_what_it_did(tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         numbers(12, Interrupting()).run(store=str(tmp_path), compute=InProcessCompute())
