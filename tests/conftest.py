@@ -23,8 +23,10 @@ pytest.register_assert_rewrite("support")
 TESTS = Path(__file__).parent
 TIERS = ("unit", "integration", "dagster", "providers", "chaos", "examples")
 
+gc.disable()  # until all is imported, which nothing frees
+
 # How long an example takes says nothing on a shared machine. In CI, a run can be repeated.
-hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
 hypothesis.settings.register_profile(
     "ci", deadline=None, derandomize=True, database=None, print_blob=True
 )
@@ -48,6 +50,7 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Collections of garbage pass over all that was imported until now."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,12 +21,7 @@ _OF_FORMATS = ("index", "catalog", "table")
 
 
 def grouped(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Put fields of records into records: ``{"max_retries": 1}`` into ``vd.Failures``.
-
-    Args:
-        given: Arguments of a stage, and fields of the records or options of the formats that it
-            takes, each by its name.
-    """
+    """Put fields of records into records: ``{"max_retries": 1}`` into ``vd.Failures``."""
     found = dict(given)
     for argument, record in _RECORDS.items():
         _, (first, *others) = RECORDS[argument]

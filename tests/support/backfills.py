@@ -136,7 +136,6 @@ class Project(DagsterDev):
         write_source(self.folder / "src" / pipeline / partition, table)
 
     def rows(self, stage: str, partition: str) -> dict[str, list[Any]]:
-        """Return the rows of the manifest in force."""
         return vd.load(stage, partition, store=self.store).to_pydict()
 
     def parts(self, stage: str, partition: str) -> int:
@@ -156,7 +155,6 @@ class Project(DagsterDev):
         flag.touch() if slow else flag.unlink(missing_ok=True)
 
     def pools(self) -> list[dict[str, Any]]:
-        """Return the output of ``vane-dagster pools --json``."""
         program = "from vane_dagster.cli.main import main; main()"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         done = subprocess.run(

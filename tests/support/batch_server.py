@@ -29,13 +29,7 @@ _WINDOW = 24 * 3600
 
 @dataclass
 class Made:
-    """A batch.
-
-    Attributes:
-        lines: The requests: custom id and body of each.
-        answers: The answers: custom id, status, HTTP status and body of each; None before the end.
-        looks: How often it was looked at.
-    """
+    """A batch."""
 
     id: str
     at: float
@@ -76,11 +70,9 @@ class Batches:
 
     @property
     def prompts(self) -> Counter[str]:
-        """How often each prompt was sent in a batch."""
         return Counter(said(b["messages"][-1]["content"]) for m in self.made for _, b in m.lines)
 
     def end(self) -> None:
-        """End all batches."""
         for made in self.made:
             if made.answers is None:
                 self._answer(made)

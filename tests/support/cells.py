@@ -49,11 +49,7 @@ def _as_main() -> Iterator[types.ModuleType]:
 
 
 def digests_of_cells(name: str) -> list[list[str]]:
-    """Return the digests of `udf`, `Model`, `hinted` and `Hinted` before edits, and after each.
-
-    Args:
-        name: Distinguishes the cells; empty for code without any source.
-    """
+    """Return the digests of `udf`, `Model`, `hinted` and `Hinted` before edits, and after each."""
     found = []
     with _as_main() as main:
         for number, edit in enumerate(_EDITS):

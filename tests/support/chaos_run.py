@@ -32,8 +32,6 @@ FAILURE = "the step failed:"
 
 
 class Scorer:
-    """A slow model."""
-
     def __init__(self, factor: int) -> None:
         self.factor = factor
 
@@ -43,8 +41,6 @@ class Scorer:
 
 
 class Labeller:
-    """A second slow model."""
-
     def __init__(self, words: tuple[str, ...]) -> None:
         self.words = words
 
@@ -55,13 +51,7 @@ class Labeller:
 
 
 def pipeline(source: str, out: str, labels: str) -> vd.Pipeline:
-    """Declare two models side by side, joined and published.
-
-    Args:
-        source: Folder with a folder for each partition.
-        out: The target of the published rows.
-        labels: Handling of rows that cannot be labeled: "quarantine" or "null".
-    """
+    """Declare two models side by side, joined and published."""
     docs = vd.Pipeline(
         "chaos",
         source=vd.parquet(source + "/{partition_key}"),

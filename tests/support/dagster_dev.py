@@ -151,7 +151,6 @@ class DagsterDev:
         self._process = None
 
     def processes(self) -> list[psutil.Process]:
-        """Return all child processes, recursively."""
         assert self._process is not None
         found = psutil.Process(self._process.pid).children(recursive=True)
         self._seen.update(found)
@@ -163,7 +162,6 @@ class DagsterDev:
     # GraphQL
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        """Send a query or mutation, and return its data."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(
             f"{self.url}/graphql", body, {"Content-Type": "application/json"}
@@ -212,7 +210,6 @@ class DagsterDev:
         return str(launched["run"]["runId"])
 
     def terminate(self, run: str) -> None:
-        """Request the termination of a run, as the UI's button does."""
         answer = self.do(
             """mutation($ids: [String!]!) {
                  terminateRuns(runIds: $ids, terminatePolicy: SAFE_TERMINATE) { __typename
@@ -224,7 +221,6 @@ class DagsterDev:
         assert result["__typename"] == "TerminateRunSuccess", result
 
     def status(self, run: str) -> str:
-        """Return a run's status."""
         found = self.ask(
             "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }", id=run
         )
@@ -236,7 +232,6 @@ class DagsterDev:
         return self.status(run)
 
     def succeeded(self, run: str) -> None:
-        """Wait for a run to end, and assert that it succeeded."""
         assert self.ended(run) == "SUCCESS", self.said(run)
 
     def said(self, run: str) -> str:
@@ -307,7 +302,6 @@ class DagsterDev:
         return str(launched["backfillId"])
 
     def cancel(self, backfill: str) -> None:
-        """Request the cancellation of a backfill, as the UI's button does."""
         self.do(
             "mutation($id: String!) { cancelPartitionBackfill(backfillId: $id) { __typename } }",
             "CancelBackfillSuccess",
@@ -350,7 +344,6 @@ class DagsterDev:
     # Pools
 
     def limit_pool(self, pool: str, slots: int) -> None:
-        """Set the slots of a concurrency pool."""
         self.ask(
             """mutation($pool: String!, $slots: Int!) {
                  setConcurrencyLimit(concurrencyKey: $pool, limit: $slots) }""",
@@ -361,7 +354,6 @@ class DagsterDev:
     # Assets
 
     def asset(self, stage: str, partitions: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Return Dagster's state of some partitions of an asset."""
         (node,) = self.ask(
             """query($keys: [AssetKeyInput!]!, $partitions: [String!]!) {
                  assetNodes(assetKeys: $keys) {

@@ -25,7 +25,6 @@ def commit(table: Path, actions: Iterable[Mapping[str, Any]]) -> int:
 
 
 def log_actions(table: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the actions of one kind in a table's log, the newest last."""
     files = sorted((table / "_delta_log").glob("*.json"))
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [line[kind] for line in lines if kind in line]
@@ -41,13 +40,7 @@ def use_features(table: Path, *features: str, **configuration: str) -> int:
 
 
 def delete_positions(table: Path, path: str, positions: Iterable[int]) -> int:
-    """Delete rows of a data file by a deletion vector, as Spark does.
-
-    Args:
-        table: The table's folder.
-        path: The data file, as in the log.
-        positions: All positions to delete, also those that were deleted before.
-    """
+    """Delete rows of a data file by a deletion vector, as Spark does."""
     rows = sorted(positions)
     data = _bitmap(rows)
     name = uuid4()

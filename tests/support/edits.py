@@ -38,13 +38,16 @@ class Project:
 
     def forget(self) -> None:
         """Forget every module of this folder, so that the next import reads it anew."""
-        root, temporary = str(self.root), tempfile.gettempdir()
+        root, temporary, environment = str(self.root), tempfile.gettempdir(), sys.prefix
         for known in sys.modules.keys() - self._installed:
             loaded = sys.modules[known]
             places = module_attribute(loaded, "__file__"), *(module_folders(loaded) or ())
             if any(str(place).startswith(root) for place in places):
                 del sys.modules[known]
-            elif not any(str(place).startswith(temporary) for place in places):
+            elif not any(
+                str(place).startswith(temporary) and not str(place).startswith(environment)
+                for place in places
+            ):
                 self._installed.add(known)
         shutil.rmtree(self.root / "__pycache__", ignore_errors=True)
         # Of the folder alone: `importlib.invalidate_caches` goes through hundreds of others.

@@ -55,8 +55,6 @@ def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.Dags
 
 
 class World:
-    """A pipeline of two stages, its source and its store."""
-
     def __init__(self, root: Path, compute: Any) -> None:
         self.root, self.compute = root, compute
         for key in KEYS:

@@ -76,15 +76,7 @@ class Forked:
 
 
 class Program(Forked):
-    """A forked program whose output is captured.
-
-    Args:
-        arguments: The arguments of ``python``: ``-c`` with code, or the path of a script, and its
-            own arguments.
-        env: The environment. Variables that a library reads at import have no effect.
-        cwd: The current folder.
-        modules: Modules that it imported before.
-    """
+    """A forked program whose output is captured."""
 
     def __init__(
         self,
@@ -131,11 +123,7 @@ def run(
 
 
 class ForkServer:
-    """The process that is forked. It ends with the process that started it.
-
-    Args:
-        modules: Modules that it imports.
-    """
+    """The process that is forked. It ends with the process that started it."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -159,14 +147,7 @@ class ForkServer:
         descriptors: Mapping[int, int],
         cwd: Path | str | None = None,
     ) -> Forked:
-        """Fork a program.
-
-        Args:
-            arguments: The arguments of ``python``. Of a module, after ``-m``, `main` is called.
-            env: The environment.
-            descriptors: Open file descriptors, and their numbers in the program.
-            cwd: The current folder; None for this process's.
-        """
+        """Fork a program."""
         numbers = list(descriptors.values())
         request = [list(arguments), dict(env), numbers, str(cwd or os.getcwd())]
         with self._lock:

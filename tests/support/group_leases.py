@@ -66,13 +66,7 @@ class Lease:
 
 
 class Leased:
-    """A group of leased workers, with its events and the stages that it has given up.
-
-    Args:
-        workers: The workers of the lease.
-        pools: The pool of each stage.
-        more: Further arguments of the group.
-    """
+    """A group of leased workers, with its events and the stages that it has given up."""
 
     def __init__(self, *workers: Worker, pools: dict[str, PoolSpec], more: tuple[Any, ...] = ()):
         self.events: list[Any] = []

@@ -38,7 +38,6 @@ def driver_environment(home: Path) -> dict[str, str]:
 
 
 def cli(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run ``vane-dagster cluster`` in a process of its own."""
     code = f"from vane_dagster.cli.main import main; main({['cluster', *arguments]})"
     return python(code, home, check=False)
 

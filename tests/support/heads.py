@@ -67,13 +67,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def head(folder: Path, *options: str, **variables: str) -> Iterator[Cluster]:
-    """Start a head with 2 CPUs and 1 (logical) GPU, and end all of its processes afterwards.
-
-    Args:
-        folder: A folder of its own, with a short path.
-        options: Options of ``ray start``, added to the defaults or replacing them.
-        variables: Environment variables.
-    """
+    """Start a head with 2 CPUs and 1 (logical) GPU, and end all of its processes afterwards."""
     client, python_path = free_port(), folder / "python"
     python_path.mkdir()
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PYTHONPATH"))}

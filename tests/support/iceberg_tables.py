@@ -39,7 +39,6 @@ def catalog_in(folder: Path) -> dict[str, str]:
 
 
 def opened(properties: dict[str, str]) -> Catalog:
-    """Open a catalog from its properties."""
     given = dict(properties)
     return load_catalog(given.pop("name"), **given)
 
@@ -50,12 +49,6 @@ def delete_positions(
     """Commit a delete file for rows of a data file, as merge-on-read writers such as Spark do.
 
     pyiceberg reads such files and writes none.
-
-    Args:
-        table: An unpartitioned table of format version 2.
-        path: The data file.
-        positions: The positions of the deleted rows; for "equality", the ids.
-        content: "position" or "equality".
     """
     file = f"{table.location()}/data/{uuid.uuid4()}-deletes.parquet"
     columns = {

@@ -30,11 +30,7 @@ from vane_dagster.worker.reports import Output
 
 
 class InProcess:
-    """See the module. A call is answered when the run waits for one.
-
-    Args:
-        order: Chooses which of the calls in flight is answered next, by their number.
-    """
+    """See the module. A call is answered when the run waits for one."""
 
     def __init__(self, order: Callable[[int], int] = lambda count: 0) -> None:
         self._order = order
@@ -175,17 +171,7 @@ def compute(
     keys: Sequence[str] = (),
     **options: Any,
 ) -> list[Event]:
-    """Bring all stages of a pipeline up to date, and return the events of the run.
-
-    Args:
-        pipeline: The pipeline.
-        store: The store.
-        partitions: The partitions.
-        backend: The workers.
-        run_id: The run. Default: a new one.
-        keys: All partitions in order. Default: those that are computed.
-        **options: Further arguments of `plan_run`.
-    """
+    """Bring all stages of a pipeline up to date, and return the events of the run."""
     events = executed(pipeline, store, partitions, backend or InProcess(), keys, run_id, **options)
     for event in events:
         if isinstance(event, Failed):
@@ -194,5 +180,4 @@ def compute(
 
 
 def committed(events: Sequence[Event], stage: str) -> list[Committed]:
-    """Return the commits of a stage."""
     return [each for each in events if isinstance(each, Committed) and each.stage == stage]

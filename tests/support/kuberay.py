@@ -26,12 +26,7 @@ CLUSTER = {"state": "ready", "head": HEAD, "endpoints": {"dashboard": "8265", "c
 
 
 class Api(ThreadingHTTPServer):
-    """The server.
-
-    Attributes:
-        objects: What there is, by kind, as "rayclusters", and name.
-        requests: Method and kind of each request that changes something.
-    """
+    """The server."""
 
     daemon_threads = True
 
@@ -134,15 +129,11 @@ def api(folder: Path) -> Iterator[tuple[Api, str]]:
 
 
 class Cluster(KubeRayCluster):
-    """A cluster whose head is on this machine."""
-
     def resolve_hostname(self, service_name: str, namespace: str) -> str:
         return HEAD["serviceIP"]
 
 
 class Job(KubeRayInteractiveJob):
-    """A job whose cluster's head is on this machine."""
-
     def resolve_hostname(self, service_name: str, namespace: str) -> str:
         return HEAD["serviceIP"]
 

@@ -35,7 +35,6 @@ class Delta:
         write_deltalake(self.url, table, mode="append", **given)
 
     def files(self) -> list[str]:
-        """The data files, the oldest first."""
         actions = delta_tables.log_actions(Path(self.url), "add")
         return [f"file://{self.url}/{action['path']}" for action in actions]
 

@@ -37,12 +37,7 @@ _MALFORMED = {
 
 
 class Server:
-    """Echoes prompts; some words in them make it fail.
-
-    Attributes:
-        requests: Number of requests per prompt.
-        batches: The batches of both APIs.
-    """
+    """Echoes prompts; some words in them make it fail."""
 
     def __init__(self) -> None:
         from support.batch_server import Batches

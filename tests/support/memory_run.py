@@ -31,7 +31,6 @@ class Widen:
 
 
 def summed(batch: dict[str, Any]) -> dict[str, Any]:
-    """Return the sum of each row's vector."""
     return {"sum": batch["wide"].sum(axis=1, dtype="f8")}
 
 
@@ -61,7 +60,6 @@ CASES = {"hundredfold": hundredfold, "mixed": mixed}
 
 
 def peak() -> int:
-    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

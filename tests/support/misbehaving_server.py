@@ -56,11 +56,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class MisbehavingServer:
-    """The application.
-
-    Args:
-        options: The command line's options.
-    """
+    """The application."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options

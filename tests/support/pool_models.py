@@ -72,7 +72,6 @@ def rows(tmp_path: Path, stage: str, partition: str | None = None) -> pa.Table:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -80,7 +79,6 @@ def alive(pid: int) -> bool:
 
 
 def until(true: Callable[[], Any], what: str, seconds: float = 40.0) -> Any:
-    """Waits until something is true, and gives it."""
     deadline = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < deadline, f"not after {seconds:g} s: {what}"

@@ -49,8 +49,6 @@ MODELS = textwrap.dedent(
 
 
 class Process:
-    """A run in its own process."""
-
     def __init__(
         self,
         tmp_path: Path,
@@ -59,15 +57,7 @@ class Process:
         variables: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        """Start the run.
-
-        Args:
-            tmp_path: The folder of its source, store and models.
-            stages: The stages.
-            partitions: The partitions, each a letter.
-            variables: Variables that Ray reads as it is imported, in a process that is not forked.
-            **options: Options of `pools_run`.
-        """
+        """Start the run."""
         (tmp_path / "models").mkdir(exist_ok=True)
         module = tmp_path / "models" / "models.py"
         if not module.exists():
@@ -100,7 +90,6 @@ class Process:
             )
 
     def done(self) -> list[dict[str, Any]]:
-        """Return the printed metadata; the process must succeed."""
         out, err = self.process.communicate(timeout=120)
         assert self.process.returncode == 0, err[-4000:]
         self.output = out + err
@@ -109,12 +98,10 @@ class Process:
         return json.loads(printed)
 
     def failed(self) -> str:
-        """Return the output; the process must fail."""
         out, err = self.process.communicate(timeout=120)
         assert self.process.returncode != 0, out
         return out + err
 
     def kill(self) -> None:
-        """Kill this process only."""
         self.process.kill()
         self.process.communicate()

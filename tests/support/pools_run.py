@@ -66,7 +66,6 @@ class HeadRay(LocalRay):
 
 
 def compute(options: dict[str, Any]) -> vd.RayCompute | vd.LocalCompute:
-    """Return the compute resource of a run."""
     if options.get("local"):
         return vd.LocalCompute()
     kind: type[vd.RayCompute] = ShortLease if options.get("short_lease") else vd.RayCompute
@@ -83,7 +82,6 @@ def compute(options: dict[str, Any]) -> vd.RayCompute | vd.LocalCompute:
 
 
 def main(options: dict[str, Any]) -> None:
-    """Materialize the requested partitions, one run each."""
     sys.path.insert(0, options["models"])
     docs, where = pipeline(options), compute(options)
     found = []

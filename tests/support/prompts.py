@@ -19,8 +19,6 @@ TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all"]
 
 
 class Reversed:
-    """A user's own provider."""
-
     OPERATIONAL = frozenset({"address"})
 
     def __init__(self, model: str, *, address: str = "", suffix: str = "") -> None:

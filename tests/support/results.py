@@ -56,7 +56,6 @@ def over(*partitions: str) -> dict[str, Any]:
 def evaluations(
     result: dg.ExecuteInProcessResult, instance: dg.DagsterInstance
 ) -> dict[tuple[str, str, str | None], dg.AssetCheckEvaluation]:
-    """Return the evaluations of a run by stage, check and partition."""
     kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION
     events = [entry.dagster_event for entry in instance.all_logs(result.run_id, of_type=kind)]
     found = [event.asset_check_evaluation_data for event in events]
@@ -101,7 +100,6 @@ def entries(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failure(result: dg.ExecuteInProcessResult) -> str:
-    """Return the description of the failed step's error."""
     assert not result.success
     data = next(event.step_failure_data for event in result.all_events if event.is_step_failure)
     description = data.user_failure_data.description if data.user_failure_data else None

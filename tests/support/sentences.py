@@ -12,7 +12,6 @@ TEXTS = ["a b c", "d", "e f", "", "g h i j", "k"]
 
 
 def split(batch: pa.Table) -> pa.Table:
-    """Return a row for each word, with its own id."""
     rows = [
         (f"{id}/{n}", id, word)
         for id, text in zip(batch["id"].to_pylist(), batch["text"].to_pylist())

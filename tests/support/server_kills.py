@@ -139,14 +139,7 @@ class Round:
 def campaign_round(
     chance: random.Random, kills: int, compute: str, kinds: tuple[str, ...] = KINDS
 ) -> Round:
-    """Run a round, and kill processes while it runs.
-
-    Args:
-        chance: Decides what is killed, and when.
-        kills: The most kills.
-        compute: "ray" or "local".
-        kinds: What may be killed.
-    """
+    """Run a round, and kill processes while it runs."""
     folder, result = Path(tempfile.mkdtemp(prefix="vk-", dir="/tmp")), Round()
     deadline = time.monotonic() + _MAX_ROUND_SECONDS
     try:

@@ -40,12 +40,7 @@ FAST = SupervisionLimits(
 
 
 def launch(*flags: object, **fields: Any) -> Launch:
-    """The launch of a misbehaving server, with a key.
-
-    Args:
-        *flags: Further flags of its command line.
-        **fields: Other fields of the launch.
-    """
+    """The launch of a misbehaving server, with a key."""
     own = ("--port", "{port}", "--host", "{host}", "--key-env", "SERVER_KEY")
     made = {
         "label": "echo",
@@ -61,13 +56,7 @@ def launch(*flags: object, **fields: Any) -> Launch:
 
 @contextlib.contextmanager
 def running(launch: Launch, host: str = "", **limits: Any) -> Iterator[ServerProcess]:
-    """Yield a server that is stopped at the end; at which nothing may be left of it.
-
-    Args:
-        launch: How it is started.
-        host: Its address.
-        **limits: Limits other than the fast ones.
-    """
+    """Yield a server that is stopped at the end; at which nothing may be left of it."""
     server = ServerProcess(launch, host, dataclasses.replace(FAST, **limits))
     pids: set[int] = set()
     try:
@@ -88,7 +77,6 @@ def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 
 def ready(server: ServerProcess, restarts: int) -> ServerStatus:
-    """Wait until a server is ready after a number of restarts."""
 
     def found() -> ServerStatus | None:
         status = server.status()
@@ -99,16 +87,7 @@ def ready(server: ServerProcess, restarts: int) -> ServerStatus:
 
 
 def ask(endpoint: Endpoint, prompt: str, key: str | None = None) -> tuple[int, Any]:
-    """Send a prompt.
-
-    Args:
-        endpoint: The server.
-        prompt: The prompt.
-        key: The key. Default: that of the server.
-
-    Returns:
-        The status, and the body.
-    """
+    """Send a prompt."""
     message = {"model": "echo", "messages": [{"role": "user", "content": prompt}]}
     request = urllib.request.Request(
         f"{endpoint.url}/v1/chat/completions",
@@ -124,7 +103,6 @@ def ask(endpoint: Endpoint, prompt: str, key: str | None = None) -> tuple[int, A
 
 
 def answer(endpoint: Endpoint, prompt: str) -> str:
-    """Send a prompt, and return the answer."""
     status, body = ask(endpoint, prompt)
     assert status == 200
     return str(body["choices"][0]["message"]["content"])
@@ -137,13 +115,11 @@ def in_flight(endpoint: Endpoint) -> int:
 
 
 def port(endpoint: Endpoint | dict[str, Any]) -> int:
-    """The port of a server's HTTP."""
     url = endpoint["url"] if isinstance(endpoint, dict) else endpoint.url
     return int(url.rpartition(":")[2])
 
 
 def is_free(number: int, host: str = "127.0.0.1") -> bool:
-    """Whether a port can be bound to."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -169,7 +145,6 @@ def guarded(worker: int) -> set[int]:
 
 
 def left(pids: set[int]) -> set[int]:
-    """Those of some processes that are alive."""
     found = set()
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -179,12 +154,7 @@ def left(pids: set[int]) -> set[int]:
 
 
 class Worker:
-    """A worker process with a server, and the processes below it.
-
-    Args:
-        launch: How its server is started.
-        prelude: Python code that it runs first.
-    """
+    """A worker process with a server, and the processes below it."""
 
     def __init__(self, launch: Launch, prelude: str = "") -> None:
         given = base64.b64encode(pickle.dumps((launch, FAST))).decode()
@@ -198,7 +168,6 @@ class Worker:
         self.status: dict[str, Any] = {}
 
     def wait(self) -> Worker:
-        """Wait until the server is ready."""
         assert self.process.stdout is not None
         self.status = json.loads(self.process.stdout.readline())
         self.pids = self.descendants()
@@ -209,7 +178,6 @@ class Worker:
         return tree(self.process.pid) | guarded(self.process.pid)
 
     def close(self) -> None:
-        """Wait for the end of the worker process."""
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -22,7 +22,6 @@ SCHEMA = {"id": "BIGINT", "answer": "VARCHAR", "server": "VARCHAR"}
 
 
 def echo(name: str, *options: str, **given: Any) -> vd.Server:
-    """Declare a server with a key."""
     command = ["{python}", str(SERVER), "--port", "{port}", "--host", "{host}"]
     command += ["--key-env", "ECHO_KEY", *options]
     return vd.Server(command, name=name, api_key_env="ECHO_KEY", model="echo", **given)

@@ -266,15 +266,7 @@ class Disturbance:
 
 @dataclass
 class Node:
-    """A stage of the simulated pipeline.
-
-    Attributes:
-        kind: "project", "map", "flat_map", "filter", "join" or "write".
-        name: The name; also of the column that stages downstream read.
-        upstream: The stages that it reads; none for the source.
-        options: Further options of the stage.
-        suffix: Appended to each value.
-    """
+    """A stage of the simulated pipeline."""
 
     kind: str
     name: str
@@ -321,14 +313,7 @@ Patches = Mapping[tuple[str, str, str], str]
 def plain_loop(
     nodes: Sequence[Node], source: Rows, patches: Patches, may_fail: bool = True
 ) -> dict[str, tuple[Rows, int] | None]:
-    """Compute the rows of each stage and the number of failed rows; None of one that fails.
-
-    Args:
-        nodes: The stages.
-        source: The rows of the source.
-        patches: The patches of the partition.
-        may_fail: Whether a stage without quarantine fails; otherwise it leaves out failed rows.
-    """
+    """Compute the rows of each stage and the number of failed rows; None of one that fails."""
     done: dict[str, tuple[Rows, int] | None] = {}
     for node in nodes:
         above = [done[each.name] for each in node.upstream]
@@ -375,11 +360,7 @@ def _computed(
 
 
 class World:
-    """A source, a pipeline and a store, with what earlier runs have left.
-
-    Args:
-        nodes: The stages, upstream ones first.
-    """
+    """A source, a pipeline and a store, with what earlier runs have left."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         Storage.store.clear()
@@ -464,7 +445,6 @@ class World:
         self._patched[made.name] = (partition, (node.name, keys[0], row[node.read]), output)
 
     def patches(self, partition: str) -> Patches:
-        """Return the patches of a partition, of which a branch has those of its fallback too."""
         records = self.store.records("docs")
         undone = {patched for name, patched in self._undone.items() if name in records}
         known = [each for n, each in self._patched.items() if n in records and n not in undone]
@@ -496,7 +476,6 @@ class World:
             fs.rm_file(path)
 
     def pipeline(self) -> vd.Pipeline:
-        """Declare the pipeline, once for each edit: its functions are read then."""
         edit = (self.fragment_rows, *(node.suffix for node in self.nodes))
         if edit not in self._pipelines:
             self._pipelines[edit] = self._declare()
@@ -542,16 +521,7 @@ class World:
         disturbance: Disturbance | None = None,
         **options: Any,
     ) -> set[tuple[str, str]]:
-        """Run the pipeline, and compare what it leaves with a plain loop.
-
-        Args:
-            partitions: The partitions.
-            disturbance: What happens to the run.
-            **options: Further arguments of `plan_run`.
-
-        Returns:
-            The calls with results, by stage and value; not of stages that a failed row may stop.
-        """
+        """Run the pipeline, and compare what it leaves with a plain loop."""
         self.write()
         given = disturbance or Disturbance()
         numbers = iter(given.order * 10_000)
@@ -627,7 +597,6 @@ class World:
         return any(f"adopted{name}" in self.store.records("docs") for name in self._adopted)
 
     def adopted(self) -> set[str]:
-        """Return the adoptions in force."""
         records = self.store.records("docs")
         known = (name for name in self._adopted if f"adopted{name}" in records)
         return {name for name in known if f"undone{name}" not in records}
@@ -721,20 +690,17 @@ class World:
         return found
 
     def is_own(self, place: Place) -> bool:
-        """Whether a branch has committed a place."""
         return self.above is not None and self.store.latest_own("docs", *place) is not None
 
     def _own(self) -> dict[Place, Any]:
         return {p: self.store.latest_own("docs", *p) for p in self.places(PARTITIONS)}
 
     def latest(self, place: Place) -> Any:
-        """Return the stage and the content of what is in force; None if there is nothing."""
         stage, partition = place
         name = self.store.latest("docs", stage, [partition]).get(partition)
         return name and (stage, *name.version)
 
     def rows_in_force(self, place: Place) -> Rows | None:
-        """Return the rows that are in force; None if there is nothing."""
         (node,), manifest = [n for n in self.nodes if n.name == place[0]], self.in_force(*place)
         return None if manifest is None else self._stored(node, place[1], manifest)
 

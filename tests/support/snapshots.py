@@ -15,7 +15,6 @@ class Snapshot:
         shutil.copytree(folder, self._kept, symlinks=True)
 
     def restore(self) -> Path:
-        """Undo all changes since then, and return the folder."""
         shutil.rmtree(self.folder)
         shutil.copytree(self._kept, self.folder, symlinks=True)
         return self.folder

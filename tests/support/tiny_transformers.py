@@ -22,12 +22,7 @@ _MEDIA_CHAT = (
 
 
 def text_classifier(folder: Path, examples: Sequence[tuple[Any, str]]) -> Path:
-    """Make a Bert that knows the labels of some texts, or pairs of texts.
-
-    Args:
-        folder: The folder of the model and its tokenizer.
-        examples: The texts or pairs, each with its label.
-    """
+    """Make a Bert that knows the labels of some texts, or pairs of texts."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
@@ -56,9 +51,6 @@ def image_text_model(folder: Path) -> Path:
     """Make an Idefics3 with random weights, which takes images of 32x32 pixels as 4 tokens.
 
     Its processor needs Pillow alone, and vLLM knows it without torchvision.
-
-    Args:
-        folder: The folder of the model and its processor.
     """
     import torch
     from transformers import (
@@ -96,11 +88,7 @@ def image_text_model(folder: Path) -> Path:
 
 
 def audio_text_model(folder: Path) -> Path:
-    """Make a Qwen2-Audio with random weights, which takes 40 ms of sound as a token.
-
-    Args:
-        folder: The folder of the model and its processor.
-    """
+    """Make a Qwen2-Audio with random weights, which takes 40 ms of sound as a token."""
     import torch
     from safetensors.torch import load_file, save_file
     from transformers import (
@@ -137,12 +125,7 @@ def audio_text_model(folder: Path) -> Path:
 
 
 def image_classifier(folder: Path, examples: Sequence[tuple[Any, str]]) -> Path:
-    """Make a vision transformer that knows the labels of some images.
-
-    Args:
-        folder: The folder of the model and its image processor.
-        examples: The images, each with its label.
-    """
+    """Make a vision transformer that knows the labels of some images."""
     import torch
     from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
@@ -166,14 +149,7 @@ def image_classifier(folder: Path, examples: Sequence[tuple[Any, str]]) -> Path:
 
 
 def resnet(folder: Path, examples: Sequence[tuple[Any, str]], mean: Any, std: Any) -> Path:
-    """Make a small ResNet that knows the labels of some images.
-
-    Args:
-        folder: The folder of the model.
-        examples: The images as arrays of shape (height, width, 3) uint8, each with its label.
-        mean: What is subtracted from each channel, after division by 255.
-        std: What each channel is then divided by.
-    """
+    """Make a small ResNet that knows the labels of some images."""
     import torch
     from transformers import ResNetConfig, ResNetForImageClassification
 

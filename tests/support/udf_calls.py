@@ -80,14 +80,7 @@ def run_stage(
     revoked: Callable[[], bool] = lambda: False,
     retries: int | None = None,
 ) -> Any:
-    """Return a worker's output of a stage for the rows of the source; None if it was revoked.
-
-    Args:
-        stage: The stage.
-        table: The rows.
-        revoked: Whether the lease has ended.
-        retries: Replaces the number of retries.
-    """
+    """Return a worker's output of a stage for the rows of the source; None if it was revoked."""
     spec, pipeline = stage.spec, stage.pipeline
     assert spec.runs_udf
     op = operation(spec, pipeline)

@@ -48,7 +48,6 @@ def import_statements(tree: ast.AST, hints: bool = True) -> Iterator[ast.Import 
 
 
 def imports(tree: ast.AST, known: Container[str], hints: bool = True) -> Iterator[str]:
-    """The package's modules that a file imports."""
     for node in import_statements(tree, hints):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -82,7 +81,6 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
-    """The syntax trees of the package's files."""
     return {name: syntax_tree(file.read_text()) for name, file in module_names(ROOT).items()}
 
 
@@ -177,7 +175,6 @@ def private_modules(tree: ast.AST) -> Iterator[str]:
 
 
 def test_the_list_of_private_modules_is_complete(trees):
-    """They are those of the architecture page."""
     page = (REPOSITORY / "docs" / "architecture.md").read_text()
     listed = {}
     for line in page.partition("## Private APIs of libraries")[2].splitlines():

@@ -24,13 +24,15 @@ from vane_dagster.storage.filesystem import Location
     [
         "s3://id:{}@lake/x", "s3://id:{}/+@lake/x", "https://me:{}@host/x", "https://{}@host/x",
         "sftp://me:{}@host/x", "hdfs://me:{}@host/x", "https://host/x?sig={}",
+        "https://host/x?y=1&X-Amz-Signature={}", "https://host/x?token={}",
     ],
 )  # fmt: skip
 def test_a_url_with_a_password_or_a_signature_is_refused(url):
     secret = planted()
     pipeline = vd.Pipeline("p", source=vd.parquet("s3://lake/x"), id="id")
     stage = pipeline.project("q", ["id"])
-    for use in (vd.parquet, vd.delta, lambda url: stage.write("out", url), Location):
+    sources = (vd.parquet, vd.delta, vd.files, vd.images, vd.csv, vd.json, vd.text)
+    for use in (*sources, lambda url: stage.write("out", url), Location):
         with pytest.raises(vd.errors.VaneError, match="credentials in storage_options") as refused:
             use(url.format(secret))
         assert secret not in str(refused.value)

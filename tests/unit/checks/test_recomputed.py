@@ -66,7 +66,6 @@ def test_a_fragment_is_sampled_by_its_rows():
 
 
 def apart(stored: Any, computed: Any, tolerance: float = 1e-5) -> list[tuple[str, str, str]]:
-    """The differences of a row with one column."""
     made = [RowOutcomes({1: [{"id": 1, "x": x}]}, {}, ["id", "x"]) for x in (stored, computed)]
     found = compare(*made, [1], None, tolerance)
     return [(each.column, each.before, each.now) for each in found]

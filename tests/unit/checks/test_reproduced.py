@@ -20,8 +20,6 @@ from vane_dagster.storage.manifest import CheckResult
 
 
 class Checked:
-    """A pipeline over one store."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = vd.FragmentStore(root=str(folder / "store"))
@@ -37,7 +35,6 @@ class Checked:
     def results(
         self, docs: vd.Pipeline, partitions: tuple[str, ...] = ()
     ) -> dict[str, CheckResult]:
-        """The results of the checks of all stages."""
         found: dict[str, CheckResult] = {}
         given: Any = SimpleNamespace(
             selected_asset_keys=(),
@@ -85,7 +82,6 @@ def length_of_most(batch: pa.Table) -> dict[str, Any]:
 
 
 def letters(batch: pa.Table) -> dict[str, Any]:
-    """As many rows as an id says, perhaps none."""
     ids = [i for i in batch["id"].to_pylist() for _ in range(i % 4)]
     places = [n for i in batch["id"].to_pylist() for n in range(i % 4)]
     return {
@@ -190,7 +186,6 @@ def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
 
 
 def kinds(batch: pa.Table) -> dict[str, Any]:
-    """Returns the type that the function was given."""
     return {"kind": [f"{batch['n'].type}, {batch.column_names}"] * len(batch)}
 
 

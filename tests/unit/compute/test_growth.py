@@ -186,8 +186,6 @@ def test_who_waits_for_other_runs_is_not_hopeless(groups, pool_state, grown):
 
 
 class Gcs:
-    """Ray's internal key-value store."""
-
     def __init__(self, version: int) -> None:
         self.stored: dict[Any, bytes] = {}
         self.put(b"__autoscaler_v2_enabled", b"1" if version == 2 else b"0", b"__autoscaler")

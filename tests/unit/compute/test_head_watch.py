@@ -20,8 +20,6 @@ def test_a_head_that_this_process_starts_does_not_take_over_the_time(monkeypatch
 
 
 class Gcs:
-    """Answers, or not."""
-
     def __init__(self) -> None:
         self.up = True
         self.error: Exception = ConnectionError("no answer")

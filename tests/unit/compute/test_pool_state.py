@@ -31,7 +31,6 @@ def sizes(pool_state: PoolState) -> dict[str, int]:
 
 
 def granted(*given: Any, **more: Any) -> LeaseGrant:
-    """The grant of a request, which need not wait."""
     grant = ask(*given, **more)
     assert grant is not None
     return grant
@@ -348,7 +347,6 @@ MACHINE = Capacity(({"CPU": 2, "GPU": 1},), 0, is_cluster=False)
 
 
 def here(name: str) -> PoolSpec:
-    """A pool in subprocesses of the driver."""
     return replace(spec(name, GPU=1), on_driver=True)
 
 
@@ -431,7 +429,6 @@ REQUESTS = st.lists(
 
 
 def over_committed(pool_state: PoolState, nodes) -> list[str]:
-    """Nodes of which more is held than there is."""
     held = {id: {"CPU": 0.0, "GPU": 0.0} for id in nodes}
     for pool in pool_state.pools.values():
         for nodes_of_shares in pool.workers.values():

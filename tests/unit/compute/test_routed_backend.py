@@ -82,14 +82,11 @@ class Side:
 
 
 class Pair:
-    """A routed lease, and the two sides of it."""
-
     def __init__(self) -> None:
         self.cluster, self.driver = Side("cluster", CLUSTER), Side("driver", DRIVER, OTHER)
         self.lease = RoutedLease(self.cluster, self.driver, ["d"])
 
     def table(self, side: Side) -> RoutedTable:
-        """A table that a worker of a side has made."""
         return RoutedTable(side, side.put(ROWS))
 
 
@@ -141,8 +138,6 @@ def test_both_leases_end_whatever_happens_to_one(pair):
 
 
 class Host:
-    """A backend that leases one side, unless it refuses."""
-
     def __init__(self, side: Side, capacity: Capacity, refusal: str = "") -> None:
         self.side, self._capacity, self._refusal = side, capacity, refusal
         self.asked: list[list[str]] = []

@@ -83,8 +83,6 @@ def test_claims_expire_with_a_holder_that_is_not_heard_of():
 
 
 class TableClaims:
-    """Claims in a table of this process."""
-
     def __init__(self, table: ClaimTable, run_id: str) -> None:
         self.table, self.run_id = table, run_id
 
@@ -146,7 +144,6 @@ class Run:
             self.queue.end(run)
 
     def drain(self) -> None:
-        """Computes all that is left."""
         deadline = time.monotonic() + 20
         while not self.queue.is_empty:
             assert time.monotonic() < deadline, "the run does not end"

@@ -87,7 +87,6 @@ def test_what_cannot_be_inferred_is_named(tmp_path, given, fn, options, words):
 
 
 def partitioned(tmp_path: Path) -> vd.Pipeline:
-    """Only the last of its partitions has rows."""
     keys = [f"p{n}" for n in range(6)]
     for key in keys:
         ids = pa.array(range(20 if key == "p5" else 0), pa.int64())

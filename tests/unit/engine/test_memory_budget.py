@@ -48,7 +48,6 @@ def finish(budget: MemoryBudget, run: FragmentState, mib: int) -> None:
 
 
 def admitted(budget: MemoryBudget, waiting: list[FragmentState]) -> int:
-    """Starts as many fragments as are admitted."""
     count = 0
     while waiting and budget.has_room_for(waiting[0]):
         budget.charge(waiting.pop(0))

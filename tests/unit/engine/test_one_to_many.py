@@ -68,7 +68,6 @@ def test_rows_below_are_keyed_by_the_new_id_and_joins_lead_back_to_the_parent(tm
 
 
 def fails_for(column: str, *values: str, then):
-    """A function that raises for some rows."""
 
     def fn(batch: pa.Table) -> pa.Table:
         if set(values) & set(batch[column].to_pylist()):

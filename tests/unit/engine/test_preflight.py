@@ -1,10 +1,11 @@
-"""What preflight refuses."""
+"""What preflight refuses, and local files that changed since the plan."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,15 @@ from support.arguments import grouped
 from support.data import write_source
 from support.in_process import InProcessCompute
 from vane_dagster.compute.api import Capacity
+from vane_dagster.engine import executor
 from vane_dagster.engine.preflight import (
     misplaced,
     missing_keys,
     refuse,
     too_large,
 )
-from vane_dagster.errors import PreflightError
+from vane_dagster.errors import CodeIdentityError, PreflightError
+from vane_dagster.fingerprint.local_file import local_file
 
 
 def test_one_finding_stands_alone():
@@ -37,7 +40,6 @@ KEY = "OPENAI_API_KEY"
 
 
 def keyless(capacity: Capacity, **given: Any) -> list[str]:
-    """What is found for a prompt."""
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     docs.prompt("ask", "{text}", **grouped({"provider": "openai", "model": "m", **given}))
     return list(missing_keys(docs, ["ask"], capacity))
@@ -84,8 +86,6 @@ def test_what_would_work_without_a_key_is_not_refused(monkeypatch):
 
 
 class OwnProvider:
-    """A user's provider with a key."""
-
     def __init__(self, model: str, key: str = "OWN_KEY") -> None:
         self.model, self.key = model, key
 
@@ -109,8 +109,6 @@ def test_a_provider_of_the_user_may_name_its_key():
 
 
 class Model:
-    """Returns its batch."""
-
     def __call__(self, batch):
         return {"n": batch["n"]}
 
@@ -169,7 +167,6 @@ class Loaded:
 
 
 def locked() -> Any:
-    """A function that cannot travel."""
     lock = threading.Lock()
 
     def call(batch: Any) -> Any:
@@ -217,3 +214,35 @@ def test_all_problems_are_reported_at_once(tmp_path):
 def test_a_plan_that_fails_connects_to_nothing(tmp_path):
     compute = vd.RayCompute(cluster=vd.LocalCluster(name="unstarted", num_cpus=1))
     assert "no Parquet file at" in refused(tmp_path, compute)
+
+
+@pytest.mark.parametrize("change", ["edited", "edited while it is copied", "gone"])
+def test_a_local_file_that_changed_since_the_plan_is_a_problem(
+    tmp_path, store, change, monkeypatch
+):
+    """Else the rows would be stored under the key of other weights."""
+    path = tmp_path / "weights"
+    path.write_text("former")
+    file = local_file(path)
+    plan: Any = SimpleNamespace(
+        pipeline=SimpleNamespace(name="docs"), files={"labels": {file: file.content()}}
+    )
+    upload = executor.upload
+
+    def uploaded(*given: Any) -> Any:
+        path.write_text("edited")
+        return upload(*given)
+
+    if change == "gone":
+        path.unlink()
+        with pytest.raises(
+            CodeIdentityError, match=r"weights'\) cannot be read.*Restore it, or cor"
+        ):
+            executor._ship_files(plan, ["labels"], store, print)
+        return
+    if change == "edited":
+        path.write_text("edited")
+    else:
+        monkeypatch.setattr(executor, "upload", uploaded)
+    (problem,) = executor._ship_files(plan, ["labels"], store, print)
+    assert "weights') was edited while the run began. Run it again" in str(problem)

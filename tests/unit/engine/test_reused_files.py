@@ -18,12 +18,7 @@ STAGES = ["content", "contents"]
 
 
 class Files:
-    """Files with texts, and two stages that read them.
-
-    Args:
-        folder: Where they are, with the store.
-        monkeypatch: Pytest's fixture.
-    """
+    """Files with texts, and two stages that read them."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.source, self.notes = folder / "files", folder / "notes"

@@ -54,7 +54,6 @@ class Snapshots:
         return found
 
     def run(self, days: list[str], **options: Any) -> int:
-        """Run some days; return the number of calls."""
         self.notes.write_text("")
         source = vd.parquet(str(self.folder / "src" / "{partition_key}"))
         docs = vd.Pipeline(

@@ -81,26 +81,18 @@ def _claims_on_the_same_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Lost:
-    """The outcome of a call that was lost.
-
-    Attributes:
-        cause: The cause that the backend reports.
-        after: Seconds after which it was lost.
-    """
+    """The outcome of a call that was lost."""
 
     cause: Cause = "unclear"
     after: float = 0.1
 
     @property
     def worker(self) -> bool:
-        """Whether the worker was lost too."""
         return self.cause != "table"
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that a worker received."""
-
     ticket: int
     worker: Worker
     work: Work
@@ -125,7 +117,6 @@ class Call:
 
     @property
     def rows(self) -> range:
-        """The rows of a slice."""
         (rows,) = self.work.inputs
         assert isinstance(rows, TableRows)
         assert rows.stop is not None
@@ -154,13 +145,7 @@ def done(call: Call) -> WorkReport:
 
 
 class Lease:
-    """Workers that answer in order, each one call at a time, as the test decides.
-
-    Args:
-        clock: Advanced by `wait`.
-        workers: The workers.
-        outcome: The outcome of a call; None for that of `done`.
-    """
+    """Workers that answer in order, each one call at a time, as the test decides."""
 
     id = "lease"
 
@@ -251,19 +236,7 @@ def _lost(calls: Sequence[Call], cause: Cause = "unclear") -> list[CallResult]:
 
 
 class Wave:
-    """A wave over fragments of 64 rows.
-
-    Args:
-        pipeline: The pipeline.
-        outcome: The outcome of a call; None for success.
-        partitions: The number of fragments of each partition.
-        workers: Workers of the model's pool.
-        has_gpu: Whether each of them has a GPU, so that fragments are always sliced.
-        mib: Size of a fragment.
-        budget: Bytes that fragments in progress may hold.
-        claims: The run's claims; by default everything is granted.
-        found: Parts that another run has written, by stage and fragment index.
-    """
+    """A wave over fragments of 64 rows."""
 
     def __init__(
         self,
@@ -354,7 +327,6 @@ def wave() -> Iterator[Callable[..., Wave]]:
 
 
 def computed(calls: Sequence[Call]) -> list[int]:
-    """The rows of some slices, sorted."""
     return sorted(row for call in calls for row in call.rows)
 
 
@@ -385,7 +357,6 @@ def test_the_oldest_fragment_goes_first(wave):
 
 
 def most_in_progress(lease: Lease) -> int:
-    """The most fragments with a loaded input at one time."""
     most, active = 0, set()
     events = [(call.ticket, True, call) for call in lease.sent("load")]
     by_fragment = {call.fragment: call for call in lease.sent("gather")}
@@ -466,7 +437,6 @@ def test_the_next_fragment_is_prepared_while_the_model_computes(wave):
 
 
 def poisoned(row: int, **loss: Any) -> Callable[[Call], Outcome]:
-    """A row that ends each worker that computes it."""
 
     def outcome(call: Call) -> Outcome:
         return Lost(**loss) if call.kind == "slice" and row in call.rows else None

@@ -51,7 +51,6 @@ class World(BatchApi):
     MAX_REQUESTS, MAX_BYTES = 3, 10_000
 
     def batches(self) -> StageBatches:
-        """The stage, as another process sees it."""
         spec = SimpleNamespace(
             name="asked",
             model=SimpleNamespace(name="m"),
@@ -66,7 +65,6 @@ class World(BatchApi):
         self.now += seconds
 
     def asked(self, *digests: str) -> str:
-        """What a worker has recorded."""
         requests = {digest * 32: f'{{"prompt": "{digest}"}}' for digest in digests}
         return record_requests(self.batches().folder.location, requests, len(digests)).name
 

@@ -86,7 +86,6 @@ class Fragment:
         return self.run.task_states[stage]
 
     def take(self, kind: Any, retry: RetriedRows | None = None, worker: Worker = FIRST) -> Any:
-        """Queue a task of the map, and take it for a worker."""
         task = Task(self.run, 0, "model", kind, retry)
         if not len(self.queue):
             self.queue.push(0, task)

@@ -1,16 +1,19 @@
-"""The workers of a pool and what waits for them: who gets a call, and who is replaced."""
+"""Workers of pools and the servers that they call: who gets a call, starts, and is replaced."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from support.group_leases import Leased
-from vane_dagster.compute.api import IO_WORKERS, Worker
+from vane_dagster.compute.api import IO_WORKERS, CallResult, Worker
+from vane_dagster.engine.pool_usage import PoolUsage
 from vane_dagster.engine.worker_group import WorkerQueue
+from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.pools import PoolSpec
-from vane_dagster.worker.reports import Fault
+from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus
 
 FIRST, SECOND = Worker("m-1", "m"), Worker("m-2", "m")
 
@@ -148,3 +151,160 @@ def test_a_model_that_cannot_be_constructed_is_given_up():
     group.answer(io)
     assert [text for _, text in group.given_up] == ["no weights"]
     assert group.group.worker_queue("model", calls_model=False).pick_worker() == io
+
+
+CLIENTS = [Worker("c1", "client"), Worker("c2", "client")]
+REPLICAS = [Worker("s1", "server"), Worker("s2", "server")]
+ENDPOINTS = [Endpoint("http://one:1", node_id="a"), Endpoint("http://two:2", node_id="b")]
+
+
+class World(Leased):
+    """A stage whose two workers call a server with two replicas."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.usage = PoolUsage()
+        client = PoolSpec("client", "ask", (2, 2), uses={"llm": "server"})
+        server = PoolSpec("server", "vLLM server tiny", (2, 2), server="tiny")
+        more = (lambda: self.now, {"server": server}, self.usage.server_changed)
+        super().__init__(*CLIENTS, *REPLICAS, pools={"answers": client}, more=more)
+
+    def ready(self, worker: Worker, endpoint: Endpoint | None = None) -> None:
+        status = ServerStatus("ready", endpoint) if endpoint else None
+        self.answer(worker, server=status)
+
+    def report(self, worker: Worker, status: ServerStatus | None, lost: str = "") -> None:
+        """The replica's worker answers the next question for its status."""
+        self.now += 1.5
+        self.group.check_starts()
+        ticket = self.lease.calls.pop(("status", worker))
+        answer = None if status is None else WorkerStatus(server=status)
+        self.group.handle_done(CallResult(ticket, answer, lost=lost))
+
+    def start(self) -> None:
+        for worker, endpoint in zip(REPLICAS, ENDPOINTS):
+            self.ready(worker, endpoint)
+        for worker in CLIENTS:
+            self.ready(worker)
+
+
+def test_workers_wait_until_all_replicas_are_ready():
+    world = World()
+    assert {worker.name for _, worker in world.lease.calls} == {"s1", "s2"}
+    world.ready(REPLICAS[0], ENDPOINTS[0])
+    assert ("load", CLIENTS[0]) not in world.lease.calls, "the other replica still starts"
+    world.ready(REPLICAS[1], ENDPOINTS[1])
+    assert {("load", worker) for worker in CLIENTS} <= set(world.lease.calls)
+    for worker in CLIENTS:
+        world.ready(worker)
+    assert world.lease.told == {
+        "c1": ["http://one:1", "http://two:2"],
+        "c2": ["http://two:2", "http://one:1"],
+    }, "each prefers another replica"
+    assert world.group.size == len(CLIENTS), "servers get no work"
+    assert world.group.stages(REPLICAS[0]) == ("answers",)
+
+
+def test_workers_wait_while_no_replica_is_up():
+    """The server may be restarting when it is leased, and draining when it is stopped."""
+    world = World()
+    for worker in REPLICAS:
+        ticket = world.lease.calls.pop(("load", worker))
+        down = LoadReport(True, 1.0, 1, "cpu", "node", server=ServerStatus("restarting"))
+        world.group.handle_done(CallResult(ticket, down))
+    assert ("load", CLIENTS[0]) not in world.lease.calls
+    world.report(REPLICAS[1], ServerStatus("ready", ENDPOINTS[1]))
+    world.ready(CLIENTS[0])
+    assert world.lease.told["c1"] == ["http://two:2"]
+    world.report(REPLICAS[1], ServerStatus("stopped"))
+    world.group.replace_lost(CLIENTS[0], "killed", starting=False)
+    fresh = Worker("c1'", "client")
+    assert ("load", fresh) not in world.lease.calls
+    world.report(REPLICAS[0], ServerStatus("ready", ENDPOINTS[0]))
+    assert ("load", fresh) in world.lease.calls
+
+
+def test_a_replica_that_cannot_be_replaced_holds_up_nobody():
+    world = World()
+    world.start()
+    world.report(REPLICAS[0], None, lost="its node is gone")
+    world.group.replace_lost(CLIENTS[0], "its node is gone", starting=False)
+    assert ("load", Worker("c1'", "client")) in world.lease.calls
+    assert world.lease.told["c1'"] == ["http://two:2"]
+
+
+def test_replicas_on_draining_nodes_serve_until_another_one_is_ready():
+    world = World()
+    world.start()
+    fresh = [world.lease.move(worker) for worker in REPLICAS]
+    world.group.move_workers()
+    assert world.lease.told["c1"] == ["http://one:1", "http://two:2"]
+    world.ready(fresh[0], Endpoint("http://three:3", node_id="c"))
+    world.group.move_workers()
+    assert world.lease.replaced == REPLICAS
+    assert world.lease.told["c1"] == world.lease.told["c2"] == ["http://three:3"]
+
+
+def test_a_restart_is_noticed_and_keeps_the_url():
+    world = World()
+    world.start()
+    told = dict(world.lease.told)
+    world.lease.told.clear()
+    world.report(REPLICAS[0], ServerStatus("restarting", None, reason="exit code 3"))
+    assert world.lease.told == told, "it comes back at the same URL"
+    world.lease.told.clear()
+    world.report(REPLICAS[0], ServerStatus("restarting", None, reason="exit code 3"))
+    assert world.lease.told == {}, "they know"
+    back = ServerStatus("ready", ENDPOINTS[0], restarts=1, reason="exit code 3")
+    world.report(REPLICAS[0], back)
+    assert world.notices == ["vLLM server tiny: replica s1 was restarted: exit code 3"]
+    moved = replace(ENDPOINTS[0], url="http://one:9")
+    world.report(REPLICAS[0], replace(back, endpoint=moved))
+    assert world.lease.told["c1"] == ["http://one:9", "http://two:2"]
+    assert told["c1"] == ["http://one:1", "http://two:2"]
+
+
+def test_a_replica_whose_worker_died_is_replaced_and_the_others_go_on():
+    world = World()
+    world.start()
+    world.report(REPLICAS[0], None, lost="killed")
+    assert world.lease.told["c1"] == ["http://two:2"]
+    fresh = Worker("s1'", "server")
+    world.ready(fresh, replace(ENDPOINTS[0], url="http://one:7"))
+    assert sorted(world.lease.told["c1"]) == ["http://one:7", "http://two:2"]
+
+
+def test_a_worker_that_starts_late_is_told_the_endpoints_of_now():
+    """Its start waits for a call of another run, and overwrites what was announced meanwhile."""
+    world = World()
+    for worker, endpoint in zip(REPLICAS, ENDPOINTS):
+        world.ready(worker, endpoint)
+    stale = world.lease.told["c1"]
+    world.report(REPLICAS[0], None, lost="killed")
+    world.lease.told["c1"] = stale
+    world.ready(CLIENTS[0])
+    assert world.lease.told["c1"] == ["http://two:2"]
+
+
+def test_a_server_that_has_failed_for_good_fails_its_stages():
+    world = World()
+    world.start()
+    world.report(REPLICAS[0], ServerStatus("failed", reason="crashed 8 times\nlast line"))
+    assert world.lease.evicted == ["server"]
+    stages, error = world.given_up[0]
+    assert stages == ("answers",)
+    assert "vLLM server tiny has failed: crashed 8 times\nlast line" in error
+
+
+def test_restarts_and_the_state_of_replicas_are_counted_once():
+    world = World()
+    world.start()
+    world.report(REPLICAS[0], ServerStatus("ready", ENDPOINTS[0], restarts=2))
+    world.report(REPLICAS[0], ServerStatus("ready", ENDPOINTS[0], restarts=3))
+    world.report(REPLICAS[1], None, lost="its node is gone")
+    used = world.usage.take_servers(["server"])
+    assert used.restarts == 3
+    assert [(one.server, one.url, one.state) for one in used.replicas] == [
+        ("tiny", "http://one:1", "ready")
+    ]
+    assert world.usage.take_servers(["server"]).restarts == 0

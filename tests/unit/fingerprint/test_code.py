@@ -5,18 +5,23 @@ from __future__ import annotations
 import ast
 import itertools
 import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.cells import digests_of_cells
 from support.code_project import defs, project  # noqa: F401  # fixtures
 from support.edits import Project
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest, modules
 from vane_dagster.fingerprint.code import code_identity, files_read_once
 from vane_dagster.fingerprint.files import LocalFiles
+from vane_dagster.fingerprint.module_attributes import module_folders
 from vane_dagster.fingerprint.modules import path_kind
 from vane_dagster.fingerprint.objects import value_digest
+from vane_dagster.worker.user_code import activate
 
 
 @pytest.mark.parametrize(
@@ -281,3 +286,63 @@ def test_what_a_statement_does_to_a_stage_does_not_depend_on_other_stages(projec
     with files_read_once():
         project.identity("plain")
         assert project.identity().parts == alone
+
+
+def test_script_functions_are_found_by_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+
+    def digest(text: str, edited: str | None = None) -> str:
+        main = types.ModuleType("__main__")
+        main.__file__ = str(script)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        script.write_text(text)
+        exec(compile(text, str(script), "exec"), main.__dict__)
+        script.write_text(edited or text)
+        return code_identity(main.udf).digest  # type: ignore[attr-defined]
+
+    body = "K = 1\ndef helper(b):\n    return b + K\ndef udf(b):\n    return helper(b)\n"
+    negated = body.replace("return helper", "return -helper")
+    assert digest("# moved\n\n" + body) == digest(body)
+    assert digest(body.replace("K = 1", "K = 2")) != digest(body)
+    assert digest(body, edited=negated) != digest(negated), "the script runs as it was"
+
+
+def test_notebook_cells_count_by_their_source() -> None:
+    first, noted, words, code, size = digests_of_cells("cells")
+    assert noted == first
+    for edited in (words, code):
+        assert [a != b for a, b in zip(edited, first)] == [True, True, False, False]
+    assert [a != b for a, b in zip(size, first)] == [False, False, True, True]
+
+
+def test_code_without_any_source_counts_by_its_bytecode() -> None:
+    first, _, words, code, _ = digests_of_cells("")
+    for edited in (words, code):
+        assert set(edited[:2]).isdisjoint(first[:2])
+
+
+class _Anything(types.ModuleType):
+    """A module that has every attribute, none of which is what it should be."""
+
+    __path__ = object()  # type: ignore[assignment]  # no package has such a path
+    __file__ = "_classes.py"
+
+
+@pytest.fixture
+def strange() -> Iterator[types.ModuleType]:
+    module = sys.modules["strange_classes"] = _Anything("strange_classes")
+    yield module
+    del sys.modules["strange_classes"]
+
+
+def test_a_module_without_real_folders_stops_neither_keys_nor_workers(strange, tmp_path):
+    before = list(sys.path)
+    try:
+        activate(tmp_path / "code" / "digest")
+    finally:
+        sys.path[:] = before
+
+    assert module_folders(strange) is None
+    assert code_identity(test_a_module_without_real_folders_stops_neither_keys_nor_workers).digest

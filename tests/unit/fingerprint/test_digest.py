@@ -25,8 +25,6 @@ from vane_dagster.fingerprint.objects import value_digest
 
 
 class Scaled:
-    """An object of a plain class."""
-
     def __init__(self, factor: Any) -> None:
         self.factor = factor
 
@@ -99,8 +97,6 @@ class Raising:
 
 
 class Bytes:
-    """An object that pickle writes as bytes."""
-
     def __reduce__(self) -> tuple[Any, ...]:
         return pickle.loads, (pickle.dumps(Scaled(1)),)
 

@@ -28,7 +28,6 @@ def sandbox():
 
 
 def scaffolded(sandbox: DefsFolderSandbox, name: str = "docs", **attributes: Any) -> Path:
-    """A component as it is scaffolded, with some attributes changed."""
     path = sandbox.scaffold_component(vd.PipelineComponent, name)
     file = path / "defs.yaml"
     made = yaml.safe_load(file.read_text())
@@ -44,7 +43,6 @@ def loaded(sandbox: DefsFolderSandbox, path: Path) -> dg.Definitions:
 
 
 def refused(sandbox: DefsFolderSandbox, path: Path) -> str:
-    """The texts of the error that a component raises, and of its causes."""
     with pytest.raises(Exception) as raised:  # noqa: PT011  # Dagster's own, with file and line
         loaded(sandbox, path)
     errors, found = [], raised.value

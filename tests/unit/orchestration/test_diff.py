@@ -133,7 +133,6 @@ def test_runs_and_stores_are_compared(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
-    """A store, and its run of each partition."""
     folder = tmp_path_factory.mktemp("diff")
     store, docs = str(folder / "store"), pipeline(folder, first)
     return store, {key: ran(store, docs, key, f"0000{key}111") for key in KEYS}

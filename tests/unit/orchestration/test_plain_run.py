@@ -1,4 +1,4 @@
-"""Runs without Dagster's events, with what they print."""
+"""Runs without Dagster's events, with what they print, and errors as they are reported."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
+from support.counted_runs import Clock, counts, fragment
 from support.in_process import InProcessCompute
 from vane_dagster.errors import DefinitionError, VaneError
+from vane_dagster.events import Failed, Progress
+from vane_dagster.orchestration.reporting import failure_message
+from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.worker.reports import Tally, WorkReport
 
 
 class Half:
@@ -113,3 +118,40 @@ def test_a_partition_that_fails_is_an_error_and_the_others_are_committed(tmp_pat
     with pytest.raises(VaneError, match=both) as raised:
         numbers(14).run(**given)
     assert str(raised.value).count("thirteen\n") == 1
+
+
+def test_slices_of_a_fragment_that_starts_over_are_taken_back():
+    events: list = []
+    counted, stats = counts(Clock(), events)
+    half = Tally(rows_in=50, quarantined=2)
+    counted.add(fragment(0), "a", "slice", WorkReport(tally=half))
+    counted.start_over(fragment(0, half))
+    counted.add(fragment(0), "a", "slice", WorkReport(tally=Tally(rows_in=100, quarantined=3)))
+    counted.emit_progress(last=True)
+
+    assert (stats[0, "a"].rows_in, stats[0, "a"].faults) == (100, 3)
+    assert events[0].done == {"a": 100}
+
+
+def test_the_last_progress_is_complete_whatever_was_given_up():
+    events: list[Progress] = []
+    counted, _ = counts(Clock(), events)
+    counted.add(fragment(0), "a", "slice", WorkReport(tally=Tally(rows_in=40)))
+    counted.emit_progress(last=True)
+
+    assert events[0].done == events[0].total == {"a": 40}
+
+
+def test_rows_that_the_code_made_are_counted_and_those_of_copies_are_not():
+    counted, stats = counts(Clock(), [])
+    run = fragment(0)
+    counted.add(run, "a", "whole", WorkReport(tally=Tally(rows_in=40), rows_out=39))
+    counted.add_part(run, run.task_states["a"], PartInfo("key", "digest", 1000, 1, copied=961))
+
+    assert (stats[0, "a"].rows_in, stats[0, "a"].rows_out, stats[0, "a"].copied) == (40, 39, 961)
+
+
+def test_the_error_of_a_partition_is_masked_wherever_it_is_reported():
+    """That of the driver too, as of its store."""
+    error = VaneError("stage 'docs/m': s3://key:hidden-secret@bucket/part is gone")
+    assert "***@bucket" in failure_message(Failed("m", "a", error))

@@ -68,7 +68,6 @@ def recorded(pipeline: str) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def parents() -> Iterator[tuple[str, str]]:
-    """Each span with the one that it is in."""
     spans = {span.context.span_id: span for span in SPANS.get_finished_spans()}
     for span in spans.values():
         yield span.name, spans[span.parent.span_id].name if span.parent else ""

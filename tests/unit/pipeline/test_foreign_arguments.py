@@ -40,7 +40,6 @@ def docs() -> vd.Pipeline:
 
 
 def adding(method: str, *values: Any, **always: Any) -> Callable[..., vd.Stage]:
-    """Return a function that adds a stage with further arguments."""
 
     def add(**given: Any) -> vd.Stage:
         stage: vd.Stage = getattr(docs(), method)("s", *values, **{**always, **given})

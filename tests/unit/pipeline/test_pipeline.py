@@ -326,34 +326,6 @@ def test_accepted_shapes():
     }  # fmt: skip
 
 
-def test_assets_say_what_was_declared():
-    @dg.asset(key=["raw", "docs"])
-    def raw_docs() -> None: ...
-
-    docs = pipeline(source=vd.parquet("/data", asset=raw_docs), group_name="texts")
-    clean = docs.project("clean", ["x"], asset=vd.Asset(owners=["team:docs"], tags={"tier": "1"}))
-    sized = clean.map_batches(
-        "sized", plain, schema=SCHEMA, asset=vd.Asset(description="Sizes.", kinds=["cpu"])
-    )
-    doubled = clean.map_batches(
-        "doubled", plain, schema=SCHEMA, asset=vd.Asset(group_name="other", deps=["cfg"])
-    )
-    specs = {spec.key.path[-1]: spec for spec in docs.build_assets().specs}
-
-    assert sized.key == dg.AssetKey(["docs", "sized"])
-    assert {d.asset_key for d in specs["clean"].deps} == {dg.AssetKey(["raw", "docs"])}
-    assert {d.asset_key for d in specs["doubled"].deps} == {clean.key, dg.AssetKey("cfg")}
-    assert [*specs["clean"].owners] == ["team:docs"]
-    assert specs["clean"].tags["tier"] == "1"
-    assert specs["clean"].group_name == "texts"
-    assert specs["doubled"].group_name == "other"
-    assert specs["sized"].description == "Sizes."
-    assert specs["doubled"].description == "Doubles."
-    assert {"cpu", "map_batches"} <= specs["sized"].kinds
-    assert len({spec.code_version for spec in specs.values()}) == 2, "sized is doubled but in name"
-    assert doubled.spec.udf == sized.spec.udf
-
-
 def test_exported_names():
     assert dir(vd) == sorted(vd.__all__)
     assert all(getattr(vd, name) is not None for name in vd.__all__)

@@ -89,8 +89,6 @@ def test_an_option_has_one_type_in_every_stage(option):
 
 
 class Model:
-    """Returns its batch."""
-
     def __call__(self, batch):
         return {"n": batch["n"]}
 

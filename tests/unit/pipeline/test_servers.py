@@ -225,8 +225,6 @@ def test_a_version_replaces_the_command_of_a_server_and_the_files_that_it_names(
 
 
 class Ask:
-    """A class that is constructed with a server."""
-
     def __init__(self, llm: Any) -> None:
         self.llm = llm
 

@@ -51,7 +51,6 @@ def make(
 
 
 def refuse(tmp_path: Path, docs: vd.Pipeline, *words: str) -> str:
-    """Plan a pipeline, which must fail; return the error."""
     planned = plan_run(docs, list(docs.stages), [None], Store(Location(f"{tmp_path}/store")))
     text = str(planned.failed[None])
     for word in words:

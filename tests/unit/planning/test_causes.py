@@ -17,7 +17,6 @@ from vane_dagster.storage.store import Store
 
 @pytest.fixture
 def store(tmp_path: Path, store: Store) -> Store:
-    """A store in which the pipeline is up to date."""
     source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
     settle(plan(docs(tmp_path), store), store)
     return store

@@ -64,7 +64,6 @@ PATTERNS = (
 
 
 def listed_together(source, keys, location):
-    """List partitions by one listing, however few they are."""
     with mock.patch.object(file_source, "_LISTED_ONE_BY_ONE", 0):
         return source.list_files(keys, location)
 

@@ -36,7 +36,6 @@ from vane_dagster.storage.store import Store
 
 
 def list_files(source: Any, partition: str | None, location: str) -> Any:
-    """The source's files in one partition."""
     return source.required(source.list_files([partition], location)[partition], partition, location)
 
 

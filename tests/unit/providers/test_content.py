@@ -29,7 +29,6 @@ def parsed(messages: Any, system: str | None = None) -> Template:
 
 
 def media(part: Any, value: Any) -> list[Media]:
-    """Return what a part makes of a column's value."""
     return list(part.values({part.column: value}, None))
 
 

@@ -41,7 +41,6 @@ class Client:
 
 
 def provider(api: str, response: Any, **options: Any) -> tuple[HttpProvider, Client]:
-    """Return a provider by its API ("messages" is that of anthropic), and its client."""
     made = (AnthropicProvider if api == "messages" else OpenAIProvider)("m", api=api, **options)
     client = Client(response)
     made._client = lambda endpoint: client  # type: ignore[method-assign]
@@ -51,7 +50,6 @@ def provider(api: str, response: Any, **options: Any) -> tuple[HttpProvider, Cli
 def submit(
     api: str, response: Any, *messages: Any, options: Any = None, **sent: Any
 ) -> tuple[Answer, Any]:
-    """Return the answer to a request, and the body that was sent."""
     made, client = provider(api, response, **(options or {}))
     talk = [{"role": "user", "content": m} if isinstance(m, str) else m for m in messages]
     answer: Answer = asyncio.run(made.submit(Request(talk, **sent)))
@@ -59,14 +57,12 @@ def submit(
 
 
 def said(content: Any, reason: Any = "stop", **fields: Any) -> dict[str, Any]:
-    """Return a response of OpenAI's chat API with a message."""
     message = {"role": "assistant", "content": content, **fields}
     usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
     return {"choices": [{"finish_reason": reason, "message": message}], "usage": usage}
 
 
 def blocks(*content: Any, reason: Any = "end_turn", **fields: Any) -> dict[str, Any]:
-    """Return a response of Anthropic's API with content blocks."""
     usage = {"input_tokens": 5, "output_tokens": 2}
     return {"content": list(content), "stop_reason": reason, "usage": usage, **fields}
 

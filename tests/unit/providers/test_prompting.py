@@ -296,7 +296,6 @@ class Said:
 
 
 def run_task(said: Said, **options: Any) -> RowErrors:
-    """Run a task over the prompts, and return the errors and rows."""
     task = PromptTask(parse_template("here", "text", None), "response", **options)
     texts = list(said.answers)
     with pytest.raises(RowErrors) as raised:

@@ -28,7 +28,6 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def up(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[Endpoint, bool]]:
-    """Whether each endpoint answers its health check."""
     found: dict[Endpoint, bool] = {}
     monkeypatch.setattr(module, "answers", lambda endpoint: found.get(endpoint, True))
     return found

@@ -27,8 +27,6 @@ QUICK = dataclasses.replace(
 
 
 class Guard:
-    """A guard of a process that does not exist."""
-
     def __init__(self, command: list[str], env: dict[str, str], **given: Any) -> None:
         self.command, self.env, self.log = command, env, given["log"]
         self.pid = self.guard_pid = None
@@ -46,12 +44,7 @@ class Guard:
 
 
 class World:
-    """The guards of a server's starts, and what the server answers to health checks.
-
-    Attributes:
-        start: Is called with the guard of each start.
-        problem: What is wrong with the server's answers; nothing for one that is ready.
-    """
+    """The guards of a server's starts, and what the server answers to health checks."""
 
     def __init__(self) -> None:
         self.guards: list[Any] = []

@@ -26,7 +26,6 @@ def write(folder: Path, **files: bytes) -> str:
 
 
 def one(folder: Path, data: bytes | str, **given: Any) -> Any:
-    """A source of one file, a.csv."""
     (folder / "a.csv").write_bytes(data.encode() if isinstance(data, str) else data)
     return vd.csv(str(folder), **given)
 

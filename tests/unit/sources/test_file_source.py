@@ -92,15 +92,12 @@ def test_a_listing_with_names_alone_is_completed():
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    """Serves files, and logs nothing."""
-
     def log_message(self, *args: Any) -> None:
         pass
 
 
 @pytest.fixture
 def website(tmp_path) -> Iterator[str]:
-    """The URL of an HTTP server with a file in a folder."""
     (tmp_path / "day").mkdir()
     (tmp_path / "day" / "a.txt").write_text("one")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path))) as server:
@@ -117,13 +114,3 @@ def test_files_of_a_web_server_are_listed(path, website):
     (file,) = source.required(source.list_files([None], "here")[None], None, "here")
     assert (file.url, file.size) == (f"{website}/day/a.txt", 3)
     assert file.version
-
-
-@pytest.mark.parametrize("name", ["sig", "X-Amz-Signature", "token"])
-@pytest.mark.parametrize("make", [vd.files, vd.images, vd.csv, vd.json, vd.text, vd.parquet])
-def test_signed_urls_are_refused(make, name):
-    with pytest.raises(
-        vd.errors.DefinitionError, match="holds a password or a signature"
-    ) as caught:
-        make(f"https://host/a?x=1&{name}=ABCDEFGH")
-    assert "ABCDEFGH" not in str(caught.value)

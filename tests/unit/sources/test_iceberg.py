@@ -39,7 +39,6 @@ def created(catalog: dict[str, str], table: pa.Table) -> Any:
 
 
 def added(catalog: dict[str, str], table: pa.Table, row_group_size: int) -> tuple[Any, str]:
-    """A table with a file of others, and the file's URL."""
     file = catalog["warehouse"].removeprefix("file://") + ".parquet"
     pq.write_table(table, file, row_group_size=row_group_size)
     found = opened(catalog).create_table("db.docs", table.schema)

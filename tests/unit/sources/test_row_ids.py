@@ -28,8 +28,6 @@ DOC_PAGE = IdRule("id", ("doc", "page"))
 
 @dataclass
 class Identified:
-    """A source and the ids of a pipeline that reads it."""
-
     source: Source
     rule: IdRule
 

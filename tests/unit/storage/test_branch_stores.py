@@ -38,7 +38,6 @@ from vane_dagster.storage.stored_tables import (
 
 @pytest.fixture(params=["local", "memory", "local over memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """The store that a branch starts from."""
     is_local = request.param == "local"
     return Store(Location(str(tmp_path / "store") if is_local else f"memory://{uuid.uuid4().hex}"))
 

@@ -74,7 +74,6 @@ def counts(reports: dict[str, GcReport], stage: str) -> tuple[int, ...]:
 
 
 def files(root: Path, stage: str = "clean") -> tuple[int, int]:
-    """The numbers of parts and of manifests."""
     folder = root / "store" / "docs" / stage
     return len([*folder.glob("parts/*/*.parquet")]), len([*folder.glob("manifests/*/*.json")])
 

@@ -155,7 +155,6 @@ def rewrite(file: Path, **values: Any) -> None:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A folder with a store in which a pipeline is up to date."""
     source(tmp_path, {"a.parquet": 3})
     store = Store(Location(str(tmp_path / "store")))
     settle(plan(docs(tmp_path, where="n >= 0"), store), store)
@@ -175,7 +174,6 @@ REFUSED = r"{name}.*has format 4, and this release .* knows formats up to 1.*Upg
 
 @pytest.fixture
 def one_newer(written: Path) -> Path:
-    """A store with a manifest of a newer format, of the stage "joined"."""
     (file,) = manifests(written, "joined")
     rewrite(file, format=4)
     return file
@@ -221,20 +219,6 @@ def test_a_newer_footer_is_no_damage(written, monkeypatch):
     pq.write_table(table.replace_schema_metadata({"vane": metadata}), folder.file(name))
     with refused(name):
         read_part_info(folder, name)
-
-
-@pytest.mark.parametrize("name", ["fragments.json", "out/target.json", "clean/condemned.json"])
-def test_newer_settings_are_refused(written, name):
-    store = Store(Location(str(written / "store")))
-    file = written / "store" / "docs" / name
-    file.write_text(json.dumps({"format": 4}))
-    before = snapshot(written)
-    with refused(file.name):
-        if name == "fragments.json":
-            plan(docs(written), store)
-        else:
-            list(collect(store, GcPolicy(now=4e9, keep=0, grace=0)))
-    assert snapshot(written) == before
 
 
 def test_names_of_files_are_pinned():

@@ -35,7 +35,6 @@ def root(tmp_path: Path) -> Location:
 
 
 def shipped(root: Location, path: Path, text: str) -> FileContent:
-    """A file that a run has put into the store."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     content = local_file(path).content()

@@ -34,7 +34,6 @@ from vane_dagster.storage.store import Store
 
 @pytest.fixture(params=["local", "memory"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
-    """An empty folder on each file system in turn."""
     if request.param == "local":
         return Location(str(tmp_path / "store"))
     return Location(f"memory://{uuid.uuid4().hex}")

@@ -162,7 +162,6 @@ ROWS = {
 
 
 def read_all() -> None:
-    """Read everything of the store, and plan."""
     missing()
     store = open_store(STORE, "test")
     BatchFolder(store, "questions", "batched").batches()

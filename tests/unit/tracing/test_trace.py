@@ -114,7 +114,6 @@ def store(folder: Path) -> Store:
 
 @pytest.fixture(scope="module")
 def once_made(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
-    """The pipeline, materialized in one partition of two."""
     folder = tmp_path_factory.mktemp("traced") / "root"
     source, out = folder / "src" / "{partition_key}", folder / "out" / "{partition_key}"
     write_docs(folder / "src" / DAY)

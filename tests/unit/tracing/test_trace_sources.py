@@ -58,7 +58,6 @@ def declared(kind: str, source: Any) -> vd.Pipeline:
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of all pipelines."""
     root = tmp_path_factory.mktemp("sources")
     for kind in IDS:
         pipeline = declared(kind, source(kind, root / kind))

@@ -1,4 +1,4 @@
-"""Schemas as code to paste."""
+"""Names of types: schemas as code to paste, and Spark's."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from vane_dagster.types.schema import (
     schema_code,
     sql_type,
 )
+from vane_dagster.types.spark import parse_return_type
 
 TYPES = {
     "int": pa.int64(),
@@ -62,3 +63,48 @@ def test_plain_types_are_those_of_duckdb(name: str, suffix: str):
 def test_sizes_that_sql_has_not_are_refused(name: str):
     with pytest.raises(SchemaError, match="FLOAT"):
         parse_schema({"x": name}, "here")
+
+
+FLOATS = pa.list_(pa.float32())
+
+
+@pytest.mark.parametrize(
+    ("ddl", "kind"),
+    [
+        ("float", pa.float32()),
+        ("byte", pa.int8()),
+        ("long", pa.int64()),
+        ("timestamp_ntz", pa.timestamp("us")),
+        ("time(6)", pa.time64("us")),
+        ("decimal", pa.decimal128(10, 0)),
+        ("Array < array<DOUBLE> >", pa.list_(pa.list_(pa.float64()))),
+        ("map<string,int>", pa.map_(pa.string(), pa.int32())),
+        ("struct<a:float,b:array<float>>", pa.struct([("a", pa.float32()), ("b", FLOATS)])),
+        ("a float, b array<float>", pa.struct([("a", pa.float32()), ("b", FLOATS)])),
+        (FLOATS, FLOATS),
+        ("a: float", pa.struct([("a", pa.float32())])),
+        (
+            "label STRING, score DOUBLE NOT NULL COMMENT 'of the label'",
+            pa.struct([("label", pa.string()), ("score", pa.float64())]),
+        ),
+        ("`a b` int, `c``d` int", pa.struct([("a b", pa.int32()), ("c`d", pa.int32())])),
+    ],
+)
+def test_a_ddl_string_is_the_type_that_spark_makes_of_it(ddl, kind):
+    assert parse_return_type(ddl, "stage 'score'") == kind
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        None, 3, float, ["float"],
+        "", "array<flot>", "list<float>", "array", "array<float", "array<float>>", "array<>",
+        "map<string>", "struct<>", "a float b int", "a float,", "a float, A int", "`a`", "`` int",
+        "a int not", "string collate UNICODE_CI", "decimal(1,2,3)", "decimal(x)", "decimal(40,2)",
+        "void", "a: : int", "struct<array<int>>", "struct<a>", "a array<float>>", "array<float:>",
+    ],
+)  # fmt: skip
+def test_a_mistake_is_refused(ddl):
+    with pytest.raises(SchemaError, match="Expected a DDL string") as caught:
+        parse_return_type(ddl, "stage 'score'")
+    assert str(caught.value).startswith(f"stage 'score': return_type {ddl!r}")

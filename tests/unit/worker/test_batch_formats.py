@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
@@ -328,6 +328,7 @@ def test_values_of_rows():
     st.sampled_from(["numpy", "torch", "pandas", "polars", "rows"]),
     st.booleans(),
 )
+@example([2], "float32", [False, True], "rows", False)
 def test_arrays_of_any_shape_survive_any_format(shape, dtype, is_null, form, as_lists):
     """With null rows, in slices, and in several chunks."""
     kind: Any = vd.tensor(dtype, shape)

@@ -55,8 +55,10 @@ def test_it_stays_within_memory():
     assert sizes.of(4096, 10**6) <= 300
 
 
-def test_memory_that_runs_out_halves_the_batches_of_the_worker_and_costs_no_row():
+def test_memory_that_runs_out_halves_the_batches_of_the_worker_and_costs_no_row(monkeypatch):
     sizes: list[int] = []
+    freed: list[bool] = []
+    monkeypatch.setattr("vane_dagster.worker.retry.free_memory", lambda: freed.append(True))
 
     def fn(batch: pa.Table) -> pa.Table:
         sizes.append(len(batch))
@@ -68,6 +70,7 @@ def test_memory_that_runs_out_halves_the_batches_of_the_worker_and_costs_no_row(
     assert run_stage(stage, pa.table({"id": range(200)})).num_rows == 200
     assert sizes[:4] == [50, 25, 12, 6]
     assert sizes.count(50) == 1, "the worker remembers"
+    assert len(freed) == sum(size > 8 for size in sizes), "each time before the next attempt"
 
 
 def test_a_stage_may_leave_the_size_to_its_worker():

@@ -1,4 +1,4 @@
-"""A worker that is stopped, and the seconds of its calls."""
+"""A worker that is stopped, the seconds of its calls, and models that are dead."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
+from support.udf_calls import IDS, call, row_stage, run_stage
 from vane_dagster.compute.api import forwarded
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.servers.launch import Endpoint
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.calls import LoadCall
+from vane_dagster.worker.health import UnhealthyModelError
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.output import OutputTap
 from vane_dagster.worker.pools import ModelSpec, PoolSpec
 from vane_dagster.worker.protocol import CallUdf, TableRows, Work
+from vane_dagster.worker.retry import BatchError
 
 
 @pytest.fixture
@@ -105,3 +108,60 @@ def test_a_variable_that_the_driver_lacks_and_that_counts_is_unset_in_the_worker
 
     assert "VT_ONE" not in os.environ
     assert os.environ["VT_TWO"] == "2"
+
+
+class EngineDeadError(RuntimeError):
+    """As of vLLM."""
+
+
+def dead(n: Any) -> Any:
+    raise EngineDeadError("the engine is dead")
+
+
+async def dead_later(n: Any) -> Any:
+    raise EngineDeadError("the engine is dead")
+
+
+@pytest.mark.parametrize("fn", [dead, dead_later])
+def test_an_error_that_means_a_dead_model_is_no_error_of_its_rows(fn):
+    with pytest.raises(UnhealthyModelError, match="the engine is dead") as raised:
+        call(fn, {"y": "BIGINT"})
+    assert raised.value.rows
+    assert not isinstance(raised.value.__context__, BatchError), "a fault of the task"
+    with pytest.raises(UnhealthyModelError, match="the engine is dead"):
+        run_stage(row_stage("map", fn, schema={"y": "BIGINT"}, on_error="quarantine"), IDS)
+
+
+class Broken:
+    """A model that an error has broken, as its own check says."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+
+    def check_health(self) -> None:
+        if self.is_broken:
+            raise ConnectionError("no answer")
+
+
+class BrokenBatch(Broken):
+    def __call__(self, batch: Any) -> Any:
+        self.is_broken = True
+        raise ValueError("wrong")
+
+
+class BrokenLater(Broken):
+    async def __call__(self, batch: Any) -> Any:
+        self.is_broken = True
+        raise ValueError("wrong")
+
+
+class CheckedLater(BrokenLater):
+    async def check_health(self) -> None:  # type: ignore[override]  # as a model may have it
+        super().check_health()
+
+
+@pytest.mark.parametrize("model", [BrokenBatch, BrokenLater, CheckedLater])
+def test_a_model_is_asked_after_an_error(model):
+    with pytest.raises(UnhealthyModelError, match="no answer") as raised:
+        call(model, {"y": "BIGINT"})
+    assert raised.value.rows

@@ -30,7 +30,6 @@ def copies(tmp_path: Path) -> Path:
 
 
 def shipped(root: Location, path: Path) -> FileContent:
-    """Put a file into a store."""
     content: FileContent = local_file(path).content()
     mark_needed(root, content.digest, content.record)
     upload(root, {blob.digest: blob.path for blob in content.blobs})

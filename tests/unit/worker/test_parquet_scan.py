@@ -107,7 +107,6 @@ SOURCE_TYPES = {
 
 
 def list_files(source: Any, partition: str | None, location: str) -> Any:
-    """The source's files in one partition."""
     return source.required(source.list_files([partition], location)[partition], partition, location)
 
 
@@ -120,7 +119,6 @@ def source_rows(
     id: str,
     options: dict[str, Any] | None = None,
 ) -> SourceRows:
-    """Rows of a Parquet file."""
     source = pack_source(vd.parquet("unread", storage_options=options))
     return SourceRows(source, FragmentRecord(url, start, stop, "", 0), schema, (file,), id)
 

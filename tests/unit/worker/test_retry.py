@@ -1,8 +1,12 @@
-"""Attempts at batches: which rows are at fault, and which errors are waited for."""
+"""Attempts at batches: which rows are at fault, which errors are waited for; ended servers."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,14 +18,18 @@ from support.arguments import grouped
 from support.bad_rows import double
 from vane_dagster.errors import CostlyError
 from vane_dagster.storage.quarantine import attach, detach
+from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.retry import (
+    AwaitServers,
     BatchError,
+    BatchOutcome,
     Call,
     Partial,
     Policy,
     Wait,
     attempt,
 )
+from vane_dagster.worker.udf_caller import UdfCaller
 
 
 def test_wrong_arguments_are_refused_where_they_are_written():
@@ -142,3 +150,138 @@ def test_the_row_that_is_one_too_many_names_the_limit():
         driven([0, 1, 2, 3], Policy("quarantine"), answer, most=2)
     with pytest.raises(BatchError, match=r"^in a batch of 4 rows"):
         driven([0, 1, 2, 3], Policy("raise"), answer, most=2)
+
+
+QUARANTINE = Policy("quarantine", max_retries=3)
+
+
+@dataclass
+class Served:
+    """A server that some rows end, and the calls that it got.
+
+    Attributes:
+        poison: The rows that end it, as often as each is called.
+        by_row: Whether errors are reported for rows, as prompts do, or for the whole batch.
+        crashes: Times that it ends in addition, whatever rows it has.
+    """
+
+    poison: Collection[int] = ()
+    by_row: bool = True
+    crashes: int = 0
+    calls: list[tuple[list[int], bool]] = field(default_factory=list)
+    down: bool = False
+
+    def answer(self, call: Call) -> Any:
+        ids = call.batch["id"].to_pylist()
+        self.calls.append((ids, call.alone))
+        self.down = bool(set(ids) & set(self.poison)) or self.crashes > 0
+        self.crashes -= self.crashes > 0
+        if not self.down:
+            return call.batch
+        error = ConnectionError("the server closed the connection")
+        if not self.by_row:
+            return error
+        return Partial(call.batch.slice(0, 0), dict.fromkeys(range(len(ids)), error))
+
+    def run(self, rows: int, policy: Policy = QUARANTINE, most: int = 10) -> BatchOutcome:
+        table = pa.table({"id": pa.array(range(rows), pa.int64())})
+        steps = attempt(table, policy, "id", most, calls_servers=True)
+        answer: Any = None
+        try:
+            while True:
+                step = steps.send(answer)
+                if isinstance(step, AwaitServers):
+                    answer = self.down
+                elif isinstance(step, Wait):
+                    answer = None
+                else:
+                    answer = self.answer(step)
+        except StopIteration as stop:
+            return stop.value
+
+
+def kept(outcome: BatchOutcome) -> list[int]:
+    return sorted(id for table in outcome.tables for id in table["id"].to_pylist())
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+def test_after_a_crash_the_rows_are_called_again_together(by_row):
+    server = Served(crashes=1, by_row=by_row)
+    outcome = server.run(8)
+    assert kept(outcome) == list(range(8))
+    assert [ids for ids, _ in server.calls] == [list(range(8))] * 2
+    assert outcome.faults == []
+
+
+@pytest.mark.parametrize("by_row", [True, False])
+def test_a_row_that_ends_its_server_is_the_only_one_that_fails(by_row):
+    server = Served(poison=[3], by_row=by_row)
+    outcome = server.run(8)
+    assert kept(outcome) == [0, 1, 2, 4, 5, 6, 7]
+    (fault,) = outcome.faults
+    assert (fault.batch["id"].to_pylist(), fault.name) == ([3], "ServerDied")
+    assert "ended or hung each of the 5 times that it had this row" in str(fault.error)
+    alone = [ids for ids, is_alone in server.calls if is_alone]
+    assert sorted(map(tuple, alone)) == [(0,), (1,), (2,), (3,), (3,), (3,), (4,), (5,), (6,), (7,)]
+
+
+def test_crashes_count_beside_retries():
+    policy = Policy("quarantine", max_retries=0)
+    assert kept(Served(crashes=1).run(4, policy)) == [0, 1, 2, 3]
+
+
+def test_without_quarantine_a_row_that_ends_its_server_fails_the_partition():
+    with pytest.raises(BatchError) as raised:
+        Served(poison=[3]).run(8, Policy("raise"))
+    assert "ids 3" in str(raised.value)
+
+
+def test_a_transient_error_of_a_server_that_answers_is_an_ordinary_one():
+    server = Served()
+    server.answer = lambda call: (  # type: ignore[method-assign]  # always refuses one row
+        server.calls.append((call.batch["id"].to_pylist(), call.alone)),
+        ConnectionError("reset"),
+    )[1]
+    outcome = server.run(1, Policy("quarantine", max_retries=2))
+    assert [fault.name for fault in outcome.faults] == ["ConnectionError"]
+    assert len(server.calls) == 3
+
+
+def test_a_row_that_is_alone_meets_no_other_call():
+    caller = UdfCaller(ModelSpec("m", False, "", b""), print)
+    running, most = [0], []
+
+    async def call(alone: bool) -> None:
+        async with caller.alone(4) if alone else caller.room(4):
+            await work(alone)
+
+    async def work(alone: bool) -> None:
+        running[0] += 1
+        await asyncio.sleep(0)
+        most.append((alone, running[0]))
+        running[0] -= 1
+
+    async def together() -> None:
+        await asyncio.gather(*(call(number % 3 == 0) for number in range(30)))
+
+    asyncio.run(together())
+    assert {count for alone, count in most if alone} == {1}
+    assert max(count for alone, count in most if not alone) > 1
+
+
+def test_an_answer_that_was_refused_is_retried_beside_a_crash():
+    class Refused(CostlyError):
+        pass
+
+    server = Served()
+    lost: dict[int, BaseException] = {0: ConnectionError("reset"), 1: Refused("half of it")}
+
+    def answer(call: Call) -> Any:
+        server.calls.append((call.batch["id"].to_pylist(), call.alone))
+        server.down = len(server.calls) == 1
+        return Partial(call.batch.slice(0, 0), lost) if server.down else call.batch
+
+    server.answer = answer  # type: ignore[method-assign]  # of this server alone
+    outcome = server.run(2, Policy("quarantine", max_retries=1, retry_on=("Refused",)))
+    assert outcome.faults == []
+    assert kept(outcome) == [0, 1]

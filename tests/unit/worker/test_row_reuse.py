@@ -21,8 +21,15 @@ from vane_dagster.storage.decisions import PATCH_ID
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.quarantine import write_faults
-from vane_dagster.storage.row_records import Outcome, RecordedPart, parse_code, write_records
+from vane_dagster.storage.row_records import (
+    Outcome,
+    RecordedPart,
+    parse_code,
+    records_schema,
+    write_records,
+)
 from vane_dagster.types.schema import ERROR_COLUMN
+from vane_dagster.worker import recorded_rows
 from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
@@ -32,6 +39,7 @@ from vane_dagster.worker.protocol import (
     RowLookup,
     Work,
 )
+from vane_dagster.worker.recorded_rows import StoredRows
 from vane_dagster.worker.reports import Computed, Tally
 from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.row_errors import fault_table, null_row
@@ -42,11 +50,7 @@ INPUT = pa.schema([("id", pa.string()), ("text", pa.string()), ("page", pa.int64
 
 @dataclass
 class Model:
-    """What a stage does with a text: it fails for "bad", drops "none", else makes it upper case.
-
-    Attributes:
-        calls: The texts that it was called with.
-    """
+    """What a stage does with a text: it fails for "bad", drops "none", else makes it upper case."""
 
     calls: list[str] = field(default_factory=list)
 
@@ -64,12 +68,7 @@ def rows(*given_: tuple[str, str]) -> pa.Table:
 
 @dataclass
 class Stage:
-    """A stage and its store.
-
-    Attributes:
-        folder: The folder of its parts.
-        nulls: Whether failed rows are kept as nulls.
-    """
+    """A stage and its store."""
 
     folder: Path
     nulls: bool = False
@@ -99,7 +98,6 @@ class Stage:
         )  # fmt: skip
 
     def compute(self, table: pa.Table, work: Work) -> tuple[pa.Table, pa.Table | None]:
-        """Call the model with each row."""
         made: list[pa.Table] = []
         faults = []
         for place, row in enumerate(table.to_pylist()):
@@ -135,7 +133,6 @@ class Stage:
         return restore(pieces, arranged, Restore(self.call, ("upper",), known), work, faults)
 
     def write(self, computed: Computed, run_id: str = "run") -> RecordedPart:
-        """Write a part as a worker does."""
         target = self.work(run_id).target
         assert target is not None
         faults = computed.fault_records
@@ -324,3 +321,60 @@ def test_keys_that_share_a_half_are_different() -> None:
     known.look_up(RowLookup((), 0), rows(*[("a", "a")] * 5), high, low)
     assert known.part.tolist() == [COMPUTED, DUPLICATE, COMPUTED, COMPUTED, COMPUTED]
     assert known.record.tolist() == [-1, 0, -1, -1, -1]
+
+
+IDS = ["a", "b", "c", "d"]
+OUTCOMES = [Outcome.OUTPUT, Outcome.FILTERED, Outcome.OUTPUT, Outcome.FAILED]
+WORDS = [("c", 0, [3.0]), ("a", 0, [1.0]), ("a", 1, None), ("d", 0, None)]
+"""Output rows, of which those of "d" are nulls in the place of a failed row."""
+
+
+@pytest.fixture
+def part(tmp_path) -> RecordedPart:
+    folder = Location(str(tmp_path / "store"))
+    schema = records_schema(pa.string())
+    keys = dict.fromkeys(("key_high", "key_low"), range(4))
+    columns = {"id": IDS, "outcome": OUTCOMES, "run_id": ["x", "y", "x", "y"], **keys}
+    rows = [dict(zip(columns, row)) for row in zip(*columns.values())]
+    records = write_records(folder, "k", pa.Table.from_pylist(rows, schema))
+    names = ("id", "n", "values")
+    kinds = [pa.string(), pa.int64(), pa.list_(pa.float32(), 1)]
+    table = pa.Table.from_pylist(
+        [dict(zip(names, row)) for row in WORDS], pa.schema(list(zip(names, kinds)))
+    )
+    info = write_part(table, PartTarget(folder, "k", "id"))
+    return RecordedPart(folder, info.name, records, rows=1000)
+
+
+def read(part: RecordedPart, folder: Path, wanted: int = 1) -> StoredRows:
+    return recorded_rows.stored_rows(part, "id", ["n", "values"], wanted, folder)
+
+
+@pytest.mark.parametrize("wanted", [1, 125])
+def test_rows_come_in_the_order_that_is_asked_for(tmp_path, part, wanted):
+    for _ in range(2):
+        records, values, count = read(part, tmp_path, wanted).take(np.array([2, 0, 3, 1, 0]))
+        assert records["id"].to_pylist() == ["c", "a", "d", "b", "a"]
+        assert records["run_id"].to_pylist() == ["x", "x", "y", "y", "x"]
+        assert count.tolist() == [1, 2, 0, 0, 2]
+        assert values.to_pylist() == [
+            {"n": n, "values": v}
+            for n, v in [(0, [3.0]), (0, [1.0]), (1, None), (0, [1.0]), (1, None)]
+        ]
+    assert bool(list(tmp_path.glob("*.used"))) == (wanted == 1)
+
+
+def test_a_part_is_decoded_once_for_the_node(tmp_path, part):
+    read(part, tmp_path)
+    for file in (tmp_path / "store").iterdir():
+        file.unlink()
+    assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
+
+
+def test_rows_are_read_from_the_part_if_the_node_has_no_room(tmp_path, part, monkeypatch):
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recorded_rows, "write_table", full)
+    assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
+    assert not list(tmp_path.glob("*/values"))
