@@ -56,7 +56,7 @@ class OutputTap:
     def _noting_problems(self, make: Callable[..., logging.LogRecord]) -> Any:
         def noted(*args: Any, **kwargs: Any) -> logging.LogRecord:
             record = make(*args, **kwargs)
-            self._has_problem |= record.levelno >= logging.WARNING
+            self._has_problem |= (record.levelno or 0) >= logging.WARNING  # None in copies
             return record
 
         return noted

@@ -61,6 +61,7 @@ def test_a_logged_warning_makes_the_text_a_warning_once(tap):
     logger = logging.Logger("mine", logging.INFO)
     logger.addHandler(logging.StreamHandler(sys.stderr))
     logger.info("loaded")
+    logging.makeLogRecord({"level": "WARNING"})  # calls the factory without a level
     assert made.drain() == Output("loaded\n")
     logger.warning("no GPU")
     assert (made.drain(), made.drain()) == (Output("no GPU\n", True), Output())
