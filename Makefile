@@ -6,7 +6,8 @@ VENV ?= .venv
 DATA ?= $(CURDIR)/data
 PORT ?= 3000
 PARTITIONS ?= datetime,json,pathlib,shutil
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# Slow tiers are collected first, so that both workers end with the short unit tests.
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # Versions, or paths of interpreters.
 PYTHONS ?= 3.11 3.12 3.13
 
@@ -67,7 +68,7 @@ test-gpu: $(VENV)/.test
 	$(BIN)/python -m benchmarks.gpu
 
 bench-smoke: $(VENV)/.test
-	$(BIN)/python -m benchmarks.smoke $(if $(BASE),--base $(BASE))
+	$(BIN)/python -m benchmarks.smoke $(if $(BASE),--base $(BASE)) $(if $(SESSIONS),--sessions $(SESSIONS))
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

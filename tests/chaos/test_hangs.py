@@ -27,7 +27,6 @@ BAD = 2
 
 
 def search() -> None:
-    """A search that takes ages and never releases the interpreter lock."""
     re.match("(a+)+b", "a" * 60)
 
 
@@ -45,8 +44,6 @@ def hang(kind: str) -> None:
 
 
 class Endless:
-    """A column that hangs when it is read."""
-
     def __init__(self, kind: str) -> None:
         self.kind = kind
 

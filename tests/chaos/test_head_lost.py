@@ -25,7 +25,6 @@ SETTINGS = {"name": "lost", "num_cpus": 2}
 
 @pytest.fixture
 def head() -> Iterator[Head]:
-    """A local head of the test's own."""
     local = LocalHead(**SETTINGS)
     yield local.ensure()
     local.stop()

@@ -28,8 +28,6 @@ sys.stdin.read(1)
 
 
 class Driver:
-    """A process that is connected until it is stopped."""
-
     def __init__(self, home: Path, idle_minutes: float) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(idle_minutes)],

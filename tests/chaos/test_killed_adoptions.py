@@ -18,7 +18,7 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
 ROWS = 30
-KILLS = 6
+KILLS = 3
 Operation = Literal["write", "read", "list", "delete"]
 _READS: tuple[Operation, ...] = ("list", "read")
 
@@ -59,7 +59,6 @@ def is_adopted(tmp_path: Path) -> bool:
 
 
 def parts_in_force(tmp_path: Path) -> list[str]:
-    """The parts of the manifests in force; every row is in one of them, once."""
     store, found = Store(Location(f"{tmp_path}/store")), []
     for stage in ("made", "last"):
         manifest = store.in_force("docs", stage, None)

@@ -22,7 +22,7 @@ from vane_dagster.providers.batch_api import AnthropicBatches, OpenAIBatches
 TEXTS = [*(f"text {i}" for i in range(9)), "expires", "refused", "busy"]
 AGAIN = ("expires", "busy")
 ROUNDS = int(os.environ.get("VANE_ROUNDS", "2"))
-KILLS, MAX_RUNS = 3, 12
+KILLS, MAX_RUNS = 2, 12
 DOUBT_SECONDS = 2.0
 
 
@@ -51,7 +51,6 @@ def run(folder: Path, url: str, provider: str) -> None:
 
 
 def killed(chance: random.Random, *given: object) -> int:
-    """Run in a process that is killed at some moment, or not; return its exit code."""
     faults = []
     if chance.random() < 0.7:
         operation = chance.choice(["write", "write", "delete", "list"])

@@ -56,7 +56,6 @@ def write(folder: Path, text: str, **store: str) -> None:
 
 
 def run(folder: Path, text: str) -> float:
-    """Materialize the pipeline; return the seconds that it took."""
     code = f"import sys; sys.path.insert(0, ''); import {text} as made; "
     code += "made.docs.run(store=made.store, compute=made.compute)"
     began = time.monotonic()
@@ -87,7 +86,6 @@ def in_force(folder: Path, stage: str, partition: str) -> Mapping[int, str]:
 
 
 def once(rows: pa.Table) -> Mapping[int, str]:
-    """Return rows by id, each of which is there once."""
     found = dict(zip(rows["id"].to_pylist(), rows["labelled"].to_pylist()))
     assert len(found) == len(rows)
     return found

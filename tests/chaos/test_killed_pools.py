@@ -59,8 +59,6 @@ def test_a_run_continues_while_the_pool_manager_is_killed(
 
 
 class Dies:
-    """Takes its process with it."""
-
     def __init__(self) -> None:
         os._exit(7)
 

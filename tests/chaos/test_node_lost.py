@@ -54,17 +54,23 @@ def node(address: str) -> Iterator[subprocess.Popen[bytes]]:
         started.stdout.close()
 
 
-@pytest.fixture
-def cluster_of_three() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A cluster's address, and one of its nodes."""
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The address of a head, to which each test adds nodes."""
     folder = Path(tempfile.mkdtemp(prefix="vn-", dir="/tmp"))
-    with head(folder) as cluster, node(cluster.address) as first, node(cluster.address):
-        yield cluster.address, first
+    with head(folder) as cluster:
+        yield cluster.address
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_node_is_lost_with_its_workers_and_tables(cluster_of_three, tmp_path):
-    address, lost = cluster_of_three
+@pytest.fixture
+def nodes(address: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    with node(address) as first, node(address) as second:
+        yield [first, second]
+
+
+def test_a_node_is_lost_with_its_workers_and_tables(address, nodes, tmp_path):
+    lost = nodes[0]
     write_source(tmp_path / "src" / "a", {"id": range(ROWS)}, row_group_size=20)
     given = {"batch_size": 5, "columns": None}
     on_nodes = {**given, "resources": {"extra": 1}, "concurrency": [1, 2]}
@@ -84,9 +90,8 @@ def test_a_node_is_lost_with_its_workers_and_tables(cluster_of_three, tmp_path):
     assert "was lost" in run.output
 
 
-def test_a_row_is_not_blamed_for_the_nodes_that_are_lost_with_it(cluster_of_three, tmp_path):
+def test_a_row_is_not_blamed_for_the_nodes_that_are_lost_with_it(address, nodes, tmp_path):
     """Whole machines are lost: Ray calls their nodes alive for many seconds more."""
-    address, _ = cluster_of_three
     write_source(tmp_path / "src" / "a", {"id": [1]})
     row = {"batch_size": 1, "resources": {"extra": 1}, "max_error_rate": 1.0}
     stage = {**row, "on_error": "quarantine", "fn_constructor_kwargs": {"sleep": 5.0}}
@@ -119,9 +124,8 @@ def drain(address: str, machine: int, by: str) -> int:
 
 
 @pytest.mark.parametrize("by", ["drain-node", "SIGTERM"])
-def test_a_node_that_drains_is_left_before_it_ends(by, cluster_of_three, tmp_path):
+def test_a_node_that_drains_is_left_before_it_ends(by, address, nodes, tmp_path):
     """Nothing is computed twice, and the node is idle at last, so Ray ends it."""
-    address, _ = cluster_of_three
     write_source(tmp_path / "src" / "a", {"id": range(ROWS)}, row_group_size=20)
     kwargs = {"sleep": 0.2}
     stage = {"batch_size": 5, "resources": {"extra": 1}, "fn_constructor_kwargs": kwargs}
@@ -139,24 +143,25 @@ def test_a_node_that_drains_is_left_before_it_ends(by, cluster_of_three, tmp_pat
     assert "was lost" not in run.output
 
 
-def test_nodes_killed_at_random_during_a_backfill_cost_a_slice_of_each_worker(tmp_path):
+def test_nodes_killed_at_random_during_a_backfill_cost_a_slice_of_each_worker(
+    address, nodes, tmp_path
+):
     """A slice is at most a fragment, of 20 rows. Dagster retries nothing."""
-    random, keys, folder = Random(5), "abc", Path(tempfile.mkdtemp(prefix="vn-", dir="/tmp"))
+    random, keys = Random(5), "abc"
     ids = {key: range(number * ROWS, (number + 1) * ROWS) for number, key in enumerate(keys)}
     for key in keys:
         write_source(tmp_path / "src" / key, {"id": ids[key]}, row_group_size=20)
     stage = {"batch_size": 5, "resources": {"extra": 1}, "concurrency": [1, 2]}
     stage["fn_constructor_kwargs"] = {"sleep": 0.1}
-    with head(folder) as cluster, contextlib.ExitStack() as stack:
-        nodes = [stack.enter_context(node(cluster.address)) for _ in range(4)]
-        options = {"address": cluster.address, "pipeline": {"fragment_rows": 20}}
+    with node(address) as third, node(address) as fourth:
+        left = [*nodes, third, fourth]
+        options = {"address": address, "pipeline": {"fragment_rows": 20}}
         run = Process(tmp_path, {"one": stage}, keys, **options)
         for computed in (200, 500, 800):
             until(lambda n=computed: len(noted(tmp_path / "calls")) >= n, "it computes", 120)
-            lost = nodes.pop(random.randrange(len(nodes)))
+            lost = left.pop(random.randrange(len(left)))
             os.killpg(lost.pid, signal.SIGKILL)
         run.done()
-    shutil.rmtree(folder, ignore_errors=True)
     for key in keys:
         rows = read_stage(tmp_path / "store", "docs", "one", key)
         assert sorted(rows["id"].to_pylist()) == list(ids[key])

@@ -105,7 +105,6 @@ def warnings_of(result: dg.ExecuteInProcessResult, instance: dg.DagsterInstance)
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB."""
     folder = tmp_path / "store"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
@@ -273,8 +272,6 @@ def test_a_damaged_part_that_a_commit_reads(tmp_path, source, local, materialize
 
 
 def harming(staging: Path) -> Callable[..., Any]:
-    """Damages a staged part before it is published."""
-
     def publish(*given: Any) -> Any:
         flip(sorted(staging.glob("*.parquet"))[1], "x")
         return committer_publish(*given)

@@ -25,7 +25,6 @@ from vane_dagster.fingerprint.code import code_identity
 
 
 def as_nobody(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a shell script as another local user."""
     ids: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
     command = ["/bin/sh", "-c", script]
     return subprocess.run(command, cwd="/", capture_output=True, text=True, **ids, **options)
@@ -185,7 +184,6 @@ def test_no_port_of_a_head_answers_without_the_token(cluster: vd.LocalCluster) -
 
 
 def http_status(port: int, path: str) -> int | None:
-    """The HTTP status of a POST request; None from a port that does not speak HTTP."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("POST", path, b"")

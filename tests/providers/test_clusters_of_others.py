@@ -36,7 +36,6 @@ def own_head() -> Iterator[Cluster]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A folder with a source of four partitions."""
     for key in "abcd":
         write_source(tmp_path / "src" / key, {"id": range(40)})
     return tmp_path

@@ -50,7 +50,6 @@ class Project:
 
 
 def sees_gpu(batch):
-    """What a function's worker may use."""
     return {"gpus": [os.environ.get("CUDA_VISIBLE_DEVICES", "unset")] * batch.num_rows}
 
 

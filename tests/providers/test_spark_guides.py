@@ -24,7 +24,6 @@ TEXTS = ["Great lamp", "Broken on arrival", "Fine", "Great chair, great price"]
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The files that the page reads, in the current folder."""
     write_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -32,7 +31,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def client(pytriton_client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTriton's client in the workers."""
     before = filter(None, [os.environ.get("PYTHONPATH")])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(pytriton_client), *before]))
 

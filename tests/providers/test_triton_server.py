@@ -154,7 +154,6 @@ def test_a_killed_function_is_restarted_and_leaves_no_files(
 
 
 def example(documented: type) -> str:
-    """The example of a docstring."""
     ((_, _, code),) = FENCED.findall(inspect.getdoc(documented) or "")
     return textwrap.dedent(code)
 

@@ -80,7 +80,6 @@ pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 
 def described() -> dict[str, Any]:
-    """The only model's worker."""
     ((found,),) = [pool["workers"] for pool in listed()]
     return dict(found)
 
@@ -124,7 +123,6 @@ time.sleep(600)
 
 
 def merge(model: Any, folder: Path) -> None:
-    """Add an adapter to the weights of a model."""
     from safetensors.torch import load_file
 
     tensors = load_file(str(folder / "adapter_model.safetensors"))
@@ -168,6 +166,7 @@ def test_stages_with_formats_adapters_and_none_share_an_engine(tiny, tmp_path, l
     assert set(rows["chosen"].to_pylist()) <= {"praise", "blame"}
     assert all(rows["chosen_reasoning"].to_pylist())
     assert {u["reasoning_tokens"] for u in rows["chosen_usage"].to_pylist()} == {1}
+    assert metadata(done, "chosen")["reasoning_tokens"] == rows.num_rows
     filled = read(tmp_path, "filled")["filled"].to_pylist()
     assert all(f["mood"] in ("good", "bad") and isinstance(f["sure"], bool) for f in filled)
     changes = {n: functools.partial(merge, folder=folder) for n, folder in folders.items()}

@@ -57,7 +57,6 @@ def ray(cluster: vd.LocalCluster) -> vd.RayCompute:
 
 
 def running(tiny: Path) -> list[psutil.Process]:
-    """The processes of vLLM's API server with a model."""
     found = psutil.process_iter(["cmdline"])
     return [
         each
@@ -83,7 +82,6 @@ def url(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> str:
-    """The server's URL, with its key in LLM_KEY."""
     if not running(tiny):
         folder = tmp_path_factory.mktemp("start")
         pipeline = docs(folder, TEXTS[:1])
@@ -100,7 +98,6 @@ def port(server: psutil.Process) -> str:
 
 
 def reached(url: str) -> dict[str, Any]:
-    """Arguments of a stage that reaches a server."""
     options = {"base_url": url, "api_key_env": "LLM_KEY"}
     return {"provider": "openai", "options": options, "env_vars": ["LLM_KEY"]}
 
@@ -194,7 +191,6 @@ def test_a_column_is_embedded_by_a_server_of_its_own_flags(
 
 
 def in_flight(server: psutil.Process) -> bool:
-    """Whether a server computes answers, by its own count."""
     with (
         contextlib.suppress(OSError),
         urllib.request.urlopen(f"http://127.0.0.1:{port(server)}/metrics") as answer,

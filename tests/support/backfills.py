@@ -121,17 +121,14 @@ TURNS = ["turns/noted", "turns/kept"]
 
 
 class Project(DagsterDev):
-    """``dagster dev`` over the definitions above, with their sources and their store."""
-
-    def __init__(self, folder: Path, forks: bool, workspace: Path | None) -> None:
-        super().__init__(folder, forks, workspace)
+    def __init__(self, folder: Path, workspace: Path | None) -> None:
+        super().__init__(folder, workspace)
         (folder / "functions.py").write_text(FUNCTIONS)
         (folder / "definitions.py").write_text(DEFINITIONS)
         (folder / "notes").mkdir()
         self.store = vd.FragmentStore(root=str(folder / "store"))
 
     def write(self, pipeline: str, partition: str, values: list[int]) -> None:
-        """Write a partition's source: ids from 0, and values in the column n."""
         table = {"id": list(range(len(values))), "n": values}
         write_source(self.folder / "src" / pipeline / partition, table)
 
@@ -150,7 +147,6 @@ class Project(DagsterDev):
         return Counter(value for value in noted if value in set(values))
 
     def slowly(self, slow: bool) -> None:
-        """Set whether a batch takes a quarter of a second, or no time."""
         flag = self.folder / "notes" / "slowly"
         flag.touch() if slow else flag.unlink(missing_ok=True)
 
@@ -177,7 +173,7 @@ def dev(
     kills = request.path.is_relative_to(TESTS / "chaos")
     folder = tmp_path_factory.mktemp("project")
     workspace = None if kills else REPOSITORY / "workspace.yaml"
-    project = Project(folder, forks=not kills, workspace=workspace)
+    project = Project(folder, workspace)
     try:
         project.start()
         yield project
@@ -188,7 +184,6 @@ def dev(
 
 @pytest.fixture
 def slowly(dev: Project) -> Iterator[None]:
-    """Batches are slow until the test sets otherwise."""
     dev.slowly(True)
     yield
     dev.slowly(False)

@@ -217,7 +217,6 @@ class Batches:
         return shown(made)
 
     def _answer(self, made: Made) -> None:
-        """Answer the requests of a batch, in another order than theirs."""
         answers: list[tuple[str, str, int, Any]] = []
         for custom_id, body in reversed(made.lines):
             prompt = said(body["messages"][-1]["content"])
@@ -278,7 +277,6 @@ class Batches:
 
 
 def _line(custom_id: str, status: str, code: int, body: Any) -> bytes:
-    """A line of a file of answers."""
     response: Any = {"status_code": code, "request_id": "r", "body": body}
     error = None
     if status in ("expired", "canceled"):

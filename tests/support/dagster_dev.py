@@ -1,4 +1,7 @@
-"""A real ``dagster dev`` (webserver, daemon, code server), used through GraphQL as its UI does."""
+"""A real ``dagster dev`` (webserver, daemon, code server), used through GraphQL as its UI does.
+
+What is not shown as such is read from its instance.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import psutil
 
-from support import forked
-from support.paths import TESTS
 from support.results import entries
 
 REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "definitions.py"}
@@ -41,8 +43,7 @@ load_from:
       relative_path: definitions.py
 """
 
-# For processes that are not forked. Without it tests are slow, not wrong:
-# the daemon looks for backfills every 30 s, which is not configurable.
+# The daemon looks for backfills every 30 s, which is not configurable.
 SITE = """
 import sys
 
@@ -59,33 +60,34 @@ IN_PROCESS = {"execution": {"config": {"in_process": {}}}}
 class DagsterDev:
     """``dagster dev`` over ``definitions.py`` in a folder, with its own instance there."""
 
-    def __init__(self, folder: Path, forks: bool, workspace: Path | None = None) -> None:
+    def __init__(self, folder: Path, workspace: Path | None = None) -> None:
         self.folder = folder
         self.home = folder / "home"
         self.log = folder / "dagster-dev.log"
-        self._forks = forks
         (folder / "site").mkdir()
         (folder / "site" / "sitecustomize.py").write_text(SITE)
         self.home.mkdir()
         (self.home / "dagster.yaml").write_text(INSTANCE)
+        self.instance = dg.DagsterInstance.from_config(str(self.home))
         (folder / "workspace.yaml").write_text(WORKSPACE)
         self._workspaces = [folder / "workspace.yaml", *filter(None, [workspace])]
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | forked.Forked | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._seen: set[psutil.Process] = set()
 
     def start(self) -> None:
         """Start it and wait until it answers and its daemons are running."""
         # A process that has connected to a local head has its settings in its environment.
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-        path = str(TESTS if self._forks else self.folder / "site")
         environment = {
             **clean,
             "DAGSTER_HOME": str(self.home),
             "VANE_DEMO_DATA": str(self.home / "data"),
             "DAGSTER_DISABLE_TELEMETRY": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(self.folder / "site"), os.environ.get("PYTHONPATH")])
+            ),
         }
         command = ["dagster", "dev"]
         for workspace in self._workspaces:
@@ -94,22 +96,16 @@ class DagsterDev:
         # A page asks every two seconds by default. What tests look at, they load.
         command += ["--live-data-poll-rate", "10000"]
         folder = self._workspaces[-1].parent
-        with self.log.open("a") as out, self.log.open("a") as error:
-            if self._forks:
-                program = ["-c", "from support.forked_dagster import main; main()", *command]
-                output = {out.fileno(): 1, error.fileno(): 2}
-                server = forked.server(forked.DRIVER)
-                self._process = server.start(program, environment, output, folder)
-            else:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", *command],
-                    cwd=folder,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=error,
-                    start_new_session=True,
-                )
+        with self.log.open("a") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *command],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self.wait(self._is_up, "dagster dev is up", 120)
 
     def _is_up(self) -> bool:
@@ -138,6 +134,7 @@ class DagsterDev:
                 self._process.kill()
                 self._process.wait()
             self._process = None
+        self.instance.dispose()
         _, left = psutil.wait_procs(self._seen, timeout=5)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -175,13 +172,11 @@ class DagsterDev:
         return dict(found["data"])
 
     def do(self, mutation: str, expected: str, **variables: Any) -> dict[str, Any]:
-        """Send a mutation of one field, and return its result, which must be of type `expected`."""
         (found,) = self.ask(mutation, **variables).values()
         assert found["__typename"] == expected, found
         return dict(found)
 
     def wait(self, true: Callable[[], Any], what: str, seconds: float = 90) -> None:
-        """Wait until a condition is true, for at most `seconds`."""
         until = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < until, f"in {seconds} s not: {what}\n{self._said()}"
@@ -221,13 +216,11 @@ class DagsterDev:
         assert result["__typename"] == "TerminateRunSuccess", result
 
     def status(self, run: str) -> str:
-        found = self.ask(
-            "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }", id=run
-        )
-        return str(found["runOrError"]["status"])
+        record = self.instance.get_run_by_id(run)
+        assert record is not None
+        return record.status.value
 
     def ended(self, run: str, seconds: float = 90) -> str:
-        """Wait for a run to end, for at most `seconds`, and return its status."""
         self.wait(lambda: self.status(run) in ENDED, f"run {run} has ended", seconds)
         return self.status(run)
 
@@ -235,36 +228,22 @@ class DagsterDev:
         assert self.ended(run) == "SUCCESS", self.said(run)
 
     def said(self, run: str) -> str:
-        """Return a run's log as text, with its errors."""
         lines = []
-        for event in self._events(run):
-            error = (event.get("error") or {}).get("message", "")
-            lines.append(f"{event['eventType']} {event['message']} {error}".rstrip())
+        for entry in self.instance.all_logs(run):
+            failed = entry.dagster_event and entry.dagster_event.is_step_failure
+            error = entry.get_dagster_event().step_failure_data.error if failed else ""
+            lines.append(f"{entry.message} {error}".rstrip())
         return "\n".join(lines)
 
     def pid(self, run: str, event_type: str) -> int:
-        """Return the process id in a run's first event of a type."""
         entries = [
-            entry
-            for event in self._events(run)
-            if event["eventType"] == event_type
-            for entry in event.get("metadataEntries") or ()
-            if entry["label"] == "pid"
+            entry.dagster_event.event_specific_data.metadata["pid"].value
+            for entry in self.instance.all_logs(run)
+            if entry.dagster_event
+            and entry.dagster_event.event_type_value == event_type
+            and "pid" in getattr(entry.dagster_event.event_specific_data, "metadata", {})
         ]
-        return int(entries[0]["text"])
-
-    def _events(self, run: str) -> list[dict[str, Any]]:
-        found = self.ask(
-            """query($id: ID!) { runOrError(runId: $id) { ... on Run {
-                 eventConnection(limit: 1000) { events {
-                   ... on MessageEvent { message eventType }
-                   ... on ErrorEvent { error { message } }
-                   ... on DisplayableEvent { metadataEntries { label
-                     ... on TextMetadataEntry { text } } }
-                 } } } } }""",
-            id=run,
-        )
-        return list(found["runOrError"]["eventConnection"]["events"])
+        return int(entries[0])
 
     # Backfills
 
@@ -301,13 +280,6 @@ class DagsterDev:
         )
         return str(launched["backfillId"])
 
-    def cancel(self, backfill: str) -> None:
-        self.do(
-            "mutation($id: String!) { cancelPartitionBackfill(backfillId: $id) { __typename } }",
-            "CancelBackfillSuccess",
-            id=backfill,
-        )
-
     def backfill_state(self, backfill: str) -> dict[str, Any]:
         """Return a backfill as its page shows it: status, partitions, runs, and counts by asset."""
         state = self.ask(
@@ -327,8 +299,6 @@ class DagsterDev:
         return dict(state)
 
     def backfill_ended(self, backfill: str) -> dict[str, Any]:
-        """Wait for a backfill to end, for at most `seconds`, and return its state."""
-
         def over() -> bool:
             found = self.ask(
                 """query($id: String!) { partitionBackfillOrError(backfillId: $id) {
@@ -344,12 +314,7 @@ class DagsterDev:
     # Pools
 
     def limit_pool(self, pool: str, slots: int) -> None:
-        self.ask(
-            """mutation($pool: String!, $slots: Int!) {
-                 setConcurrencyLimit(concurrencyKey: $pool, limit: $slots) }""",
-            pool=pool,
-            slots=slots,
-        )
+        self.instance.event_log_storage.set_concurrency_slots(pool, slots)
 
     # Assets
 
@@ -405,22 +370,13 @@ class DagsterDev:
             for check in node["assetChecksOrError"]["checks"]
         }
 
-    def evaluations(self, stage: str, check: str, partition: str) -> list[dict[str, Any]]:
-        """Return the executions of a check in a partition, latest first, as its page lists them."""
-        found = self.ask(
-            """query($key: AssetKeyInput!, $check: String!, $partition: String!) {
-                 assetCheckExecutions(
-                   assetKey: $key, checkName: $check, partition: $partition, limit: 100
-                 ) { runId status } }""",
-            key=asset_keys([stage])[0],
-            check=check,
-            partition=partition,
-        )
-        return list(found["assetCheckExecutions"])
+    def evaluations(self, stage: str, check: str, partition: str) -> list[str]:
+        key = dg.AssetCheckKey(dg.AssetKey(stage.split("/")), check)
+        records = self.instance.event_log_storage.get_asset_check_execution_history(key, 100)
+        return [record.status.value for record in records if record.partition == partition]
 
 
 def asset_keys(stages: Sequence[str]) -> list[Mapping[str, list[str]]]:
-    """Convert stages, as ``days/doubles``, to GraphQL's asset keys."""
     return [{"path": stage.split("/")} for stage in stages]
 
 
@@ -429,7 +385,6 @@ def _statuses(
     field: str = "assetPartitionStatuses",
     kinds: Sequence[str] = ("materialized", "failed", "materializing"),
 ) -> dict[str, str]:
-    """Return the status of each partition that has one, from ranges or from lists."""
     found, statuses = {}, node[field]
     for kind in kinds:
         found |= dict.fromkeys(statuses.get(f"{kind}Partitions") or [], kind.upper())

@@ -16,7 +16,6 @@ def parts(tmp_path: Path, stage: str) -> list[Path]:
 
 
 def stored_parts(folder: Path) -> list[Path]:
-    """Return the parts below a folder, without the records beside them."""
     return sorted(path for path in folder.rglob("*.parquet") if parse_part_name(path.name))
 
 
@@ -32,7 +31,6 @@ def flip(file: Path, column: str = "y") -> None:
 
 
 def cut(file: Path) -> None:
-    """Remove the end of a file, with its footer."""
     file.write_bytes(file.read_bytes()[:-40])
 
 

@@ -39,7 +39,6 @@ def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = N
 
 
 def column_of(read: Any, column: str) -> list[Any]:
-    """Return the values of a column, for rows of any form."""
     import duckdb
     import polars as pl
 

@@ -17,7 +17,6 @@ _MAGIC = 1681511377
 
 
 def commit(table: Path, actions: Iterable[Mapping[str, Any]]) -> int:
-    """Write the next version of a table's log; return its number."""
     version = DeltaTable(str(table)).version() + 1
     lines = "\n".join(json.dumps(action) for action in actions)
     (table / "_delta_log" / f"{version:020d}.json").write_text(lines)

@@ -125,7 +125,6 @@ def embed_slowly(batch: pa.Table) -> pa.Table:
 
 
 def run_of_a_process(root: Path) -> None:
-    """Materialize all partitions in a process that is interrupted meanwhile."""
     world = World(root, vd.LocalCompute(num_cpus=2))
     with dg.DagsterInstance.from_config(str(root)) as instance:
         world.run(instance, *KEYS, assets=[world.pipeline(embed_slowly).build_assets()])

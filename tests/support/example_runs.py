@@ -123,7 +123,6 @@ def example_cluster(
 
 
 def example(name: str) -> Any:
-    """An example as a module."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -135,7 +134,6 @@ def example(name: str) -> Any:
 
 
 def run(name: str, environment: dict[str, str]) -> tuple[str, list[int]]:
-    """Run an example; return its output, and the numbers of rows that its stages computed."""
     program = [str(EXAMPLES / f"{name}.py")]
     done = forked.run(program, environment, EXAMPLES.parent, 240, forked.EXAMPLE)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -90,7 +90,6 @@ class Program(Forked):
         super().__init__(server(modules).start(arguments, env, descriptors, cwd).pid)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for the end, and return the standard output and the standard error."""
         try:
             self.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -115,7 +114,6 @@ def run(
     timeout: float,
     modules: tuple[str, ...] = DRIVER,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a `Program` to its end, for at most `timeout` seconds."""
     program = Program(arguments, env, cwd, modules)
     out, err = program.communicate(timeout)
     assert program.returncode is not None
@@ -163,23 +161,10 @@ class ForkServer:
         self._process.wait()
 
 
-class InnerForkServer(ForkServer):
-    """A fork of this process, which has no threads yet. It ends with this process."""
-
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._lock = threading.Lock()
-        with theirs:
-            if os.fork() == 0:
-                self._socket.close()
-                _run_forks(theirs)
-
-
 _servers: dict[tuple[str, ...], ForkServer] = {}
 
 
 def server(modules: tuple[str, ...]) -> ForkServer:
-    """Return the session's fork server that has imported some modules."""
     if modules not in _servers:
         _servers[modules] = ForkServer(modules)
     return _servers[modules]
@@ -193,13 +178,6 @@ def close_servers() -> None:
 def _adopt_orphans(adopts: bool) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_ADOPT_ORPHANS, int(adopts), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
-
-
-def _run_forks(requests: socket.socket) -> None:
-    """Fork at each request, and run its program in the forked process; does not return."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    program = _serve(requests)
-    _end(_run(program) if program else 0)
 
 
 def _serve(requests: socket.socket) -> list[str] | None:
@@ -296,4 +274,6 @@ if __name__ == "__main__":
         importlib.import_module(_module)
     gc.collect()
     gc.freeze()  # a collection in a program would copy all pages
-    _run_forks(socket.socket(fileno=int(sys.argv[1])))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _program = _serve(socket.socket(fileno=int(sys.argv[1])))
+    _end(_run(_program) if _program else 0)

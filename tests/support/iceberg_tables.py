@@ -26,7 +26,6 @@ from pyiceberg.typedef import Record
 
 
 def catalog_in(folder: Path) -> dict[str, str]:
-    """Return the properties of a catalog in a folder; it has the namespace "db"."""
     folder.mkdir(parents=True, exist_ok=True)
     properties = {
         "type": "sql",

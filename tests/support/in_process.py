@@ -129,8 +129,6 @@ def _silent(report: Any) -> Any:
 
 
 class InProcessCompute(Compute):
-    """A compute resource whose workers are hosts in this process."""
-
     def backend(self) -> Any:
         return InProcess()
 

@@ -107,7 +107,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def api(folder: Path) -> Iterator[tuple[Api, str]]:
-    """A server, and the path of a kubeconfig for it."""
     server = Api()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     at = f"http://127.0.0.1:{server.server_address[1]}"

@@ -39,12 +39,10 @@ class Delta:
         return [f"file://{self.url}/{action['path']}" for action in actions]
 
     def delete(self, positions: Any) -> None:
-        """Delete rows of the first file."""
         path = self.files()[0].rpartition("/")[2]
         delta_tables.delete_positions(Path(self.url), path, positions)
 
     def add_column(self, name: str) -> None:
-        """Add a column of text; a file of Delta comes with it."""
         self.append(made([100], **{name: ["e"]}), schema_mode="merge")
 
     def now(self) -> Any:
@@ -115,5 +113,4 @@ FORMATS = {"delta": Delta, "iceberg": Iceberg, "lance": Lance}
 
 @pytest.fixture(params=FORMATS)
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """A table of each format in turn, which does not exist yet."""
     return FORMATS[request.param](tmp_path)

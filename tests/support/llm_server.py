@@ -21,8 +21,6 @@ from starlette.routing import Route
 from support.published_apis import check_chat, check_messages, said
 
 KEY = "sk-a-key-of-the-tests"
-THOUGHT = "Let me think."
-"""The reasoning of models that are told to reason."""
 _CHECKS = {"/v1/chat/completions": check_chat, "/v1/messages": check_messages}
 _ONCE = {"busy": ("slow down", 429), "broken": ("oops", 500), "overloaded": ("Overloaded", 529)}
 """Errors of the first request whose prompt has a word."""
@@ -99,12 +97,8 @@ class Server:
     def chat(self, body: dict[str, Any], prompt: str) -> Any:
         text = self._answer(_questions(body), prompt)
         message = {"role": "assistant", "content": text}
-        thinks = "reasoning_effort" in body
-        message |= {"reasoning": THOUGHT} if thinks else {}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
-        found = _completion(body, "chat.completion", choice, prompt, text)
-        found["usage"]["completion_tokens_details"] = {"reasoning_tokens": 2 * thinks}
-        return found
+        return _completion(body, "chat.completion", choice, prompt, text)
 
     def completions(self, body: dict[str, Any], prompt: str) -> Any:
         text = self._answer(prompt.split("\n\n")[::2], prompt)  # in between are answers
@@ -112,25 +106,19 @@ class Server:
         return _completion(body, "text_completion", choice, prompt, text)
 
     def messages(self, body: dict[str, Any], prompt: str) -> Any:
-        """Anthropic's Messages API; with a tool, the answer is its input if it is JSON.
-
-        It thinks if that is enabled.
-        """
+        """Anthropic's Messages API; with a tool, the answer is its input if it is JSON."""
         text = self._answer(_questions(body), prompt)
         content: list[dict[str, Any]] = [{"type": "text", "text": text}]
         if body.get("tools"):
             with contextlib.suppress(ValueError):
                 given, tool = json.loads(text), body["tools"][0]["name"]
                 content = [{"type": "tool_use", "id": "t1", "name": tool, "input": given}]
-        if body.get("thinking"):
-            content.insert(0, {"type": "thinking", "thinking": THOUGHT, "signature": "s"})
         words = len(text.split())
-        usage: dict[str, Any] = {
+        usage = {
             "input_tokens": len(prompt.split()),
             "cache_creation_input_tokens": 2,
             "cache_read_input_tokens": 1,
             "output_tokens": words,
-            "output_tokens_details": {"thinking_tokens": 2 if body.get("thinking") else 0},
         }
         reason = "max_tokens" if words > body["max_tokens"] else "end_turn"
         made = {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"]}

@@ -23,7 +23,6 @@ def picture(
 
 
 def tone(hertz: float, seconds: float = 0.5, rate: int = 16_000) -> np.ndarray:
-    """Return the samples of a sine, as int16."""
     return (np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate)) / rate) * 2**14).astype("<i2")
 
 

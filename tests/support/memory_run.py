@@ -35,7 +35,6 @@ def summed(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def hashed(batch: pa.Table) -> pa.Table:
-    """Return each row's bytes again, with their hash."""
     digests = [hashlib.sha256(value.as_buffer()).hexdigest() for value in batch["payload"]]
     return pa.table({"copy": batch["payload"], "digest": digests})
 
@@ -64,7 +63,6 @@ def peak() -> int:
 
 
 def main(root: str, case: str, fragment_rows: int, store_bytes: int) -> None:
-    """Materialize a case over the files in `root`."""
     import ray
     from ray._private.internal_api import memory_summary
 

@@ -56,8 +56,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 class MisbehavingServer:
-    """The application."""
-
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._key = os.environ[options.key_env] if options.key_env else ""
@@ -163,7 +161,6 @@ def append(path: str, line: str) -> None:
 
 
 def requests(path: str | Path) -> list[str]:
-    """The prompts in a file of requests, in the order of their arrival."""
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 

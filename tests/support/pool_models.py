@@ -27,8 +27,6 @@ SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT"}
 
 
 class Model:
-    """Says who loads it, and which ids it is given."""
-
     def __init__(self, log: str, factor: int = 2, sleep: float = 0.0, needs: str = "") -> None:
         self.log, self.factor, self.sleep = Path(log), factor, sleep
         if needs and not os.path.exists(needs):
@@ -58,7 +56,6 @@ def docs(tmp_path: Path, rows: int = 60) -> vd.Pipeline:
 
 
 def add(above: Any, name: str, tmp_path: Path, model: type = Model, **settings: Any) -> vd.Stage:
-    """Adds a stage of `Model` to a pipeline; what the class takes is sorted out."""
     own = {k: settings.pop(k) for k in ("factor", "sleep", "needs") if k in settings}
     given = {"batch_size": 5, "concurrency": 1, **settings}
     kwargs = {"log": str(tmp_path), **own}
@@ -98,7 +95,6 @@ def listed() -> list[dict[str, Any]]:
 
 
 def clear() -> None:
-    """Evict the models' pools of that cluster."""
     import ray
 
     for pool_manager in pool_managers().values():

@@ -57,7 +57,7 @@ class Process:
         variables: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        """Start the run."""
+        """Start the run; `variables` are those that Ray reads as it is imported."""
         (tmp_path / "models").mkdir(exist_ok=True)
         module = tmp_path / "models" / "models.py"
         if not module.exists():

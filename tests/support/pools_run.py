@@ -27,8 +27,6 @@ KEYS = list("abcdefgh")
 
 
 class ShortLease(vd.RayCompute):
-    """Compute with leases that expire soon after their run was killed."""
-
     lease_seconds: float = 3.0
 
     def backend(self) -> RayBackend:
@@ -56,8 +54,6 @@ def pipeline(options: dict[str, Any]) -> vd.Pipeline:
 
 
 class HeadRay(LocalRay):
-    """A dagster-ray cluster that is already running."""
-
     head: str
 
     @property

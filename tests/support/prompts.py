@@ -70,7 +70,6 @@ def docs(tmp_path: Path, texts: list[str | None] = TEXTS, **columns: Any) -> vd.
 
 
 def asked(above: Any, url: str, messages: Any = "{text}", **kwargs: Any) -> vd.Stage:
-    """Declare a stage that asks the endpoint."""
     options = {
         "base_url": url,
         "api_key_env": "LLM_KEY",

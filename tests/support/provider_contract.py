@@ -104,7 +104,6 @@ class Offered:
         return rows, events
 
     def agree(self, rows: pa.Table, texts: Sequence[str]) -> None:
-        """Assert that rows have what the model makes of texts."""
         found = rows[self.column].to_pylist()
         expected = self.expected(texts)
         if self.method == "classify":
@@ -229,7 +228,6 @@ def test_the_definition_has_what_may_change_results_and_nothing_else(offered, tm
 
 
 def _merged(given: Arguments, others: Arguments) -> dict[str, Any]:
-    """Return arguments with others, and options in the same way."""
     both = {
         name: _merged(given[name], value)
         if isinstance(value, Mapping) and isinstance(given.get(name), Mapping)

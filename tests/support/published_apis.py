@@ -66,7 +66,6 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _file(name: str, data: str) -> str:
-    """Describe a file: an image by its size in pixels, others by their bytes."""
     content = base64.b64decode(data, validate=True)
     if not name.startswith("image/"):
         return f"[{name}, {len(content)} bytes]" if data else f"[{name}]"

@@ -78,7 +78,6 @@ def statuses(
 
 
 def metadata(result: dg.ExecuteInProcessResult, stage: str) -> dict[str, Any]:
-    """Return metadata of the materialization of a stage, as plain values."""
     found = [
         event.materialization
         for event in result.get_asset_materialization_events()

@@ -8,13 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +18,6 @@ import psutil
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.data import write_source
-from support.paths import TESTS
 from support.server_runs import SCHEMA, ask, echo
 
 ROWS = 300
@@ -32,8 +25,6 @@ KINDS = (
     "server", "child", "guard", "replica's worker", "client worker", "driver",
     "pool manager",
 )  # fmt: skip
-_PAUSE_SECONDS = (0.3, 2.0)
-_MAX_ROUND_SECONDS = 180.0
 
 
 def declared(folder: Path, replicas: int) -> vd.Pipeline:
@@ -109,104 +100,6 @@ def living(kind: str, folder: Path, driver: subprocess.Popen[bytes]) -> list[psu
             }
             found += [each] if is_kind[kind] else []
     return found
-
-
-@dataclass
-class Round:
-    """What came of a round.
-
-    Attributes:
-        killed: What was killed, in order.
-        lost: Rows without a result, of both stages.
-        twice: Rows with two results.
-        wrong: Rows with another row's answer.
-        quarantined: Rows in quarantine.
-        left: Processes of the server after its cluster or driver is gone.
-        runs: Runs that it took.
-        failures: Ends of runs other than by a kill.
-    """
-
-    killed: list[str] = field(default_factory=list)
-    lost: int = 0
-    twice: int = 0
-    wrong: int = 0
-    quarantined: int = 0
-    left: int = 0
-    runs: int = 0
-    failures: list[str] = field(default_factory=list)
-
-
-def campaign_round(
-    chance: random.Random, kills: int, compute: str, kinds: tuple[str, ...] = KINDS
-) -> Round:
-    """Run a round, and kill processes while it runs."""
-    folder, result = Path(tempfile.mkdtemp(prefix="vk-", dir="/tmp")), Round()
-    deadline = time.monotonic() + _MAX_ROUND_SECONDS
-    try:
-        write_source(folder / "src", {"id": range(ROWS)})
-        replicas = chance.choice([1, 2])
-        is_done = False
-        while not is_done and result.runs < 6 and time.monotonic() < deadline:
-            is_done = _run_once(folder, replicas, compute, chance, kills, kinds, result)
-        _check_rows(declared(folder, replicas), str(folder / "store"), result)
-        if compute == "ray":  # that of a run without a cluster ends with it
-            command = [sys.executable, "-m", "vane_dagster", "pools", "evict", "echo", "--force"]
-            subprocess.run(command, check=False, capture_output=True)
-        gone = time.monotonic() + 40
-        while (left := servers(folder)) and time.monotonic() < gone:
-            time.sleep(0.2)
-        result.left = len(left)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return result
-
-
-def _run_once(
-    folder: Path,
-    replicas: int,
-    compute: str,
-    chance: random.Random,
-    kills: int,
-    kinds: tuple[str, ...],
-    result: Round,
-) -> bool:
-    """Run the pipeline once; return whether it succeeded."""
-    result.runs += 1
-    log = folder / f"log-{result.runs}"
-    command = [sys.executable, "-m", "support.server_kills", str(folder), str(replicas), compute]
-    with log.open("wb") as output:
-        driver = subprocess.Popen(command, cwd=TESTS, stdout=output, stderr=output)
-    was_killed = False
-    while driver.poll() is None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            driver.wait(chance.uniform(*_PAUSE_SECONDS))
-        if len(result.killed) < kills and (folder / "requests").exists():
-            kind = chance.choice(kinds)
-            if victims := living(kind, folder, driver):
-                with contextlib.suppress(psutil.Error):
-                    chance.choice(victims).kill()
-                    result.killed.append(kind)
-                    was_killed |= kind == "driver"
-    if driver.returncode and not was_killed:
-        lines = log.read_text(errors="replace").splitlines()
-        errors = [line for line in lines if "Error" in line or "stage '" in line]
-        result.failures.append((errors or lines or ["no output"])[-1][-300:])
-    return driver.returncode == 0
-
-
-def _check_rows(pipeline: vd.Pipeline, store: str, result: Round) -> None:
-    for stage in ("answered", "asked"):
-        try:
-            rows = vd.load(pipeline[stage], store=store).to_pylist()
-            result.quarantined += vd.quarantine(pipeline[stage], store=store).num_rows
-        except vd.errors.VaneError as error:
-            result.failures.append(str(error)[:300])
-            result.lost += ROWS
-            continue
-        ids = {row["id"] for row in rows}
-        result.lost += ROWS - len(ids)
-        result.twice += len(rows) - len(ids)
-        result.wrong += sum(row["answer"] != f"echo: row {row['id']}" for row in rows)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,6 @@ def running(launch: Launch, host: str = "", **limits: Any) -> Iterator[ServerPro
 
 
 def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Wait for a condition, and return its value."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "the condition was not met in time"
@@ -77,7 +76,6 @@ def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 
 def ready(server: ServerProcess, restarts: int) -> ServerStatus:
-
     def found() -> ServerStatus | None:
         status = server.status()
         assert status.state != "failed", status.reason
@@ -87,7 +85,6 @@ def ready(server: ServerProcess, restarts: int) -> ServerStatus:
 
 
 def ask(endpoint: Endpoint, prompt: str, key: str | None = None) -> tuple[int, Any]:
-    """Send a prompt."""
     message = {"model": "echo", "messages": [{"role": "user", "content": prompt}]}
     request = urllib.request.Request(
         f"{endpoint.url}/v1/chat/completions",
@@ -109,7 +106,6 @@ def answer(endpoint: Endpoint, prompt: str) -> str:
 
 
 def in_flight(endpoint: Endpoint) -> int:
-    """The number of requests that a server answers now."""
     with urllib.request.urlopen(f"{endpoint.url}/metrics", timeout=10) as found:
         return int(float(found.read().split()[-1]))
 

@@ -28,7 +28,6 @@ def echo(name: str, *options: str, **given: Any) -> vd.Server:
 
 
 def ask(batch: pa.Table, llm: Any) -> dict[str, list[Any]]:
-    """Ask for each row, and return the answers with the process id of the server."""
     found = []
     for id in batch["id"].to_pylist():
         message = {"role": "user", "content": f"row {id}"}

@@ -138,11 +138,9 @@ def imported(
 
 
 def pipelines(module: ModuleType) -> list[vd.Pipeline]:
-    """The pipelines of a module that have stages."""
     found = [each for each in vars(module).values() if isinstance(each, vd.Pipeline)]
     return [each for each in found if each.stages]
 
 
 def stage_of(module: ModuleType, name: str) -> vd.Stage:
-    """A stage of a module's pipelines."""
     return next(each[name] for each in pipelines(module) if name in each.stages)

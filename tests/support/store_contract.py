@@ -191,7 +191,6 @@ def test_a_run_that_began_before_a_forced_one_does_not_replace_its_results(store
 
 
 def commit(store: Store, made: Manifest, **given: Any) -> ManifestName | vd.errors.VaneError:
-    """Send one commit through a new committer."""
     return commits(store, [(made, given)])[made.stage]
 
 

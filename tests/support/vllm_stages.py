@@ -57,12 +57,10 @@ def shared_memory(pid: int) -> set[str]:
 
 
 def gone(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
-    """Whether processes end in time."""
     return not psutil.wait_procs(processes, timeout=seconds)[1]
 
 
 def arguments(by: str, model: Path, **kwargs: Any) -> dict[str, Any]:
-    """Return the provider and the model of a stage."""
     if by == "transformers":
         return {"provider": by, "model": str(model), "options": {"batch_size": 3}}
     engine = {**ENGINE, "gpu_memory_utilization": 0.1, **kwargs}

@@ -17,8 +17,6 @@ _imported = forked.WORKER
 
 
 class ForkedProcess(WorkerProcess):
-    """A worker process that is forked instead of started."""
-
     def _started(
         self, command: Sequence[str], descriptor: int, env: Mapping[str, str]
     ) -> forked.Forked:
@@ -38,8 +36,6 @@ class EndingLocal(vd.LocalCompute):
 
 
 class ForkedLocal(vd.LocalCompute):
-    """A `LocalCompute` whose processes are forked."""
-
     def backend(self) -> Backend:
         if _session is None or _surroundings() != _session:
             return super().backend()

@@ -1,4 +1,4 @@
-"""The commands of an operator, with the user's definitions: plans, previews, traces, retries."""
+"""The commands of an operator with their definitions: plans, previews, traces, failed rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -63,7 +65,7 @@ LAZY = f"@dg.definitions\ndef {PLAIN.replace(' =', '(): return')}"
 
 
 @pytest.mark.filterwarnings("ignore:The `__fields__` attribute")  # of Dagster, for `Cluster`
-def test_an_operator_plans_previews_traces_and_retries(tmp_path, monkeypatch):
+def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
     (tmp_path / "defs_of_test.py").write_text(DEFINITIONS + PLAIN)
     (tmp_path / "ids.csv").write_text("id\n2\n1\n")
     monkeypatch.chdir(tmp_path)
@@ -73,11 +75,15 @@ def test_an_operator_plans_previews_traces_and_retries(tmp_path, monkeypatch):
     monkeypatch.setattr(vd, "LocalCompute", WarmLocal)
     file, store = ("-f", "defs_of_test.py"), ("--store", "its store")
 
-    def run(*words: str, fails: int = 0) -> str:
+    def run(*words: str, fails: int = 0, progress: bool = False) -> str:
         monkeypatch.delitem(sys.modules, "defs_of_test", raising=False)  # it is loaded again
         done = CliRunner().invoke(main, words)
         assert done.exit_code == fails, done.output
-        return done.output if fails else done.stdout
+        return done.output if fails or progress else done.stdout
+
+    def last() -> list[int]:
+        rows: list[int] = vd.load("numbers/last", store="its store")["y"].to_pylist()
+        return rows
 
     # Plans, with the store of the definitions or another one.
     planned = json.loads(run("plan", "two", "-m", "defs_of_test", "--json"))
@@ -131,12 +137,44 @@ def test_an_operator_plans_previews_traces_and_retries(tmp_path, monkeypatch):
     (group,) = json.loads(some)
     assert (group["rows"], group["ids"], group["partitions"]) == (2, [6, 12], ["a"])
 
+    # Rows are waived.
+    failed = ("quarantine", "numbers/checked")
+    waive = (*failed, "--waive", "an empty page", *store)
+    shown = run(*waive, "--ids", "3", progress=True)
+    assert "waived 1 row of numbers/checked\n" in shown
+    assert "  waived: 3\n" in shown
+    shown = run(*waive, "--ids", "6,7,9,12,15")
+    assert "Retry them" not in shown, "all are waived"
+    assert "rows '5' are not quarantined" in run(*waive, "--ids", "3,5", fails=1)
+    assert "--ids goes with --waive or --undo" in run(*waive, fails=2)
+    assert "give one of" in run(*waive, "--ids", "3", "--retry", fails=2)
+
+    # Outputs are patched, what follows is computed, and an undo brings the failures back.
+    pq.write_table(pa.table({"id": [3], "y": [30]}), "fixes.parquet")
+    patch = (*failed, "--patch", "fixes.parquet", *file)
+    assert "the stage is partitioned; name one, of 'a', 'b'" in run(*patch, fails=1)
+    assert "no input row with id 3" in run(*patch, "--partitions", "a", fails=1)
+    assert "rows of one partition; name one" in run(*patch, "--partitions=a..b", fails=2)
+    assert "cannot be read" in run(*failed, "--patch", "x.parquet", *file, fails=2)
+    Path("calls").unlink()
+    shown = run(*patch, "--partitions", "b", progress=True)
+    assert "patched 1 row of numbers/checked\n" in shown
+    assert not Path("calls").exists()
+    good = [n for n in range(1, 17) if n % 3 and n != 7]
+    assert sorted(last()) == [*good, 30]
+    shown = run(*failed, "--undo", "--ids", "3,6,7,9,12,15", *file, progress=True)
+    assert "unwaived 6 rows of numbers/checked\n" in shown
+    assert "unpatched 1 row of numbers/checked\n" in shown
+    assert "waived: 3" not in shown
+    assert "Retry them" in shown
+    assert sorted(last()) == good
+
     # A retry computes them alone, and what follows. Definitions may be loaded lazily.
     (tmp_path / "defs_of_test.py").write_text(DEFINITIONS + LAZY)
     retry = ("quarantine", "numbers/checked", "--retry", *file)
     assert [group["rows"] for group in json.loads(run(*retry, "--json"))] == [5, 1]
     Path("broken").unlink()
-    Path("calls").unlink()
+    Path("calls").unlink(missing_ok=True)
     edited = DEFINITIONS.replace('batch["n"]}', 'batch["n"], "z": 1}')
     assert edited != DEFINITIONS
     (tmp_path / "defs_of_test.py").write_text(edited + LAZY)
@@ -150,6 +188,5 @@ def test_an_operator_plans_previews_traces_and_retries(tmp_path, monkeypatch):
     (tmp_path / "defs_of_test.py").write_text(DEFINITIONS + LAZY)
     assert run(*retry) == "No row is quarantined.\n"
     assert sorted(map(int, Path("calls").read_text().split())) == [3, 6, 7, 9, 12, 15]
-    rows = vd.load("numbers/last", store="its store")["y"].to_pylist()
-    assert sorted(rows) == [*range(1, 17)]
+    assert sorted(last()) == [*range(1, 17)]
     assert run("quarantine", "numbers/checked", *store, "--json") == "[]\n"

@@ -46,7 +46,6 @@ defs = dg.Definitions(assets=[docs.build_assets()], resources=resources)
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: dict[str, Any]) -> Any:
-    """Writes definitions and returns their pipeline."""
     root, target = f"s3://lake/{uuid.uuid4().hex}", f"{tmp_path}/target/{{partition_key}}"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])

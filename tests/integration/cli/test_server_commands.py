@@ -39,7 +39,6 @@ def listed() -> dict[str, Any]:
 
 
 def replicas(name: str) -> list[dict[str, Any]]:
-    """What is known of the replicas of a server."""
     pool = listed().get(name, {"workers": []})
     return [{**each, **each.get("server", {})} for each in pool["workers"]]
 

@@ -33,8 +33,6 @@ class Add:
 
 
 class Dies(Add):
-    """Kills its process at the first batch that has row 300."""
-
     def __init__(self, column: str, out: str, more: int, flag: str) -> None:
         super().__init__(column, out, more)
         self.flag = flag
@@ -55,7 +53,6 @@ def double(batch):
 
 
 def added(rows, name, column, out, more, backend, model=Add, checks=(), held=None, **arguments):
-    """Add a stage that adds a number to a column."""
     return rows.map_batches(
         name,
         model,
@@ -70,7 +67,6 @@ def added(rows, name, column, out, more, backend, model=Add, checks=(), held=Non
 
 @pytest.fixture
 def docs(tmp_path):
-    """A pipeline over several fragments of a source."""
     numbers = {"id": range(ROWS), "n": range(ROWS)}
     write_source(tmp_path / "src", pa.table(numbers), row_group_size=100)
     source = vd.parquet(str(tmp_path / "src"))
@@ -78,7 +74,6 @@ def docs(tmp_path):
 
 
 def numbers(tmp_path, stage):
-    """The rows of a stage by id, each id once."""
     rows = read_stage(tmp_path / "store", "docs", stage).sort_by("id")
     assert rows["id"].to_pylist() == list(range(ROWS))
     return rows

@@ -20,10 +20,11 @@ from support.results import metadata
 from support.warm_workers import ForkedLocal, end_waiting
 from vane_dagster.compute import local_backend
 
-SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT", "found": "VARCHAR"}
+SCHEMA = {"id": "BIGINT", "out": "BIGINT", "pid": "BIGINT", "found": "VARCHAR", "loaded": "DOUBLE"}
 ROWS = 20
 MODELS = """
 import os
+import time
 
 import helpers
 
@@ -31,12 +32,16 @@ FACTOR = 2
 
 
 class Model:
+    def __init__(self):
+        self.loaded = time.time()
+
     def made(self, n):
         return FACTOR * n + helpers.more(n)
 
     def __call__(self, batch):
         ids = batch["id"].to_pylist()
         own = {"pid": [os.getpid()] * len(ids), "found": [os.environ.get("FOUND")] * len(ids)}
+        own["loaded"] = [self.loaded] * len(ids)
         return {"id": ids, "out": [self.made(n) for n in ids], **own}
 
 
@@ -161,3 +166,19 @@ def test_edits_of_functions_around_a_prompt_keep_the_model(project, tmp_path, ma
     assert (out, same) == (expected(3, 200), pid)
     project.edit("models.py", "def uses(row):", "def uses(row):\n    # a comment")
     assert [found["fragments_computed"] for found in run()[0]] == [0, 0]
+
+
+def test_a_preview_of_an_edited_class_uses_the_loaded_instance(project, tmp_path):
+    def preview(**given: Any) -> tuple[list[int], int]:
+        docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")
+        docs.map_batches("out", project.load("Model", "models"), schema=SCHEMA)
+        rows = docs["out"].preview(3, **given).table
+        return rows["out"].to_pylist(), rows["loaded"][0].as_py()
+
+    out, loaded = preview()
+    assert out == [100, 102, 104]
+    project.edit("models.py", "return FACTOR * n", "return 5 * n")
+    assert preview() == ([100, 105, 110], loaded)
+    out, again = preview(reload=True)
+    assert (out, again) == ([100, 105, 110], again)
+    assert again != loaded

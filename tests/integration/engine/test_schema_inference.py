@@ -17,8 +17,6 @@ from support.results import metadata
 
 
 class Label:
-    """A model, which says where it is loaded."""
-
     def __call__(self, text: str) -> Any:
         return {"label": text.upper(), "score": len(text) / 2, "pid": os.getpid()}
 
@@ -28,8 +26,6 @@ def doubled(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 class Letters:
-    """Makes a row of each letter."""
-
     def __call__(self, row: dict[str, Any]) -> Any:
         for letter in row["label"]:
             yield {"letter": letter}

@@ -39,8 +39,6 @@ def note(what: str) -> None:
 
 
 class Model:
-    """Notes its construction and each call, with its stage."""
-
     def __init__(self) -> None:
         time.sleep(0.2)
         note("load")
@@ -103,7 +101,6 @@ class Ran:
         )
 
     def ready(self) -> list:
-        """What the run's workers reported."""
         return [event.report for event in self.events if isinstance(event, WorkerReady)]
 
 

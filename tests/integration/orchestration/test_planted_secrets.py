@@ -53,7 +53,6 @@ class Planted:
         self.client.upload_file(str(file), self.bucket, "in/a.parquet")
 
     def place(self, path: str) -> str:
-        """A URL in the bucket."""
         return f"s3://{self.bucket}/{path}"
 
     def options(self, **more: Any) -> dict[str, Any]:
@@ -100,7 +99,6 @@ class Planted:
         )
 
     def written(self, printed: str, *folders: Path) -> dict[str, str]:
-        """All that runs have written, by where it is."""
         found = {"printed": printed}
         for run in self.instance.get_runs():
             logs = self.instance.all_logs(run.run_id)
@@ -123,7 +121,6 @@ class Planted:
         return found
 
     def check(self, written: Mapping[str, str]) -> None:
-        """Finds none of the secrets."""
         secrets = {**self.values, "wrapped": self.wrapped}
         found = [(n, where) for n, v in secrets.items() for where, t in written.items() if v in t]
         assert found == []

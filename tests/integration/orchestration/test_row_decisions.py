@@ -27,8 +27,6 @@ BAD = (3, 4, 5)
 
 
 class Reader:
-    """Reads a page; fails at those that are bad, and notes its calls."""
-
     def __init__(self, folder: str) -> None:
         self.folder = folder.removeprefix("in ")
 
@@ -48,8 +46,6 @@ class Edited(Reader):
 
 
 class Lenient(Reader):
-    """Fails at no page."""
-
     def __call__(self, batch: pa.Table) -> Any:
         return {"words": [1 for text in batch["text"].to_pylist()]}
 
@@ -83,8 +79,6 @@ def with_bad(*bad: int) -> list[dict[str, Any]]:
 
 
 class Runs:
-    """Runs of the pipeline, and what was called and made in them."""
-
     def __init__(self, folder: Path, compute: Any, instance: dg.DagsterInstance) -> None:
         self.folder, self._compute, self.instance = folder, compute, instance
         self._materialize = materializing(folder)
@@ -125,6 +119,15 @@ def test_waived_rows_are_accepted_until_they_compute(runs):
     first = runs.run(with_bad(*BAD))
     assert not first.success
     assert not runs.rows_check(first).passed
+    fault = vd.quarantine("docs/read", store=runs.store).to_pylist()[0]
+    assert (fault["stage"], fault["id"], fault["model"]) == ("docs/read", 3, "Reader")
+    assert (fault["error"], fault["message"]) == ("ValueError", "cannot read bad 3")
+    assert "raise ValueError" in fault["traceback"]
+    assert (fault["attempts"], fault["run_id"]) == (1, first.run_id)
+    assert fault["worker"]
+    assert "rows 0 to 10" in fault["fragment"]
+    again = runs.pipeline.plan(store=runs.store, retry_quarantined=True).stages
+    assert {stage.stage: stage.rows for stage in again}["read"] == len(BAD)
 
     (waiver,) = waive("docs/read", None, ["3", "5"], "empty pages", runs.store)
 

@@ -25,8 +25,6 @@ def logged(result, instance) -> str:
 
 
 class Slow:
-    """Takes a tenth of a second a batch."""
-
     def __call__(self, batch):
         time.sleep(0.1)
         print("a batch of", batch.num_rows)

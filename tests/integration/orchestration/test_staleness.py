@@ -48,8 +48,6 @@ def not_fresh(
 
 
 class World:
-    """A pipeline over daily files, with the instance that its runs and observations go to."""
-
     def __init__(self, root: Any, compute: Any, instance: dg.DagsterInstance) -> None:
         self.root = root
         self.instance = instance
@@ -89,7 +87,6 @@ class World:
         write_source(self.root / "src" / day, {"id": ids, "n": list(numbers)}, name)
 
     def run(self, *days: str) -> dg.ExecuteInProcessResult:
-        """Materializes one day, or a range of days; the unpartitioned pipeline without any."""
         result = dg.materialize(
             [self.stages, self.source],
             selection=[self.pipeline[name].key for name in STAGES],
@@ -101,7 +98,6 @@ class World:
         return result
 
     def observe(self, *days: str) -> dict[str | None, str]:
-        """Observes the source; the days that it reported, with their versions."""
         job = self.defs.resolve_job_def("observe")
         result = job.execute_in_process(
             instance=self.instance, partition_key=days[0] if days else None

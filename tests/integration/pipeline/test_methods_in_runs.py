@@ -13,7 +13,6 @@ import pytest
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.edits import Project
-from support.pool_models import clear
 from support.results import metadata
 from support.warm_workers import ForkedLocal, end_waiting
 
@@ -117,20 +116,6 @@ TEXTS = [f"some text {n}" for n in range(10)]
 
 
 @pytest.fixture
-def compute(request: pytest.FixtureRequest) -> Iterator[Any]:
-    if getattr(request, "param", "local") == "local":
-        yield ForkedLocal(num_cpus=2)
-        end_waiting()
-        return
-    cluster = request.getfixturevalue("cluster")
-    cluster.connect()
-    clear()
-    yield vd.RayCompute(cluster=cluster)
-    cluster.connect()
-    clear()
-
-
-@pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     made = Project(tmp_path / "models")
     monkeypatch.syspath_prepend(str(made.root))
@@ -138,6 +123,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     write_source(tmp_path / "src", {"id": range(10), "n": range(10), "text": TEXTS})
     yield made
     made.forget()
+    end_waiting()
 
 
 def loads(tmp_path: Path) -> list[int]:
@@ -145,8 +131,7 @@ def loads(tmp_path: Path) -> list[int]:
     return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-@pytest.mark.parametrize("compute", ["local", "ray"], indirect=True)
-def test_methods_of_one_class_share_its_workers(tmp_path, project, compute, materialize):
+def test_methods_of_one_class_share_its_workers(tmp_path, project, materialize):
     """Those that are async have workers of their own; so has each other class."""
     (tmp_path / "mixed").mkdir()
     names = ("transcribe", "parts", "lengths", "upper")
@@ -166,8 +151,8 @@ def test_methods_of_one_class_share_its_workers(tmp_path, project, compute, mate
             docs.map(name, getattr(mixed, name))
         return docs
 
-    docs = declared()
-    result = materialize(docs, compute)
+    compute = ForkedLocal(num_cpus=2)  # models stay warm
+    result = materialize(declared(), compute)
 
     def rows(stage: str) -> list[dict[str, Any]]:
         table = read_stage(tmp_path / "store", "docs", stage).sort_by("id")

@@ -11,7 +11,6 @@ from support.llm_server import KEY, Server, serving
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[tuple[Server, str]]:
-    """The server, and its URL."""
     with serving() as (server, url):
         yield server, url
 

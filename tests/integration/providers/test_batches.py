@@ -16,7 +16,6 @@ from click.testing import CliRunner
 import vane_dagster as vd
 from support.batch_server import Batches
 from support.data import read_stage, write_source
-from support.media import picture
 from support.prompts import Person, asked, docs
 from support.results import failure, metadata
 from support.warm_workers import workers_that_imported
@@ -98,21 +97,6 @@ def test_a_run_submits_and_ends_and_the_next_one_commits(
     live = declared(tmp_path, endpoint[1], texts, provider=provider, mode="live")
     materialize(live, local)
     assert (len(batches.made), len(server.bodies)) == (2, len(texts) + 1)
-
-
-@pytest.mark.parametrize("provider", ["openai", "anthropic"])
-def test_images_are_in_batches(tmp_path, local, endpoint, batches, materialize, provider):
-    pictures = [picture(size=(1, 1)), picture(size=(9, 9)), b"no image"]
-    pipeline = docs(tmp_path, ["one", "two", "three"], picture=pictures)
-    url = endpoint[1] if provider == "openai" else endpoint[1].removesuffix("/v1")
-    parts = ["{text}", vd.image("picture", max_pixels=16)]
-    asked(pipeline, url, parts, provider=provider, mode="batch", on_error="null")
-    for _ in range(2):
-        materialize(pipeline, local)
-    assert len(batches.made) == 1
-    assert rows(tmp_path, "asked") == [
-        "echo: one\n[image/png 1x1]", "echo: two\n[image/png 4x4]", None,
-    ]  # fmt: skip
 
 
 def test_failed_rows_are_quarantined_and_retried_in_another_batch(

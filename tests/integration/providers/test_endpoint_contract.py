@@ -25,7 +25,6 @@ NULL_TEXT = "column 'text' is null; expected a text"
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[LocalBackend]:
-    """Workers that stay warm from test to test."""
     clients = "openai.resources.chat", "openai.resources.embeddings", "anthropic.resources.messages"
     with workers_that_imported(*clients):
         made = ForkedBackend(2)
@@ -144,7 +143,6 @@ def offered(
     endpoint: tuple[Server, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Offered:
-    """Each provider in turn."""
     monkeypatch.setenv("OTHER_KEY", SECRET)
     return MAKERS[request.param](backend, server, endpoint[1])
 

@@ -30,7 +30,6 @@ GREEDY = {"temperature": 0, "max_tokens": 9}
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[LocalBackend]:
-    """Workers that keep their clients from test to test."""
     with workers_that_imported(*CLIENTS):
         made = ForkedBackend(2)
         yield made
@@ -38,7 +37,6 @@ def backend() -> Iterator[LocalBackend]:
 
 
 def ask(above: Any, url: str, name: str, messages: Any, **given: Any) -> vd.Stage:
-    """Declare a stage that asks the endpoint by OpenAI's API, or by Anthropic's."""
     own = {"provider": "openai", "model": "m", "sampling_params": GREEDY, **given}
     base = url if own["provider"] == "openai" else url.removesuffix("/v1")
     own |= {"options": {"base_url": base, "api_key_env": "LLM_KEY"}, "env_vars": ["LLM_KEY"]}

@@ -12,7 +12,6 @@ import pytest
 
 import vane_dagster as vd
 from support.data import read_stage
-from support.llm_server import THOUGHT
 from support.prompts import TEXTS, Person, asked, docs
 from support.results import failure, metadata
 from support.warm_workers import workers_that_imported
@@ -140,35 +139,6 @@ def test_rows_that_fail_lose_no_others_and_are_paid_for(
     assert aside["id"] == 4
     assert "fixed_size_list<item: float>[4]" in aside["message"]
     assert read(tmp_path, "vectors")["id"].to_pylist() == [0, 1, 2, 3]
-
-
-def test_reasoning_has_a_column_and_the_answer_is_validated_alone(
-    tmp_path, local, server, endpoint, materialize
-):
-    server.answers = {text: ['{"answer": "fox"}'] for text in TEXTS}
-    prices = {"completion": 1e6}
-    thinking = {"type": "enabled", "budget_tokens": 1024}
-    ways = {
-        "openai": (endpoint[1], {"reasoning_effort": "low"}),
-        "anthropic": (endpoint[1].removesuffix("/v1"), {"thinking": thinking, "max_tokens": 2048}),
-    }
-    pipeline = docs(tmp_path)
-    for name, (url, sampling) in ways.items():
-        options = {"base_url": url, "api_key_env": "LLM_KEY"}
-        pipeline.prompt(
-            name, "{text}", provider=name, sampling_params=sampling, return_format=["fox", "dog"],
-            model=vd.Model("m", options=options, prices=prices, include_reasoning=True),
-            concurrency=vd.Workers(env_vars=["LLM_KEY"]),
-        )  # fmt: skip
-
-    done = materialize(pipeline, local)
-
-    for name in ways:
-        rows = read(tmp_path, name)
-        assert rows[name].to_pylist() == ["fox"] * 4
-        assert rows[f"{name}_reasoning"].to_pylist() == [THOUGHT] * 4
-        facts = metadata(done, name)
-        assert (facts["reasoning_tokens"], facts["cost"]) == (8, facts["completion_tokens"])
 
 
 class Adapted:

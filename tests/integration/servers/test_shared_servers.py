@@ -18,12 +18,10 @@ from vane_dagster.compute.client import ask_worker
 
 
 def starts(file: Path) -> list[int]:
-    """The process ids of a server's starts."""
     return [int(line) for line in file.read_text().split()] if file.exists() else []
 
 
 def servers(folder: Path, pipeline: str = "asking") -> set[str]:
-    """The servers that answered a stage's rows, by their process ids."""
     return set(read_stage(folder / "store", pipeline, "answers")["server"].to_pylist())
 
 

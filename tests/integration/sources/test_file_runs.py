@@ -49,7 +49,7 @@ def brightness(batch: dict[str, Any]) -> dict[str, Any]:
     return {"mean": batch["image"].mean(axis=(1, 2, 3))}
 
 
-def test_functions_read_files_on_s3_and_changes_are_computed(tmp_path, s3, compute, materialize):
+def test_functions_read_files_on_s3_and_changes_are_computed(tmp_path, s3, local, materialize):
     fs, place = fsspec.filesystem("s3", **s3), f"lake/{uuid.uuid4().hex}"
     for day in ("may", "june"):
         for number in range(4):
@@ -64,7 +64,7 @@ def test_functions_read_files_on_s3_and_changes_are_computed(tmp_path, s3, compu
     store, paths = str(tmp_path / "store"), [f"s3://{place}/may/{n:02d}.wav" for n in range(4)]
 
     # Functions open the files with the options of the source. Broken ones cost their rows.
-    materialize(raw, compute, "may")
+    materialize(raw, local, "may")
     found = vd.load(raw["seconds"], "may", store=store).sort_by("path")
     assert found["path"].to_pylist() == paths
     assert found["seconds"].to_pylist() == [(n + 1) / 10 for n in range(4)]
@@ -76,10 +76,10 @@ def test_functions_read_files_on_s3_and_changes_are_computed(tmp_path, s3, compu
     assert (read[0], read[2], len(read)) == ("RIFF", "WAVE", 15)
 
     # Files that did not change are not read again.
-    again = materialize(raw, compute, "may")
+    again = materialize(raw, local, "may")
     assert metadata(again, "length")["fragments_computed"] == 0
     write_sound(fs, f"{place}/may/03.wav", 1)
-    changed = materialize(raw, compute, "may")
+    changed = materialize(raw, local, "may")
     assert metadata(changed, "length")["fragments_computed"] == 1
     lengths = vd.load(raw["length"], "may", store=store).sort_by("path")["length"].to_pylist()
     assert lengths[3] == 46
@@ -98,7 +98,7 @@ def pictures(tmp_path) -> Path:
     return folder
 
 
-def test_images_that_are_broken_cost_their_own_rows(tmp_path, pictures, compute, materialize):
+def test_images_that_are_broken_cost_their_own_rows(tmp_path, pictures, local, materialize):
     source = vd.images(str(pictures), size=(8, 8))
     pics = vd.Pipeline("pics", source=source)
     bright = pics.map_batches(
@@ -109,7 +109,7 @@ def test_images_that_are_broken_cost_their_own_rows(tmp_path, pictures, compute,
     named = pics.project("named", {"letters": "length(path)"})
     pics.join("both", named, source_columns=["image"])
 
-    result = materialize(pics, compute)
+    result = materialize(pics, local)
     store = str(tmp_path / "store")
     found = vd.load(bright, store=store).sort_by("path")
     assert found["mean"].to_pylist() == [float(5 * n) for n in range(40)]
@@ -129,7 +129,7 @@ def test_images_that_are_broken_cost_their_own_rows(tmp_path, pictures, compute,
         vd.trace(bright, f"{pictures}/broken.png", store=store)
 
     Image.fromarray(np.full((8, 8, 3), 255, np.uint8)).save(pictures / "broken.png")
-    materialize(pics, compute)
+    materialize(pics, local)
     assert vd.load(bright, store=store).num_rows == 41
 
 
@@ -157,13 +157,13 @@ def details(root: Path) -> list[dict[str, Any]]:
     return [json.loads(span.detail) for f in manifest.fragments for span in f.spans]
 
 
-def test_commits_compute_the_files_that_they_change(tmp_path, lake, compute, materialize):
+def test_commits_compute_the_files_that_they_change(tmp_path, lake, local, materialize):
     store, clean = str(tmp_path / "store"), docs(lake.source())["clean"]
     lake.append(made(range(25)))
-    assert computed(materialize(docs(lake.source()), compute)) == 3
-    assert computed(materialize(docs(lake.source()), compute)) == 0
+    assert computed(materialize(docs(lake.source()), local)) == 3
+    assert computed(materialize(docs(lake.source()), local)) == 0
     lake.append(made(range(100, 125)))
-    assert computed(materialize(docs(lake.source()), compute)) == 3
+    assert computed(materialize(docs(lake.source()), local)) == 3
     assert ids(tmp_path) == [*range(25), *range(100, 125)]
     if isinstance(lake, Iceberg):
         assert {each["snapshot"] for each in details(tmp_path)} == {lake.now()}
@@ -173,7 +173,7 @@ def test_commits_compute_the_files_that_they_change(tmp_path, lake, compute, mat
     assert vd.load(clean, store=store).num_rows == 50
 
     lake.delete([0, 3, 24])
-    assert computed(materialize(docs(lake.source()), compute)) == 3
+    assert computed(materialize(docs(lake.source()), local)) == 3
     left = [i for i in range(25) if i not in (0, 3, 24)]
     assert ids(tmp_path) == [*left, *range(100, 125)]
     step = vd.trace(clean, 20, store=store).steps[0]

@@ -72,7 +72,6 @@ def number():
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """The names of the calls of functions that were made."""
     folder = tmp_path / "calls"
     folder.mkdir()
     monkeypatch.setenv("CALLS", str(folder))

@@ -38,7 +38,6 @@ def nearest(table: Any, id: int) -> list[int]:
 
 
 def unindexed(table: Any) -> int:
-    """The number of fragments that the index does not cover."""
     (index,) = table.describe_indices()
     covered = {id for segment in index.segments for id in segment.fragment_ids}
     return sum(f.fragment_id not in covered for f in table.get_fragments())

@@ -25,7 +25,6 @@ from support.store_contract import *  # noqa: F403  # the contract's tests
 from support.stored import (
     FORMS,
     keep,
-    local_store,  # noqa: F401  # fixture
     table,
 )
 from vane_dagster.cli.main import main
@@ -36,7 +35,6 @@ from vane_dagster.storage.store import Store
 
 @pytest.fixture(params=["s3"])
 def root(request: pytest.FixtureRequest, s3: dict[str, Any]) -> Location:
-    """An empty folder."""
     return Location(f"s3://lake/{uuid.uuid4().hex}", s3)
 
 
@@ -117,6 +115,13 @@ def test_source_store_and_target_on_s3(s3, cluster):
     shown = CliRunner().invoke(main, [*arguments, "--storage-options", json.dumps(s3)])
     assert shown.output == f"{traced}\n"
 
+    # Rows are counted and previewed from there, too.
+    counted = docs.plan("1", store=store, rows=True, force=True).stages[1]
+    assert (counted.stage, counted.rows, counted.rows_are) == ("more", 10, "exact")
+    chosen = {"partition": "1", "where": "n > 4", "compute": resources["compute"]}
+    found = docs["more"].preview(2, **chosen, store=store)
+    assert found.table["more"].to_pylist() == [11, 13]
+
     # What the store holds and occupies.
     opened = store.open()
     held = {each.stage: (each.partitions, each.rows) for each in results(opened)}
@@ -131,16 +136,14 @@ def test_source_store_and_target_on_s3(s3, cluster):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_ray_data(local_store, s3, ray_data):
+def test_ray_data(s3, ray_data):
     """An asset reads and keeps those of a local store, in test_io_manager.py."""
-    far = Store(Location(f"s3://lake/{uuid.uuid4().hex}", s3))
-    for store in (local_store, far):
-        keep(store, "docs", "a", table(0, 3))
-        keep(store, "docs", "b", table(5, 2))
-        keep(store, "docs", "day=1", table(0, 0))
-        read = vd.load("docs", as_=ray_data.Dataset, store=store, columns=["id"])
-        assert isinstance(read, ray_data.Dataset)
-        assert read.schema().names == ["id"]
-        if store is far:
-            assert sorted(row["id"] for row in read.take_all()) == [0, 1, 2, 5, 6]
-        assert vd.load("docs", "day=1", as_=ray_data.Dataset, store=store).count() == 0
+    store = Store(Location(f"s3://lake/{uuid.uuid4().hex}", s3))
+    keep(store, "docs", "a", table(0, 3))
+    keep(store, "docs", "b", table(5, 2))
+    keep(store, "docs", "day=1", table(0, 0))
+    read = vd.load("docs", as_=ray_data.Dataset, store=store, columns=["id"])
+    assert isinstance(read, ray_data.Dataset)
+    assert read.schema().names == ["id"]
+    assert sorted(row["id"] for row in read.take_all()) == [0, 1, 2, 5, 6]
+    assert vd.load("docs", "day=1", as_=ray_data.Dataset, store=store).count() == 0

@@ -1,4 +1,4 @@
-"""Files that travel to the workers by content, on subprocesses, on Ray, and through S3."""
+"""Files that travel to the workers by content."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def declared(monkeypatch: pytest.MonkeyPatch, folder: str = "models") -> vd.Pipe
     monkeypatch.setenv("VANE_TEST_MODELS", folder)
     sys.modules.pop("scaled_labels", None)
     module: ModuleType = importlib.import_module("scaled_labels")
-    monkeypatch.delenv("VANE_TEST_MODELS")  # workers of `LocalCompute` inherit the environment
+    monkeypatch.delenv("VANE_TEST_MODELS")
     found: vd.Pipeline = module.docs
     return found
 
@@ -92,12 +92,15 @@ def hidden(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def test_workers_that_cannot_see_a_file_get_its_content(
-    compute, models, tmp_path, materialize, monkeypatch
+    cluster, models, tmp_path, materialize, monkeypatch
 ):
+    compute = vd.RayCompute(cluster=cluster)
     with monkeypatch.context() as patch:
         hidden(patch, models)
         done = materialize(declared(monkeypatch), compute)
     assert metadata(done, "scaled")["fragments_computed"] == 1
+    executed = {each.check_name for each in done.get_asset_check_evaluations()}
+    assert executed == {"rows", "quality"}, "the other check is executed alone"
     rows = read_stage(tmp_path / "store", "docs", "scaled")
     assert rows["label"].to_pylist() == ["one", "two", "three"]
     (paths,) = set(rows["paths"].to_pylist())
@@ -121,13 +124,20 @@ def test_workers_that_cannot_see_a_file_get_its_content(
     assert len(os.listdir(tmp_path / "store" / FILES)) == 8  # 4 contents and their records
 
     shutil.rmtree(tmp_path / "store" / FILES)
+    sample = {"reproduce_rows": 2, "reproduce_seed": 7}
     checked = dg.materialize(
         [declared(monkeypatch, "moved").build_assets()],
         selection=dg.AssetSelection.checks(
             dg.AssetCheckKey(dg.AssetKey(["docs", "scaled"]), "reproducible")
         ),
+        run_config={"ops": {"docs_pipeline": {"config": sample}}},
         resources={"compute": compute, "store": vd.FragmentStore(root=str(tmp_path / "store"))},
     )
     (found,) = checked.get_asset_check_evaluations()
     assert found.passed, found.description
-    assert "3 rows computed again" in (found.description or "")
+    assert "2 rows computed again" in (found.description or "")
+    shown = {name: value.value for name, value in found.metadata.items()}
+    assert (shown["rows"], shown["differing"], shown["seed"]) == (2, 0, "7")
+    assert shown["loads"] + shown["warm"] == 1
+    assert shown["code_changed"] is False
+    assert not checked.get_asset_materialization_events()

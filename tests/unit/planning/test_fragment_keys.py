@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 import vane_dagster as vd
+from support.in_process import InProcessCompute
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.source_code import keyed, pack_source, source_definition
@@ -164,3 +165,24 @@ def test_own_code_travels_by_value():
     assert __name__.encode() in payload  # as a name, in which nothing is imported
     assert b"range" in payload
     assert b"range" not in pack_source(vd.parquet("/data"))
+
+
+def test_rows_are_computed_by_its_code_and_traced_by_the_pipeline_that_declares_it(tmp_path):
+    place, store = tmp_path / "src" / "a.txt", str(tmp_path / "store")
+    place.parent.mkdir()
+    place.write_text("abcde")
+
+    def docs(encoding: str = "utf-8") -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=Lines(str(tmp_path / "src"), encoding=encoding), id="id")
+        docs.project("kept", ["id"], where="id <> 2")
+        return docs
+
+    docs().run(store=store, compute=InProcessCompute())
+    assert vd.load("docs/kept", store=store)["id"].to_pylist() == [0, 1, 3, 4]
+    assert docs().plan(store=store).is_up_to_date
+    assert docs("latin-1").plan(store=store).stages[0].fragments == 1
+    step = vd.trace(docs()["kept"], 3, store=store).steps[0]
+    assert (step.url, step.row) == (f"file://{place}", 3)
+    step = vd.trace("docs/kept", 3, store=store).steps[0]
+    assert step.row is None
+    assert any("lines" in note and "stage's object" in note for note in step.notes)

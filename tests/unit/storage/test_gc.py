@@ -102,6 +102,16 @@ def test_former_versions_go_in_two_steps(made):
     assert sorted(path.suffix for path in folder.iterdir()) == [".parquet", ".txt"]
 
 
+def test_the_command_says_what_it_would_do_and_did(made):
+    words = ["store", "gc", str(made / "store"), "--keep", "0s", "--verbose"]
+    shown = CliRunner().invoke(main, [*words, "--dry-run"]).output
+    assert "docs/clean: would have deleted 1 former manifest (" in shown
+    assert ", marked 1 part (" in shown
+    assert f"  would have marked {made}/store/docs/clean/parts/" in shown
+    assert "docs/clean: deleted 1 former manifest (" in CliRunner().invoke(main, words).output
+    assert files(made) == (2, 1)
+
+
 def test_condemned_parts_are_not_built_on_unless_they_are_named_again(made):
     """A run may have planned before the condemnation, and committed after it."""
     condemned = made / "store/docs/clean/condemned.json"

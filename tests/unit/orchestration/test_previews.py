@@ -9,7 +9,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from support.edits import Project
+from support.in_process import InProcessCompute
 from support.prompts import Reversed
 from vane_dagster.errors import DefinitionError, SchemaError, VaneError
 from vane_dagster.pipeline.preview import FailedRow
@@ -31,7 +31,7 @@ class Halved:
         return {"half": [n / 2 for n in values]}
 
 
-def docs(tmp_path: Path, model_above: bool = False, **given: Any) -> vd.Pipeline:
+def docs(tmp_path: Path, model_above: bool = False, **options: Any) -> vd.Pipeline:
     if not (tmp_path / "src").exists():
         ids = [f"it's {n:03}" for n in range(200)]
         write_source(tmp_path / "src", {"id": ids, "n": range(200)})
@@ -39,7 +39,7 @@ def docs(tmp_path: Path, model_above: bool = False, **given: Any) -> vd.Pipeline
     clean = made.project("clean", {"n": "n", "odd": "n % 2 = 1"})
     if model_above:
         clean = clean.map_batches("same", same, columns=["n"], schema={"n": "BIGINT"})
-    clean.map_batches("half", Halved, schema={"half": "DOUBLE"}, columns=["id", "n"], **given)
+    clean.map_batches("half", Halved, schema={"half": "DOUBLE"}, columns=["id", "n"], **options)
     return made
 
 
@@ -51,65 +51,31 @@ def ids(found: Any) -> list[int]:
     return [int(id[-3:]) for id in found.table["id"].to_pylist()]
 
 
+def given(tmp_path: Path) -> dict[str, Any]:
+    return {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+
+
 def files(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
 
 
 def test_ids_and_conditions_choose_rows_of_the_input(tmp_path):
     half = docs(tmp_path, fn_constructor_kwargs={"folder": str(tmp_path)})["half"]
-    assert ids(half.preview(3, where="odd AND n > 100")) == [101, 103, 105]
+    assert ids(half.preview(3, where="odd AND n > 100", **given(tmp_path))) == [101, 103, 105]
     assert (tmp_path / CALLS).read_text().splitlines() == [f"it's {n}" for n in (101, 103, 105)]
-    chosen = half.preview(ids=["it's 190", "it's 007", "it's 190"])
+    chosen = half.preview(ids=["it's 190", "it's 007", "it's 190"], **given(tmp_path))
     assert ids(chosen) == [7, 190]
     assert [cost.stage for cost in chosen.costs] == ["clean", "half"]
     assert (chosen.costs[1].rows, chosen.costs[1].tokens) == (2, None)
-    both = half.preview(ids=["it's 007", "it's 008"], where="odd OR n = 8")
+    both = half.preview(ids=["it's 007", "it's 008"], where="odd OR n = 8", **given(tmp_path))
     assert ids(both) == [7, 8]
     numbers = vd.Pipeline("numbers", source=vd.table([{"id": 1}, {"id": 20}]), id="id")
     numbers.project("same", ["id"])
-    assert numbers["same"].preview(ids=[20], store=str(tmp_path / "s")).table.num_rows == 1
-
-
-MODEL = """
-import os
-
-class Model:
-    def __init__(self, folder):
-        with open(os.path.join(folder, "loads.txt"), "a") as file:
-            file.write("x")
-
-    def __call__(self, batch):
-        return {"half": [n / 2 for n in batch["n"].to_pylist()]}
-"""
-
-
-def test_an_edited_class_uses_the_loaded_instance(tmp_path, monkeypatch):
-    root = tmp_path / "project"
-    monkeypatch.syspath_prepend(str(root))
-    project = Project(root)
-    project.write(edited_model=MODEL)
-
-    def values(**given: Any) -> list[float]:
-        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-        model = project.load("Model", "edited_model")
-        kwargs = {"folder": str(tmp_path)}
-        docs.map_batches(
-            "half", model, schema={"half": "DOUBLE"}, fn_constructor_kwargs=kwargs, columns=["n"]
-        )
-        return docs["half"].preview(3, **given).table["half"].to_pylist()
-
-    write_source(tmp_path / "src", {"id": range(5), "n": range(5)})
-    assert values() == [0.0, 0.5, 1.0]
-    project.edit("edited_model.py", "n / 2", "n / 4")
-    assert values() == [0.0, 0.25, 0.5]
-    assert (tmp_path / "loads.txt").read_text() == "x"
-    assert values(reload=True) == [0.0, 0.25, 0.5]
-    assert (tmp_path / "loads.txt").read_text() == "xx"
-    project.forget()
+    assert numbers["same"].preview(ids=[20], **given(tmp_path)).table.num_rows == 1
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "words"),
+    ("chosen", "error", "words"),
     [
         ({"ids": ["x"]}, DefinitionError, "its input has no row with the id 'x', among 200 rows"),
         (
@@ -124,23 +90,23 @@ def test_an_edited_class_uses_the_loaded_instance(tmp_path, monkeypatch):
         ({"where": "m > 1"}, SchemaError, "m"),
     ],
 )
-def test_what_chooses_no_row_is_refused(tmp_path, given, error, words):
+def test_what_chooses_no_row_is_refused(tmp_path, chosen, error, words):
     with pytest.raises(error, match=words):
-        docs(tmp_path)["half"].preview(**given)
+        docs(tmp_path)["half"].preview(**chosen, **given(tmp_path))
 
 
 def test_the_input_of_a_join_is_the_stage_whose_rows_it_keeps(tmp_path):
     made = docs(tmp_path)
     columns = {"clean": ["n"], "half": {"part": "half"}}
     joined = made.join("joined", made["clean"], made["half"], columns=columns)
-    assert ids(joined.preview(3, where="n > 150")) == [151, 152, 153]
-    found = joined.preview(ids=["it's 199", "it's 017"])
+    assert ids(joined.preview(3, where="n > 150", **given(tmp_path))) == [151, 152, 153]
+    found = joined.preview(ids=["it's 199", "it's 017"], **given(tmp_path))
     assert found.table.select(["n", "part"]).to_pylist() == [
         {"n": 17, "part": 8.5}, {"n": 199, "part": 99.5}
     ]  # fmt: skip
     with pytest.raises(DefinitionError, match="its input has no row with the id 'x', among 200"):
-        joined.preview(ids=["x"])
-    found = joined.preview(20)
+        joined.preview(ids=["x"], **given(tmp_path))
+    found = joined.preview(20, **given(tmp_path))
     assert ids(found) == [n for n in range(20) if n != 13]
     assert [(each.stage, each.id) for each in found.failed] == [("half", "it's 013")]
 
@@ -149,7 +115,7 @@ def test_the_input_of_a_join_is_the_stage_whose_rows_it_keeps(tmp_path):
 def test_a_failed_row_is_in_its_place_with_its_error(tmp_path, on_error):
     failures = {} if on_error is None else {"on_error": vd.Failures(on_error)}
     half = docs(tmp_path, **failures)["half"]
-    found = half.preview(rows=3, where="n >= 12")
+    found = half.preview(rows=3, where="n >= 12", **given(tmp_path))
     if on_error == "null":  # the row is there, with its error
         assert found.table["half"].to_pylist() == [6.0, None, 7.0]
         assert (found.failed, [*found.places()]) == ([], [0, 1, 2])
@@ -158,18 +124,17 @@ def test_a_failed_row_is_in_its_place_with_its_error(tmp_path, on_error):
     (place,) = [each for each in found.places() if isinstance(each, FailedRow)]
     assert [*found.places()] == [0, place, 1]
     assert place == FailedRow("it's 013", "half", "ValueError: 13 cannot be halved")
-    assert "ValueError" in str(half.preview(ids=["it's 013"]))
+    assert "ValueError" in str(half.preview(ids=["it's 013"], **given(tmp_path)))
 
 
-def test_stored_rows_upstream_are_read_and_nothing_is_kept(tmp_path, local, materialize):
-    store = str(tmp_path / "store")
+def test_stored_rows_upstream_are_read_and_nothing_is_kept(tmp_path):
     made = docs(tmp_path, model_above=True)
     with pytest.raises(DefinitionError, match="not stored are computed for some rows alone"):
-        made["half"].preview(1, where="n = 190", store=store)
+        made["half"].preview(1, where="n = 190", **given(tmp_path))
     assert files(tmp_path) == []
-    materialize(made, local, select=["clean", "same"])
+    made.run(select=["clean", "same"], **given(tmp_path))
     before = files(tmp_path)
-    found = made["half"].preview(1, where="n = 190", store=store)
+    found = made["half"].preview(1, where="n = 190", **given(tmp_path))
     assert (ids(found), [cost.stage for cost in found.costs]) == ([190], ["half"])
     assert files(tmp_path) == before
 
@@ -179,21 +144,6 @@ def test_tokens_and_prices_are_those_of_the_rows(tmp_path):
     made = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
     model = vd.Model("m", prices={"prompt": 1e6, "completion": 2e6})
     made.prompt("asked", "{text}", provider=Reversed, model=model)
-    (cost,) = made["asked"].preview(2).costs
+    (cost,) = made["asked"].preview(2, **given(tmp_path)).costs
     assert (cost.rows, cost.tokens, cost.cost) == (2, 16, 24.0)
     assert cost.load_seconds > 0
-
-
-def test_a_job_previews_in_dagster(tmp_path, local):
-    job = docs(tmp_path).build_preview_job()
-    resources = {"store": vd.FragmentStore(root=str(tmp_path / "store")), "compute": local}
-    config = {
-        "ops": {f"{job.name}_step": {"config": {"stage": "half", "rows": 2, "where": "n > 11"}}}
-    }
-    done = job.execute_in_process(run_config=config, resources=resources)
-    (output,) = [e.event_specific_data for e in done.all_events if e.is_successful_output]
-    assert "ValueError: 13 cannot be halved" in output.metadata["preview"].value
-    assert output.metadata["failed"].value == 1
-    wrong = {"ops": {f"{job.name}_step": {"config": {"stage": "halves"}}}}
-    with pytest.raises(DefinitionError, match="stage is 'halves'; expected of 'clean', 'half'"):
-        job.execute_in_process(run_config=wrong, resources=resources)
