@@ -188,7 +188,7 @@ def _chosen(listed: list[_Pool], text: str) -> list[_Pool]:
     matches = [pool for pool in listed if text in (pool["identity"], pool["server"])]
     matches = matches or [pool for pool in listed if pool["identity"].startswith(text)]
     if len({pool["identity"] for pool in matches}) != 1:
-        are = f"are {len(matches)} pools" if matches else "is not a pool"
+        are = f"are {len(matches)} pools" if matches else "is no pool"
         known = ", ".join(map(_shown, matches or listed)) or "none"
         raise click.ClickException(
             f"there {are} {text!r}; give a server's name or the beginning of one identity, as "
