@@ -37,14 +37,14 @@ PRINTED = {
     "cpu_preprocess": r"urgency 2: please reply today \(3 words\).*urgency 6: server down",
     "csv_to_delta": r"2026-05-04: 65 payments look like fraud.*2026-05-05: 59 payments",
     "extract_fields": r"desk lamp, new: 45\.00 euros.*piano, used: 600\.00 euros.*"
-    r"no offer in advert 3: .*The answer is no JSON.*The answer: A cat is not for sale",
+    r"no offer in advert 3: .*The answer is not JSON.*The answer: A cat is not for sale",
     "hf_image_classification": r"red looks like red.*navy looks like blue",
     "hf_text_classification": r"POSITIVE \(\d\.\d\d\): I love this kettle.*NEGATIVE .*: I want my",
     "hf_zero_shot": r"delivery: The parcel never came.*payment: My card.*delivery: Where is",
     "keras_model": r"1\.52 from the centre: inside 0\.0.*1\.46 from the centre: inside 0\.0",
     "onnx_model": r"wine 0 is of grape 0 \(\d\.\d\d\).*wine 160 is of grape 2",
     "own_provider": r"3 lamps to Rome.*7 desks to Paris.*"
-    r"quarantined, id 2: The answer is no JSON.*cost 0\.0",
+    r"quarantined, id 2: The answer is not JSON.*cost 0\.0",
     "photo_labels": r"blue\.jpg: blue.*red\.jpg: red.*broken\.jpg: not an image",
     "voice_commands": r"go-forward-ten-meters\.wav: go forward ten meters.*stop\.wav: stop.*"
     r"2026-03-01 cut\.wav: EOFError.*2026-03-02 turn-right\.wav: turn right",
