@@ -28,7 +28,7 @@ PRINTED = {
     "batch_api": r"cost 0\.0000\d0 dollars.*3 requests in batches.*Where is my parcel\? -> echo: ",
     "caption_images": r"forest\.jpg: echo: Write a caption .*\[image/jpeg 320x240\].*"
     r"sea\.jpg: .*\[image/jpeg 300x200\].*sunset\.jpg: .*\[image/jpeg 379x252\].*"
-    r"broken\.jpg: .*no image in a format",
+    r"broken\.jpg: .*not an image in a format",
     "checks": r"monday: rated/drift_stars passed.*monday: rated/stars_are_few passed.*"
     r"tuesday: rated/drift_stars WARN: .* 'monday' .*tuesday: rated/golden passed",
     "chunks": r"kettle: 4 chunks, .*'kettle-0', 'sentence': 'Fill the kettle.*"
