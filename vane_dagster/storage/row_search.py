@@ -21,29 +21,15 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class RowFile:
-    """A Parquet file, or rows `start` to `stop` of it.
+    """A Parquet file: its folder, and its name there."""
 
-    Attributes:
-        place: The folder, or the file itself if `name` is empty.
-        name: The file's name in the folder.
-        start: The first row.
-        stop: The row after the last; None for all.
-    """
-
-    place: Location
-    name: str = ""
-    start: int = 0
-    stop: int | None = None
+    folder: Location
+    name: str
 
     @property
     def url(self) -> str:
         """The file's URL."""
-        return self.place.file_url(self.name) if self.name else self.place.url
-
-    @property
-    def path(self) -> str:
-        """The file's path on its file system."""
-        return self.place.file(self.name) if self.name else self.place.path
+        return self.folder.file_url(self.name)
 
 
 @dataclass(frozen=True)
@@ -55,12 +41,7 @@ class Found:
     keys: Row
 
 
-def find(
-    file: RowFile,
-    keys: Sequence[str],
-    position: int,
-    wanted: Collection[Any],
-) -> list[Found]:
+def find(file: RowFile, keys: Sequence[str], position: int, wanted: Collection[Any]) -> list[Found]:
     """Return the rows of a file with one of the wanted keys.
 
     Only row groups with matching statistics are read, and of these only the key column. The other
@@ -72,13 +53,10 @@ def find(
     with _opened(file) as parquet:
         for group, first in _groups(parquet.metadata, file, keys[position], wanted):
             column = _read(parquet, group, [keys[position]]).column(0)
-            low = max(file.start - first, 0)
-            column = column.slice(low, None if file.stop is None else file.stop - first - low)
             matches = pc.is_in(column, value_set=_values(wanted, column.type))
             numbers = pc.indices_nonzero(matches)
             if not len(numbers):
                 continue
-            numbers = pc.add(numbers.cast(pa.int64()), low)
             rows = _read(parquet, group, keys).take(numbers).select(list(keys))
             values = zip(*(column.to_pylist() for column in rows.columns))
             found += [Found(file, first + n, k) for n, k in zip(numbers.to_pylist(), values)]
@@ -126,10 +104,10 @@ def _values(wanted: Collection[Any], kind: pa.DataType) -> pa.Array:
 @contextmanager
 def _opened(file: RowFile) -> Iterator[pq.ParquetFile]:
     # No read-ahead: the ranges to read are known exactly.
-    options = {} if file.place.is_local else {"cache_type": "none"}
+    options = {} if file.folder.is_local else {"cache_type": "none"}
     try:
         with (
-            file.place.fs.open(file.path, "rb", **options) as stream,
+            file.folder.fs.open(file.folder.file(file.name), "rb", **options) as stream,
             pq.ParquetFile(stream, pre_buffer=False) as parquet,
         ):
             yield parquet
@@ -164,11 +142,9 @@ def _groups(
     index = paths.index(column)
     first = 0
     for group in range(footer.num_row_groups):
-        rows = footer.row_group(group).num_rows
-        inside = first + rows > file.start and (file.stop is None or first < file.stop)
-        if inside and _may_hold(footer.row_group(group).column(index), wanted):
+        if _may_hold(footer.row_group(group).column(index), wanted):
             yield group, first
-        first += rows
+        first += footer.row_group(group).num_rows
 
 
 def _may_hold(column: pq.ColumnChunkMetaData, wanted: Collection[Any]) -> bool:

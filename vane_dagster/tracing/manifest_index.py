@@ -199,7 +199,7 @@ class ManifestIndex:
         if not is_text(manifest.schema.field(column).type):
             return None
         files = self._files(manifest, [i for i, part in enumerate(manifest.parts) if part.rows])
-        listed = in_threads(lambda f: read_part(f.place, f.name, (column,)).column(0), files)
+        listed = in_threads(lambda f: read_part(f.folder, f.name, (column,)).column(0), files)
         ids = pa.chunked_array([chunk for each in listed for chunk in each.chunks], pa.string())
         found = ids.filter(pc.ends_with(ids, f"/{id}")).unique().to_pylist()
         if len(found) > 1:
@@ -361,12 +361,10 @@ def file_of(manifest: Manifest, url: str) -> FileRecord | None:
     return next((file for file in manifest.files if file.url == url), None)
 
 
-def fragment_index(manifest: Manifest, fragment: FragmentRecord, guess: int) -> int | None:
+def fragment_index(manifest: Manifest, fragment: FragmentRecord) -> int | None:
     """Return the index of a fragment in a manifest; None if the manifest does not contain it."""
-    own = manifest.fragments
-    if guess < len(own) and own[guess].identity == fragment.identity:
-        return guess
-    return next((i for i, f in enumerate(own) if f.identity == fragment.identity), None)
+    identities = [each.identity for each in manifest.fragments]
+    return identities.index(fragment.identity) if fragment.identity in identities else None
 
 
 def _pipelines(store: Store) -> list[str]:

@@ -168,7 +168,7 @@ class _BackwardWalk:
                 continue
             node = (upstream, manifest.upstream[upstream])
             above = self._manifest_index.open(*node)
-            where = fragment_index(above, fragment, index) if above else None
+            where = fragment_index(above, fragment) if above else None
             asked = self._asked.setdefault(node, _WantedRows(where))
             if above is None or where is None:
                 asked.by.setdefault(0, {})
@@ -321,7 +321,7 @@ def trace_forward(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
     if stage == SOURCE:
         return _from_source(manifest_index, id)
     name, manifest, key, index, found = _located(manifest_index, stage, id)
-    walk = _ForwardWalk(manifest_index, manifest.fragments[index], index)
+    walk = _ForwardWalk(manifest_index, manifest.fragments[index])
     walk.steps.append(stage_step(manifest_index, manifest, name, index, found))
     walk.reached[stage] = _StageRows(len(manifest.keys), [found.keys])
     return walk.trace(stage, key)
@@ -362,7 +362,7 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
                 "materialize the stages again"
             )
         index = hit[0]
-    walk = _ForwardWalk(manifest_index, newest.fragments[index], index)
+    walk = _ForwardWalk(manifest_index, newest.fragments[index])
     walk.steps.append(source_step(manifest_index, newest, index, key))
     walk.reached[SOURCE] = _StageRows(1, [(key,)])
     return walk.trace(SOURCE, key)
@@ -378,14 +378,14 @@ def _index_by_part(
         located = manifest_index.locate(head, key)
     except (FileNotFoundError, StoreError):
         return None
-    return located and fragment_index(newest, head.fragments[located[0]], located[0])
+    return located and fragment_index(newest, head.fragments[located[0]])
 
 
 class _ForwardWalk:
     """Visits stages downstream, each after all its inputs."""
 
-    def __init__(self, manifest_index: ManifestIndex, fragment: FragmentRecord, index: int) -> None:
-        self._manifest_index, self._fragment, self._index = manifest_index, fragment, index
+    def __init__(self, manifest_index: ManifestIndex, fragment: FragmentRecord) -> None:
+        self._manifest_index, self._fragment = manifest_index, fragment
         self.steps: list[Step] = []
         self.omitted: dict[str, int] = {}
         self.missing: dict[str, str] = {}
@@ -426,7 +426,7 @@ class _ForwardWalk:
             self.missing[label] = f"not materialized yet in partition {partition}"
             return
         name, manifest = in_force
-        index = fragment_index(manifest, self._fragment, self._index)
+        index = fragment_index(manifest, self._fragment)
         if index is None:
             self.missing[label] = "made from another version of the source; materialize it again"
             return
