@@ -15,7 +15,7 @@ import pyarrow as pa
 
 import vane_dagster as vd
 from vane_dagster.compute.api import CallResult, Capacity, Worker
-from vane_dagster.compute.work_claims import NoClaims
+from vane_dagster.compute.work_claims import Claims
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.executor import execute
 from vane_dagster.events import Committed, Event, Failed
@@ -52,8 +52,8 @@ class InProcess:
     def variables(self) -> None:
         return None
 
-    def claims(self, run_id: str) -> NoClaims:
-        return NoClaims()
+    def claims(self, run_id: str) -> Claims:
+        return Claims()
 
     def lease(self, run_id: str, pools: Sequence[PoolSpec], *_: Any) -> InProcess:
         self._pools = {pool.identity: pool for pool in pools}

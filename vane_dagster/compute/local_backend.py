@@ -36,7 +36,7 @@ from vane_dagster.compute.api import (
 from vane_dagster.compute.local_guard import Guard
 from vane_dagster.compute.pool_state import LeaseRecord, PoolState, WorkerStart
 from vane_dagster.compute.waits import Waits
-from vane_dagster.compute.work_claims import NoClaims
+from vane_dagster.compute.work_claims import Claims
 from vane_dagster.errors import names
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
@@ -256,9 +256,9 @@ class LocalBackend:
         """See `Backend.running`."""
         return {process.claim.identity for process in self.processes.values()}
 
-    def claims(self, run_id: str) -> NoClaims:
+    def claims(self, run_id: str) -> Claims:
         """See `Backend.claims`. No other process shares these workers."""
-        return NoClaims()
+        return Claims()
 
     def lease(
         self,

@@ -26,7 +26,7 @@ from vane_dagster.compute.client import PoolManagerClient, brief, running_pools
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord
 from vane_dagster.compute.waits import Waits, short
-from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Group
+from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Claims, Group
 from vane_dagster.errors import ClusterLostError, ComputeError
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
@@ -377,8 +377,8 @@ class RayLease:
             _log.warning("the lease %s could not be released: %s", self.id, error)
 
 
-class RayClaims:
-    """A run's claims on fragments, held by the pool manager. See `work_claims.Claims`.
+class RayClaims(Claims):
+    """A run's claims on fragments, held by the pool manager.
 
     They expire like a lease, some time after their process was killed. Those of a pool manager
     that was restarted are lost.
@@ -405,7 +405,7 @@ class RayClaims:
             pass
         except ComputeError as error:
             _log.warning("fragments are computed without claims: %s", error)
-        return ClaimAnswer([""] * len(groups))
+        return super().ask(groups)
 
     def close(self) -> None:
         """See `Claims.close`."""

@@ -11,7 +11,6 @@ import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 _MAX_SCOPES = 100_000
 """Partitions for which the table keeps the last release; the oldest are dropped first."""
@@ -71,8 +70,8 @@ def claim_key(scope: str, stage: str, work: str) -> bytes:
     return hashlib.blake2b(f"{scope}|{stage}|{work}".encode(), digest_size=16).digest()
 
 
-class Claims(Protocol):
-    """Claims of one run. Thread-safe."""
+class Claims:
+    """Claims of one run. Thread-safe. Here no other run shares the workers: all are granted."""
 
     def ask(
         self,
@@ -81,25 +80,10 @@ class Claims(Protocol):
         ages: Mapping[str, float] | None = None,
     ) -> ClaimAnswer:
         """Release keys, then claim each group in which nobody else holds a key. Does not wait."""
-
-    def close(self) -> None:
-        """Release everything."""
-
-
-class NoClaims:
-    """Claims when no other run shares the workers: everything is granted."""
-
-    def ask(
-        self,
-        groups: Sequence[Group],
-        release: Sequence[bytes] = (),
-        ages: Mapping[str, float] | None = None,
-    ) -> ClaimAnswer:
-        """See `Claims.ask`."""
         return ClaimAnswer([""] * len(groups))
 
     def close(self) -> None:
-        """See `Claims.close`."""
+        """Release everything."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 from vane_dagster.compute.admission import plan_waves
 from vane_dagster.compute.api import IO_WORKERS, Backend
 from vane_dagster.compute.waits import Waits
-from vane_dagster.compute.work_claims import Claims, NoClaims
+from vane_dagster.compute.work_claims import Claims
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.preflight import Checked, check_all, refuse
 from vane_dagster.engine.run_state import RunState
@@ -57,7 +57,7 @@ def execute(
     needed = plan.needed()
     assert backend is not None or not needed, "a plan with missing parts needs a backend"
     backend = backend if needed else None
-    claims: Claims = NoClaims() if backend is None else backend.claims(run_id)
+    claims: Claims = Claims() if backend is None else backend.claims(run_id)
     checked, pools = None, {}
     try:
         if backend is not None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from vane_dagster.checks.builtin import ErrorRate, findings_of
 from vane_dagster.checks.compared import Compared
-from vane_dagster.compute.work_claims import Claims, Group, NoClaims, claim_key
+from vane_dagster.compute.work_claims import Claims, Group, claim_key
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
 from vane_dagster.engine.figures import computation_figures
@@ -75,7 +75,7 @@ class RunState:
         self._failed_rows: dict[tuple[int, str], list[pa.Table]] = defaultdict(list)
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
         source = plan.source
-        self.claims = claims or NoClaims()
+        self.claims = claims or Claims()
         self._committer = Committer(
             store, lambda file: content_hash(file, source), self._publishing
         )
