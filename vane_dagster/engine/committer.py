@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from vane_dagster._private_folder import temporary_folder
+from vane_dagster._texts import in_partition
 from vane_dagster.checks.builtin import has_lost_rows
 from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, described, names
 from vane_dagster.planning.plan import Part
@@ -214,7 +215,7 @@ class Committer:
         for found in found_here:
             if not found.passed and has_lost_rows(found.name, found.metadata):
                 raise IntegrityError(
-                    f"stage '{manifest.pipeline}/{manifest.stage}'{_label(partition)}: "
+                    f"stage '{manifest.pipeline}/{manifest.stage}'{in_partition(partition)}: "
                     f"{found.description}. It was not committed; materialize it with force"
                 )
         self._found[partition, manifest.stage] = found_here
@@ -258,14 +259,10 @@ def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
     if repeated:
         urls = dict.fromkeys(manifest.fragments[parts[name]].url for name in files)
         raise SourceError(
-            f"stage '{manifest.pipeline}/{manifest.stage}'{_label(manifest.partition)}: ids "
+            f"stage '{manifest.pipeline}/{manifest.stage}'{in_partition(manifest.partition)}: ids "
             f"{names(repeated)} of {id!r} are in more than one fragment, in {names(urls)}; an id "
             "must be unique inside a partition. Fix the source"
         )
-
-
-def _label(partition: str | None) -> str:
-    return "" if partition is None else f", partition {partition!r}"
 
 
 def _repeated_ids(folder: Location, parts: Sequence[str], id: str) -> tuple[list[Any], list[str]]:

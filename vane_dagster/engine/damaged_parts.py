@@ -5,6 +5,7 @@ A fragment that reads one stops. When all other work is done, its partition fail
 
 from __future__ import annotations
 
+from vane_dagster._texts import in_partition
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import StoreError
 from vane_dagster.events import Noticed
@@ -17,11 +18,10 @@ def remove_damaged(state: RunState, partition: int, fault: Fault) -> int | None:
     Row records are not removed: their part stays as it is.
     """
     key = state.plan.partitions[partition].key
-    where = "" if key is None else f", partition {key!r}"
     for (index, owner), parts in state.parts.items():
         for fragment, part in parts.items() if index == partition else ():
             if fault.part in part.info.files and fault.part != part.info.row_records:
-                place = f"the stage '{state.pipeline.name}/{owner}'{where}"
+                place = f"the stage '{state.pipeline.name}/{owner}'{in_partition(key)}"
                 was, fix = f"It was removed from {place}", ""
                 if part.folder.is_read_only:
                     was, fix = (

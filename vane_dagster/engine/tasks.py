@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
+from vane_dagster._texts import in_partition
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.fragment_state import (
     FragmentState,
@@ -335,8 +336,7 @@ class WorkBuilder:
     def _location(self, task: Task) -> str:
         """Stage, partition and fragment, for messages."""
         key, run = self._partition(task).key, task.run
-        where = "" if key is None else f", partition {key!r}"
-        label = f"stage '{self._pipeline.name}/{task.stage}'{where}"
+        label = f"stage '{self._pipeline.name}/{task.stage}'{in_partition(key)}"
         return f"{label}, fragment {run.index} ({run.fragment})"
 
     def _part(self, task: Task, op: Op, rows: tuple[Rows, ...]) -> Work:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.adoptions import copy_adoptions
 from vane_dagster.storage.decisions import copy_decisions
@@ -210,7 +211,7 @@ class Promotion:
 
     def _label(self, place: Place) -> str:
         stage, key = place
-        return f"{self._pipeline}/{stage}" + ("" if key is None else f", partition {key!r}")
+        return f"{self._pipeline}/{stage}{in_partition(key)}"
 
     def _copy_parts(self, manifest: Manifest) -> Sequence[PartInfo]:
         """Copy the parts that the other store lacks or is about to delete."""
