@@ -31,7 +31,6 @@ MAX_BYTES = 256 << 30
 
 _MAX_PATH_LENGTH = 4096
 _READERS = 8
-_BLOCK = 1 << 20
 _MIN_CACHED_BYTES = 1 << 20
 _WHOLE = ("/", "/tmp", "/var/tmp", "/dev/shm", sys.prefix, sys.base_prefix)
 _SKIPPED = (".", "models--", "datasets--", "__pycache__", "lost+found")
@@ -211,11 +210,8 @@ def _plain(url: str) -> str | None:
 
 
 def _read(path: str) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _load(path: str, signature: Signature) -> str | None:

@@ -90,7 +90,6 @@ def source_version(files: Iterable[FileRecord]) -> str:
 
 def content_hash(file: FileRecord, source: SourceReader) -> str | None:
     """Hash the bytes of a local file."""
-    state = xxhash.xxh3_128()
     path = Location(file.url, source.options_for(file.url)).path
 
     def is_listed() -> bool:
@@ -101,9 +100,8 @@ def content_hash(file: FileRecord, source: SourceReader) -> str | None:
         if not is_listed():
             return None
         with open(path, "rb") as stream:
-            while piece := stream.read(8 << 20):
-                state.update(piece)
-        return state.hexdigest() if is_listed() else None
+            digest = hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
+        return digest if is_listed() else None
     except FileNotFoundError:
         return None
 
