@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from vane_dagster._private_folder import worker_folder
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.filesystem import IO_THREADS, Location
+from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.shipped_files import (
     RECORD,
     StoredFile,
@@ -30,15 +29,14 @@ from vane_dagster.worker.node_files import new_entry, shared_entry
 KIND = "files"
 """The kind of the worker's private folder."""
 
-_BLOCK = 1 << 20
 _CONTENT, _RECORD = "content", "record.json"
 _WRITTEN = 1_000_000_000.0
 """The time of modification that a verified file gets, in seconds since 1970."""
 
 
-def local_copy(digest: str, root: Location, folder: Path | None = None) -> str:
+def local_copy(digest: str, root: Location) -> str:
     """Return the path of a node's copy of a file or folder, and copy it first if it has none."""
-    copies = folder or worker_folder(KIND)
+    copies = worker_folder(KIND)
     copy = copies / digest
     stored = shared_entry(
         copies, digest, lambda: _intact(copy), lambda: _download(digest, root, copies), hold=True
@@ -60,11 +58,8 @@ def _intact(copy: Path) -> StoredFile | None:
 
 
 def _sha256(path: Path) -> str:
-    actual = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            actual.update(block)
-    return actual.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _paths(stored: StoredFile, folder: Path) -> dict[Path, tuple[str, int]]:
@@ -83,8 +78,7 @@ def _download(digest: str, root: Location, copies: Path) -> StoredFile:
     stored = parse_record(data, url)
     with new_entry(copies, digest) as partial:
         wanted = _paths(stored, partial / "new" / _CONTENT)
-        with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-            list(threads.map(lambda item: _fetch(root, item[1], item[0]), wanted.items()))
+        in_threads(lambda item: _fetch(root, item[1], item[0]), wanted.items())
         (partial / "new" / _RECORD).write_bytes(data)
     return stored
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,11 +51,9 @@ Numbers = npt.NDArray[Any]
 _Tables = Mapping[str, pa.Table]
 
 
-def _shared(
-    identity: Sequence[Any], names: Sequence[str], make: Callable[[], _Tables], folder: Path | None
-) -> _Tables:
+def _shared(identity: Sequence[Any], names: Sequence[str], make: Callable[[], _Tables]) -> _Tables:
     """Return tables that the node has, and make them first if it has none."""
-    entries = folder or worker_folder("row_reuse")
+    entries = worker_folder("row_reuse")
     name = hashlib.sha256(json.dumps([_FORMAT, *identity]).encode()).hexdigest()
     place = entries / name
 
@@ -77,12 +74,7 @@ def _shared(
     return shared_entry(entries, name, find, written, hold=False, unused_seconds=_UNUSED_SECONDS)
 
 
-def open_index(
-    parts: Sequence[RecordedPart],
-    floor: int,
-    equal_rows: Sequence[str],
-    folder: Path | None = None,
-) -> pa.Table:
+def open_index(parts: Sequence[RecordedPart], floor: int, equal_rows: Sequence[str]) -> pa.Table:
     """Open the row records of a group of parts, sorted by the row key, for `find_rows`.
 
     It has no records of an epoch below the floor, nor of other row definitions than those given,
@@ -95,7 +87,7 @@ def open_index(
     def make() -> _Tables:
         return {"index": _index(parts, floor, equal_rows)}
 
-    return _shared([floor, urls, *equal_rows], ["index"], make, folder)["index"]
+    return _shared([floor, urls, *equal_rows], ["index"], make)["index"]
 
 
 def find_rows(
@@ -169,9 +161,7 @@ class StoredRows:
         return records, self.values.take(pa.array(np.repeat(first, count) + within)), count
 
 
-def stored_rows(
-    part: RecordedPart, id: str, own: Sequence[str], wanted: int, folder: Path | None = None
-) -> StoredRows:
+def stored_rows(part: RecordedPart, id: str, own: Sequence[str], wanted: int) -> StoredRows:
     """Return the outcomes of a part's input rows.
 
     If a fragment takes only few of them, as after a table was shuffled, others are likely to take
@@ -181,7 +171,7 @@ def stored_rows(
         return StoredRows(**_read(part, id, own))
     identity = [part.folder.url, part.part, part.records, id, *own]
     names = ("records", "values")
-    return StoredRows(**_shared(identity, names, lambda: _read(part, id, own), folder))
+    return StoredRows(**_shared(identity, names, lambda: _read(part, id, own)))
 
 
 def stored_patch(part: RecordedPart, id: str, own: Sequence[str], wanted: int) -> StoredRows:

@@ -23,9 +23,10 @@ def root(tmp_path: Path) -> Location:
 
 
 @pytest.fixture
-def copies(tmp_path: Path) -> Path:
+def copies(tmp_path: Path, monkeypatch) -> Path:
     folder = tmp_path / "copies"
     folder.mkdir()
+    monkeypatch.setattr(local_copies, "worker_folder", lambda kind: folder)
     return folder
 
 
@@ -44,21 +45,21 @@ def file(path: Path, text: str = "weights") -> Path:
 
 def test_a_file_keeps_its_name_and_is_copied_once(root, copies, tmp_path):
     content = shipped(root, file(tmp_path / "model.pt"))
-    path = local_copy(content.digest, root, copies)
+    path = local_copy(content.digest, root)
     assert Path(path).name == "model.pt"
     assert Path(path).read_text() == "weights"
     shutil.rmtree(root.url)
-    assert local_copy(content.digest, root, copies) == path
+    assert local_copy(content.digest, root) == path
 
 
 def test_a_folder_is_copied_whole_and_again_if_a_file_is_gone(root, copies, tmp_path):
     file(tmp_path / "tokenizer" / "vocab.txt")
     file(tmp_path / "tokenizer" / "inner" / "same.txt")
     content = shipped(root, tmp_path / "tokenizer")
-    path = Path(local_copy(content.digest, root, copies))
+    path = Path(local_copy(content.digest, root))
     assert path.name == "tokenizer"
     (path / "vocab.txt").unlink()
-    assert local_copy(content.digest, root, copies) == str(path)
+    assert local_copy(content.digest, root) == str(path)
     assert (path / "vocab.txt").read_text() == (path / "inner" / "same.txt").read_text()
     assert [p.name for p in copies.glob("?" * 64)] == [content.digest]
 
@@ -81,25 +82,25 @@ def replace_by_a_link(path: Path) -> None:
 @pytest.mark.parametrize("change", [overwrite, replace_by_a_file, replace_by_a_link])
 def test_a_file_that_user_code_has_changed_is_copied_again(root, copies, tmp_path, change):
     content = shipped(root, file(tmp_path / "model.pt"))
-    path = Path(local_copy(content.digest, root, copies))
+    path = Path(local_copy(content.digest, root))
     change(path)
     assert path.stat().st_size == len("weights")
-    assert local_copy(content.digest, root, copies) == str(path)
+    assert local_copy(content.digest, root) == str(path)
     assert path.read_text() == "weights"
     assert not path.is_symlink()
 
 
 def test_a_copy_that_nobody_wrote_to_is_not_read_again(root, copies, tmp_path, monkeypatch):
     content = shipped(root, file(tmp_path / "model.pt"))
-    path = Path(local_copy(content.digest, root, copies))
+    path = Path(local_copy(content.digest, root))
     read: list[Path] = []
     digest_of = local_copies._sha256
     monkeypatch.setattr(local_copies, "_sha256", lambda path: read.append(path) or digest_of(path))
-    local_copy(content.digest, root, copies)
+    local_copy(content.digest, root)
     assert read == []
     path.touch()
     for _ in range(2):
-        local_copy(content.digest, root, copies)
+        local_copy(content.digest, root)
     assert len(read) == 1, "it was copied again, once"
 
 
@@ -108,11 +109,11 @@ def test_a_damaged_content_is_refused_and_deleted(root, copies, tmp_path):
     stored = Path(root.url, FILES, content.blobs[0].digest)
     stored.write_text("WEIGHTS")
     with pytest.raises(StoreError, match=r"damaged, and was deleted. Run again"):
-        local_copy(content.digest, root, copies)
+        local_copy(content.digest, root)
     assert not stored.exists()
     assert [*copies.glob("?" * 64), *copies.glob(".partial/*")] == []
     with pytest.raises(StoreError, match=r"is gone: garbage collection"):
-        local_copy(content.digest, root, copies)
+        local_copy(content.digest, root)
 
 
 def test_a_record_is_verified_too(root, copies, tmp_path):
@@ -120,10 +121,10 @@ def test_a_record_is_verified_too(root, copies, tmp_path):
     record = Path(root.url, FILES, content.digest + RECORD)
     record.write_bytes(record.read_bytes() + b" ")
     with pytest.raises(StoreError, match="does not have the content of its name"):
-        local_copy(content.digest, root, copies)
+        local_copy(content.digest, root)
     record.unlink()
     with pytest.raises(StoreError, match="is gone"):
-        local_copy(content.digest, root, copies)
+        local_copy(content.digest, root)
 
 
 def test_what_no_process_uses_is_deleted_after_a_while(root, copies, tmp_path):
@@ -133,14 +134,14 @@ def test_what_no_process_uses_is_deleted_after_a_while(root, copies, tmp_path):
         for name in ("used", "unused", "recent", "new")
     )
     for digest in (used, unused, recent):
-        local_copy(digest, root, copies)
+        local_copy(digest, root)
     for digest in (unused, recent):
         os.close(node_files._in_use.pop(copies / f"{digest}.used"))
     then = time.time() - node_files.UNUSED_SECONDS - 60
     for digest in (used, unused):
         os.utime(copies / f"{digest}.used", (then, then))
     (copies / ".cleaned").unlink()
-    local_copy(new, root, copies)
+    local_copy(new, root)
     assert {path.name for path in copies.glob("?" * 64)} == {used, recent, new}
 
 
@@ -151,6 +152,6 @@ def test_what_a_killed_process_has_copied_is_deleted_by_the_next(root, copies, t
     file(killed / "new" / "content" / "model.pt", "half")
     assert [*(copies / ".partial").iterdir()] == [killed]
     following = shipped(root, file(tmp_path / following / "model.pt", following)).digest
-    local_copy(following, root, copies)
+    local_copy(following, root)
     assert [path.name for path in copies.glob("?" * 64)] == [following]
     assert not [*(copies / ".partial").iterdir()]

@@ -22,6 +22,7 @@ from vane_dagster.storage.row_records import (
     records_schema,
     write_records,
 )
+from vane_dagster.worker import recorded_rows
 from vane_dagster.worker.recorded_rows import find_rows, open_index
 
 Record = tuple[int, int, int, int, int]  # high, low, id, outcome, epoch
@@ -81,47 +82,54 @@ def test_rows_find_what_a_plain_search_finds(parts, rows, failed):
     lows: dict[int, set[int]] = {}
     for high, low, *_ in (record for records in parts for record in records):
         lows.setdefault(high, set()).add(low)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
+        patch.setattr(recorded_rows, "worker_folder", lambda kind: folder)
         group = [recorded(folder, records, f"p{n}") for n, records in enumerate(parts)]
-        result = found(open_index(group, FLOOR, OWN, folder), rows, failed)
+        result = found(open_index(group, FLOOR, OWN), rows, failed)
     for row, place, wanted in zip(rows, result, expected(parts, rows, failed), strict=True):
         may_be_missed = len(lows.get(row[0], ())) > 1  # by a high half of several keys
         assert place == wanted or (may_be_missed and place == (-1, -1))
 
 
-def test_an_index_is_built_once_and_by_records_and_floor(tmp_path):
+@pytest.fixture
+def indexes(tmp_path, monkeypatch) -> Path:
+    folder: Path = tmp_path / "indexes"
+    folder.mkdir()
+    monkeypatch.setattr(recorded_rows, "worker_folder", lambda kind: folder)
+    return folder
+
+
+def test_an_index_is_built_once_and_by_records_and_floor(tmp_path, indexes):
     parts = [recorded(tmp_path, [(1, 1, 1, 0, 5)])]
-    indexes = tmp_path / "indexes"
-    indexes.mkdir()
-    open_index(parts, 1, OWN, indexes)
+    open_index(parts, 1, OWN)
     Path(tmp_path, parts[0].records).unlink()
     for _ in range(2):
-        assert found(open_index(parts, 1, OWN, indexes), [(1, 1)]) == [(0, 0)]
+        assert found(open_index(parts, 1, OWN), [(1, 1)]) == [(0, 0)]
     with pytest.raises(DamagedPartError, match=parts[0].records):
-        open_index(parts, 2, OWN, indexes)
+        open_index(parts, 2, OWN)
     assert (
         len([path for path in indexes.iterdir() if path.is_dir() and path.name != ".partial"]) == 1
     )
 
 
-def test_damaged_records_leave_nothing_behind(tmp_path):
+def test_damaged_records_leave_nothing_behind(tmp_path, indexes):
     part = recorded(tmp_path, [(1, 1, 1, 0, 5)])
     path = tmp_path / part.records
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DamagedPartError):
-        open_index([part], 1, OWN, tmp_path)
-    assert [path for path in tmp_path.iterdir() if path.is_dir() and path.name != ".partial"] == []
+        open_index([part], 1, OWN)
+    assert [path for path in indexes.iterdir() if path.is_dir() and path.name != ".partial"] == []
 
 
 @pytest.mark.parametrize("left", [None, -8])
-def test_an_incomplete_index_is_built_again(tmp_path, left):
+def test_an_incomplete_index_is_built_again(tmp_path, indexes, left):
     part = recorded(tmp_path / "store", [(n, 1, 1, Outcome.OUTPUT, 1) for n in range(3)])
-    open_index([part], 1, OWN, tmp_path)
-    (stored,) = tmp_path.glob("*/index")
+    open_index([part], 1, OWN)
+    (stored,) = indexes.glob("*/index")
     if left is None:
         stored.unlink()
     else:
         stored.write_bytes(stored.read_bytes()[:left])
-    again = open_index([part], 1, OWN, tmp_path)
+    again = open_index([part], 1, OWN)
     assert found(again, [(2, 1)]) == [(0, 2)]

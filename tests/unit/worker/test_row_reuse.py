@@ -346,14 +346,19 @@ def part(tmp_path) -> RecordedPart:
     return RecordedPart(folder, info.name, records, rows=1000)
 
 
-def read(part: RecordedPart, folder: Path, wanted: int = 1) -> StoredRows:
-    return recorded_rows.stored_rows(part, "id", ["n", "values"], wanted, folder)
+@pytest.fixture
+def node(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(recorded_rows, "worker_folder", lambda kind: tmp_path)
+
+
+def read(part: RecordedPart, wanted: int = 1) -> StoredRows:
+    return recorded_rows.stored_rows(part, "id", ["n", "values"], wanted)
 
 
 @pytest.mark.parametrize("wanted", [1, 125])
-def test_rows_come_in_the_order_that_is_asked_for(tmp_path, part, wanted):
+def test_rows_come_in_the_order_that_is_asked_for(tmp_path, part, wanted, node):
     for _ in range(2):
-        records, values, count = read(part, tmp_path, wanted).take(np.array([2, 0, 3, 1, 0]))
+        records, values, count = read(part, wanted).take(np.array([2, 0, 3, 1, 0]))
         assert records["id"].to_pylist() == ["c", "a", "d", "b", "a"]
         assert records["run_id"].to_pylist() == ["x", "x", "y", "y", "x"]
         assert count.tolist() == [1, 2, 0, 0, 2]
@@ -364,17 +369,17 @@ def test_rows_come_in_the_order_that_is_asked_for(tmp_path, part, wanted):
     assert bool(list(tmp_path.glob("*.used"))) == (wanted == 1)
 
 
-def test_a_part_is_decoded_once_for_the_node(tmp_path, part):
-    read(part, tmp_path)
+def test_a_part_is_decoded_once_for_the_node(tmp_path, part, node):
+    read(part)
     for file in (tmp_path / "store").iterdir():
         file.unlink()
-    assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
+    assert read(part).take(np.array([0]))[2].tolist() == [2]
 
 
-def test_rows_are_read_from_the_part_if_the_node_has_no_room(tmp_path, part, monkeypatch):
+def test_rows_are_read_from_the_part_if_the_node_has_no_room(tmp_path, part, monkeypatch, node):
     def full(*given):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(recorded_rows, "write_table", full)
-    assert read(part, tmp_path).take(np.array([0]))[2].tolist() == [2]
+    assert read(part).take(np.array([0]))[2].tolist() == [2]
     assert not list(tmp_path.glob("*/values"))
