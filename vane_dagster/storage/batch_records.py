@@ -93,14 +93,12 @@ class Recorded:
 
     Attributes:
         name: The name of their file; empty if all were in flight already.
-        waiting: The number of rows that wait for an answer.
         requests: The number of recorded requests.
         prompt_tokens: About the tokens of the recorded messages.
         completion_tokens: About the tokens of their answers, by their ``max_tokens``.
     """
 
     name: str = ""
-    waiting: int = 0
     requests: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -168,23 +166,21 @@ class BatchFolder:
         self.location.delete([*names])
 
 
-def record_requests(folder: Location, requests: Mapping[str, str], waiting: int) -> Recorded:
+def record_requests(folder: Location, requests: Mapping[str, str]) -> Recorded:
     """Write the bodies of requests by digest, in a worker.
 
     Args:
         folder: The folder of the stage's batches.
         requests: The requests that are in no batch yet.
-        waiting: The number of rows that wait for an answer.
     """
     if not requests:
-        return Recorded(requests=waiting)
+        return Recorded()
     name = f"{ASKED}{secrets.token_hex(16)}.parquet"  # that of this call: its run deletes it
     folder.write(name, _requests_file(requests))
     bodies = [json.loads(body) for body in requests.values()]
     limits = [body.get("max_tokens") or body.get("max_completion_tokens") for body in bodies]
     return Recorded(
         name,
-        waiting,
         len(requests),
         sum(map(len, requests.values())) // _CHARACTERS_A_TOKEN,
         sum(limit if isinstance(limit, int) else _TYPICAL_TOKENS for limit in limits),

@@ -98,10 +98,10 @@ class UdfCaller:
                 error.records = reported(fault_table(error.faults, work, op.ids, self._label))
             raise
         seconds = run.seconds or time.perf_counter() - started
-        if waiting := sum(outcome.pending for outcome in outcomes):
+        if any(outcome.pending for outcome in outcomes):
             assert op.batches is not None, "only batches have pending answers"
             requests = {d: body for each in outcomes for d, body in each.requests.items()}
-            pending = record_requests(op.batches, requests, waiting)
+            pending = record_requests(op.batches, requests)
             report = WorkReport(Tally(table.num_rows), pending=pending, cancelled=run.stopped)
             return Computed(empty_table(own.schema), report)
         faults = [fault for outcome in outcomes for fault in outcome.faults] + unread

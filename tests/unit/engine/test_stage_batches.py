@@ -66,7 +66,7 @@ class World(BatchApi):
 
     def asked(self, *digests: str) -> str:
         requests = {digest * 32: f'{{"prompt": "{digest}"}}' for digest in digests}
-        return record_requests(self.batches().folder.location, requests, len(digests)).name
+        return record_requests(self.batches().folder.location, requests).name
 
     def submit_all(self, *digests: str, key: str | None = None) -> list[ProviderBatch]:
         record = ProviderBatch("m", 0.0, "run", 0, (), ("asked", "below"))

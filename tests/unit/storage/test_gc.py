@@ -278,7 +278,7 @@ def test_batches_go_after_their_answers_were_kept_and_never_in_flight(made):
         folder.add(batch, {"0" * 32: "{}"})
         if ended_at:
             folder.end(batch, {})
-    killed = record_requests(folder.location, {"0" * 32: "{}"}, 1).name
+    killed = record_requests(folder.location, {"0" * 32: "{}"}).name
     list(collect(store(made), GcPolicy(now, 7 * DAY, DAY)))
     kept = {"new.answers.parquet", "new.json", "open.json", "open.requests.parquet"}
     assert folder.location.names().keys() == {*kept, killed}
