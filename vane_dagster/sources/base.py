@@ -269,7 +269,9 @@ class Source(SourceReader):
         """
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
-        """Return the error for a partition without files; None if that is accepted.
+        """Return the error for a partition without files; None if it is accepted all the same.
+
+        It is not called with `allow_empty`.
 
         Args:
             partition: The partition's key.
@@ -296,7 +298,7 @@ class Source(SourceReader):
         """
         if isinstance(listed, SourceError):
             raise listed
-        if not listed and (error := self.missing(partition, location)):
+        if not (listed or self.allow_empty) and (error := self.missing(partition, location)):
             raise error
         return listed
 

@@ -135,8 +135,6 @@ class FileSource(Source):
         return failed | dict(zip(patterns, each))
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
-        if self.allow_empty:
-            return None
         where = "" if partition is None else f" for partition {partition!r}"
         place, kind = absolute_url(self.url_for(partition)), self.label or self.kind
         hint = "; *, ? and [ make a URL a pattern: in a name, write them as [*], [?] and [[]"

@@ -207,8 +207,6 @@ class LakeSource(Source):
         return dict(zip(partitions, in_threads(listed, partitions)))
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
-        if self.allow_empty:
-            return None
         return SourceError(
             f"{location}: {self.url_for(partition)!r} has no rows. Check the filter, write the "
             f"partition first, or accept it with vd.{self.kind}(..., allow_empty=True)"

@@ -122,8 +122,6 @@ class RowsSource(StoredTableSource):
         return _identity(self.rows.blocks(partition))
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
-        if self.allow_empty:
-            return None
         given = f". It has rows of {names(sorted(map(str, self.rows.positions)))}"
         return SourceError(
             f"{location}: {self.url_for(partition)} has no rows{given if partition else ''}. Give "
