@@ -30,15 +30,10 @@ def scan(
     """Read rows; columns that the file lacks are constant or null."""
     place = Location(span.url, storage_options)
 
-    def read() -> pa.Table:
-        with opened(place) as file:
-            own = file.schema_arrow.names
-            present = [name for name in schema.names if name in own and name not in constants]
-            rows = unsliced(read_rows(file, span.start, span.stop, present))
-        return conform(rows, schema, constants)
-
+    columns = [name for name in schema.names if name not in constants]
     try:
-        return with_retries(_failpoints.failing("read", span.url, read))
+        rows = read_rows(place, span.start, span.stop, columns)
+        return conform(unsliced(rows), schema, constants)
     except Exception as error:  # drivers raise their own exception classes
         fix = "Write it again, or take it out of the source" if is_damage(error) else None
         raise unreadable(span.url, error, location, fix) from error
@@ -54,11 +49,18 @@ def opened(location: Location) -> Iterator[pq.ParquetFile]:
             yield file
 
 
-def read_rows(file: pq.ParquetFile, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
-    """Read columns of some rows."""
-    found = list(batches(file, start, stop, columns))
-    kinds = None if found else pa.schema([file.schema_arrow.field(name) for name in columns])
-    return pa.Table.from_batches(found, kinds).select(columns)
+def read_rows(place: Location, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
+    """Read some rows of a file: those of the columns that it has."""
+
+    def read() -> pa.Table:
+        with opened(place) as file:
+            kinds = file.schema_arrow
+            present = [name for name in columns if name in kinds.names]
+            found = list(batches(file, start, stop, present))
+            own = None if found else pa.schema([kinds.field(name) for name in present])
+            return pa.Table.from_batches(found, own).select(present)
+
+    return with_retries(_failpoints.failing("read", place.url, read))
 
 
 def batches(

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from vane_dagster import _failpoints
-from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import SourceReader, unreadable
-from vane_dagster.sources.parquet_scan import opened, read_rows
+from vane_dagster.sources.parquet_scan import read_rows
 from vane_dagster.sources.schemas import conform
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
@@ -70,15 +68,8 @@ def _stored_rows(
     """Read rows of a Parquet file in the store."""
     folder = tables(root)
     file = Location(folder.file_url(rows.name), folder.storage_options)
-
-    def read() -> pa.Table:
-        with opened(file) as parquet:
-            own = set(parquet.schema_arrow.names)
-            present = [name for name in columns if name in own]
-            return read_rows(parquet, rows.start, rows.stop, present)
-
     try:
-        return with_retries(_failpoints.failing("read", file.url, read))
+        return read_rows(file, rows.start, rows.stop, columns)
     except Exception as error:  # drivers raise their own exception classes
         is_gone = isinstance(error, FileNotFoundError)
         fix = "It was deleted from the store: run the partition again" if is_gone else None
