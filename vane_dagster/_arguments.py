@@ -14,6 +14,7 @@ from vane_dagster.errors import DefinitionError, names
 if TYPE_CHECKING:
     import dagster as dg
 
+_ANY = re.compile(r".+", re.DOTALL)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """The name of a pipeline or a stage."""
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
@@ -110,9 +111,11 @@ def check_name(where: str, value: Any) -> None:
         )
 
 
-def text(where: str, name: str, value: Any, expected: str = "a text") -> str:
-    """Validate a text that is not empty."""
-    if not isinstance(value, str) or not value:
+def text(
+    where: str, name: str, value: Any, expected: str = "a text", form: re.Pattern[str] = _ANY
+) -> str:
+    """Validate a text that has a form; by default one that is not empty."""
+    if not isinstance(value, str) or not form.fullmatch(value):
         raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
     return value
 

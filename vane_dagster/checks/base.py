@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias, Union
 
 import pyarrow as pa
 
-from vane_dagster._arguments import flag, list_of_names, one_of
+from vane_dagster._arguments import flag, list_of_names, one_of, text
 from vane_dagster._keywords import require_columns
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, names
@@ -62,10 +62,7 @@ class Check(abc.ABC):
     def __post_init__(self) -> None:
         if self.name == "":
             self._set(name=_words(type(self).__name__))
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise DefinitionError(
-                f"{self._location}: name is {self.name!r}; expected letters, digits and '_'"
-            )
+        text(self._location, "name", self.name, "letters, digits and '_'", _NAME)
         flag(self._location, "blocking", self.blocking)
         if self.blocking and self.rows_to_recompute:
             raise DefinitionError(

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from vane_dagster._arguments import positive
+from vane_dagster._arguments import positive, text
 from vane_dagster._lazy import pc
 from vane_dagster.checks.base import ANY, Check
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
-from vane_dagster.errors import DefinitionError, SchemaError
+from vane_dagster.errors import SchemaError
 from vane_dagster.types.kinds import is_floats, is_number, is_text
 from vane_dagster.types.schema import plain_type
 
@@ -57,8 +57,7 @@ class Drift(Check):
     _bounds: ClassVar[Mapping[str, float]] = {"max_psi": ANY, "max_distance": ANY}
 
     def __post_init__(self) -> None:
-        if not isinstance(self.column, str) or not self.column:
-            raise DefinitionError(f"{self._location}: column is {self.column!r}; expected its name")
+        text(self._location, "column", self.column, "its name")
         if not self.name:
             plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in self.column)
             self._set(name=f"drift_{plain}")

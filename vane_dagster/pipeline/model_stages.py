@@ -351,10 +351,7 @@ def _parse_model(
         if server.workers.max_concurrency is not None:
             options.setdefault("max_connections", server.workers.max_concurrency)
         provider, name = provider or "openai", server.model if name is server else name
-    if not isinstance(name, str) or not name:
-        raise DefinitionError(
-            f"{location}: model is {name!r}; expected a model's name, a server or vd.Model(...)"
-        )
+    name = text(location, "model", name, "a model's name, a server or vd.Model(...)")
     if provider is None:
         raise DefinitionError(f'{location}: provider is missing; expected one, as "openai"')
     found = provider_class(location, provider, method)

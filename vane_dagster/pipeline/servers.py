@@ -131,11 +131,8 @@ class ModelServer:
         words = [str(word) for word in launch.command]
         keep_arguments(keyed, dict(launch.env), *flags_of(words))
         self.name = name or _NAME_CHARACTERS.sub("-", default_name).strip("-.")
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise DefinitionError(
-                f"{where}: name is {self.name!r}; expected letters, digits, '.', '_' and '-'. Give "
-                "the server a name by name="
-            )
+        expected = "letters, digits, '.', '_' and '-'. Give the server a name by name="
+        text(where, "name", self.name, expected, _NAME)
         if not isinstance(replicas, Workers):
             replicas = Workers(parse_concurrency(where, "replicas", replicas, "replicas"))
         if wrong := [field for field in _OF_STAGES if getattr(replicas, field)]:

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import IO, Any
 
+from vane_dagster._arguments import text
 from vane_dagster._private_folder import new_temporary_file
-from vane_dagster.errors import DefinitionError
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import SourceReader
 from vane_dagster.storage.filesystem import Location, protocol_of
@@ -54,9 +54,7 @@ class File:
     def __init__(
         self, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
     ) -> None:
-        self.path = os.fspath(path)
-        if not isinstance(self.path, str) or not self.path:
-            raise DefinitionError(f"vd.File: path is {path!r}; expected a local path or a URL")
+        self.path = text("vd.File", "path", os.fspath(path), "a local path or a URL")
         known = TaskFiles.options_of(self.path)
         self._location = Location(self.path, known if storage_options is None else storage_options)
 

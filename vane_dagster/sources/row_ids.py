@@ -17,6 +17,7 @@ from typing import Any, Union
 import numpy as np
 import pyarrow as pa
 
+from vane_dagster._arguments import text
 from vane_dagster._keywords import known_keywords, require_columns
 from vane_dagster._lazy import pc
 from vane_dagster._secrets import masked
@@ -159,7 +160,7 @@ def composite_id(location: str, columns: Any, name: Any = COMPOSITE_ID) -> IdRul
         raise DefinitionError(
             f'{location}: the columns of the id are {columns!r}; expected names, as ["doc", "page"]'
         )
-    _check_name(location, name)
+    text(location, "name", name, "the name of the id column")
     folded = [column.lower() for column in (*columns, name)]
     if twice := [column for column in (*columns, name) if folded.count(column.lower()) > 1]:
         raise DefinitionError(
@@ -186,7 +187,7 @@ def row_id(name: str = ROW_ID) -> IdRule:
     Raises:
         DefinitionError: If the name is not a text, or empty.
     """
-    _check_name("vd.row_id", name)
+    text("vd.row_id", "name", name, "the name of the id column")
     return IdRule(name)
 
 
@@ -237,8 +238,3 @@ def row_of(id: Any) -> tuple[str, int] | None:
     """Return the file and row number of an id made of them; None for another text."""
     match = _ROW.fullmatch(str(id))
     return (match[1], int(match[2])) if match else None
-
-
-def _check_name(location: str, name: Any) -> None:
-    if not isinstance(name, str) or not name:
-        raise DefinitionError(f"{location}: name is {name!r}; expected the name of the id column")

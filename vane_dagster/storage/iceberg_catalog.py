@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vane_dagster._arguments import check_installed
+from vane_dagster._arguments import check_installed, text
 from vane_dagster._secrets import keep_options, revealed
 from vane_dagster.errors import DefinitionError
 
@@ -90,9 +90,5 @@ def parse_catalog(where: str, catalog: Any) -> IcebergCatalog:
 
 def parse_identifier(where: str, table: Any) -> str:
     """Validate the identifier of a table."""
-    if not isinstance(table, str) or not _IDENTIFIER.fullmatch(table):
-        raise DefinitionError(
-            f"{where}: table is {table!r}; expected the namespace and name of an Iceberg table, "
-            'as "db.events"'
-        )
-    return table
+    expected = 'the namespace and name of an Iceberg table, as "db.events"'
+    return text(where, "table", table, expected, _IDENTIFIER)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from vane_dagster import retries
-from vane_dagster._arguments import PLACEHOLDER
+from vane_dagster._arguments import PLACEHOLDER, text
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
@@ -70,11 +70,8 @@ class TablePublisher(Publisher):
                 "take it out. The key stands in the column that partition_column names"
             )
         check_table_url(where, url, cls.label.split()[0], cls.schemes)
-        if not isinstance(partition_column, str) or not _COLUMN.fullmatch(partition_column):
-            raise DefinitionError(
-                f"{where}: partition_column is {partition_column!r}; expected letters, digits and "
-                "'_', with a letter first"
-            )
+        expected = "letters, digits and '_', with a letter first"
+        text(where, "partition_column", partition_column, expected, _COLUMN)
         return declared if partitioned else replace(declared, partition_column=None)
 
     def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
