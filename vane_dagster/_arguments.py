@@ -21,6 +21,11 @@ PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """A placeholder in a URL pattern; the group is its name."""
 
 
+def unexpected(where: str, name: str, value: object, expected: str) -> DefinitionError:
+    """Return the error for an argument with another value than those that are expected."""
+    return DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
+
+
 def fill_placeholders(url: str, key: str | None, escape: Callable[[str], str] = str) -> str:
     """Replace the placeholders of a URL with a partition key."""
 
@@ -48,10 +53,9 @@ def parse_concurrency(
     pair: Any = (value, value) if isinstance(value, int) else value
     whole = isinstance(pair, (tuple, list)) and all(type(n) is int and n >= 1 for n in pair)
     if isinstance(value, bool) or not whole or len(pair) != 2 or pair[0] > pair[1]:
-        raise DefinitionError(
-            f"{where}: {name} is {value!r}; expected a number of {what} from 1 up, or "
-            "(min, max) with min <= max" + (', or "auto"' if what == "workers" else "")
-        )
+        expected = f"a number of {what} from 1 up, or (min, max) with min <= max"
+        expected += ', or "auto"' if what == "workers" else ""
+        raise unexpected(where, name, value, expected)
     return (pair[0], pair[1])
 
 
@@ -65,16 +69,14 @@ def positive(where: str, name: str, value: Any, default: Any = None, least: int 
     if value is None:
         return default
     if type(value) is not int or value < least:
-        raise DefinitionError(
-            f"{where}: {name} is {value!r}; expected a whole number from {least} up"
-        )
+        raise unexpected(where, name, value, f"a whole number from {least} up")
     return value
 
 
 def flag(where: str, name: str, value: Any) -> bool:
     """Validate a bool."""
     if not isinstance(value, bool):
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected True or False")
+        raise unexpected(where, name, value, "True or False")
     return value
 
 
@@ -93,7 +95,7 @@ def number(where: str, name: str, value: Any, expected: str, fits: Callable[[flo
     """Validate a number that fits, or None."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is not None and not (is_number and fits(value)):
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
+        raise unexpected(where, name, value, expected)
     return value
 
 
@@ -116,15 +118,14 @@ def text(
 ) -> str:
     """Validate a text that has a form; by default one that is not empty."""
     if not isinstance(value, str) or not form.fullmatch(value):
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected {expected}")
+        raise unexpected(where, name, value, expected)
     return value
 
 
 def one_of(where: str, name: str, value: Any, allowed: Sequence[str]) -> Any:
     """Validate that a value is one of the allowed values."""
     if value not in allowed:
-        listed = ", ".join(repr(a) for a in allowed)
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected one of {listed}")
+        raise unexpected(where, name, value, f"one of {', '.join(map(repr, allowed))}")
     return value
 
 
@@ -150,7 +151,7 @@ def list_of_names(where: str, name: str, value: Sequence[str] | None) -> tuple[s
     if value is None:
         return None
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        raise DefinitionError(f"{where}: {name} is {value!r}; expected a list of names")
+        raise unexpected(where, name, value, "a list of names")
     return tuple(value)
 
 
@@ -165,7 +166,7 @@ def selection(where: str, name: str, value: Any) -> tuple[tuple[str, str], ...]:
 def check_url(where: str, url: str) -> None:
     """Validate that a URL is not empty and has only known placeholders."""
     if not isinstance(url, str) or not url.strip():
-        raise DefinitionError(f"{where}: url is {url!r}; expected a path or a URL")
+        raise unexpected(where, "url", url, "a path or a URL")
     if "::" in url:
         raise DefinitionError(
             f"{where}: {url!r} chains file systems by '::', which is not supported; expected "

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeAlias, Union
 
 import pyarrow as pa
 
-from vane_dagster._arguments import flag, list_of_names, one_of, text
+from vane_dagster._arguments import flag, list_of_names, one_of, text, unexpected
 from vane_dagster._keywords import require_columns
 from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, names
@@ -201,9 +201,7 @@ def bound(location: str, name: str, value: Any, most: float = ANY) -> float:
     """Validate a number from 0 to `most`."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= most:
-        raise DefinitionError(
-            f"{location}: {name} is {value!r}; expected a number from 0 to {most:g}"
-        )
+        raise unexpected(location, name, value, f"a number from 0 to {most:g}")
     return float(value)
 
 

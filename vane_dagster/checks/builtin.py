@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from vane_dagster._arguments import positive
+from vane_dagster._arguments import positive, unexpected
 from vane_dagster._texts import listed
 from vane_dagster.checks.base import Check, CheckLike, Off
 from vane_dagster.checks.context import CheckContext, CheckOutcome, PartCounts, Severity
@@ -329,10 +329,8 @@ def merge(
     seen = set()
     for each in given if isinstance(given, Sequence) else (None,):
         if not isinstance(each, (Check, Off)):
-            raise DefinitionError(
-                f"{location}: checks is {given!r}; expected a list of checks, as "
-                "[vd.checks.NullRate(0.1), vd.checks.Off('text')]"
-            )
+            expected = "a list of checks, as [vd.checks.NullRate(0.1), vd.checks.Off('text')]"
+            raise unexpected(location, "checks", given, expected)
         if each.name in seen:
             raise DefinitionError(
                 f"{location}: two checks are named {each.name!r}; give one another name="

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vane_dagster._arguments import list_of_names, text
+from vane_dagster._arguments import list_of_names, text, unexpected
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.model_stages import column_named
@@ -81,9 +81,7 @@ class LabelRows(PromptRows):
             location, "labels", [*labels] if isinstance(labels, Mapping) else labels
         )
         if not listed or len(set(listed)) < len(listed):
-            raise DefinitionError(
-                f"{location}: labels is {labels!r}; expected different labels, or label to meaning"
-            )
+            raise unexpected(location, "labels", labels, "different labels, or label to meaning")
         if provider is None or not answers(location, provider, ClassifyTask.method):
             return self.prompt(
                 name,

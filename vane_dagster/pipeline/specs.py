@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
 import pyarrow as pa
 
+from vane_dagster._arguments import unexpected
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.pipeline.identity import component
@@ -382,11 +383,9 @@ def provenance_stage(pipeline: Pipeline, node: str, given: bool | str, location:
         return given
     if given is True and len(usable) == 1:
         return usable[0]
-    expected = names(usable, 20) if usable else "none: no stage with a function makes its rows"
-    raise DefinitionError(
-        f"{location}: provenance is {given!r}; expected the name of the stage that made the rows, "
-        f"of {expected}"
-    )
+    known = names(usable, 20) if usable else "none: no stage with a function makes its rows"
+    expected = f"the name of the stage that made the rows, of {known}"
+    raise unexpected(location, "provenance", given, expected)
 
 
 StageSpec = Union[ProjectSpec, MapBatchesSpec, JoinSpec, WriteSpec]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster._arguments import unexpected
 from vane_dagster.errors import CostlyError, DefinitionError, names
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.usage import counted
@@ -133,10 +134,8 @@ def parse_format(where: str, return_format: Any) -> Format:
         if len({c.casefold() for c in return_format}) < len(return_format):
             raise DefinitionError(f"{where}: return_format has a choice twice: {return_format}")
         return Format(choices=tuple(return_format))
-    raise DefinitionError(
-        f"{where}: return_format is {return_format!r}; expected a pydantic model, a JSON schema as "
-        "a dict, or a list of choices"
-    )
+    expected = "a pydantic model, a JSON schema as a dict, or a list of choices"
+    raise unexpected(where, "return_format", return_format, expected)
 
 
 def _arrow(where: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> pa.DataType:

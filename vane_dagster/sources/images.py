@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from vane_dagster._arguments import check_installed, one_of, positive
+from vane_dagster._arguments import check_installed, one_of, positive, unexpected
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import DefinitionError, first_line
+from vane_dagster.errors import first_line
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, unreadable
 from vane_dagster.sources.file_source import Suffix, file_arguments
@@ -196,9 +196,7 @@ def images(
         and all(isinstance(side, (int, np.integer)) and side > 0 for side in size)
     )
     if size is not None and not whole:
-        raise DefinitionError(
-            f"vd.images: size is {size!r}; expected height and width in pixels, as (224, 224)"
-        )
+        raise unexpected("vd.images", "size", size, "height and width in pixels, as (224, 224)")
     one_of("vd.images", "mode", mode, tuple(_CHANNELS))
     pixels = positive("vd.images", "max_pixels", max_pixels, MAX_PIXELS)
     sides = None if size is None else (int(size[0]), int(size[1]))
