@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -74,12 +75,7 @@ class LocalTable:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._end = weakref.finalize(self, _unlink, path)
-
-
-def _unlink(path: str) -> None:
-    if os.path.exists(path):
-        os.unlink(path)
+        self._end = weakref.finalize(self, Path(path).unlink, missing_ok=True)
 
 
 class WorkerProcess:
