@@ -125,10 +125,8 @@ class WorkerQueue:
 
     def clear(self) -> None:
         """Remove all workers."""
-        self.calls_by_worker.clear()
-        self.loading.clear()
-        self.draining.clear()
-        self.leaving.clear()
+        for worker in (*self.calls_by_worker, *self.loading):
+            self.remove(worker)
 
     def remove(self, worker: Worker) -> bool:
         """Remove a worker; return False if it was already removed."""
