@@ -172,10 +172,6 @@ class Store:
         name = self.latest(pipeline, stage, [partition]).get(partition)
         return None if name is None else self.read(pipeline, stage, partition, name)
 
-    def commit(self, manifest: Manifest) -> ManifestName:
-        """Put a manifest in force, as the last step of a partition."""
-        return self._commit(manifest, self._manifest_names(manifest))
-
     def commit_once(
         self, manifest: Manifest, former: ManifestName | None
     ) -> tuple[Manifest, ManifestName]:
@@ -185,20 +181,17 @@ class Store:
             StoreError: If a later run with force has committed the partition.
         """
         names = self._manifest_names(manifest)
-        other = self._same(manifest, former, names)
-        return other or (manifest, self._commit(manifest, names))
+        other = self.committed_since(manifest, former, names)
+        return other or (manifest, self.commit(manifest, names))
 
     def committed_since(
-        self, manifest: Manifest, former: ManifestName | None
+        self, manifest: Manifest, former: ManifestName | None, names: Sequence[str] | None = None
     ) -> tuple[Manifest, ManifestName] | None:
-        """Return the manifest in force if it has the same content and is not `former`."""
-        return self._same(manifest, former, self._manifest_names(manifest))
+        """Return the manifest in force if it is whole, not `former`, and has the same content.
 
-    def _same(
-        self, manifest: Manifest, former: ManifestName | None, names: Collection[str]
-    ) -> tuple[Manifest, ManifestName] | None:
-        """Return the manifest in force if it is whole, not `former`, and has the same content."""
-        name = latest_name(names)
+        Of the manifests with some names, or of all.
+        """
+        name = latest_name(self._manifest_names(manifest) if names is None else names)
         if name is not None and name.generation > manifest.generation:
             place = f"{manifest.pipeline}/{manifest.stage}{in_partition(manifest.partition)}"
             raise StoreError(
@@ -215,7 +208,9 @@ class Store:
     def _manifest_names(self, manifest: Manifest) -> list[str]:
         return list(self.manifests(manifest.pipeline, manifest.stage, manifest.partition).names())
 
-    def _commit(self, manifest: Manifest, names: Sequence[str]) -> ManifestName:
+    def commit(self, manifest: Manifest, names: Sequence[str] | None = None) -> ManifestName:
+        """Put a manifest in force after those with some names, or after all of its partition."""
+        names = self._manifest_names(manifest) if names is None else names
         taken = [n.sequence for n in map(ManifestName.parse, names) if n is not None]
         name = ManifestName(
             max(taken, default=0) + 1, manifest.generation, manifest.plan, manifest.content

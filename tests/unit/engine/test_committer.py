@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import deltalake
@@ -88,8 +89,8 @@ def test_of_two_publishers_the_later_manifest_wins(tmp_path, store, monkeypatch)
         docs.project("clean", ["id"], where=where).write("published", str(tmp_path / "out"))
         return docs
 
-    def overtaken(store: Store, manifest: Manifest) -> ManifestName:
-        name = commit(store, manifest)
+    def overtaken(store: Store, manifest: Manifest, *names: Any) -> ManifestName:
+        name = commit(store, manifest, *names)
         if manifest.stage == "published":
             monkeypatch.undo()
             compute(publishing("id < 8"), store)
