@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from vane_dagster.providers.base import Answer, Media, Message, Request
 from vane_dagster.providers.batch_api import AnthropicBatches
 from vane_dagster.providers.format import finished
-from vane_dagster.providers.http import HttpProvider, choice_schema, chosen, in_object
+from vane_dagster.providers.http import HttpProvider, choice_schema, chosen, converted, in_object
 from vane_dagster.providers.usage import finish_reason, token_count
 
 _MAX_TOKENS = 4096
@@ -98,21 +98,11 @@ def _schema(request: Request) -> tuple[Mapping[str, Any] | None, bool]:
 def _split(messages: Sequence[Message]) -> tuple[str, Sequence[Message]]:
     """Separate the system messages, which are not part of the API's conversation."""
     system = [message["content"] for message in messages if message["role"] == "system"]
-    others = [
-        {**message, "content": [*map(_block, content)] if isinstance(content, list) else content}
-        for message in messages
-        for content in [message["content"]]
-        if message["role"] != "system"
-    ]
-    return "\n\n".join(system), others
+    others = [message for message in messages if message["role"] != "system"]
+    return "\n\n".join(system), converted(others, _block)
 
 
-def _block(part: Any) -> Any:
-    """Return a part of a message as a content block; those that are blocks already unchanged."""
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    if not isinstance(part, Media):
-        return part
+def _block(part: Media) -> dict[str, Any]:
     source = {"type": "url", "url": part.url}
     if not part.url:
         source = {"type": "base64", "media_type": part.media_type, "data": part.base64}

@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from vane_dagster._secrets import keep_variables
 from vane_dagster.errors import ComputeError, StageError, described, names
-from vane_dagster.providers.base import PromptTooLong, Request, SamplingRefused
+from vane_dagster.providers.base import Media, Message, PromptTooLong, Request, SamplingRefused
 from vane_dagster.providers.batch_api import BatchApi
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.registry import needs
@@ -278,6 +278,26 @@ def in_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         "required": ["answer"],
         "additionalProperties": False,
     }
+
+
+def converted(
+    messages: Sequence[Message], convert: Callable[[Media], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return messages in the form of an API, with texts and converted media as their parts.
+
+    Parts that a user's function wrote in this form already are unchanged.
+    """
+
+    def part(given: Any) -> Any:
+        if isinstance(given, str):
+            return {"type": "text", "text": given}
+        return convert(given) if isinstance(given, Media) else given
+
+    return [
+        {**message, "content": [*map(part, content)] if isinstance(content, list) else content}
+        for message in messages
+        for content in [message["content"]]
+    ]
 
 
 def chosen(request: Request, text: str | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from vane_dagster.providers.base import Answer, Media, Message, Request
 from vane_dagster.providers.batch_api import OpenAIBatches
 from vane_dagster.providers.format import finished
-from vane_dagster.providers.http import HttpProvider, choice_schema, chosen
+from vane_dagster.providers.http import HttpProvider, choice_schema, chosen, converted
 from vane_dagster.providers.usage import finish_reason, token_count
 
 _FORMATS = {"mpeg": "mp3", "mp4": "m4a"}
@@ -91,22 +91,11 @@ class OpenAIProvider(HttpProvider):
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages in the form of OpenAI's chat API.
-
-    Parts that a user's function wrote in this form already are unchanged.
-    """
-    return [
-        {**message, "content": [*map(_part, content)] if isinstance(content, list) else content}
-        for message in messages
-        for content in [message["content"]]
-    ]
+    """Return messages in the form of OpenAI's chat API."""
+    return converted(messages, _media)
 
 
-def _part(part: Any) -> Any:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    if not isinstance(part, Media):
-        return part
+def _media(part: Media) -> dict[str, Any]:
     if part.kind == "image":
         detail = {} if part.detail is None else {"detail": part.detail}
         return {"type": "image_url", "image_url": {"url": part.any_url, **detail}}
