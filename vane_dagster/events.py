@@ -11,7 +11,7 @@ from vane_dagster.errors import VaneError
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.servers.launch import ServerState
 from vane_dagster.storage.manifest import Manifest, ManifestName
-from vane_dagster.worker.reports import GpuUse, LoadReport, WorkReport
+from vane_dagster.worker.reports import GpuUse, LoadReport, Output, WorkReport
 
 
 @dataclass
@@ -294,17 +294,15 @@ class Printed:
 
     Attributes:
         stage: The stage that runs the code.
-        text: The text.
+        output: The text.
         worker: The worker's name.
         partition: The partition key; None during construction, or if unpartitioned.
-        is_problem: Whether it logged a warning or an error.
     """
 
     stage: str
-    text: str
+    output: Output
     worker: str
     partition: str | None = None
-    is_problem: bool = False
 
 
 @dataclass(frozen=True)

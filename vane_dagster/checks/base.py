@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
-import functools
 import hashlib
-import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
+from inspect import getattr_static
 from typing import Any, ClassVar, TypeAlias, Union
 
 import pyarrow as pa
@@ -146,7 +146,8 @@ class Check(abc.ABC):
         state = {
             name: value
             for name, value in {**values, **replaced}.items()
-            if name not in _COMMON and not _is_cached(type(self), name)
+            if name not in _COMMON
+            and not isinstance(getattr_static(type(self), name, None), cached_property)
         }
         path = f"check {self.name!r}"
         common = [f"{name}={_token(getattr(self, name))}" for name in _COMMON]
@@ -215,10 +216,6 @@ def _checked_columns(location: str, columns: Sequence[str]) -> tuple[str, ...] |
 def listed(columns: Sequence[str] | None) -> str:
     """Format the columns of a check for a message."""
     return names(columns) if columns else "each column"
-
-
-def _is_cached(kind: type, name: str) -> bool:
-    return isinstance(inspect.getattr_static(kind, name, None), functools.cached_property)
 
 
 def _words(name: str) -> str:

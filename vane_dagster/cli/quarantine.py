@@ -107,14 +107,13 @@ def quarantine(
         click.echo("No row is quarantined.")
     for group in () if as_json else groups:
         click.echo(f"{count(group['rows'], 'row')}: {group['error']}: {group['message']}")
-        click.echo(f"  ids: {_some(group['ids'])}")
-        if group["waived"]:
-            click.echo(f"  waived: {_some(group['waived'])}")
+        for name in ("ids", "waived", "partitions"):
+            if group[name] not in ([], [None]):
+                click.echo(f"  {name}: {_some(group[name])}")
         if group["failed_run"]:
             click.echo(f"  not committed: run {group['failed_run']} failed")
-        if group["partitions"] != [None]:
-            click.echo(f"  partitions: {_some(group['partitions'])}")
-    if any(group["rows"] > len(group["waived"]) for group in groups) and not as_json:
+    committed = [group for group in groups if not group["failed_run"]]
+    if any(group["rows"] > len(group["waived"]) for group in committed) and not as_json:
         given = shlex.join(definitions.options) if definitions else "-f <your definitions>"
         words = f"vane-dagster quarantine {shlex.quote(stage)} --retry {given}"
         click.echo(f"Retry them: {words.rstrip()}")
@@ -122,8 +121,7 @@ def quarantine(
 
 def _keys(partitions: Iterable[str | None]) -> list[str] | None:
     """Return the keys of partitions; None for an unpartitioned stage."""
-    found = [key for key in partitions if key is not None]
-    return found or None
+    return [key for key in partitions if key is not None] or None
 
 
 def _read(file: str) -> pa.Table:
@@ -137,7 +135,8 @@ def _read(file: str) -> pa.Table:
 def _run(stage: Any, keys: list[str] | None, store: Any, given: Definitions, retry: bool) -> None:
     """Run partitions of a stage, and what follows from them; for a retry, those with failures."""
     if retry:
-        failed = pc.unique(failed_rows(stage, keys, store=store)["partition"]).to_pylist()
+        rows = failed_rows(stage, keys, store=store)
+        failed = pc.unique(rows.filter(rows["committed"])["partition"]).to_pylist()
         if not failed:
             return
         keys = _keys(failed)

@@ -102,7 +102,9 @@ class FragmentQueue:
         self._ahead = _MIN_AHEAD
         self._asked_at = self._retried_at = 0.0
         self._asking: Future[_ClaimResult] | None = None
-        self._scope = functools.lru_cache(_MAX_AHEAD)(self._scope_of)
+        self._scope = functools.lru_cache(_MAX_AHEAD)(
+            lambda index: state.claim_scope(state.plan.partitions[index].key)
+        )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-claim")
         self.left = state.fragments_left(stages)
         """Upper bound of the fragments not yet handed out or found; some may be given up."""
@@ -332,9 +334,6 @@ class FragmentQueue:
         self._ready.append(run)
 
     # Names of claims
-
-    def _scope_of(self, partition: int) -> str:
-        return self._state.claim_scope(self._state.plan.partitions[partition].key)
 
     def _keys(self, place: _Place) -> dict[str, bytes]:
         """The names of the claims that a fragment needs, by stage; empty if it is done."""

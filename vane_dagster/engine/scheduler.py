@@ -253,9 +253,7 @@ class WaveScheduler:
         task = in_flight.task
         if (output := report.output).text:
             key = self._state.plan.partitions[task.run.partition].key
-            self._state.emit(
-                Printed(task.stage, output.text, in_flight.worker.name, key, output.has_problem)
-            )
+            self._state.emit(Printed(task.stage, output, in_flight.worker.name, key))
         if report.cancelled:
             raise lease_expired(self._lease.id)
         worker = in_flight.worker

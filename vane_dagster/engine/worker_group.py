@@ -272,8 +272,7 @@ class WorkerGroup:
         """Handle a worker's report that it is ready, or why it cannot start."""
         stages = self.stages(worker)
         if (output := report.output).text:
-            names = ", ".join(stages) or IO_WORKERS
-            self._emit(Printed(names, output.text, worker.name, None, output.has_problem))
+            self._emit(Printed(", ".join(stages) or IO_WORKERS, output, worker.name))
         if worker not in self.worker_queues[worker.pool].loading:  # the pool was given up
             return
         if report.outdated:

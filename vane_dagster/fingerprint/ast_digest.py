@@ -19,7 +19,6 @@ from vane_dagster.fingerprint.code_strings import (
     syntax_tree,
 )
 from vane_dagster.fingerprint.decorators import detach_decorators
-from vane_dagster.fingerprint.hashing import combine
 
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _GLOBAL_READS = frozenset(
@@ -121,11 +120,6 @@ def constant_text(value: object) -> str:
         return value.hex()
     # repr() of an int of more than 4300 digits raises.
     return hex(value) if type(value) is int else repr(value)
-
-
-def tree_digest(nodes: Sequence[ast.AST]) -> str:
-    """Hash the content of nodes, independent of layout."""
-    return combine("tree", dump(nodes))
 
 
 def names_of(nodes: Sequence[ast.stmt], filename: str) -> frozenset[str]:

@@ -30,7 +30,7 @@ class SymbolSource:
     @cached_property
     def digest(self) -> str:
         """The hash of the statements' content."""
-        return ast_digest.tree_digest(self.nodes)
+        return combine("tree", ast_digest.dump(self.nodes))
 
     @cached_property
     def scan(self) -> Scan:

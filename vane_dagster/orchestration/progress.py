@@ -72,7 +72,8 @@ def log_text(log: Any, event: Event) -> None:
     """Log an event that is a text, and no other, by `log.info` or `log.warning`."""
     if isinstance(event, Printed):
         where = "" if event.partition is None else f", partition {event.partition!r}"
-        text, say = masked(event.text.rstrip()), log.warning if event.is_problem else log.info
+        say = log.warning if event.output.has_problem else log.info
+        text = masked(event.output.text.rstrip())
         say(f"{event.stage}{where} printed (worker {event.worker}):\n{text}")
     elif isinstance(event, Noticed):
         (log.warning if event.is_problem else log.info)(masked(event.text))

@@ -205,7 +205,7 @@ class RunReport:
         if (server := report.server) is not None and (endpoint := server.endpoint) is not None:
             place = f"at {endpoint.url} (worker {event.worker}, node {endpoint.node})"
             log = f"`vane-dagster pools logs {event.server}`"
-            if not endpoint.is_on_ray:
+            if endpoint.node_id == endpoint.node:  # a subprocess of the run, not an actor
                 log = f"{server.log_path}, until it stops"
             self._log.info(f"{event.model} {state} {place}. Its log: {log}")
             return

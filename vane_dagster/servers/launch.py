@@ -79,11 +79,6 @@ class Endpoint:
     node_id: str = ""
     life: tuple[int, bool] = field(default=(0, False), compare=False)
 
-    @property
-    def is_on_ray(self) -> bool:
-        """Whether its worker is an actor on a Ray cluster, not a subprocess of the run."""
-        return self.node_id != self.node
-
 
 @dataclass(frozen=True)
 class ServerStatus:

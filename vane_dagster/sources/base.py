@@ -214,10 +214,8 @@ class Source(SourceReader):
         """Local paths or URL patterns of the data. Its content is never part of a stage's key."""
         return ()
 
-    @property
-    def _types_note(self) -> str:
-        """Where types that are not declared come from and how to change them, for messages."""
-        return ""
+    _types_note: ClassVar[str] = ""
+    """Where types that are not declared come from and how to change them, for messages."""
 
     def schema(self, location: str) -> pa.Schema:
         """Return the columns as far as they are known without a store, from one file.

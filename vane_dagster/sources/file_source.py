@@ -107,7 +107,7 @@ class FileSource(Source):
         patterns: dict[str | None, _Pattern] = {}
         for key in partitions:
             try:
-                path = fill_placeholders(place.path, key, _escaped)
+                path = fill_placeholders(place.path, key, lambda k: glob.escape(key_in_path(k)))
                 patterns[key] = _Pattern(path, self.suffix)
             except VaneError as error:
                 failed[key] = SourceError(f"{location}: {error}")
@@ -181,10 +181,6 @@ def _unlisted(url: str, error: Exception, location: str) -> SourceError:
     made = SourceError(text)
     made.__cause__ = error
     return made
-
-
-def _escaped(key: str) -> str:
-    return glob.escape(key_in_path(key))
 
 
 def key_in_path(key: str) -> str:

@@ -190,10 +190,7 @@ class IngestedSource(FileSource, InStore):
             **own,
         )
 
-    @property
-    def _types_note(self) -> str:
-        found = "These columns and types are those of the first run's files"
-        return "" if self.columns is not None else f" ({found}, unless types= declares others)"
+    _types_note = " (Columns that types= does not declare are those of the first run's files)"
 
     @property
     def splitting(self) -> str:

@@ -120,13 +120,13 @@ class Trace:
     def __str__(self) -> str:
         width = max((len(step.stage) for step in self.steps), default=0)
         width = max([width, *map(len, self.missing)])
-        lines = [self._title(), ""]
+        lines, last = [self._title(), ""], {step.stage: step for step in self.steps}
         for step in self.steps:
             label = step.stage
             for text in _lines(step):
                 lines.append(f"{label:<{width}}  {text}")
                 label = ""
-            if step is self._last_of(step.stage) and step.stage in self.omitted:
+            if step is last[step.stage] and step.stage in self.omitted:
                 lines.append(f"{'':<{width}}  and {self.omitted[step.stage]:,} more rows")
         lines += [f"{stage:<{width}}  {reason}" for stage, reason in self.missing.items()]
         return "\n".join(lines)
@@ -138,9 +138,6 @@ class Trace:
         where = "" if self.partition is None else f", partition {self.partition}"
         way = "and what was made of it" if self.forward else "back to the source"
         return f"{self.stage}{where}, id {self.id}, {way} (rows of files are counted from 0)"
-
-    def _last_of(self, stage: str) -> Step:
-        return next(step for step in reversed(self.steps) if step.stage == stage)
 
 
 def utc(seconds: float) -> str:

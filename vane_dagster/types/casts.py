@@ -37,9 +37,10 @@ def cast(values: Any, kind: pa.DataType) -> Any:
     if not _are_alike(values.type, kind):
         raise Mismatch(values.type, kind)
     try:
-        if _has_view_values(values.type):  # polars' categories; Arrow can't decode them
-            values = values.cast(pa.dictionary(values.type.index_type, pa.string()))
         if pa.types.is_dictionary(values.type):
+            if pa.types.is_string_view(values.type.value_type):  # polars' categories
+                # Arrow cannot decode them.
+                values = values.cast(pa.dictionary(values.type.index_type, pa.string()))
             values = values.cast(values.type.value_type)
         return checked_cast(values, kind)
     except pa.ArrowException as error:
@@ -85,10 +86,6 @@ def _is_moment(kind: pa.DataType) -> bool:
 
 def _is_zoned(kind: pa.DataType) -> bool:
     return pa.types.is_timestamp(kind) and kind.tz is not None
-
-
-def _has_view_values(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type))
 
 
 def _check_kept(before: Any, after: Any) -> None:
