@@ -251,7 +251,7 @@ class RunState:
             above = [u for u in self.pipeline[stage].spec.upstream if u in partition.stages]
             ready = all(partition.stages[u].done or (index, u) in self._queued for u in above)
             if ready and len(self.parts[index, stage]) == len(partition.fragments):
-                if self._waits_for_compared(index, stage):
+                if not partition.is_sample and self._waits_for_compared(index, stage):
                     continue
                 self._queued.add((index, stage))
                 self._failed_rows.pop((index, stage), None)

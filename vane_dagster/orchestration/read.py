@@ -100,8 +100,7 @@ def quarantine(
         find_all(opened, path, partitions)  # raises
     decided = decisions(opened, path[0], path[1:])
     for key, manifest in manifests.items():
-        folder = opened.parts_of(manifest)
-        rows = read_faults(folder, manifest)
+        rows = read_faults(opened.parts_of(manifest), manifest)
         rows = rows.append_column(PARTITION, pa.array([key] * len(rows), pa.string()))
         waived = {
             id: f"{each.reason} ({each.user})"
@@ -112,6 +111,7 @@ def quarantine(
         rows = rows.append_column("waived", pa.array(texts, pa.string()))
         found.append(rows.append_column("committed", pa.array([True] * len(rows))))
     for rows in failed.values():
+        rows = rows.append_column("waived", pa.nulls(len(rows), pa.string()))
         found.append(rows.append_column("committed", pa.array([False] * len(rows))))
     return concat_faults(found)
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
-from support.in_process import InProcessCompute
+from support.in_process import InProcess, InProcessCompute
 from support.results import metadata
 from vane_dagster.cli.definitions import Definitions
 from vane_dagster.cli.main import main
@@ -122,6 +122,28 @@ def test_an_adopted_edit_computes_nothing_and_neither_does_what_reads_it(
     done = materialize(edited, vd.LocalCompute(), "a")
     assert metadata(done, "power")["fragments_computed"] == 1
     assert read_stage(tmp_path / "store", "numbers", "power", "a")["y"].to_pylist()[-1] == 10_000
+
+
+class LastFirst(InProcessCompute):
+    def backend(self) -> Any:
+        return InProcess(lambda count: count - 1)
+
+
+def test_partitions_may_be_compared_in_any_order(tmp_path):
+    """Also those whose checks compare them with the partition before."""
+    store, drift = str(tmp_path / "store"), vd.checks.Drift("y", max_psi=1e9)
+
+    def made(fn: type) -> vd.Pipeline:
+        partitions = dg.StaticPartitionsDefinition(KEYS)
+        rows = [{"id": n, "x": n, "part": key} for n, key in enumerate(KEYS * 4)]
+        source = vd.table(rows, partition_column="part")
+        pipeline = vd.Pipeline("p", source=source, id="id", partitions_def=partitions)
+        given = {"schema": {"y": "DOUBLE"}, "columns": ["x"], "asset": vd.Asset(checks=[drift])}
+        pipeline.map_batches("power", fn, fn_constructor_args=(2,), **given)
+        return pipeline
+
+    made(Power).run(store=store, compute=InProcessCompute())
+    assert made(Product)["power"].adopt(store=store, compute=LastFirst()).rows == 12
 
 
 def test_a_fix_of_failed_rows_is_adopted_and_a_retry_computes_them_alone(tmp_path):

@@ -92,15 +92,16 @@ def test_a_row_that_fails_its_partition_is_kept_too(tmp_path, store):
 
 
 def test_the_command_lists_them_last_and_names_the_run(tmp_path, store):
-    run(tmp_path, store, 3, "second")
-    run(tmp_path, store, 40, "third", version="2")
-
     def listed(*words: str) -> str:
         done = CliRunner().invoke(main, ["quarantine", "docs/root", *words, "--store", place])
         assert done.exit_code == 0, done.output
         return done.stdout
 
     place = store.root.path
+    run(tmp_path, store, 40, "first", version="0")  # nothing is committed yet
+    assert listed().splitlines()[-1] == "  not committed: run first failed"
+    run(tmp_path, store, 3, "second")
+    run(tmp_path, store, 40, "third", version="2")
     lines = listed().splitlines()
     assert lines[:2] == ["2 rows: ValueError: [-1] is negative", "  ids: 0, 1"]
     assert lines[2].endswith("rows: ValueError: [-1] is negative")
