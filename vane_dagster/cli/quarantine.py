@@ -92,7 +92,7 @@ def quarantine(
         made = [patch(found, partitions[0] if partitions else None, _read(fixes), place)]
     for kind in dict.fromkeys(each.kind for each in made):
         rows_made = sum(len(each.ids) for each in made if each.kind == kind)
-        click.echo(f"{kind} {count(rows_made, 'row')} of {stage}", err=True)  # it is no result
+        click.echo(f"{kind} {count(rows_made, 'row')} of {stage}", err=True)
     if made:
         keys = _keys(each.partition for each in made)
     if definitions is not None and (retry or made):

@@ -38,7 +38,7 @@ def waive(
     if missing := [id for id in ids if id not in known]:
         raise StoreError(
             f"{location}: rows {names(missing)} are not quarantined in a committed partition; "
-            "waive ids that vane-dagster quarantine lists, without those of failed runs"
+            "vane-dagster quarantine lists the ids that can be waived"
         )
     opened = open_store(store, location)
     found = find_all(opened, path, [*by_partition])

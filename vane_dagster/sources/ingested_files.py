@@ -190,7 +190,7 @@ class IngestedSource(FileSource, InStore):
             **own,
         )
 
-    _types_note = " (Columns that types= does not declare are those of the first run's files)"
+    _types_note = " (Columns that types= does not declare have the types of the first run's files)"
 
     @property
     def splitting(self) -> str:

@@ -98,8 +98,8 @@ def json(
 
     Nested objects are structs. Numbers with a fraction or an exponent are doubles. Errors are a
     JSON array in place of lines, a line that is not an object, and a number that no double holds.
-    Of a key that is repeated in an object, the last value counts. Files are converted as those of
-    `csv` are.
+    If an object repeats a key, the last value counts. Files are converted in the same way as with
+    `csv`.
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.json``, ``*.jsonl`` and ``*.ndjson``

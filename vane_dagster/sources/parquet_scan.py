@@ -50,7 +50,7 @@ def opened(location: Location) -> Iterator[pq.ParquetFile]:
 
 
 def read_rows(place: Location, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
-    """Read some rows of a file: those of the columns that it has."""
+    """Read some rows of a file, with the requested columns that it has."""
 
     def read() -> pa.Table:
         with opened(place) as file:

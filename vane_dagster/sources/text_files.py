@@ -24,7 +24,7 @@ class TextSource(IngestedSource):
     kind: ClassVar[str] = "text"
     suffix: ClassVar[tuple[str, ...]] = with_compressed(".txt")
 
-    _types_note = ""  # there are no others
+    _types_note = ""  # vd.text takes no types=
 
     def _found_types(self, *given: Any) -> pa.Schema:
         return _SCHEMA

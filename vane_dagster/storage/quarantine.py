@@ -1,7 +1,8 @@
 """Quarantine: rows that could not be computed, stored beside the parts with their errors.
 
-Those of a run that gave a partition up are in ``<stage>/failed/<partition>/<sequence>.parquet``,
-named by the manifest that stayed in force, so the next commit outdates them.
+If a run gives a partition up, its first failed rows are stored in
+``<stage>/failed/<partition>/<sequence>.parquet``. The sequence is that of the manifest in force, so
+the next commit outdates the file.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def fault_lines(rows: pa.Table, limit: int = 3) -> list[str]:
 def write_failed(
     store: Store, pipeline: str, stage: str, partition: str | None, found: Sequence[pa.Table]
 ) -> None:
-    """Write the failed rows of a partition that a run gives up, in place of those of former runs.
+    """Store the failed rows of a partition that a run gives up, and replace former ones.
 
     A fragment that started over may have repeated some.
     """

@@ -300,7 +300,7 @@ def test_script_functions_are_found_by_their_file(
         script.write_text(text)
         exec(compile(text, str(script), "exec"), main.__dict__)
         script.write_text(edited or text)
-        return code_identity(main.udf).digest  # type: ignore[attr-defined]
+        return code_identity(main.udf).digest  # type: ignore[attr-defined]  # made in memory
 
     body = "K = 1\ndef helper(b):\n    return b + K\ndef udf(b):\n    return helper(b)\n"
     negated = body.replace("return helper", "return -helper")

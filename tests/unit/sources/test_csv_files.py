@@ -165,7 +165,7 @@ def test_a_declared_column_that_no_file_of_the_source_has_is_an_error(declared, 
     )
 
 
-FOUND = r"\(Columns that types= does not declare are those of the first run's files\)$"
+FOUND = r"\(Columns that types= does not declare have the types of the first run's files\)$"
 
 
 @pytest.mark.parametrize(
