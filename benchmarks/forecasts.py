@@ -51,11 +51,8 @@ class Busy:
     """Computes on the CPU."""
 
     def __call__(self, batch: pa.Table) -> dict[str, Any]:
-        return {
-            "y": [
-                str(sum(hash(text[:i]) for i in range(900))) for text in batch["text"].to_pylist()
-            ]
-        }
+        texts = batch["text"].to_pylist()
+        return {"y": [str(sum(hash(text[: i % 400]) for i in range(15_000))) for text in texts]}
 
 
 class Answers:
@@ -67,7 +64,7 @@ class Answers:
     async def submit(self, request: Request) -> Answer:
         """Answer with as many tokens as the prompt has words."""
         words = len(str(request.messages[-1]["content"]).split())
-        await asyncio.sleep(0.01 + 0.0005 * words)
+        await asyncio.sleep(0.3 + 0.02 * words)
         return Answer("ok", words, 1)
 
 
