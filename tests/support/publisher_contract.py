@@ -112,6 +112,16 @@ def test_a_partition_is_replaced_and_nothing_else(published):
     assert published.publisher("q").holds(published.files("q"))
 
 
+def test_no_pattern_for_parquet_files_matches_what_is_staged(published):
+    published.publish("p", {"a": [1]})
+    publisher = published.publisher("p")
+    before = publisher.target.walk()
+    published.manifest("p", {"b": [2]}, "2")
+    staged = publisher.target.walk().keys() - before
+    assert [name.rpartition(".")[2] for name in staged] == ["staged"]
+    assert published.ids == [1]
+
+
 def test_the_same_rows_are_published_once(published):
     made = published.manifest("p", {"a": [1], "b": [2]}, "1")
     published.commit("p", made)

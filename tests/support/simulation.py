@@ -783,7 +783,7 @@ class World:
     def _files(self, stage: str, partition: str) -> list[str]:
         root = "/branch/~published/docs" if self.is_own((stage, partition)) else "/out"
         names = Storage().find(f"{root}/{stage}/{partition}")
-        return sorted(name for name in names if "_vane_staging" not in name)
+        return sorted(name for name in names if name.endswith(".parquet"))
 
     def _published(self, node: Node, partition: str) -> Rows:
         fs = Storage()

@@ -68,11 +68,13 @@ class Location:
         url: A local path or fsspec URL.
         storage_options: Options of the fsspec file system.
         is_read_only: Whether to refuse any change, because others own the folder.
+        suffix: What the names of its files end with on disk, and not in `names` and arguments.
     """
 
     url: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     is_read_only: bool = False
+    suffix: str = ""
 
     def __post_init__(self) -> None:
         if holds_secret(self.url):
@@ -134,16 +136,17 @@ class Location:
 
     def file(self, name: str) -> str:
         """Return the path of a file in the folder, on its file system."""
-        return f"{self.path}/{name}" if self.path != "/" else f"/{name}"
+        return f"{self.path.rstrip('/')}/{name}{self.suffix}"
 
     def file_url(self, name: str) -> str:
         """Return the URL of a file in the folder."""
-        return _joined(self.url, name)
+        return _joined(self.url, name + self.suffix)
 
     def names(self) -> dict[str, int]:
         """List names and sizes in bytes of the folder's own files; none if it is missing."""
-        found = self.listing()[0]
-        return {n: size for n, size in found.items() if n and not n.startswith(TEMPORARY)}
+        files, end = self.listing()[0].items(), self.suffix
+        named = {n.removesuffix(end): size for n, size in files if n.endswith(end)}
+        return {n: size for n, size in named.items() if n and not n.startswith(TEMPORARY)}
 
     def walk(self) -> dict[str, int]:
         """List all files below the folder: paths relative to it, and sizes in bytes."""

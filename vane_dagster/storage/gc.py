@@ -27,7 +27,7 @@ from vane_dagster.storage.contents import pipeline_folders
 from vane_dagster.storage.definition_texts import DEFINITIONS, file_of
 from vane_dagster.storage.filesystem import TEMPORARY, FileInfo, Location, in_threads
 from vane_dagster.storage.manifest import ManifestName, parse_part_name
-from vane_dagster.storage.publish.base import STAGING, staged_parts
+from vane_dagster.storage.publish.base import STAGED, STAGING, staged_parts
 from vane_dagster.storage.quarantine import FAILED
 from vane_dagster.storage.quarantine import SUFFIX as FAULTS
 from vane_dagster.storage.row_records import SUFFIX as RECORDS
@@ -337,8 +337,8 @@ class _StageFolders:
             self._now_condemned |= {path: self._condemned[path] for path in staged_before}
             return
         for url, stored in staged.items():
-            path = f"{STAGING}/{url.rpartition('/')[2]}"
-            self._sort(path, url, stored)
+            name = url.rpartition("/")[2].removesuffix(STAGED)
+            self._sort(f"{STAGING}/{name}", url, stored)
 
     def _carry_out(self) -> None:
         found, condemned = self._found, self._now_condemned

@@ -68,7 +68,7 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
 
     def table(version: Any) -> pa.Table:
         if format == "parquet":
-            files = [p for p in Path(out).rglob("*.parquet") if "_vane" not in str(p)]
+            files = Path(out).rglob("*.parquet")
             return pa.concat_tables(pq.ParquetFile(file).read() for file in files)
         if format == "delta":
             return DeltaTable(out, version).to_pyarrow_table()

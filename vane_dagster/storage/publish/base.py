@@ -1,6 +1,7 @@
 """Publishers of `write` stages: the base class of all formats, and its use at a commit.
 
-Workers write into a folder of the target that readers ignore. A commit announces the publication,
+Workers write into a folder of the target, under names that patterns of readers, such as
+``**/*.parquet``, do not match. A commit announces the publication,
 publishes it, and puts the manifest in force. Only then it removes files of earlier manifests, and
 files that a killed run had announced.
 """
@@ -19,12 +20,15 @@ from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.filesystem import FileInfo, Location
 from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo, Published
+from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.compaction import CompactedFile, Parts, write_compacted
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.store import Store
 
 STAGING = "_vane_staging"
 """The folder of a target that workers write into."""
+STAGED = ".staged"
+"""The end of the names of its files, so that no reader takes them for Parquet files."""
 
 
 _LOST = (
@@ -60,8 +64,8 @@ def publish(
 class Publisher(abc.ABC):
     """The publisher of one partition of a `write` stage: everything specific to a format.
 
-    A subclass is constructed as `Publisher(declared, partition)`; its constructor sets `target` and
-    `staging`. `registry` maps names of formats to subclasses.
+    A subclass is constructed as `Publisher(declared, partition)`; its constructor sets `target`.
+    `registry` maps names of formats to subclasses.
 
     Attributes:
         has_folder_per_partition: Whether the URL has placeholders for the partition's key. If not,
@@ -69,17 +73,20 @@ class Publisher(abc.ABC):
         options: The arguments of `write` that only this format takes, with their defaults. They are
             part of the stage's definition, so `validate` makes their values plain.
         target: The folder or table that people read.
-        staging: The folder that workers write the parts into: a folder named `STAGING` in the
-            target, or one below it. Readers of the target ignore it.
     """
 
     has_folder_per_partition: ClassVar[bool]
     options: ClassVar[Mapping[str, Any]] = {}
     target: Location
-    staging: Location
 
     def __init__(self, declared: Target, partition: str | None) -> None:
-        self._declared = declared
+        self._declared, self._partition = declared, partition
+
+    @property
+    def staging(self) -> Location:
+        """The folder of the target that workers write the partition's parts into."""
+        below = () if self.has_folder_per_partition else (partition_folder(self._partition),)
+        return replace(self.target.child(STAGING, *below), suffix=STAGED)
 
     @classmethod
     @abc.abstractmethod

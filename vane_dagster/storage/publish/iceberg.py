@@ -14,8 +14,6 @@ from vane_dagster.errors import DefinitionError, SchemaError
 from vane_dagster.storage.filesystem import Location, in_threads, protocol_of
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog, parse_catalog, parse_identifier
 from vane_dagster.storage.manifest import Manifest
-from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.publish.column_types import flat_type
 from vane_dagster.storage.publish.compaction import CompactedFile
 from vane_dagster.storage.publish.table import TablePublisher
@@ -51,7 +49,6 @@ class IcebergPublisher(TablePublisher):
         if protocol_of(declared.url) != "file":
             options = self._catalog.storage_options(declared.storage_options)
             self.target = Location(declared.url, options)
-            self.staging = self.target.child(STAGING, partition_folder(partition))
 
     @classmethod
     def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:

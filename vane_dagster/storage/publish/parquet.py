@@ -13,7 +13,7 @@ from vane_dagster.errors import DefinitionError, StoreError
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published, parse_part_name
 from vane_dagster.storage.paths import published_folder
-from vane_dagster.storage.publish.base import STAGING, Publisher
+from vane_dagster.storage.publish.base import Publisher
 from vane_dagster.storage.publish.compaction import Parts, plan_compaction
 from vane_dagster.storage.publish.target import PARTITION_COLUMN, Target
 from vane_dagster.storage.store import Store
@@ -30,7 +30,6 @@ class FolderPublisher(Publisher):
         super().__init__(declared, partition)
         url = fill_placeholders(declared.url, partition, escape=published_folder)
         self.target = Location(url, declared.storage_options)
-        self.staging = self.target.child(STAGING)
 
     @classmethod
     def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:

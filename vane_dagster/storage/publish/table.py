@@ -17,8 +17,7 @@ from vane_dagster._arguments import PLACEHOLDER, text
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
-from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.base import STAGING, Publisher
+from vane_dagster.storage.publish.base import Publisher
 from vane_dagster.storage.publish.column_types import held_type
 from vane_dagster.storage.publish.compaction import CompactedFile, Parts, plan_compaction
 from vane_dagster.storage.publish.target import Target
@@ -57,7 +56,6 @@ class TablePublisher(Publisher):
     def __init__(self, declared: Target, partition: str | None) -> None:
         super().__init__(declared, partition)
         self.target = Location(declared.url, declared.storage_options)
-        self.staging = self.target.child(STAGING, partition_folder(partition))
         self._column = declared.partition_column
         self._key = None if partition is None else str(partition)
 
