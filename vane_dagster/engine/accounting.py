@@ -128,14 +128,16 @@ class WaveProgress:
 
     def add(self, run: FragmentState, stage: str, kind: TaskKind, report: WorkReport) -> bool:
         """Add the rows of a completed task."""
+        stats, tally = self._state.stats[run.partition, stage], report.tally
+        if (part := report.part) is not None:  # with copied failures, and those of equal rows
+            stats.faults += part.quarantined + part.nulled - run.task_states[stage].tally.faults
         if kind == "gather" and not run.task_states[stage].pieces:
             return True  # nothing had to be computed
         if kind not in ("whole", "slice"):
             return False
-        stats, tally = self._state.stats[run.partition, stage], report.tally
         stats.rows_in += tally.rows_in
         stats.rows_out += report.rows_out
-        stats.faults += tally.faults
+        stats.faults += tally.faults if kind == "slice" else 0
         if kind == "whole":
             self.set_input_rows(run, stage, tally.rows_in)
         self._rows[stage].done += tally.rows_in
@@ -237,5 +239,6 @@ def fault_limit_error(
     return UdfError(
         f"{location}: {faults} of at most {rows} rows of the partition failed so far, and "
         f"{state.max_faults(run.partition, stage)} may; vd.Failures(max_error_rate=...) sets the "
-        f"limit, and vane-dagster quarantine lists them. The last: {'; '.join(failed)}"
+        f"limit, and vane-dagster quarantine lists them"
+        + (f". The last: {'; '.join(failed)}" if failed else "")
     )

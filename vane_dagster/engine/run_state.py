@@ -214,7 +214,7 @@ class RunState:
         return done is not None or any(place in each for each in settled)
 
     def max_faults(self, index: int, stage: str) -> int:
-        """Rows of a stage's partition that may fail before the run gives it up.
+        """Rows of a stage's partition that may fail in a run before the run gives it up.
 
         `Failures.max_error_rate` sets it; without one, a blocking `ErrorRate`. This early limit
         assumes as many rows as the source has. Below a fan-out there may be more, so there it has

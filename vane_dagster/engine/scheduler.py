@@ -279,13 +279,13 @@ class WaveScheduler:
         if is_measured and (task.kind != "gather" or self._slice_sizer.is_learning([task.stage])):
             computed = 0 if task.kind == "gather" else report.tally.rows_in  # else copies alone
             self._slice_sizer.learn(task.stage, report.seconds, computed)
-            where = in_flight.work.location
-            failed = fault_lines(report.faults) if report.faults else []
-            if error := fault_limit_error(self._state, run, task.stage, failed, where):
-                self._fail(run.partition, task.stage, error)
-                return
-            if failed:
-                self._state.emit(Noticed(f"{where}: some rows failed: {'; '.join(failed)}"))
+        where = in_flight.work.location
+        failed = fault_lines(report.faults) if report.faults else []
+        if error := fault_limit_error(self._state, run, task.stage, failed, where):
+            self._fail(run.partition, task.stage, error)
+            return
+        if failed:
+            self._state.emit(Noticed(f"{where}: some rows failed: {'; '.join(failed)}"))
         if task.kind == "load":
             self._fragments.lookups.record(run, task.stage, report)
             shares = report.shares or (report.rows_out,)

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
+from support.data import write_source
+from support.in_process import compute
 from support.plans import plan
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.accounting import PoolClock, count_error, fault_limit_error
@@ -19,8 +21,11 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.fragment_state import FragmentState, make_task_states
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.worker_group import WorkerQueue
+from vane_dagster.errors import UdfError
 from vane_dagster.events import PoolTime, StageStats
+from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
+from vane_dagster.storage.store import Store
 from vane_dagster.worker.reports import SharedSeconds
 
 
@@ -176,3 +181,22 @@ def test_a_run_is_limited_by_failures_else_by_a_blocking_error_rate(
     state = RunState(plan(docs, store), store, "run", [].append, {}, CheckRunner(docs, store))
 
     assert state.max_faults(0, "m") == allowed
+
+
+@pytest.mark.parametrize("fragment_rows", [100, 40])
+def test_equal_rows_that_fail_count_each(tmp_path, fragment_rows):
+    """The function is called with one of them."""
+
+    def refuse(text: str) -> int:
+        raise ValueError("an empty page")
+
+    table = pa.table({"id": range(100), "text": [""] * 100})
+    write_source(tmp_path / "src", table)
+    source = vd.parquet(f"{tmp_path}/src")
+    docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=fragment_rows)
+    docs.map("words", refuse, schema={"words": "BIGINT"}, on_error="quarantine")
+    store = Store(Location(str(tmp_path / "store")))
+    message = r"(100|3\d) of at most 100 rows of the partition failed so far, and 10 may"
+    with pytest.raises(UdfError, match=message):
+        compute(docs, store)
+    assert not store.latest("docs", "words", [None]), "it is not committed"
