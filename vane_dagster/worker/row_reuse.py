@@ -300,6 +300,9 @@ class _Restored:
             owners = self._computed_from(faults.column("id"))
             self._faults.add(faults, owners)
             may_pass = _numpy(pc.fill_null(faults.column(TRANSIENT), False))
+            if ROW_ERROR in self._given.column_names:  # equal rows may be ones that were read
+                unread = pc.is_valid(self._given.column(ROW_ERROR))
+                may_pass = may_pass | _numpy(unread)[owners]
             self._outcomes[owners] = np.where(may_pass, Outcome.PASSING, Outcome.FAILED)
         self._copy()
         equals = np.arange(len(self._ids))

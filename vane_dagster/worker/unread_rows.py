@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.errors import SourceError
+from vane_dagster.retries import TRANSIENT
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.protocol import Work
@@ -32,8 +33,9 @@ def split_unread(table: pa.Table) -> tuple[pa.Table, list[RowFault]]:
     faults = []
     for place in pc.indices_nonzero(pc.invert(is_read)).to_pylist():
         error = errors[place].as_py()
+        row, kind = rows.slice(place, 1), error["error"]
         fault = SourceError(error["message"])
-        faults.append(RowFault(rows.slice(place, 1), fault, 1, error["error"], True, SOURCE_LABEL))
+        faults.append(RowFault(row, fault, 1, kind, kind in TRANSIENT, SOURCE_LABEL))
     return (rows.filter(is_read) if faults else rows), faults
 
 

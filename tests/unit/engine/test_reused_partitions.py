@@ -198,6 +198,21 @@ def test_a_collection_keeps_the_records_of_what_is_in_force_alone(tmp_path, note
     assert world.run(DAYS[1:2]) == 1, "rows whose origin was collected are still found"
 
 
+def test_the_failure_of_a_row_that_was_not_read_is_not_that_of_an_equal_one(tmp_path):
+    """A value that does not fit its column is null in its row."""
+    docs = vd.Pipeline("docs", source=vd.csv(tmp_path / "a.csv", types={"n": "BIGINT"}), id="id")
+    lenient = vd.Failures("quarantine", 1)
+    docs.map("is_null", lambda n: n is None, schema="BOOLEAN", on_error=lenient)
+    store = Store(Location(str(tmp_path / "store")))
+    found = []
+    for text in ("id,n\n1,x\n2,2\n", "id,n\n1,\n2,2\n"):
+        (tmp_path / "a.csv").write_text(text)
+        compute(docs, store)
+        (part,) = store.in_force("docs", "is_null", None).parts
+        found.append((part.quarantined, part.rows))
+    assert found == [(1, 1), (0, 2)]
+
+
 def test_a_trace_says_where_a_copied_row_was_computed(tmp_path, notes):
     world = Snapshots(tmp_path)
     world.write_days(DAYS[:2], changed=3)

@@ -40,11 +40,11 @@ class Damaged(SourceReader):
     """Reads rows a to d, of which b and d are damaged."""
 
     def read(self, fragment, schema, context):
-        error = {"error": "ValueError", "message": "damaged"}
+        errors = [(kind, "damaged") for kind in ("ValueError", "TimeoutError")]
         columns = {
             "id": pa.array(list("abcd")),
             "n": pa.array([1, None, 3, None]),
-            ROW_ERROR: pa.array([None, error, None, error], ROW_ERROR_TYPE),
+            ROW_ERROR: pa.array([None, errors[0], None, errors[1]], ROW_ERROR_TYPE),
         }
         return pa.table({name: columns[name] for name in (*schema.names, ROW_ERROR)})
 
@@ -101,8 +101,9 @@ def test_a_call_quarantines_them(host, target, on_error):
     assert (tally.rows_in, tally.quarantined, tally.unread, tally.filtered) == (4, 2, 2, 0)
     assert tally.faults == 2
     assert (report.part.quarantined, report.part.unread) == (2, 2)
-    lines = ["id 'b': ValueError: damaged", "id 'd': ValueError: damaged"]
+    lines = ["id 'b': ValueError: damaged", "id 'd': TimeoutError: damaged"]
     assert fault_lines(report.faults) == lines
+    assert report.faults["transient"].to_pylist() == [False, True]
 
 
 def test_a_call_that_keeps_failed_rows_has_nulls_for_them(host):
@@ -110,7 +111,9 @@ def test_a_call_that_keeps_failed_rows_has_nulls_for_them(host):
     table, report = host.run(work(call("null"), (ROWS,), schema))
     assert table.column("id").to_pylist() == list("abcd")
     assert table.column("ten").to_pylist() == [10, None, 30, None]
-    assert table.column("error").to_pylist() == [None, "ValueError: damaged"] * 2
+    assert table.column("error").to_pylist() == [
+        None, "ValueError: damaged", None, "TimeoutError: damaged"
+    ]  # fmt: skip
     assert (report.tally.nulled, report.tally.unread, report.tally.faults) == (2, 2, 2)
 
 
