@@ -102,7 +102,7 @@ class CsvSource(IngestedSource):
             raise _explained(error, stream) from error
         if ending != [_LAST] + [None] * (len(names) - 1):
             raise stream.refused(
-                f"row {count}: a quote is not closed. Close it, or declare another quote, or "
+                f"row {count - 1}, counted from 0: a quote is not closed. Close it, or declare another quote, or "
                 "quote=None"
             )
 
@@ -157,7 +157,8 @@ def _explained(error: Exception, stream: TextStream) -> Exception:
     if width := _WIDTH.search(str(error)):
         row, expected, found = map(int, width.groups())
         return stream.refused(
-            f"row {row} has {found} fields, expected {expected}. Fix the row, or check "
+            f"row {row - 1}, counted from 0, has {found} fields, expected {expected}. Fix the row, "
+            "or check "
             "delimiter=, quote= and skip_rows="
         )
     return stream.refused(

@@ -450,14 +450,22 @@ class IngestedSource(FileSource, InStore):
         table = pa.table(made, schema=schema)
         if not errors:
             return table
-        places = ((s.url, n + 1) for s in fragment.spans for n in range(s.start, s.stop))
+        places = ((s.url, n) for s in fragment.spans for n in range(s.start, s.stop))
         faults = [
-            {"error": "SourceError", "message": _misfit(*place, errors[n])} if n in errors else None
+            ("SourceError", self._misfit(*place, errors[n])) if n in errors else None
             for n, place in enumerate(places)
         ]
         return table.append_column(ROW_ERROR, pa.array(faults, ROW_ERROR_TYPE))
 
     # Details.
+
+    def _misfit(self, url: str, row: int, column: pa.Field) -> str:
+        missing = "name the text in null_values= if it means none, " if self.is_text else ""
+        return (
+            f"{url!r}, row {row}, counted from 0: column {column.name!r} has a value that is not "
+            f"of type {type_name(column.type)}. Fix the file, {missing}or declare a type that "
+            f"every value of the column has, for example types={{{column.name!r}: 'VARCHAR'}}"
+        )
 
     def _digest(self, what: str) -> str:
         pipeline = self.pipeline if what == "types" else ""  # another may have been there before
@@ -486,14 +494,6 @@ def _places(file: StoredTable) -> Callable[[int, int], str]:
     """Return a function of a span of a file's rows, which returns where they are."""
     places = [place for piece in file.pieces for place in piece.places]
     return lambda start, stop: dumped_places(start, clipped(places, start, stop))
-
-
-def _misfit(url: str, row: int, column: pa.Field) -> str:
-    return (
-        f"{url!r}, row {row}: column {column.name!r} has a value that is not of "
-        f"type {type_name(column.type)}. Fix the file, or declare a type that every value of the "
-        f"column has, for example types={{{column.name!r}: 'VARCHAR'}}"
-    )
 
 
 def _text_if_null(kind: pa.DataType) -> pa.DataType:

@@ -100,7 +100,7 @@ def test_types_are_those_of_the_first_run(tmp_path, store):
     found = [(row["id"], row["n"], row["e"]) for row in rows(source)]
     assert found == [(1, 1, None), (2, 2, "05"), (3, None, "6")]
     (message,) = misfits(source)
-    assert "b.csv', row 2: column 'n' has a value that is not of type BIGINT" in message
+    assert "b.csv', row 1, counted from 0: column 'n' has a value that is not of type BIGINT" in message
     kinds = {"n": "DOUBLE", "new": "VARCHAR", "e": "BIGINT"}
     again = [tuple(row.values())[1:] for row in rows(vd.csv(str(folder), types=kinds).bind(store))]
     assert again == [(1, None, None), (2, 5, "x"), (1.5, 6, "y")]
@@ -225,8 +225,9 @@ def test_a_value_that_does_not_fit_is_the_error_of_its_row(kind, value, tmp_path
     source = one(tmp_path, text, types={"v": kind})
     (message,) = misfits(source)
     kind = kind.replace("TZ", " WITH TIME ZONE")
-    where = f"'file://{tmp_path}/a.csv', row 51: column 'v'"
+    where = f"'file://{tmp_path}/a.csv', row 50, counted from 0: column 'v'"
     assert f"{where} has a value that is not of type {kind}" in message
+    assert "null_values=" in message
     assert "types={'v': 'VARCHAR'}" in message
     assert value not in message
     assert [row["id"] for row in rows(source)] == [*range(50), 50, *range(50)]
@@ -323,11 +324,11 @@ LONG = b"a,b\n" + b"1,xyz\n" * 100
         (b"", "it has no header"),
         (b'"a,b\n1,2\n', "it has no header, or none that can be parsed"),
         (b"a,a\n1,2\n", "has the column 'a' twice"),
-        (b"a,b\n1,2\n3\n", ": row 2 has 1 fields, expected 2"),
-        (b'a,b\n1,"x\ny"\n3,4,5\n', ": row 2 has 3 fields, expected 2"),
+        (b"a,b\n1,2\n3\n", ": row 1, counted from 0, has 1 fields, expected 2"),
+        (b'a,b\n1,"x\ny"\n3,4,5\n', ": row 1, counted from 0, has 3 fields, expected 2"),
         (b"a,b\n1,\xe9\n", "it is not valid UTF-8. Set encoding="),
-        (LONG + b'1,"x\n2,y\n', ": row 101: a quote is not closed"),
-        (LONG + b"3,4,5\n", "row 101 has 3 fields, expected 2"),
+        (LONG + b'1,"x\n2,y\n', ": row 100, counted from 0: a quote is not closed"),
+        (LONG + b"3,4,5\n", "row 100, counted from 0, has 3 fields, expected 2"),
         (b'a,b\n1,xyz\n1,"x"" y""\n2,y', "a quote is not closed"),
     ],
 )

@@ -72,7 +72,8 @@ def test_a_value_that_does_not_fit_is_the_error_of_its_row(kind, value, tmp_path
     lines[30] = f'\n{{"id": 30, "v": {value}}}'
     source = vd.json(written(tmp_path, "\n".join(lines).encode()), types={"v": kind})
     (message,) = misfits(source)
-    assert f"'file://{tmp_path}/a.jsonl', row 31: column 'v'" in message
+    assert f"'file://{tmp_path}/a.jsonl', row 30, counted from 0: column 'v'" in message
+    assert "null_values" not in message
     assert value not in message.replace(str(tmp_path), "")
     assert [row["id"] for row in rows(source, FragmentRule(25))] == list(range(40))
 
