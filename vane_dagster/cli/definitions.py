@@ -21,6 +21,7 @@ from vane_dagster.errors import described
 from vane_dagster.orchestration.assets import PIPELINES
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCluster
+from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -60,9 +61,14 @@ class Definitions:
         known = ", ".join(sorted(PIPELINES)) or "none"
         raise click.UsageError(f"name one of the pipelines of the definitions: {known}")
 
-    def stage(self, path: str) -> Any:
-        """Return a stage by its path, as docs/embedding; the pipeline may be left out."""
+    def stage(self, path: str, or_source: bool = False) -> Any:
+        """Return a stage by its path, as docs/embedding; the pipeline may be left out.
+
+        If it may be the source, as docs/source or docs, return the pipeline for that.
+        """
         pipeline, _, name = path.rpartition("/")
+        if or_source and (name == SOURCE or path in PIPELINES):
+            return self.pipeline(path if path in PIPELINES else pipeline or None)
         found = self.pipeline(pipeline or None)
         if name not in found.stages:
             stages = ", ".join(found.stages)

@@ -37,7 +37,7 @@ def trace(
     row that was made of it. With -f or -m the definitions read the source, where the store does not
     hold what that takes: CSV and JSON files, Iceberg tables.
     """
-    found_in = stage if definitions is None else definitions.stage(stage)
+    found_in = stage if definitions is None else definitions.stage(stage, or_source=True)
     place = opened(store, definitions, storage_options)
     found = trace_row(found_in, id, partition, forward=forward, store=place)
     print_json(found.to_dict()) if as_json else click.echo(str(found))

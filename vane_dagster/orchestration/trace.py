@@ -7,6 +7,7 @@ from typing import Any
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import TraceError
 from vane_dagster.orchestration.read import asset_path, open_store
+from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.tracing.manifest_index import ManifestIndex
 from vane_dagster.tracing.steps import Trace
@@ -34,7 +35,7 @@ def trace(
 
     Args:
         stage: As "docs/enriched", or a stage or its asset key. A forward trace also accepts
-            "docs/source", or "docs", for a row of the source.
+            "docs/source", "docs" or the pipeline, for a row of the source.
         id: The row's id; a text is converted if the ids are numbers. Of an id that is a path, the
             last names are enough, as "cats/17.jpg", if no other path ends with them.
         partition: The partition's key; None for an unpartitioned pipeline.
@@ -50,7 +51,8 @@ def trace(
             dropped the row.
         StoreError: If the store cannot be read.
     """
-    path = asset_path(stage, "vd.trace")
+    pipeline = stage if isinstance(stage, Pipeline) else getattr(stage, "pipeline", None)
+    path = asset_path(stage.name if isinstance(stage, Pipeline) else stage, "vd.trace")
     if len(path) == 1 and forward:
         path = (*path, SOURCE)
     if len(path) != 2:
@@ -58,7 +60,7 @@ def trace(
             f"vd.trace: stage is {stage!r}; expected pipeline and stage, as 'docs/embedding', or "
             "'docs/source' to trace forward from a row of the source"
         )
-    source = getattr(getattr(stage, "pipeline", None), "source", None)
+    source = getattr(pipeline, "source", None)
     manifest_index = ManifestIndex(open_store(store, "vd.trace"), path[0], partition, source)
     walk = trace_forward if forward else trace_back
     return walk(manifest_index, path[1], id)

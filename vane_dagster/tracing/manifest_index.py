@@ -190,16 +190,23 @@ class ManifestIndex:
         hit = find_any(self._files(manifest, indexes), manifest.keys, id)
         return None if hit is None else (indexes[hit[0]], hit[1])
 
-    def only_ending(self, manifest: Manifest, column: str, id: Any) -> str | None:
-        """Return the only id of a stage that is a path with the trailing part `id`, else None.
+    def only_ending(self, manifest: Manifest, key: int, id: Any) -> str | None:
+        """Return the only id that is a path with the trailing part `id`, else None.
+
+        It is one of the rows of a stage, also of the failed ones, else of a stage upstream.
 
         Raises:
             TraceError: If several are.
         """
+        column, parts = manifest.keys[key], manifest.parts
         if not is_text(manifest.schema.field(column).type):
             return None
-        files = self._files(manifest, [i for i, part in enumerate(manifest.parts) if part.rows])
-        listed = in_threads(lambda f: read_part(f.folder, f.name, (column,)).column(0), files)
+        files = self._files(manifest, [i for i, part in enumerate(parts) if part.rows])
+        columns = [(file, column) for file in files]
+        if column == manifest.keys[manifest.input_key]:
+            folder = self.store.parts_of(manifest)
+            columns += [(RowFile(folder, part.faults), "id") for part in parts if part.faults]
+        listed = in_threads(lambda f: read_part(f[0].folder, f[0].name, f[1:]).column(0), columns)
         ids = pa.chunked_array([chunk for each in listed for chunk in each.chunks], pa.string())
         found = ids.filter(pc.ends_with(ids, f"/{id}")).unique().to_pylist()
         if len(found) > 1:
@@ -207,7 +214,10 @@ class ManifestIndex:
                 f"{self.label(manifest.stage)!r} has {len(found)} rows whose {column} ends with "
                 f"{id!r}: {names(found)}; give more of the path"
             )
-        return found[0] if found else None
+        upstream = (self.above(manifest, stage) for stage in manifest.reads)
+        same = (each for each in upstream if each and len(each.keys) == len(manifest.keys))
+        elsewhere = (self.only_ending(each, key, id) for each in same)
+        return found[0] if found else next(filter(None, elsewhere), None)
 
     def _files(self, manifest: Manifest, indexes: Sequence[int]) -> list[RowFile]:
         """Return the files with the rows of parts."""

@@ -120,6 +120,8 @@ def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
     for words, row in (store, None), (file, 1):
         found = json.loads(run("trace", "two/same", "--id", "1", "--json", *words))
         assert found["steps"][0]["row"] == row
+    words = ("two/source", "--forward", "--id", "1", "--json")
+    assert json.loads(run("trace", *words, *file))["steps"][0]["row"] == 1
 
     # Failed rows are grouped by kind of error.
     Path("broken").touch()

@@ -54,6 +54,13 @@ def test_wrong_usage(words: list[str], message: str) -> None:
     assert (done.exit_code, message in done.output) == (2, True), done.output
 
 
+@pytest.mark.parametrize("path", ["two/source", "two"])
+def test_a_forward_trace_begins_at_the_source(path: str) -> None:
+    words = ["trace", path, "--forward", "--id", "1", "-f", "defs_of_test.py", "--store", "s"]
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, "holds no stage of a pipeline 'two'" in done.output) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("file", "above"), [("pyproject.toml", "tool.dg."), ("dg.toml", "")], ids=lambda given: given
 )
