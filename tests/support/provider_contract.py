@@ -208,6 +208,7 @@ def test_the_definition_has_what_may_change_results_and_nothing_else(offered, tm
     known = {name.partition(".")[0] for name in declared} | set(offered.keyed)
     assert takes <= known, "a value of each option is tested"
 
+    assert identities({"model": Path("a/b")}) == identities({"model": "a/b"})
     base, pool = identities({})
     for arguments in ({}, *OPERATIONAL, *({"options": _nested(name)} for name in declared)):
         assert identities(arguments)[0] == base, arguments

@@ -84,9 +84,9 @@ def quarantine(
         One row per quarantined row: its id in the stage's input, ``parents`` (the ids of the rows
         that it was made from, if any), ``partition``, ``stage``, ``fragment``, ``error`` (the
         exception's class), ``message``, ``traceback``, ``attempts`` (the calls that failed with the
-        row, or how many workers it ended), ``transient`` (whether the error may pass), ``run_id``, ``model``, ``worker``, ``at``,
-        ``waived`` (why a person accepted the failure, and who; else null), and ``committed``: false
-        for the rows of a run that gave the partition up.
+        row, or how many workers it ended), ``transient`` (whether the error may pass), ``run_id``,
+        ``model``, ``worker``, ``at``, ``waived`` (why a person accepted the failure, and who; else
+        null), and ``committed``: false for the rows of a run that gave the partition up.
 
     Raises:
         StoreError: If the stage was never materialized.

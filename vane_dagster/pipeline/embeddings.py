@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from vane_dagster._arguments import flag, positive, text
@@ -25,7 +26,7 @@ class EmbedRows(ModelStageRows):
         name: str,
         column: str,
         *,
-        model: str | ModelServer | Model,
+        model: str | os.PathLike[str] | ModelServer | Model,
         provider: str | type | None = None,
         dimensions: int | None = None,
         normalize: bool = True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ class LabelRows(PromptRows):
         column: str,
         labels: Sequence[str] | Mapping[str, str],
         *,
-        model: str | ModelServer | Model,
+        model: str | os.PathLike[str] | ModelServer | Model,
         provider: str | type | None = None,
         sampling_params: Mapping[str, Any] | None = None,
         output_column: str | None = None,

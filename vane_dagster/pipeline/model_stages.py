@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from vane_dagster._arguments import positive, text
+from vane_dagster._arguments import path_text, positive, text
 from vane_dagster._keywords import require_columns
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError
@@ -260,7 +261,7 @@ class ModelStageRows:
         name: str,
         model_task: ModelTask,
         provider: str | type | None,
-        model: str | ModelServer | Model,
+        model: str | os.PathLike[str] | ModelServer | Model,
         batch_size: int | None,
         options: StageOptions,
         is_inferred: bool = False,
@@ -351,7 +352,8 @@ def _parse_model(
         if server.workers.max_concurrency is not None:
             options.setdefault("max_connections", server.workers.max_concurrency)
         provider, name = provider or "openai", server.model if name is server else name
-    name = text(location, "model", name, "a model's name, a server or vd.Model(...)")
+    name = name if isinstance(name, LocalFile) else path_text(name)
+    name = text(location, "model", name, "a model's name or folder, a server or vd.Model(...)")
     if provider is None:
         raise DefinitionError(f'{location}: provider is missing; expected one, as "openai"')
     found = provider_class(location, provider, method)

@@ -40,7 +40,7 @@ class PromptRows(ModelStageRows):
         | Sequence[Mapping[str, Any]]
         | Callable[[dict[str, Any]], Any],
         *,
-        model: str | ModelServer | Model,
+        model: str | os.PathLike[str] | ModelServer | Model,
         provider: str | type | None = None,
         system: str | None = None,
         sampling_params: Mapping[str, Any] | None = None,
@@ -73,8 +73,9 @@ class PromptRows(ModelStageRows):
                 model's worker, between requests, so keep it short. An edit of it keeps the model
                 loaded, unless it imports a module of yours when it is called, or refers to an
                 object that cannot be pickled or to more than 256 KiB of data.
-            model: The model's name, as the provider knows it; a server that runs it, such as
-                `vd.VLLMServer`; or `vd.Model`, with the provider's options, prices and budgets.
+            model: The model's name, as the provider knows it, or the path of its folder; a server
+                that runs it, such as `vd.VLLMServer`; or `vd.Model`, with the provider's options,
+                prices and budgets.
             provider: "anthropic", "openai", "transformers" or "vllm"; the name of an installed
                 package's provider; or a class, see `vane_dagster.providers.base.Provider`. Default:
                 "openai" for a server.

@@ -353,9 +353,9 @@ class Model:
     ``model="gpt-4o-mini"`` is short for ``model=vd.Model("gpt-4o-mini")``.
 
     Attributes:
-        name: The model's name, as the provider knows it; or a server that runs it, such as
-            `vd.VLLMServer`, for the provider "openai". Its replicas get the requests, on the
-            worker's node first.
+        name: The model's name, as the provider knows it, or the path of its folder; or a server
+            that runs it, such as `vd.VLLMServer`, for the provider "openai". Its replicas get the
+            requests, on the worker's node first.
         options: The provider's options, listed below. Those that cannot change answers, such as
             addresses and limits, are not part of fragment keys. ``server`` is a server that runs
             the model by this name, such as one of its adapters.
@@ -427,7 +427,7 @@ class Model:
         DefinitionError: If a value is invalid.
     """
 
-    name: str | ModelServer
+    name: str | os.PathLike[str] | ModelServer
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     prices: Mapping[str, float] | None = field(default=None, hash=False)
     token_budget: int | None = None

@@ -102,8 +102,8 @@ class CsvSource(IngestedSource):
             raise _explained(error, stream) from error
         if ending != [_LAST] + [None] * (len(names) - 1):
             raise stream.refused(
-                f"row {count - 1}, counted from 0: a quote is not closed. Close it, or declare another quote, or "
-                "quote=None"
+                f"row {count - 1}, counted from 0: a quote is not closed. Close it, or declare "
+                "another quote, or quote=None"
             )
 
     def _header(self, head: bytes, stream: TextStream) -> tuple[Sequence[str], str, int]:
