@@ -10,6 +10,8 @@ import click
 from vane_dagster.cli.definitions import Definitions, with_definitions
 from vane_dagster.cli.options import AS_JSON, PARTITIONS, print_json
 
+_NEXT = "The next run computes what the present code has not"
+
 
 @click.command()
 @click.argument("stage")
@@ -45,4 +47,4 @@ def adopt(
     if as_json:
         print_json(asdict(found))
         return
-    click.echo(f"undone: {found.since}" if options["undo"] else found)
+    click.echo(f"undone: {found.since}. {_NEXT}" if options["undo"] else found)

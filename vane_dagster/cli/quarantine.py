@@ -60,12 +60,15 @@ def quarantine(
 
     With --retry, a run computes these rows again, and in the stages downstream what follows from
     them, with the store and the compute resource of the definitions. Those that fail again are
-    listed. If other rows of the stage are due too, as after an edit, it says why and runs nothing.
+    listed.
 
     With --waive, the checks count the rows with --ids as accepted, as long as they fail with the
     values that they have. With --patch, rows have the outputs of a file until a value changes that
     the stage reads. --undo ends the waivers and patches of the rows with --ids; their records stay.
     All of these take effect in the next run; with -f or -m, it begins at once.
+
+    If other rows of the stage are due too, as after an edit, no run begins, and the command fails
+    with the plan.
 
     Example: vane-dagster quarantine docs/embedding --retry -f definitions.py
     """
@@ -133,22 +136,28 @@ def _read(file: str) -> pa.Table:
 
 
 def _run(stage: Any, keys: list[str] | None, store: Any, given: Definitions, retry: bool) -> None:
-    """Run partitions of a stage, and what follows from them; for a retry, those with failures."""
+    """Run partitions of a stage, and what follows from them; for a retry, those with failures.
+
+    If other rows of the stage are due too, nothing is run.
+    """
+    more = "a run would compute more than was decided. That takes effect in the next run"
     if retry:
+        more = "a retry would compute more than its failed rows"
         rows = failed_rows(stage, keys, store=store)
         failed = pc.unique(rows.filter(rows["committed"])["partition"]).to_pylist()
         if not failed:
             return
         keys = _keys(failed)
-        plan = stage.pipeline.plan(keys, select=stage.name, store=store, retry_quarantined=True)
-        if any({*each.causes} - {RETRIED, ALWAYS} for each in plan.stages):
-            place, options = "/".join(stage.key.path), shlex.join(given.options)
-            raise click.ClickException(
-                f"{place}: the stage is not up to date, so a retry would compute more than its "
-                f"failed rows, and nothing was computed. {plan}\nIf an edit changes no stored "
-                f"result, adopt it first: vane-dagster adopt {place} {options}. Otherwise compute "
-                f"all: dagster asset materialize {options} --select {place}+"
-            )
+    plan = stage.pipeline.plan(keys, select=stage.name, store=store, retry_quarantined=retry)
+    causes = {cause for each in plan.stages for cause in each.causes} - {RETRIED, ALWAYS}
+    if not all(cause.startswith("rows ") for cause in causes):  # decisions about rows
+        place, options = "/".join(stage.key.path), shlex.join(given.options)
+        raise click.ClickException(
+            f"{place}: the stage is not up to date, so {more}, and nothing was computed. {plan}\n"
+            f"If an edit changes no stored result, adopt it first: vane-dagster adopt {place} "
+            f"{options}. Otherwise compute all: dagster asset materialize {options} --select "
+            f"{place}+"
+        )
     with contextlib.redirect_stdout(sys.stderr):  # the result is what is still quarantined
         stage.pipeline.run(
             keys,

@@ -123,7 +123,10 @@ class _Edit:
         """Split the class of the present definition; return its latest adoption."""
         known = self.known[self.stage].of(self.definition)
         if not known:
-            raise PlanError(f"{self.location}: its definition was not adopted, or that was undone")
+            raise PlanError(
+                f"{self.location}: there is nothing to undo: the present code was not adopted, or "
+                "that was undone"
+            )
         undo_adoptions(self.run.store, self.pipeline.name, known, self.definition)
         return known[-1]
 
@@ -184,8 +187,10 @@ class _Edit:
         whole = {k: m for k, m in others.items() if undone <= {*m.undone}}
         if others and not whole:
             raise PlanError(
-                f"{self.location}: an adoption was undone after its results were stored. "
-                "Materialize the stage with the code of these first"
+                f"{self.location}: an adoption was undone, and the stored results are older, so "
+                "some may have rows of both versions. Materialize the stage, and the present code "
+                "computes what it has not. To adopt it again instead, materialize the stage with "
+                "the former code first"
             )
         latest = max(whole.values(), key=lambda each: each.committed_at, default=None)
         former = of.equals(latest.definition) if latest else ()

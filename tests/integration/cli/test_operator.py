@@ -186,8 +186,13 @@ def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
     assert "because: code of check changed, retry_quarantined" in refused
     assert "adopt it first: vane-dagster adopt numbers/checked -f defs_of_test.py. " in refused
     assert "compute all: dagster asset materialize -f defs_of_test.py --select num" in refused
+    waived = run(*failed, "--waive", "bad", "--ids", "3", *file, fails=1)
+    assert "waived 1 row of numbers/checked" in waived
+    assert "so a run would compute more than was decided. That takes effect in the next" in waived
+    assert "because: code of check changed" in waived
     assert not Path("calls").exists()
     (tmp_path / "defs_of_test.py").write_text(DEFINITIONS + LAZY)
+    run(*failed, "--undo", "--ids", "3", *store)
     assert run(*retry) == "No row is quarantined.\n"
     assert sorted(map(int, Path("calls").read_text().split())) == [3, 6, 7, 9, 12, 15]
     assert sorted(last()) == [*range(1, 17)]

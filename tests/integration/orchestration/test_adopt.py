@@ -271,6 +271,9 @@ def test_what_is_undone_returns_to_the_definition_that_computed_it(
     monkeypatch.setattr(Definitions, "resource", lambda self, key: {"store": stored}.get(key))
     shown = CliRunner().invoke(main, ["adopt", "power", "--undo", "-m", "support.data"])
     assert (shown.exit_code, "undone: power" in shown.output) == (0, True), shown.output
+    assert "The next run computes what the present code has not" in shown.output
+    with pytest.raises(PlanError, match="adopt it again instead, materialize the stage with the f"):
+        edited["power"].adopt(store=stored)
     for pipeline, value, missing in ((former, 10_000, 1), (edited, -1, 1), (former, 10_000, 0)):
         found = pipeline.plan("a", store=stored)
         assert [stage.fragments for stage in found.stages] == [missing, missing]
