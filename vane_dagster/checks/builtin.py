@@ -117,7 +117,8 @@ class NullRate(Check):
 
     Attributes:
         max_rate: The largest share.
-        columns: The columns to check. Default: all except the ids and `error`.
+        columns: The columns to check. Default: all except the ids and `error`, so also those of
+            `include_columns`.
     """
 
     fix: ClassVar[str] = "vd.checks.NullRate(max_rate) sets the limit"
