@@ -84,11 +84,11 @@ def quarantine(
     found: Any = stage if definitions is None else definitions.stage(stage)
     if definitions is not None and partitions is not None:
         partitions = _keys(partition_keys(found.pipeline, partitions, "--partitions"))
-    keys, made = partitions, []
+    made = []
     if reason is not None and ids is not None:
-        made = waive(found, keys, ids, reason, place)
+        made = waive(found, partitions, ids, reason, place)
     elif is_undo and ids is not None:
-        made = undo(found, keys, ids, place)
+        made = undo(found, partitions, ids, place)
     elif fixes is not None:
         if partitions is not None and len(partitions) > 1:
             raise click.UsageError("--patch supplies rows of one partition; name one")
@@ -96,9 +96,8 @@ def quarantine(
     for kind in dict.fromkeys(each.kind for each in made):
         rows_made = sum(len(each.ids) for each in made if each.kind == kind)
         click.echo(f"{kind} {count(rows_made, 'row')} of {stage}", err=True)
-    if made:
-        keys = _keys(each.partition for each in made)
     if definitions is not None and (retry or made):
+        keys = partitions if retry else _keys(each.partition for each in made)
         _run(found, keys, place, definitions, retry)
     elif made:
         click.echo("This takes effect in the next run of the stage", err=True)
@@ -112,7 +111,7 @@ def quarantine(
         click.echo(f"{count(group['rows'], 'row')}: {group['error']}: {group['message']}")
         for name in ("ids", "waived", "partitions"):
             if group[name] not in ([], [None]):
-                click.echo(f"  {name}: {_some(group[name])}")
+                click.echo(f"  {name}: {listed([str(each) for each in group[name]], _SHOWN)}")
         if group["failed_run"]:
             click.echo(f"  not committed: run {group['failed_run']} failed")
     committed = [group for group in groups if not group["failed_run"]]
@@ -192,7 +191,3 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for (error, _, failed_run), same in kinds.items()
     ]
     return sorted(groups, key=lambda group: (group["failed_run"] is not None, -group["rows"]))
-
-
-def _some(values: Sequence[Any]) -> str:
-    return listed([str(each) for each in values], _SHOWN)

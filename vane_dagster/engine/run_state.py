@@ -103,17 +103,15 @@ class RunState:
 
     def fragments_left(self, stages: Sequence[str]) -> int:
         """Number of fragments with at least one stage to compute that was not given up."""
-        return sum(
-            len(
-                {
-                    i
-                    for stage in stages
-                    if (index, stage) not in self.failed
-                    for i in partition.stages[stage].missing
-                    if (index, i) not in self.damaged and not self.pending.has(index, stage, i)
-                }
-            )
-            for index, partition in enumerate(self.plan.partitions)
+        return len(
+            {
+                (index, i)
+                for index, partition in enumerate(self.plan.partitions)
+                for stage in stages
+                if (index, stage) not in self.failed
+                for i in partition.stages[stage].missing
+                if (index, i) not in self.damaged and not self.pending.has(index, stage, i)
+            }
         )
 
     def begin(self) -> None:

@@ -9,12 +9,13 @@ import pyarrow as pa
 
 from vane_dagster._lazy import pc
 from vane_dagster.engine.inference import pinned
-from vane_dagster.errors import StoreError, described, names
+from vane_dagster.errors import StoreError, names
 from vane_dagster.orchestration.read import asset_path, open_store, quarantine
 from vane_dagster.pipeline.pipeline import Stage
 from vane_dagster.storage import decisions
 from vane_dagster.storage.decisions import Decision
 from vane_dagster.storage.reader import find_all
+from vane_dagster.types.casts import cast
 
 
 def waive(
@@ -115,12 +116,9 @@ def patch(stage: Stage, partition: str | None, rows: pa.Table, store: Any) -> De
     for field in columns:
         column = rows.column(field.name)
         try:
-            values.append(column if column.type == field.type else column.cast(field.type))
-        except (pa.ArrowException, TypeError) as error:
-            raise StoreError(
-                f"{location}: column {field.name!r} is {column.type} and the stage makes "
-                f"{field.type}: {described(error)}"
-            ) from None
+            values.append(cast(column, field.type))
+        except TypeError as error:
+            raise StoreError(f"{location}: in column {field.name!r}, {error}") from None
         if column.null_count and not field.nullable:
             raise StoreError(f"{location}: column {field.name!r} has nulls, and may have none")
     keys = None if partition is None else [partition]

@@ -129,10 +129,9 @@ class ModelStageSpec(MapBatchesSpec):
     @property
     def ranks(self) -> int:
         """See `MapBatchesSpec`; as the provider says."""
-        find = getattr(self.provider, "ranks", None)
         options = self.udf.constructor_kwargs["options"]
         try:
-            return int(find(options, self.gpus)) if inspect.ismethod(find) else 1
+            return int(_asked(self.provider, "ranks", options, self.gpus) or 1)
         except ValueError as error:
             raise DefinitionError(f"stage {self.name!r}: {error}") from error
 
@@ -160,10 +159,7 @@ class ModelStageSpec(MapBatchesSpec):
     @property
     def key_variable(self) -> str | None:
         """The variable that the provider names."""
-        find = getattr(self.provider, "key_variable", None)
-        if not inspect.ismethod(find):  # a user's class may have a method of its own by this name
-            return None
-        name = find(self.udf.constructor_kwargs["options"])
+        name = _asked(self.provider, "key_variable", self.udf.constructor_kwargs["options"])
         return name if isinstance(name, str) else None
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
@@ -372,15 +368,19 @@ def column_named(location: str, stage: str, output_column: str | None) -> str:
     return text(location, "output_column", given, "a name")
 
 
+def _asked(provider: Any, name: str, *given: Any) -> Any:
+    """Return the answer of a class method of a provider; None without one."""
+    method = getattr(provider, name, None)
+    # A user's class may have a method of its own by this name.
+    return method(*given) if inspect.ismethod(method) else None
+
+
 def _check_values(
     location: str, provider: type, options: Mapping[str, Any], sampling: Mapping[str, Any]
 ) -> None:
     """Raise DefinitionError for options or sampling parameters that the provider refuses."""
-    check = getattr(provider, "check_options", None)
-    if not inspect.ismethod(check):  # a user's class may have a method of its own by this name
-        return
     try:
-        check(options, sampling)
+        _asked(provider, "check_options", options, sampling)
     except ValueError as error:
         raise DefinitionError(f"{location}: {error}") from error
 
@@ -389,8 +389,7 @@ def _check_features(
     location: str, provider: type, options: Mapping[str, Any], model_task: ModelTask
 ) -> None:
     """Raise DefinitionError for content, adapters and reasoning that the provider lacks."""
-    find = getattr(provider, "features", None)
-    found = find(options) if inspect.ismethod(find) else ()
+    found = _asked(provider, "features", options) or ()
     for name, advice in model_task.features.items():
         if name not in found:
             raise DefinitionError(f"{location}: {provider.__name__} has no {name} here: {advice}")

@@ -14,10 +14,9 @@ def trace_command(store: Store, manifest: Manifest) -> str | None:
     """Return the command that traces the first sample row of a manifest; None if there is none."""
     label = f"{manifest.pipeline}/{manifest.stage}"
     id = manifest.sample[0].get(manifest.keys[0]) if manifest.sample else None
-    if id is None or id.endswith("…"):
+    # The command opens one root, and a row of a branch may come from the other.
+    if id is None or id.endswith("…") or store.fallback is not None:
         return None
-    if store.fallback is not None:
-        return None  # the command opens one root, and the row may come from the other
     words = ["vane-dagster", "trace", label]
     if manifest.partition is not None:
         words += ["--partition", manifest.partition]

@@ -71,14 +71,11 @@ def leaving(
 ) -> str:
     """Describe what happened to rows that a part lacks."""
     part, label = manifest.parts[index], manifest_index.label(manifest.stage)
-    verbs = [v for v, n in (("filtered", part.filtered), ("quarantined", part.quarantined)) if n]
-    if not part.faults:
-        return f"{' or '.join(verbs) or 'left out'} by {label!r}"
     folder = manifest_index.store.parts_of(manifest)
     try:
-        faults = read_part(folder, part.faults).to_pylist()
+        faults = read_part(folder, part.faults).to_pylist() if part.faults else []
     except StoreError:
-        return f"{' or '.join(verbs) or 'left out'} by {label!r}"
+        return f"{'filtered or ' if part.filtered else ''}quarantined by {label!r}"
     for fault in faults:
         if fault["id"] in ids:
             why = " ".join(str(fault["message"]).split())[:_MAX_MESSAGE_LENGTH]

@@ -150,8 +150,8 @@ def _lines(step: Step) -> Iterator[str]:
     if step.kind != "source":
         parts.append(f"{step.kind} of {', '.join(step.reads)}" if step.reads else step.kind)
     yield "; ".join(text for text in parts if text)
-    if where := _where(step):
-        yield where
+    if step.url:
+        yield step.url if step.row is None else f"row {step.row} of {step.url}"
     if step.size is not None:
         yield f"{step.size:,} bytes, version {step.version}"
     yield from _published(step.published)
@@ -174,17 +174,9 @@ def _published(urls: Sequence[str]) -> Iterator[str]:
     yield from urls[:_MAX_PUBLISHED]
 
 
-def _where(step: Step) -> str:
-    if not step.url:
-        return ""
-    return step.url if step.row is None else f"row {step.row} of {step.url}"
-
-
 def _runs(step: Step) -> str:
-    if not step.run_id and not step.committed_by:
-        return ""
     if step.committed_by in ("", step.run_id):
-        return f"run {step.run_id}"
+        return f"run {step.run_id}" if step.run_id else ""
     return f"run {step.run_id or 'unknown'}, committed by run {step.committed_by}"
 
 

@@ -328,11 +328,8 @@ def trace_forward(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
 
 
 def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
-    heads = []
-    for stage in manifest_index.stages:
-        found = manifest_index.in_force(stage)
-        if found and SOURCE in found[1].reads:
-            heads.append(found[1])
+    in_force = filter(None, map(manifest_index.in_force, manifest_index.stages))
+    heads = [head for _, head in in_force if SOURCE in head.reads]
     if not heads:
         shapes = ((stage, manifest_index.shape(stage)) for stage in manifest_index.stages)
         manifest_index.require(

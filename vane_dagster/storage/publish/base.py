@@ -175,15 +175,11 @@ def staged_parts(pattern: str, options: Mapping[str, Any]) -> dict[str, FileInfo
     pattern = pattern.rstrip("/")
     field = PLACEHOLDER.search(pattern)
     if field is None:
-        folder = Location(f"{pattern}/{STAGING}", options)
-        return {folder.file_url(path): stored for path, stored in folder.entries().items()}
-    literal, _, begun = pattern[: field.start()].rpartition("/")
-    rest = begun + pattern[field.start() :]
-    wanted = "[^/]+".join(map(re.escape, PLACEHOLDER.split(rest)[::2]))
-    staged = re.compile(f"{wanted}/{STAGING}/[^/]+")
-    folder = Location(literal or "/", options)
-    return {
-        folder.file_url(path): stored
-        for path, stored in folder.entries().items()
-        if staged.fullmatch(path)
-    }
+        folder, staged = Location(f"{pattern}/{STAGING}", options), ".*"
+    else:
+        literal, _, begun = pattern[: field.start()].rpartition("/")
+        rest = begun + pattern[field.start() :]
+        wanted = "[^/]+".join(map(re.escape, PLACEHOLDER.split(rest)[::2]))
+        folder, staged = Location(literal or "/", options), f"{wanted}/{STAGING}/[^/]+"
+    found = folder.entries().items()
+    return {folder.file_url(path): stored for path, stored in found if re.fullmatch(staged, path)}

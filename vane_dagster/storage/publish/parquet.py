@@ -50,7 +50,9 @@ class FolderPublisher(Publisher):
     def publish(self, manifest: Manifest) -> Published:
         assert manifest.published is not None
         if self._declared.target_bytes is None:
-            self._promote(manifest.parts)
+            staged = self.staging.names()
+            moved = [part.name for part in manifest.parts if part.name in staged]
+            in_threads(lambda name: self.staging.move(name, self.target, name), moved)
         else:
             present = self.target.names()
             files = self._files(manifest.parts)
@@ -92,9 +94,3 @@ class FolderPublisher(Publisher):
                 f"{self.target.url!r} is a Delta table; publish into it with format='delta', or "
                 "into another folder"
             )
-
-    def _promote(self, parts: Sequence[PartInfo]) -> None:
-        """Move staged parts into the target; those already there are left alone."""
-        staged = self.staging.names()
-        moved = [part.name for part in parts if part.name in staged]
-        in_threads(lambda name: self.staging.move(name, self.target, name), moved)

@@ -271,8 +271,7 @@ class TablePublisher(Publisher):
 
     def _move(self, path: str, part: PartInfo) -> None:
         folder, _, name = path.rpartition("/")
-        place = self.target.child(folder) if folder else self.target
-        self.staging.move(part.name, place, name)
+        self.staging.move(part.name, self.target.child(folder), name)
 
     @contextmanager
     def _storage_errors(self, verb: str) -> Iterator[None]:
