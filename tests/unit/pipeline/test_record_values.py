@@ -68,7 +68,7 @@ TYPES = {
     "on_error": "OnError | Failures | None",
     "include_columns": "bool | Sequence[str]",
     "reuse": "ReuseMode | Reuse | None",
-    "model": "str | ModelServer | Model",
+    "model": "str | os.PathLike[str] | ModelServer | Model",
     "asset": "Asset | None",
 }
 
