@@ -15,7 +15,7 @@ from vane_dagster.pipeline.pipeline import Stage
 from vane_dagster.storage import decisions
 from vane_dagster.storage.decisions import Decision
 from vane_dagster.storage.reader import find_all
-from vane_dagster.types.casts import cast
+from vane_dagster.types.casts import Mismatch, cast
 
 
 def waive(
@@ -117,8 +117,9 @@ def patch(stage: Stage, partition: str | None, rows: pa.Table, store: Any) -> De
         column = rows.column(field.name)
         try:
             values.append(cast(column, field.type))
-        except TypeError as error:
-            raise StoreError(f"{location}: in column {field.name!r}, {error}") from None
+        except Mismatch:
+            problem = f"{column.type}, and has values that are not {field.type}"
+            raise StoreError(f"{location}: column {field.name!r} is {problem}") from None
         if column.null_count and not field.nullable:
             raise StoreError(f"{location}: column {field.name!r} has nulls, and may have none")
     keys = None if partition is None else [partition]

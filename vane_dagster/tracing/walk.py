@@ -352,11 +352,10 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
             ) from error
         recorded = hit and file_of(newest, hit[1].url)
         if hit is None or (recorded and manifest_index.changed(newest, recorded)):
-            where = in_partition(manifest_index.partition)
             raise TraceError(
-                f"{manifest_index.label(SOURCE)!r}{where} has no row with id {key!r} in "
-                f"{looked_at(newest)}, as the stages have read them. If they have changed since, "
-                "materialize the stages again"
+                f"{manifest_index.label(SOURCE)!r}{in_partition(manifest_index.partition)} has no "
+                f"row with id {key!r} in {looked_at(newest)}, as the stages have read them. If "
+                "they have changed since, materialize the stages again"
             )
         index = hit[0]
     walk = _ForwardWalk(manifest_index, newest.fragments[index])
