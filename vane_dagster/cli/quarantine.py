@@ -139,7 +139,7 @@ def _run(stage: Any, keys: list[str] | None, store: Any, given: Definitions, ret
 
     If other rows of the stage are due too, nothing is run.
     """
-    more = "a run would compute more than was decided. That takes effect in the next run"
+    more = "a run would compute more than was decided; the decision counts in the next run"
     if retry:
         more = "a retry would compute more than its failed rows"
         rows = failed_rows(stage, keys, store=store)
@@ -152,7 +152,7 @@ def _run(stage: Any, keys: list[str] | None, store: Any, given: Definitions, ret
     if not all(cause.startswith("rows ") for cause in causes):  # decisions about rows
         place, options = "/".join(stage.key.path), shlex.join(given.options)
         raise click.ClickException(
-            f"{place}: the stage is not up to date, so {more}, and nothing was computed. {plan}\n"
+            f"{place}: the stage is not up to date, so {more}. Nothing was computed. {plan}\n"
             f"If an edit changes no stored result, adopt it first: vane-dagster adopt {place} "
             f"{options}. Otherwise compute all: dagster asset materialize {options} --select "
             f"{place}+"

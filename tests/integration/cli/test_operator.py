@@ -188,7 +188,7 @@ def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
     assert "compute all: dagster asset materialize -f defs_of_test.py --select num" in refused
     waived = run(*failed, "--waive", "bad", "--ids", "3", *file, fails=1)
     assert "waived 1 row of numbers/checked" in waived
-    assert "so a run would compute more than was decided. That takes effect in the next" in waived
+    assert "so a run would compute more than was decided; the decision counts in the next" in waived
     assert "because: code of check changed" in waived
     assert not Path("calls").exists()
     (tmp_path / "defs_of_test.py").write_text(DEFINITIONS + LAZY)
