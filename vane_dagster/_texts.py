@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 
 _SHOWN = 3
 _NUMBER = re.compile(r"[a-f]*\d[0-9a-f.,]*")
@@ -54,6 +55,11 @@ class EqualErrors:
 def count(number: int, noun: str) -> str:
     """Format a count with its noun, as ``1 row`` or ``2,000 rows``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def amount(value: float, digits: int = 2) -> str:
+    """Format a number without an exponent, with at least so many significant digits."""
+    return f"{value:,.0f}" if value >= 10**digits else f"{Decimal(f'{value:.{digits}g}'):,f}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

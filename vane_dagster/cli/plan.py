@@ -24,7 +24,7 @@ from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
 @click.option(
     "--sample",
     type=click.IntRange(1),
-    help="Rows to compute of a stage of unknown cost.",
+    help="Rows to compute of a stage that is new or was edited.",
 )
 @AS_JSON
 def plan(
@@ -37,7 +37,7 @@ def plan(
     """Says what a run of PIPELINE would compute, why, and what it would cost.
 
     It computes nothing and starts no cluster, unless --sample asks for that. PIPELINE may be left
-    out if there is only one.
+    out if there is only one. The exit code is 1 if a partition cannot be planned.
 
     Example: vane-dagster plan docs -f definitions.py --select embedding+
     """
@@ -47,3 +47,5 @@ def plan(
         **options,
     )
     print_json(found.to_dict()) if as_json else click.echo(str(found))
+    if any(stage.unplanned for stage in found.stages):
+        raise SystemExit(1)

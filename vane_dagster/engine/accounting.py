@@ -135,7 +135,7 @@ class WaveProgress:
             return True  # nothing had to be computed
         if kind not in ("whole", "slice"):
             return False
-        stats.rows_in += tally.rows_in
+        stats.rows_in += tally.rows_in - tally.unread
         stats.rows_out += report.rows_out
         stats.faults += tally.faults if kind == "slice" else 0
         if kind == "whole":
@@ -163,7 +163,7 @@ class WaveProgress:
         for stage, task_state in run.task_states.items():
             if not task_state.done:
                 stats = self._state.stats[run.partition, stage]
-                stats.rows_in -= task_state.tally.rows_in
+                stats.rows_in -= task_state.tally.rows_in - task_state.tally.unread
                 stats.rows_out -= sum(piece.rows for piece in task_state.pieces.values())
                 stats.faults -= task_state.tally.faults
                 self._rows[stage].done -= task_state.tally.rows_in

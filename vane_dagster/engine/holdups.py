@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from vane_dagster._texts import EqualErrors, count, in_partition
+from vane_dagster._texts import EqualErrors, amount, count, in_partition
 from vane_dagster.compute.api import Capacity
 from vane_dagster.engine.check_runner import results_for
 from vane_dagster.engine.preflight import placed
@@ -104,6 +104,6 @@ def _budgets(plan: RunPlan, found: Forecast) -> Iterator[str]:
         ):
             if most is not None and expected and expected[1] > most:
                 yield (
-                    f"{stage.stage}: its {name} is {most:,g}, and the run would use "
+                    f"{stage.stage}: its {name} is {amount(most, 6)}, and the run would use "
                     f"{between(expected)}; {_ONE_FRAGMENT if stage.fragments == 1 else _FRAGMENTS}"
                 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._texts import count, duration, table
+from vane_dagster._texts import amount, count, duration, table
 from vane_dagster.storage.sample import python_values
 from vane_dagster.types.kinds import is_bytes
 from vane_dagster.types.tensors import as_storage
@@ -59,14 +59,13 @@ class StageCost:
     def __str__(self) -> str:
         text = f"{self.stage}: {count(self.rows, 'row')} in {duration(self.seconds)}"
         if self.rows and self.seconds > 0:
-            rate = self.rows / self.seconds
-            text += f", {f'{rate:,.0f}' if rate >= 100 else f'{rate:.2g}'} rows/s of a worker"
+            text += f", {amount(self.rows / self.seconds)} rows/s of a worker"
         if self.load_seconds is not None:
             text += f"; {duration(self.load_seconds)} to load the model"
         if self.tokens is not None:
             text += f"; {count(self.tokens, 'token')}"
         if self.cost is not None:
-            text += f"; a price of {self.cost:.3g}"
+            text += f"; a price of {amount(self.cost)}"
         return text
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from vane_dagster._secrets import MASK, is_wrapped, marks_secret, masked
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_VARYING = re.compile(r" at 0x[0-9a-f]+|(?<=<class ')(?:\w+\.)+|(?<=<)(?:\w+\.)+(?=\w+ object)")
+"""Addresses in memory, and the modules of classes: that of a script has another name elsewhere."""
 _MAX_LINES = 10_000
 _MAX_TEXT = 1_000_000
 _MAX_CHARACTERS = 10_000
@@ -61,11 +62,11 @@ def _items(value: Any, depth: int) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as Python writes it, without addresses in memory, which always differ."""
+    """Return a value as Python writes it, without what differs between processes."""
     if isinstance(value, (str, bytes)):
         value = value[: 2 * _MAX_CHARACTERS]
     try:
-        text = _ADDRESS.sub("", repr(value))
+        text = _VARYING.sub("", repr(value))
     except Exception:  # of a class of the user
         return f"<{type(value).__qualname__}>"
     return text if len(text) <= _MAX_CHARACTERS else masked(text)[:_MAX_CHARACTERS] + "..."

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+import pyarrow as pa
+
 from vane_dagster._texts import in_partitions, listed
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.files import file_version
 from vane_dagster.storage.decisions import Decision
 from vane_dagster.storage.manifest import Component, FileRecord, Manifest, ManifestName
+from vane_dagster.types.schema import type_name
 
 Causes = Counter[str]
 """The number of partitions for each cause; for causes in `_FILES`, the number of files."""
@@ -27,7 +30,9 @@ def causes(
     raised: str,
     files: Sequence[FileRecord],
     upstream: Mapping[str, tuple[str, int, str]],
-    decided: Iterable[Decision] = (),
+    decided: Iterable[Decision],
+    undone: Sequence[str],
+    schema: pa.Schema,
 ) -> Causes:
     """Return why a stage's partition differs from its manifest in force.
 
@@ -39,6 +44,8 @@ def causes(
         files: The source files.
         upstream: The plan's digest and the generation of each upstream stage, and what raises that.
         decided: The decisions about its rows.
+        undone: The names of its adoptions that were undone.
+        schema: The columns of its rows.
     """
     if former is None:
         return Counter({"not computed before": 1})
@@ -55,14 +62,30 @@ def causes(
     for each in decided:
         if each.name not in former.decisions:
             found[f"rows {each.kind} by {each.user}"] = 1
-    is_same = former.plan == plan
-    return found or Counter({"stored parts are missing" if is_same else "other fragments": 1})
+    types = _changed_types(former.schema, schema) if SOURCE in former.reads else []
+    if not found and former.plan == plan:
+        found["stored parts are missing"] = 1
+    elif not found and [*former.undone] != [*undone]:
+        found["an adoption was undone"] = 1
+    elif not found:
+        found[f"{'' if types else 'fragment_rows or '}the source's options changed"] = 1
+    return found + Counter(types)
 
 
 def changed(before: Iterable[Component], now: Iterable[Component]) -> Sequence[str]:
     """Return the components that changed or are new, then those that are gone."""
     then, today = ({str(each): each.digest for each in some} for some in (before, now))
     return [name for name in {**today, **then} if then.get(name) != today.get(name)]
+
+
+def _changed_types(before: pa.Schema, now: pa.Schema) -> list[str]:
+    then = {field.name: type_name(field.type) for field in before}
+    today = {field.name: type_name(field.type) for field in now if field.name in then}
+    return [
+        f"column {name!r} is {kind} and was {then[name]}"
+        for name, kind in today.items()
+        if kind != then[name]
+    ]
 
 
 def _changed_files(before: Iterable[FileRecord], now: Iterable[FileRecord]) -> Causes:

@@ -8,12 +8,12 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any, Literal, Union
 
-from vane_dagster._texts import EqualErrors, count, duration, listed
+from vane_dagster._texts import EqualErrors, amount, count, duration, listed
 from vane_dagster.errors import BudgetError, StoreError
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -33,7 +33,8 @@ Place = tuple[Union[str, None], str, int]
 """A partition, a node, and the index of a fragment."""
 
 _ORDER: Sequence[Known] = ("exact", "at_most", "about")
-_MAX_MANIFESTS = 20
+_MAX_PARTITIONS, _MAX_VERSIONS = 20, 3
+"""The partitions to measure by, and the latest manifests of each."""
 _PARTITION, _MAX_UNPLANNED = "partition ", 10
 _TAIL = 0.1
 _MARGIN, _FEW_PARTS_MARGIN = 0.1, 0.25
@@ -72,6 +73,8 @@ class StageForecast:
         cost: Price of tokens and GPU hours together; None without prices.
         sampled: Rows of a sample by which it was measured; 0 if stored rows are the measure.
         is_sampled_on_request: A plan with a sample can measure it: a stage that does not publish.
+        before_edit: Whether the stored rows that are the measure are from before an edit.
+        unplanned: Number of partitions that cannot be planned.
         adopted: The adoptions by which stored results stay in force, each in a line.
         edits: What was edited since the stored results were made, as lines of a unified diff; empty
             if that is not known.
@@ -97,27 +100,30 @@ class StageForecast:
     cost: Interval | None = None
     sampled: int = 0
     is_sampled_on_request: bool = True
+    before_edit: bool = False
+    unplanned: int = 0
     adopted: Sequence[str] = ()
     edits: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield the forecast in words: what is to be computed, why, and what it costs."""
         todo = self.partitions - self.up_to_date
+        lacking = f"; {count(self.unplanned, 'partition')} cannot be planned" * bool(self.unplanned)
         if not self.partitions:
             yield "not planned"
             return
         if not todo:
-            yield "up to date"
+            yield f"up to date{lacking}"
             yield from self.adopted
             return
-        partitions = count(self.partitions, "partition")
+        partitions = count(self.partitions + self.unplanned, "partition")
         rows = {"exact": "", "at_most": "at most ", "about": "about "}[self.rows_are]
         rows += f"{count(self.rows, 'row')} in {count(self.fragments, 'fragment')}"
         stored = f", {self.stored_fragments:,} more in the store" if self.stored_fragments else ""
         copied = f", {count(self.copied, 'row')} copied from equal ones" if self.copied else ""
         if self.may_be_copied:
             rows += f" ({self.may_be_copied:,} of them copied, unless a row takes less than 10 µs)"
-        yield f"{todo:,} of {partitions}: {rows}{copied}{stored}"
+        yield f"{todo:,} of {partitions}: {rows}{copied}{stored}{lacking}"
         yield from self.adopted
         yield f"because: {describe(self.due, self.partitions)}"
         if self.fragments:
@@ -127,11 +133,11 @@ class StageForecast:
             yield f"... {len(self.edits) - _MAX_LINES:,} more lines; --json shows all"
 
     def _costs(self) -> Iterator[str]:
+        hint = "; --sample 50 measures it" if self.is_sampled_on_request else ""
         if self.seconds is None or self.worker_seconds is None:
             if not self.rows:
                 yield "less than a second"
                 return
-            hint = "; --sample 50 measures it" if self.is_sampled_on_request else ""
             yield f"unknown, because nothing stored is there to measure by{hint}"
             return
         shared = self.seconds != self.worker_seconds and self.seconds[1] >= 1
@@ -140,11 +146,13 @@ class StageForecast:
             yield f"measured on a sample of {count(self.sampled, 'row')}"
         if self.load_seconds and self.load_seconds >= 1:
             yield f"{duration(self.load_seconds)} to load the model where it is not loaded"
-        for amount, unit in ((self.gpu_hours, "GPU hours"), (self.tokens, "tokens")):
-            if amount:
-                yield f"{between(amount)} {unit}"
+        for taken, unit in ((self.gpu_hours, "GPU hours"), (self.tokens, "tokens")):
+            if taken:
+                yield f"{between(taken)} {unit}"
         if self.cost:
             yield f"a price of {between(self.cost)}"
+        if self.before_edit:
+            yield f"by results from before the edit{hint}"
 
 
 @dataclass(frozen=True)
@@ -260,7 +268,7 @@ def forecast(
         gpu_hour_price: The price of a GPU hour, if the compute resource has one.
         counted: Rows that were counted by their keys.
         edits: Whether to compare the definitions with the stored ones.
-        measure: Computes samples of stages of which nothing stored says what they take.
+        measure: Computes samples of stages that were edited, or of which nothing is stored.
     """
     forecaster = _Forecaster(plan, store, gpu_hour_price, counted)
     if measure is not None:
@@ -279,7 +287,7 @@ def check_limits(
     limits: Mapping[str, float | None],
     gpu_hour_price: float | None = None,
 ) -> Iterator[str]:
-    """Yield which stages have no cost to compare with a limit of the run.
+    """Yield which stages have no cost to compare with a limit of the run, or one before an edit.
 
     Args:
         plan: The plan.
@@ -296,21 +304,24 @@ def check_limits(
     found = forecast(plan, store, gpu_hour_price, NOT_COUNTED, False)
     for name, most in given.items():
         field, text = _LIMITED[name]
-        total, unknown = (0.0, 0.0), list[str]()
+        total, hints = (0.0, 0.0), list[str]()
         for stage in found.stages:
             spec = plan.pipeline[stage.stage].spec
             if interval := getattr(stage, field):
                 total = total[0] + interval[0], total[1] + interval[1]
+                if stage.before_edit:
+                    by = "by results from before the edit"
+                    hints.append(f"{stage.stage}: {name} counts its cost {by}")
             elif stage.fragments and _is_priced(spec, field, gpu_hour_price):
-                unknown.append(stage.stage)
+                why = "because nothing stored measures its cost"
+                hints.append(f"{stage.stage}: {name} does not count it, {why}")
         if total[1] > most:
             raise BudgetError(
                 f"pipeline {plan.pipeline.name!r}: the run would {text.format(between(total))}, "
-                f"and its {name} is {most:g}; nothing was computed. Raise {name}, or run fewer "
-                "partitions; `vane-dagster plan` says what is due, and why"
+                f"and its {name} is {amount(most, 6)}; nothing was computed. Raise {name}, or run "
+                "fewer partitions; `vane-dagster plan` says what is due, and why"
             )
-        for each in unknown:
-            yield f"{each}: {name} does not count it, because nothing stored measures its cost"
+        yield from hints
 
 
 def _is_priced(spec: StageSpec, field: str, gpu_hour_price: float | None) -> bool:
@@ -357,9 +368,9 @@ class _Forecaster:
         self._failed = functools.cache(self._failed_rows)
 
     def take_samples(self, measure: Callable[[Sequence[str]], Mapping[str, Sample]]) -> None:
-        """Measure the stages with fragments to compute of which nothing stored says the cost."""
+        """Measure the stages to compute whose present definition has computed nothing yet."""
         needed = self._plan.needed()
-        unknown = [stage for stage in needed if not self._history(stage).is_measured]
+        unknown = [stage for stage in needed if not self._history(stage).is_current]
         for stage, sample in measure(unknown).items() if unknown else ():
             if stage in unknown:
                 self._history(stage).take(sample)
@@ -388,6 +399,7 @@ class _Forecaster:
             copied=sum(each.copied for each in counts),
             may_be_copied=repeated + sum(each.may_be_copied for each in counts),
             is_sampled_on_request=not self._pipeline[stage].spec.publishes,
+            unplanned=len(self._plan.failed),
             adopted=[each.summary for each in self._plan.adopted.get(stage, ())],
         )
         if not due:
@@ -430,15 +442,14 @@ class _Forecaster:
 
     def _edits(self, stage: str) -> Sequence[str]:
         """Return how the definition differs from that of the latest results to replace."""
-        name, now = self._pipeline.name, {self._plan.definitions[stage]}
-        now |= {each for adoption in self._plan.adopted.get(stage, ()) for each in adoption.pair}
+        name, now = self._pipeline.name, self._equal(stage)
         plans = [(each.key, each.stages[stage]) for each in self._plan.partitions]
         formers = [
-            (partition_folder(key), str(each.former))
+            (partition_folder(key), [str(each.former)])
             for key, each in plans
             if not each.done and each.former
         ]
-        opened = self._opened(stage, formers[::-1])
+        opened = itertools.chain(*self._opened(stage, formers[::-1]))
         others = [each for each in opened if each.definition not in now]
         latest = max(others, key=lambda each: each.committed_at, default=None)
         if latest is None:
@@ -449,15 +460,37 @@ class _Forecaster:
                 return [*differences(before, self._pipeline[stage].spec.texts(self._pipeline))]
         return ()
 
-    def _read_history(self, stage: str) -> _History:
-        latest = sorted(self._store.latest_of_all(self._pipeline.name, stage).items())
-        return _History(self._opened(stage, [(folder, str(name)) for folder, name in latest]))
+    def _equal(self, stage: str) -> set[str]:
+        """Return the definitions that count as a stage's own, itself included."""
+        adopted = self._plan.adopted.get(stage, ())
+        return {self._plan.definitions[stage], *(each for a in adopted for each in a.pair)}
 
-    def _opened(self, stage: str, places: Sequence[tuple[str, str]]) -> list[Manifest]:
-        """Open some manifests, by the folder of their partition and their name, if whole."""
-        some = places[:: max(1, -(-len(places) // _MAX_MANIFESTS))]
-        found = in_threads(lambda place: self._open(stage, *place), some)
-        return [each for each in found if each is not None]
+    def _read_history(self, stage: str) -> _History:
+        names: dict[str, list[str]] = {}
+        for folder, name in self._store.history(self._pipeline.name, stage):
+            names.setdefault(folder, []).append(str(name))
+        return _History(self._opened(stage, sorted(names.items())), self._equal(stage))
+
+    def _opened(
+        self, stage: str, places: Sequence[tuple[str, Sequence[str]]]
+    ) -> list[Sequence[Manifest]]:
+        """Open the whole ones of the latest manifests of some partitions, the latest first.
+
+        Those of a partition, until half of the latest one's rows were computed: a manifest whose
+        run has retried some rows has copies of the others.
+        """
+
+        def latest(place: tuple[str, Sequence[str]]) -> Sequence[Manifest]:
+            folder, names = place
+            found: list[Manifest] = []
+            for name in names[: -_MAX_VERSIONS - 1 : -1]:
+                if (opened := self._open(stage, folder, name)) is not None:
+                    found.append(opened)
+                    if 2 * _computed(_distinct(found)) >= sum(p.rows_in for p in found[0].parts):
+                        break
+            return found
+
+        return in_threads(latest, places[:: max(1, -(-len(places) // _MAX_PARTITIONS))])
 
     def _base(self, stage: str) -> str:
         """Return the node whose rows are the input rows of a stage."""
@@ -497,37 +530,45 @@ def _whole(store: Store, *place: str) -> Manifest | None:
 
 
 class _History:
-    """What some stored partitions of a stage took to compute."""
+    """What some stored partitions of a stage took to compute.
 
-    def __init__(self, manifests: Sequence[Manifest]) -> None:
-        self._manifests = manifests
-        self._parts = [part for manifest in manifests for part in manifest.parts]
+    Attributes:
+        is_current: Whether they were computed by the stage's present definition. If none was,
+            former results are the measure.
+    """
+
+    def __init__(
+        self, partitions: Sequence[Sequence[Manifest]], definitions: Collection[str]
+    ) -> None:
+        every = [each for manifests in partitions for each in manifests]
+        self._row_definitions = {each.row_definition for each in every}
+        current = [[m for m in each if m.definition in definitions] for each in partitions]
+        self.is_current = any(_computed(_distinct(each)) for each in current)
+        chosen = current if self.is_current else partitions
+        self._manifests = [each for manifests in chosen for each in manifests]
+        self._latest: Sequence[PartInfo] = _distinct(each[0] for each in chosen if each)
+        self._parts: Sequence[PartInfo] = _distinct(self._manifests)
         self._sample: Sample | None = None
 
     def take(self, sample: Sample) -> None:
-        """Measure by a sample; nothing stored is there to measure by."""
-        self._sample, self._parts = sample, [*sample.parts]
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether rows were computed that say what others take."""
-        return any(part.made and part.rows_in > part.copied for part in self._parts)
+        """Measure by a sample."""
+        self._sample, self._latest, self._parts = sample, sample.parts, sample.parts
 
     @functools.cached_property
     def rows_ratio(self) -> float:
         """Output rows for each input row; 1 without stored parts."""
-        rows_in = sum(part.rows_in for part in self._parts)
-        return sum(part.rows for part in self._parts) / rows_in if rows_in else 1.0
+        rows_in = sum(part.rows_in for part in self._latest)
+        return sum(part.rows for part in self._latest) / rows_in if rows_in else 1.0
 
     @functools.cached_property
     def computed(self) -> float:
         """The share of input rows that were computed, and not copied from equal ones."""
-        rows_in = sum(part.rows_in for part in self._parts)
-        return 1 - sum(part.copied for part in self._parts) / rows_in if rows_in else 1.0
+        rows_in = sum(part.rows_in for part in self._latest)
+        return min(1.0, _computed(self._parts) / rows_in) if rows_in else 1.0
 
     def may_copy(self, plan: StagePlan) -> bool:
         """Whether stored rows of the same partition, by the same definition, may be copied."""
-        stored = {manifest.row_definition for manifest in self._manifests}
+        stored = self._row_definitions
         return plan.former is not None and not plan.equal_rows.isdisjoint(stored)
 
     def priced(
@@ -560,6 +601,7 @@ class _History:
             "seconds": (work[0] / most_busy, work[1] / busy),
             "load_seconds": self._load_seconds(),
             "sampled": sum(part.rows_in for part in self._parts) if self._sample else 0,
+            "before_edit": not (self.is_current or self._sample),
         }
         if spec.runs_udf and spec.gpus:
             known["gpu_hours"] = tuple(each * spec.gpus / 3600 for each in work)
@@ -594,6 +636,16 @@ class _History:
         return sum(each["model_load_seconds"] for each in loads) / count if count else None
 
 
+def _distinct(manifests: Iterable[Manifest]) -> Sequence[PartInfo]:
+    """Return the parts of manifests, once each."""
+    return [*{part.name: part for manifest in manifests for part in manifest.parts}.values()]
+
+
+def _computed(parts: Iterable[PartInfo]) -> int:
+    """Return the input rows of parts that were computed, and not copied from equal ones."""
+    return sum(part.rows_in - part.copied for part in parts if part.made)
+
+
 def tokens_of(used: Mapping[str, int]) -> int:
     """Return the tokens of prompts and answers together."""
     return used["prompt_tokens"] + used["completion_tokens"]
@@ -606,11 +658,7 @@ def _quantile(rates: Sequence[tuple[float, int]], share: float) -> float:
     return ordered[bisect.bisect_left(ends, share * ends[-1])][0]
 
 
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
-
-
-def between(interval: Interval, text: Callable[[float], str] = _amount) -> str:
+def between(interval: Interval, text: Callable[[float], str] = amount) -> str:
     """Return an interval as text."""
     low, high = map(text, interval)
     return high if low == high else f"up to {high}" if not interval[0] else f"{low} to {high}"

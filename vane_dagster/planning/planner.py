@@ -300,15 +300,16 @@ class _Planner:
             if in_force and in_force.definition in equal:
                 now = in_force.components
             is_raised = in_force and plan.generation != in_force.generation
-            given = (in_force, plan.digest, now, self._raised_by(stage) if is_raised else "", files)
+            raised = self._raised_by(stage) if is_raised else ""
             read = {
                 u: (*versions[u], self._raised_by(u, f"{FORCED} or {RETRIED}"))
                 for u in self.pipeline[stage].spec.upstream
                 if u != SOURCE
             }
+            given = (plan.digest, now, raised, files, read, decided, plan.undone, schemas[stage])
             expanded[stage] = replace(
                 plan,
-                causes=Counter() if done else causes(*given, read, decided),
+                causes=Counter() if done else causes(in_force, *given),
                 keys=keys[stage],
                 parts=parts,
                 done=done,

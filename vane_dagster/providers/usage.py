@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from vane_dagster._arguments import number
+from vane_dagster._texts import amount
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.batch_api import PRICE
@@ -139,7 +140,7 @@ class UsageAccount:
             return f"this run has used {tokens} tokens, token_budget={self.token_budget}"
         paid = self.cost(used)
         if self.cost_budget is not None and paid >= self.cost_budget:
-            return f"this run has cost {paid:g}, cost_budget={self.cost_budget:g}"
+            return f"this run has cost {amount(paid, 6)}, cost_budget={amount(self.cost_budget, 6)}"
         return None
 
     def metadata(self, used: Mapping[str, int]) -> dict[str, Any]:

@@ -162,8 +162,8 @@ def read_footer(
     except Exception as error:  # from pyarrow, or from a file system's driver
         raise SourceError(
             f"{location}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "
-            f"{described(error)}. If it has another format, read it by the source for that, as "
-            "vd.csv, or convert it, as with DuckDB's COPY (FROM 'data.csv') TO 'data.parquet' "
+            f"{described(error)}. If it has another format, use the source for that format, such "
+            "as vd.csv, or convert it, as with DuckDB's COPY (FROM 'data.csv') TO 'data.parquet' "
             "(FORMAT parquet). Else write it again, or take it out of the source"
         ) from error
 

@@ -44,7 +44,7 @@ def test_costs_count_by_the_million_and_cached_tokens_have_their_own_price():
 
     assert over_budget(None, None) is None
     assert over_budget(51, 50.1e-6) is None
-    assert over_budget(None, 50e-6) == "this run has cost 5e-05, cost_budget=5e-05"
+    assert over_budget(None, 50e-6) == "this run has cost 0.00005, cost_budget=0.00005"
 
 
 def test_metadata_has_shares_and_costs_where_they_are_known():

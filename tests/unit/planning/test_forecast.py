@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from support.in_process import compute
+from support.in_process import InProcessCompute, compute
 from support.prompts import Reversed
 from vane_dagster.errors import BudgetError, DefinitionError
 from vane_dagster.planning import forecast
@@ -32,6 +33,24 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
     ("figures", "lines"),
     [
         ({"up_to_date": 3, "fragments": 0}, ["up to date"]),
+        (
+            {"up_to_date": 3, "fragments": 0, "unplanned": 1},
+            ["up to date; 1 partition cannot be planned"],
+        ),
+        (
+            {
+                "worker_seconds": (1.0, 2.0),
+                "seconds": (1.0, 2.0),
+                "cost": (2.4e-6, 3.1e-5),
+                "before_edit": True,
+            },
+            [
+                "2 of 3 partitions: 1,200 rows in 4 fragments",
+                "because: code of Model changed in 2 partitions (a, b)",
+                "cost: 1.0 s to 2.0 s, a price of 0.0000024 to 0.000031, by results from before "
+                "the edit; --sample 50 measures it",
+            ],
+        ),
         (
             {
                 "up_to_date": 3,
@@ -77,9 +96,11 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
                 "tokens": (1e6, 2e6),
                 "cost": (0.5, 0.5),
                 "sampled": 50,
+                "unplanned": 6,
             },
             [
-                "2 of 3 partitions: at most 1,200 rows in 4 fragments, 5 more in the store",
+                "2 of 9 partitions: at most 1,200 rows in 4 fragments, 5 more in the store; "
+                "6 partitions cannot be planned",
                 "because: 7 new files in 1 partition (a), force in 1 partition (b)",
                 "cost: 2 min 30 s to 5 min 0 s (5 min 0 s to 10 min 0 s of workers), "
                 "measured on a sample of 50 rows, "
@@ -150,7 +171,7 @@ def test_nothing_to_do_is_known():
 def test_limits_count_the_highest_cost_of_what_is_due(monkeypatch):
     stages = [
         stage("first", gpu_hours=(1.0, 2.0), cost=(5.0, 10.0)),
-        stage("second", gpu_hours=(0.0, 1.0)),
+        stage("second", gpu_hours=(0.0, 1.0), before_edit=True),
         stage("new"),
         stage("done", fragments=0, up_to_date=3),
     ]
@@ -161,7 +182,8 @@ def test_limits_count_the_highest_cost_of_what_is_due(monkeypatch):
     store: Any = None
 
     assert list(check_limits(plan, store, {})) == []
-    (unknown,) = check_limits(plan, store, {"max_gpu_hours": 3.0})
+    edited, unknown = check_limits(plan, store, {"max_gpu_hours": 3.0})
+    assert edited == "second: max_gpu_hours counts its cost by results from before the edit"
     assert unknown.startswith("new: max_gpu_hours does not count it, because nothing stored")
     with pytest.raises(BudgetError, match="would take 1 to 3 GPU hours, and its max_gpu_hours is"):
         list(check_limits(plan, store, {"max_gpu_hours": 2.9}))
@@ -272,6 +294,62 @@ def test_tokens_and_their_price(stored):
     found = stored.plan(asking("Why {text}")).stages[0]
     assert found.tokens[0] < 30 < found.tokens[1]
     assert found.cost[0] < 45 < found.cost[1]
+
+
+class Flaky(Reversed):
+    """A provider that has no answer to some texts as long as a variable is set."""
+
+    async def submit(self, request: Any) -> Any:
+        if "long" in request.messages[-1]["content"] and "FLAKY" in os.environ:
+            raise ValueError("no answer now")
+        return await super().submit(request)
+
+
+def asked(stored: Stored, question: str, long: int = 1) -> vd.Pipeline:
+    """A prompt of 20 texts in each of two partitions, one of them as long as it is said."""
+    for key in "ab":
+        texts = [f"text {n:02} of {key}" for n in range(20)]
+        texts[7] = f"a long {key * long}"
+        write_source(stored.folder / "src" / key, {"id": range(20), "text": texts})
+    docs = stored.docs(dg.StaticPartitionsDefinition(["a", "b"]), "{partition_key}")
+    docs.prompt("asked", question, provider=Flaky, model=vd.Model("m"), on_error="quarantine")
+    return docs
+
+
+def test_a_retry_of_some_rows_is_not_the_measure_of_others(stored, monkeypatch):
+    docs = asked(stored, "{text}", long=2000)
+    monkeypatch.setenv("FLAKY", "1")
+    compute(docs, stored.store, ["a"])
+    first = stored.plan(docs, "b").stages[0]
+    monkeypatch.delenv("FLAKY")
+    compute(docs, stored.store, ["a"], retry_quarantined=True)
+    latest = stored.store.in_force("docs", "asked", "a")
+    assert latest is not None
+    assert [part.rows_in - part.copied for part in latest.parts] == [1]
+    found = stored.plan(docs, "b").stages[0]
+    assert 0.9 * first.tokens[0] < found.tokens[0] < found.tokens[1] < 1.1 * first.tokens[1]
+
+
+def test_results_from_before_an_edit_are_a_measure_that_is_named_and_sampled(stored):
+    docs, edited = asked(stored, "{text}"), asked(stored, "Answer at length, and twice: {text}")
+    compute(docs, stored.store, ["a"])
+    assert not stored.plan(docs, "b").stages[0].before_edit
+    found = stored.plan(edited, "b").stages[0]
+    assert found.before_edit
+    assert [*found.lines()][2].endswith("by results from before the edit; --sample 50 measures it")
+
+    sampled = stored.plan(edited, "b", compute=InProcessCompute(), sample=5).stages[0]
+    assert (sampled.before_edit, sampled.sampled) == (False, 5)
+    assert sampled.tokens[0] > found.tokens[1]
+    assert "measured on a sample of 5 rows" in [*sampled.lines()][2]
+
+    # One computed partition is the measure, whatever others have from before.
+    compute(edited, stored.store, ["a"])
+    compute(docs, stored.store, ["b"])
+    later = stored.plan(edited, "b").stages[0]
+    assert (later.before_edit, later.tokens[1] > found.tokens[1]) == (False, True)
+    unmeasured = stored.plan(edited, "b", compute=InProcessCompute(), sample=5).stages[0]
+    assert unmeasured.sampled == 0
 
 
 class Limited(Reversed):
