@@ -136,9 +136,8 @@ class _RowCounter:
         computed = rows.slice(0, new)
         is_read = _read(computed)
         keys = np.empty(new, _KEY)
-        for place, field in enumerate(marks.type):
-            if field.name in (KEY_HIGH, KEY_LOW):
-                keys[field.name] = np.asarray(marks.field(place).slice(0, new))
+        for name in (KEY_HIGH, KEY_LOW):
+            keys[name] = np.asarray(marks.field(name).slice(0, new))
         parts = np.asarray(marks.field("part"))[new:]
         # The run does not look up parts of its own that stay in force if the function is fast.
         known_now = task.state.known or known

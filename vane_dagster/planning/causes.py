@@ -79,13 +79,9 @@ def changed(before: Iterable[Component], now: Iterable[Component]) -> Sequence[s
 
 
 def _changed_types(before: pa.Schema, now: pa.Schema) -> list[str]:
-    then = {field.name: type_name(field.type) for field in before}
-    today = {field.name: type_name(field.type) for field in now if field.name in then}
-    return [
-        f"column {name!r} is {kind} and was {then[name]}"
-        for name, kind in today.items()
-        if kind != then[name]
-    ]
+    then, today = ({f.name: type_name(f.type) for f in each} for each in (before, now))
+    found = [name for name, kind in then.items() if today.get(name, kind) != kind]
+    return [f"column {name!r} is {today[name]} and was {then[name]}" for name in found]
 
 
 def _changed_files(before: Iterable[FileRecord], now: Iterable[FileRecord]) -> Causes:

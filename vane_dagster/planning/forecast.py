@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import functools
 import itertools
@@ -13,12 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any, Literal, Union
 
+import numpy as np
+
 from vane_dagster._texts import EqualErrors, amount, count, duration, listed
 from vane_dagster.errors import BudgetError, StoreError
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import RETRIED, describe
-from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
+from vane_dagster.planning.plan import RunPlan, StagePlan
 from vane_dagster.providers.batch_api import WINDOW_SECONDS
 from vane_dagster.storage.definition_texts import differences, read_texts
 from vane_dagster.storage.filesystem import in_threads
@@ -166,12 +167,14 @@ class Forecast:
             first run infers, with those downstream.
         holdups: What would stop the run or hold it up, each in a sentence: failed blocking checks,
             budgets, pools that do not fit, servers that have to start.
+        warnings: What the run would warn of at its beginning.
     """
 
     pipeline: str
     stages: Sequence[StageForecast]
     unplanned: Mapping[str, str]
     holdups: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     @property
     def is_up_to_date(self) -> bool:
@@ -212,6 +215,7 @@ class Forecast:
         if self.seconds and sum(bool(stage.fragments) for stage in self.stages) > 1:
             lines.append(f"  in all: {_times(self.seconds)} on the clock")
         lines += [f"  may hold it up: {text}" for text in self.holdups]
+        lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -278,7 +282,7 @@ def forecast(
         "the pipeline" if key is None else f"{_PARTITION}{key!r}": str(error)
         for key, error in plan.failed.items()
     }
-    return Forecast(plan.pipeline.name, stages, unplanned, counted.problems)
+    return Forecast(plan.pipeline.name, stages, unplanned, counted.problems, plan.warnings)
 
 
 def check_limits(
@@ -364,7 +368,8 @@ class _Forecaster:
         # Of stages with something to compute alone: a store that is up to date is listed once.
         self._history = functools.cache(self._read_history)
         self._open = functools.cache(functools.partial(_whole, store, plan.pipeline.name))
-        self._known: dict[Place, _Count] = {}
+        self._partitions = {each.key: each for each in plan.partitions}
+        self._rows = functools.cache(self._count_rows)
         self._failed = functools.cache(self._failed_rows)
 
     def take_samples(self, measure: Callable[[Sequence[str]], Mapping[str, Sample]]) -> None:
@@ -380,8 +385,8 @@ class _Forecaster:
         plans = [partition.stages[stage] for partition in self._plan.partitions]
         due = self._plan.due(stage)
         counts = [
-            self._due(partition, stage, index)
-            for partition in self._plan.partitions
+            self._due(key, stage, index)
+            for key, partition in self._partitions.items()
             for index in partition.stages[stage].missing
         ]
         repeated = self._counted.repeated.get(stage, 0)
@@ -418,10 +423,10 @@ class _Forecaster:
             found = replace(found, cost=(low + of_gpus[0], high + of_gpus[1]))
         return found
 
-    def _due(self, partition: PartitionPlan, stage: str, index: int) -> _Count:
+    def _due(self, key: str | None, stage: str, index: int) -> _Count:
         """Return the rows of a fragment of a stage to compute."""
-        plan, rows = partition.stages[stage], self._rows(partition, self._base(stage), index)
-        counted = self._counted.computed.get((partition.key, stage, index))
+        plan, rows = self._partitions[key].stages[stage], self._rows(key, self._base(stage), index)
+        counted = self._counted.computed.get((key, stage, index))
         if counted is not None:
             least, most, copied = counted
             known: Known = "exact" if least == most else "at_most"
@@ -429,7 +434,7 @@ class _Forecaster:
         if plan.row_definition:
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
             if plan.former and {*plan.causes} == {RETRIED}:
-                rows = self._failed(partition.key, stage, plan.former)[index]
+                rows = self._failed(key, stage, plan.former)[index]
         history = self._history(stage)
         computed = 0.0 if history.may_copy(plan) else rows.expected * history.computed
         return replace(rows, computed=computed)
@@ -496,15 +501,10 @@ class _Forecaster:
         """Return the node whose rows are the input rows of a stage."""
         return self._pipeline[stage].spec.base_node(self._pipeline)
 
-    def _rows(self, partition: PartitionPlan, stage: str, index: int) -> _Count:
+    def _count_rows(self, key: str | None, stage: str, index: int) -> _Count:
         """Return the rows of a stage in a fragment: stored ones, or those to expect."""
-        place = (partition.key, stage, index)
-        if place not in self._known:
-            self._known[place] = self._count(partition, stage, index)
-        return self._known[place]
-
-    def _count(self, partition: PartitionPlan, stage: str, index: int) -> _Count:
-        if (counted := self._counted.rows.get((partition.key, stage, index))) is not None:
+        partition = self._partitions[key]
+        if (counted := self._counted.rows.get((key, stage, index))) is not None:
             rows = counted
         elif stage == SOURCE:
             fragment = partition.fragments[index]
@@ -514,7 +514,7 @@ class _Forecaster:
         elif index in partition.stages[stage].parts:
             rows = partition.stages[stage].parts[index].info.rows
         else:
-            given = self._rows(partition, self._base(stage), index)
+            given = self._rows(key, self._base(stage), index)
             spec, ratio = self._pipeline[stage].spec, self._history(stage).rows_ratio
             if spec.runs_udf and spec.cardinality == "zero_to_many":
                 return _Count(round(given.most * ratio), given.expected * ratio, "about")
@@ -588,7 +588,9 @@ class _History:
             rates = [(each / rows, rows) for each, rows in taken if each is not None and rows > 0]
             if not rates:
                 return None
-            low, high = (_quantile(rates, share) for share in (_TAIL, 1 - _TAIL))
+            amounts, rows = zip(*rates)
+            shares: Any = (_TAIL, 1 - _TAIL)  # of all rows
+            low, high = np.quantile(amounts, shares, weights=rows, method="inverted_cdf").tolist()
             margin = _MARGIN + _FEW_PARTS_MARGIN / math.sqrt(len(rates))
             return low * (1 - margin) * least, high * (1 + margin) * most
 
@@ -620,20 +622,23 @@ class _History:
 
     def _workers(self, spec: StageSpec) -> tuple[float, float]:
         """Return the number of workers to expect: at least those that were busy, at most all."""
-        known = [m.figures for m in self._manifests if m.figures.get("worker_seconds")]
-        seconds = sum(each["seconds"] for each in known)
-        busy = sum(each["worker_seconds"] for each in known) / seconds if seconds else 1.0
+        busy = max(1.0, self._mean("worker_seconds", "seconds") or 1.0)
         if not spec.runs_udf or spec.concurrency is None:
-            return max(1.0, busy), max(1.0, busy)
+            return busy, busy
         most = max(1, spec.concurrency[1])
-        return max(1.0, min(busy, most)), most
+        return min(busy, most), most
 
     def _load_seconds(self) -> float | None:
         if self._sample is not None:
             return self._sample.load_seconds
-        loads = [m.figures for m in self._manifests if m.figures.get("model_loads")]
-        count = sum(each["model_loads"] for each in loads)
-        return sum(each["model_load_seconds"] for each in loads) / count if count else None
+        return self._mean("model_load_seconds", "model_loads")
+
+    def _mean(self, name: str, unit: str) -> float | None:
+        """Return a figure of the computations for each unit of another one."""
+        every = [manifest.figures for manifest in self._manifests]
+        known = [each for each in every if name in each and each.get(unit)]
+        units = sum(each[unit] for each in known)
+        return sum(each[name] for each in known) / units if units else None
 
 
 def _distinct(manifests: Iterable[Manifest]) -> Sequence[PartInfo]:
@@ -649,13 +654,6 @@ def _computed(parts: Iterable[PartInfo]) -> int:
 def tokens_of(used: Mapping[str, int]) -> int:
     """Return the tokens of prompts and answers together."""
     return used["prompt_tokens"] + used["completion_tokens"]
-
-
-def _quantile(rates: Sequence[tuple[float, int]], share: float) -> float:
-    """Return the rate below which a share of all rows is."""
-    ordered = sorted(rates)
-    ends = list(itertools.accumulate(rows for _, rows in ordered))
-    return ordered[bisect.bisect_left(ends, share * ends[-1])][0]
 
 
 def between(interval: Interval, text: Callable[[float], str] = amount) -> str:

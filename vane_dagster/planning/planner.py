@@ -23,7 +23,7 @@ from vane_dagster.planning.causes import ALWAYS, FORCED, RETRIED, causes
 from vane_dagster.planning.definition import components, definition_digest, row_definition
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.inputs import agreed, require_inputs, stages_read
-from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
+from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources import FragmentRule, Listed
@@ -291,7 +291,8 @@ class _Planner:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
                 raise StoreError(f"{place}: {error}") from error
             if self._is_forced(stage) and self.run_id is not None:
-                parts = {i: part for i, part in parts.items() if _is_of(part, self.run_id)}
+                runs = {i: part.info.made and part.info.made.run_id for i, part in parts.items()}
+                parts = {i: part for i, part in parts.items() if runs[i] == self.run_id}
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
@@ -372,7 +373,3 @@ class _Planner:
                     publisher.check(found[stage], location)
                     self._fitting.append((stage, found[stage]))
         return found
-
-
-def _is_of(part: Part, run_id: str) -> bool:
-    return part.info.made is not None and part.info.made.run_id == run_id

@@ -27,7 +27,7 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster._keywords import require_columns
-from vane_dagster._texts import in_partition
+from vane_dagster._texts import count, in_partition
 from vane_dagster.errors import DefinitionError, SchemaError, SourceError, names
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
@@ -244,8 +244,9 @@ class IngestedSource(FileSource, InStore):
     ) -> SourceTable:
         """Convert the files that the store lacks, and cut the rows of all into fragments."""
         found = list(zip(files, self._ingested(files, location, partition)))
-        schema = self._schema(self._kept_types(found, location, partition), location)
-        warnings = self._check_columns(found, schema, f"{location}{in_partition(partition)}")
+        types, warnings = self._kept_types(found, location, partition)
+        schema = self._schema(types, location)
+        warnings += self._check_columns(found, schema, f"{location}{in_partition(partition)}")
         own = "\n".join(["", self.reading, *_types_text(schema)])
         sized = [
             SizedFile(
@@ -331,11 +332,14 @@ class IngestedSource(FileSource, InStore):
         files: Sequence[tuple[FileRecord, StoredTable]],
         location: str,
         partition: str | None,
-    ) -> pa.Schema:
-        """Return the types of the source's columns, which the first run finds in all its files."""
+    ) -> tuple[pa.Schema, tuple[str, ...]]:
+        """Return the types of the source's columns, which the first run finds in all its files.
+
+        If they are found here, with warnings of columns that few files make texts.
+        """
         if self.columns is not None:
-            return self.columns
-        identity = self._digest("types")
+            return self.columns, ()
+        identity, warnings = self._digest("types"), list[str]()
         with _one_at_a_time:
             kept = borrow(self.store_root, self.fallback, identity, KEPT_TYPES)
             if kept is None:
@@ -344,9 +348,27 @@ class IngestedSource(FileSource, InStore):
                     if key != partition:
                         with suppress(SourceError):  # it is the other partition's error
                             found += zip(others, self._ingested(others, location, key))
-                types = StoredTable(self._found_types(found, location))
-                kept = create_record(self.store_root, identity, types, KEPT_TYPES)
-        return kept.schema
+                types = self._found_types(found, location)
+                warnings += self._texts_of_few(found, types, location)
+                kept = create_record(self.store_root, identity, StoredTable(types), KEPT_TYPES)
+        return kept.schema, tuple(warnings)
+
+    def _texts_of_few(
+        self, files: Sequence[tuple[FileRecord, StoredTable]], types: pa.Schema, location: str
+    ) -> Iterator[str]:
+        """Yield which columns are texts because of a few files, and of another type in others."""
+        found = {field.name for field in types if field.type == pa.string()}
+        for name in sorted(found.difference((self.types or pa.schema([])).names)):
+            having = {f.url: rows.schema for f, rows in files if name in rows.schema.names}
+            kinds = {url: schema.field(name).type for url, schema in having.items()}
+            texts = [url for url, kind in kinds.items() if kind == pa.string()]
+            others = [kind for kind in kinds.values() if kind not in (pa.string(), pa.null())]
+            if 0 < len(texts) <= len(others):
+                yield (
+                    f"{location}: column {name!r} is VARCHAR because of {names(texts, 3)}; "
+                    f"{count(len(others), 'other file')} would make it {type_name(others[0])}. "
+                    "Declare types=, or for texts that mean null null_values= of vd.csv"
+                )
 
     def _found_types(
         self, files: Sequence[tuple[FileRecord, StoredTable]], location: str

@@ -61,6 +61,15 @@ def test_a_forward_trace_begins_at_the_source(path: str) -> None:
     assert (done.exit_code, "holds no stage of a pipeline 'two'" in done.output) == (1, True)
 
 
+def test_a_plan_fails_if_a_partition_cannot_be_planned() -> None:
+    words = ["-m", "defs_of_test", "--store", "store"]
+    done = CliRunner().invoke(main, ["plan", "one", *words])
+    assert (done.exit_code, "1 of 1 partition: 1 row" in done.stdout) == (0, True), done.output
+    done = CliRunner().invoke(main, ["plan", "two", *words])
+    assert (done.exit_code, "no CSV file at " in done.stdout) == (1, True), done.output
+    assert "or use the source for the format of its files, such as vd.csv" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("file", "above"), [("pyproject.toml", "tool.dg."), ("dg.toml", "")], ids=lambda given: given
 )

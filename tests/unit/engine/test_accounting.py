@@ -13,7 +13,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from support.in_process import compute
+from support.in_process import committed, compute
 from support.plans import plan
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.accounting import PoolClock, count_error, fault_limit_error
@@ -125,6 +125,22 @@ def test_the_time_of_workers_ends_with_their_last_call():
     pool.advance(1.0, queue, False)
     assert (pool.time.room, pool.time.input, pool.time.computing) == (7.0, 3.0, 6.0)
     assert pool.time.shares["computing"] == pytest.approx(6 / 19)
+
+
+def test_rows_that_the_source_could_not_read_were_not_computed(tmp_path, store):
+    (tmp_path / "a.csv").write_text("id,n\n1,1\n2,x\n3,3\n")
+    source = vd.csv(str(tmp_path / "a.csv"), types={"id": "BIGINT", "n": "BIGINT"})
+    docs = vd.Pipeline("docs", source=source, id="id")
+    docs.project("all", ["n"])
+    lenient = vd.Failures("quarantine", max_error_rate=1.0)
+    docs.map("sliced", same, output_column="m", on_error=lenient)
+    docs.map("keyless", same, output_column="m", on_error=lenient, reuse="fragments")
+    events = compute(docs, store)
+    for stage in docs.stages:
+        (event,) = committed(events, stage)
+        (part,) = event.manifest.parts
+        assert (part.rows_in, part.quarantined, part.unread) == (3, 1, 1), stage
+        assert event.manifest.figures["rows_computed"] == event.stats.rows_in == 2, stage
 
 
 # The limit of a run

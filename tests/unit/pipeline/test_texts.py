@@ -17,6 +17,11 @@ HEADERS = {"Authorization": "planted-in-a-dict", "retries": 3}
 os_environ: dict[str, str] = {}
 
 
+class Outer:
+    class Inner:
+        pass
+
+
 class Unshown:
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
@@ -45,6 +50,8 @@ def text(value: Any) -> str:
         ({*"cab"}, "- 'a'\n- 'b'\n- 'c'"),
         (Unshown(), "<Unshown>"),
         (functools.partial(text), "functools.partial(<function text>)"),
+        (Unshown, "<class 'Unshown'>"),
+        ([Outer.Inner, Outer()], "- <class 'Inner'>\n- <Outer object>"),
     ],
 )
 def test_values_have_a_line_for_each_item(value: Any, shown: str) -> None:

@@ -133,7 +133,8 @@ def test_stages_overlap_at_best_and_follow_each_other_at_worst():
 def test_a_forecast_is_text_and_plain_values():
     known = stage("a<b", seconds=(60.0, 90.0), worker_seconds=(60.0, 90.0))
     held = ["vllm 'm' has to start"]
-    found = Forecast("docs", [known, known], {"partition '2026-01-01'": "no files"}, held)
+    given = [known, known], {"partition '2026-01-01'": "no files"}, held, ["'x' is a text"]
+    found = Forecast("docs", *given)
     assert str(found).splitlines() == [
         "pipeline docs: what a run would compute",
         "  a<b  2 of 3 partitions: 1,200 rows in 4 fragments",
@@ -145,6 +146,7 @@ def test_a_forecast_is_text_and_plain_values():
         "  partition '2026-01-01': no files",
         "  in all: 1 min 0 s to 3 min 0 s on the clock",
         "  may hold it up: vllm 'm' has to start",
+        "  warning: 'x' is a text",
     ]
     first = json.loads(json.dumps(found.to_dict()))["stages"][0]
     assert first["rows"] == 1200
@@ -427,6 +429,16 @@ def test_stages_are_selected_as_in_dagster(stored):
 def test_what_does_not_exist_is_refused(stored, partitions, given, message):
     with pytest.raises((DefinitionError, TypeError), match=message):
         stored.plan(stored.adding(), *partitions, **given)
+
+
+def test_what_the_run_would_warn_of_is_in_the_plan(stored):
+    (stored.folder / "src").mkdir()
+    for name, price in (("a", 1), ("b", 2), ("c", "n/a")):
+        (stored.folder / "src" / f"{name}.csv").write_text(f"id,price\n{name},{price}\n")
+    docs = vd.Pipeline("docs", source=vd.csv(str(stored.folder / "src")), id="id")
+    docs.project("same", ["id", "price"])
+    (text,) = stored.plan(docs).warnings
+    assert text.startswith("pipeline 'docs': column 'price' is VARCHAR because of ")
 
 
 def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(stored):

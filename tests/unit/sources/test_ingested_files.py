@@ -131,6 +131,28 @@ def test_texts_by_which_another_type_would_have_been_found(first, later, expecte
     assert [each if not hasattr(each, "year") else "date" for each in found] == expected
 
 
+def test_a_column_that_few_files_make_a_text_is_said_once(tmp_path):
+    for name, price in (("a", "1"), ("b", "2"), ("c", "n/a"), ("d", "")):
+        (tmp_path / f"{name}.csv").write_text(f"id,price,title\n{name},{price},{price or 5}\n")
+
+    def said(**options: Any) -> list[str]:
+        source = bound(vd.csv(str(tmp_path), **options))
+        texts = split(source).warnings
+        assert split(source).warnings == (), "the types are kept"
+        return [text.removeprefix("here: ").replace(f"file://{tmp_path}/", "") for text in texts]
+
+    assert said() == [
+        f"column {name!r} is VARCHAR because of 'c.csv'; {others} would make it BIGINT. Declare "
+        "types=, or for texts that mean null null_values= of vd.csv"
+        for name, others in (("price", "2 other files"), ("title", "3 other files"))
+    ]
+    assert len(said(types={"price": "BIGINT"})) == 1
+    assert said(null_values=["n/a"]) == []
+    for name in "efg":
+        (tmp_path / f"{name}.csv").write_text(f"id,price,title\n{name},?,?\n")
+    assert said() == [], "most files have texts"
+
+
 @pytest.mark.parametrize(
     ("first", "later", "expected"),
     [
