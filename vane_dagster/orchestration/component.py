@@ -260,10 +260,6 @@ class PipelineComponent(dg.Component, dg.Resolvable):
         pipeline: Any = self.pipeline._snapshot()
         location = f"pipeline {pipeline.name!r}"
         for name, overrides in self.overrides.items():
-            if name not in pipeline.stages:
-                raise DefinitionError(
-                    f"{location}: overrides has {name!r}; its stages are {names(pipeline.stages)}"
-                )
             spec = pipeline[name].spec
             if not spec.runs_udf:
                 raise DefinitionError(

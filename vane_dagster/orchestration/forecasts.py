@@ -72,7 +72,7 @@ def make_forecast(
         failed: list[str] = []
         given = (plan, opened, compute, sample or 0, failed)
         measure = functools.partial(_sampled, *given) if sample else None
-        found = forecast(plan, opened, price, counted, True, measure)
+        found = forecast(plan, opened, price, counted, measure)
         in_the_way = [*found.holdups, *failed, *_holdups(plan, found, opened, compute)]
         return replace(
             found, unplanned={**found.unplanned, **unknown}, holdups=[*dict.fromkeys(in_the_way)]
@@ -128,12 +128,7 @@ def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:
             name = each.strip().strip("+").removeprefix(f"{pipeline.name}/")
             if name == "*":
                 return set(pipeline.stages)
-            if name not in pipeline.stages:
-                raise DefinitionError(
-                    f"{location}: select names {name!r}; expected of {names(pipeline.stages)}, "
-                    "with + before a name for the stages upstream and after it for those downstream"
-                )
-            chosen.add(name)
+            chosen.add(pipeline[name].name)
             if each.strip().startswith("+"):
                 chosen |= with_upstream(pipeline, name) - {SOURCE}
             if each.strip().endswith("+"):

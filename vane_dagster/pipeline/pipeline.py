@@ -232,6 +232,9 @@ class Pipeline(Rows):
         return MappingProxyType(self._stages)
 
     def __getitem__(self, name: str) -> Stage:
+        if name not in self._stages:
+            has = f"it has {names(self._stages)}"
+            raise DefinitionError(f"pipeline {self.name!r} has no stage {name!r}; {has}")
         return self._stages[name]
 
     def __iter__(self) -> Iterator[Stage]:

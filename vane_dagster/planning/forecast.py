@@ -23,7 +23,7 @@ from vane_dagster.planning.plan import RunPlan, StagePlan
 from vane_dagster.providers.batch_api import WINDOW_SECONDS
 from vane_dagster.storage.definition_texts import differences, read_texts
 from vane_dagster.storage.filesystem import in_threads
-from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
+from vane_dagster.storage.manifest import Manifest, PartInfo
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.store import Store
 
@@ -261,7 +261,6 @@ def forecast(
     store: Store,
     gpu_hour_price: float | None = None,
     counted: CountedRows = NOT_COUNTED,
-    edits: bool = True,
     measure: Callable[[Sequence[str]], Mapping[str, Sample]] | None = None,
 ) -> Forecast:
     """Return what a run by a plan would compute, and its cost by the store's manifests.
@@ -271,13 +270,12 @@ def forecast(
         store: The store.
         gpu_hour_price: The price of a GPU hour, if the compute resource has one.
         counted: Rows that were counted by their keys.
-        edits: Whether to compare the definitions with the stored ones.
         measure: Computes samples of stages that were edited, or of which nothing is stored.
     """
     forecaster = _Forecaster(plan, store, gpu_hour_price, counted)
     if measure is not None:
         forecaster.take_samples(measure)
-    stages = [forecaster.stage(stage, edits) for stage in plan.selected]
+    stages = [forecaster.stage(stage) for stage in plan.selected]
     unplanned = {
         "the pipeline" if key is None else f"{_PARTITION}{key!r}": str(error)
         for key, error in plan.failed.items()
@@ -305,7 +303,7 @@ def check_limits(
     given = {name: most for name, most in limits.items() if most is not None}
     if not given:
         return
-    found = forecast(plan, store, gpu_hour_price, NOT_COUNTED, False)
+    found = forecast(plan, store, gpu_hour_price)
     for name, most in given.items():
         field, text = _LIMITED[name]
         total, hints = (0.0, 0.0), list[str]()
@@ -370,17 +368,17 @@ class _Forecaster:
         self._open = functools.cache(functools.partial(_whole, store, plan.pipeline.name))
         self._partitions = {each.key: each for each in plan.partitions}
         self._rows = functools.cache(self._count_rows)
-        self._failed = functools.cache(self._failed_rows)
+        self._read = functools.cache(functools.partial(store.read, plan.pipeline.name))
 
     def take_samples(self, measure: Callable[[Sequence[str]], Mapping[str, Sample]]) -> None:
         """Measure the stages to compute whose present definition has computed nothing yet."""
         needed = self._plan.needed()
         unknown = [stage for stage in needed if not self._history(stage).is_current]
-        for stage, sample in measure(unknown).items() if unknown else ():
-            if stage in unknown:
-                self._history(stage).take(sample)
+        samples = measure(unknown)
+        for stage in samples.keys() & {*unknown}:
+            self._history(stage).take(samples[stage])
 
-    def stage(self, stage: str, edits: bool) -> StageForecast:
+    def stage(self, stage: str) -> StageForecast:
         """Return what is to be computed of a stage, and what it costs."""
         plans = [partition.stages[stage] for partition in self._plan.partitions]
         due = self._plan.due(stage)
@@ -406,11 +404,8 @@ class _Forecaster:
             is_sampled_on_request=not self._pipeline[stage].spec.publishes,
             unplanned=len(self._plan.failed),
             adopted=[each.summary for each in self._plan.adopted.get(stage, ())],
+            edits=self._edits(stage) if due else (),
         )
-        if not due:
-            return found
-        if edits:
-            found = replace(found, edits=self._edits(stage))
         if not counts:
             return found
         spec = self._pipeline[stage].spec
@@ -434,16 +429,12 @@ class _Forecaster:
         if plan.row_definition:
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
             if plan.former and {*plan.causes} == {RETRIED}:
-                rows = self._failed(key, stage, plan.former)[index]
+                part = self._read(stage, key, plan.former).parts[index]
+                failed = part.quarantined + part.nulled
+                rows = _Count(failed, failed, "at_most")
         history = self._history(stage)
         computed = 0.0 if history.may_copy(plan) else rows.expected * history.computed
         return replace(rows, computed=computed)
-
-    def _failed_rows(self, key: str | None, stage: str, name: ManifestName) -> Sequence[_Count]:
-        """Return how many rows of each fragment of a manifest have failed."""
-        parts = self._store.read(self._pipeline.name, stage, key, name).parts
-        failed = (part.quarantined + part.nulled for part in parts)
-        return [_Count(rows, rows, "at_most") for rows in failed]
 
     def _edits(self, stage: str) -> Sequence[str]:
         """Return how the definition differs from that of the latest results to replace."""

@@ -58,7 +58,7 @@ def test_a_plan_is_a_job_and_a_limit_of_a_run(tmp_path, local, cluster, material
     assert "ValueError: 296 cannot be added to" in output.metadata["preview"].value
     assert output.metadata["failed"].value == 1
     wrong = {"ops": {f"{job.name}_step": {"config": {"stage": "adde"}}}}
-    with pytest.raises(DefinitionError, match="stage is 'adde'; expected of 'even', 'added'"):
+    with pytest.raises(DefinitionError, match="has no stage 'adde'; it has 'even', 'added'"):
         job.execute_in_process(run_config=wrong, resources={**resources, "compute": local})
 
     # Runs beyond a limit compute nothing.

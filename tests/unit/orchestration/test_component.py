@@ -163,7 +163,7 @@ def test_a_component_without_resources_takes_those_of_the_project(sandbox):
     [
         ({"pipeline": ".pipeline.nothing"}, "'.pipeline.nothing' is NoneType; expected a vd.Pipe"),
         ({"pipeline": "docs"}, "expected a module and the name of a pipeline in it"),
-        ({"overrides": {"sentimant": {"gpus": 1}}}, "overrides has 'sentimant'; its stages are"),
+        ({"overrides": {"sentimant": {"gpus": 1}}}, "has no stage 'sentimant'; it has '"),
         (
             {"overrides": {"sentiment": {"gpu": 1}}},
             r"overrides\S*\.gpu at \S*/defs.yaml:3",

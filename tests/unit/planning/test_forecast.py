@@ -421,7 +421,7 @@ def test_stages_are_selected_as_in_dagster(stored):
 @pytest.mark.parametrize(
     ("partitions", "given", "message"),
     [
-        ([], {"select": "adde"}, "select names 'adde'; expected of 'odd', 'added', 'last'"),
+        ([], {"select": "adde"}, "has no stage 'adde'; it has 'odd', 'added', 'last'"),
         (["a..d"], {}, "there is no partition 'd'; the first is 'a', the last 'b'"),
         ([], {"stages": "added"}, "unknown argument 'stages' of Pipeline.plan"),
     ],
