@@ -24,9 +24,9 @@ from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.tasks import Task, WorkBuilder
 from vane_dagster.errors import VaneError, described
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
-from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.forecast import CountedRows, Place
+from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.source_code import source_definition
 from vane_dagster.sources.base import ROW_ERROR
@@ -93,10 +93,11 @@ class _RowCounter:
         run = FragmentState(0, partition, index, planned.fragments[index], states)
         for spec in specs:
             task = Task(run, 0, spec.name, "whole")
+            read = {*spec.upstream, *stages_read(self._pipeline, spec)}
             try:
                 if spec.runs_udf:
                     self._look_up(task, spec)
-                elif states[spec.name].readers and self._has_inputs(run, self._read_by(spec)):
+                elif states[spec.name].readers and self._has_inputs(run, read):
                     work, tables = self._builder.whole(task)
                     table = compute_here(work, tables).rows
                     states[spec.name].table = Held(table, table.num_rows)
@@ -104,10 +105,6 @@ class _RowCounter:
             except Exception as error:  # the run will meet it too
                 text = str(error) if isinstance(error, VaneError) else described(error)
                 self._problems[f"rows of {spec.name!r} were not counted: {text}"] = None
-
-    def _read_by(self, spec: StageSpec) -> Iterable[str]:
-        beside = spec.quarantining(self._pipeline).values()
-        return {*spec.upstream, *(stage for stages in beside for stage in stages)}
 
     def _has_inputs(self, run: FragmentState, nodes: Iterable[str]) -> bool:
         """Whether the rows of nodes are stored, or follow from stored rows without code."""
@@ -134,7 +131,9 @@ class _RowCounter:
         rows, new = found.rows, found.report.tally.rows_in
         marks = rows.column(rows.num_columns - 1).combine_chunks()
         computed = rows.slice(0, new)
-        is_read = _read(computed)
+        has_errors = ROW_ERROR in computed.column_names  # of rows that the source could not read
+        errors = computed.column(ROW_ERROR) if has_errors else pa.nulls(new)
+        is_read = np.asarray(pc.is_null(errors), bool)
         keys = np.empty(new, _KEY)
         for name in (KEY_HIGH, KEY_LOW):
             keys[name] = np.asarray(marks.field(name).slice(0, new))
@@ -149,10 +148,3 @@ class _RowCounter:
         self._computed[key, stage, run.index] = counts
         scope = None if spec.reuse.partitions else key
         self._keys[stage, scope].append(keys[is_read])
-
-
-def _read(rows: pa.Table) -> npt.NDArray[np.bool_]:
-    """Return which rows the source could read; the others are quarantined without a call."""
-    if ROW_ERROR not in rows.column_names:
-        return np.ones(rows.num_rows, bool)
-    return np.asarray(pc.is_null(rows.column(ROW_ERROR)), bool)

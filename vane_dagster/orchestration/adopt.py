@@ -72,11 +72,8 @@ def adopt_first(
     run: RunContext, pipeline: Pipeline, compute: Any, options: RunOptions
 ) -> Sequence[Adoption]:
     """Adopt edits of some stages before a run, upstream first; return what was not adopted yet."""
-    if unknown := [name for name in options.adopt if name not in pipeline.stages]:
-        raise PlanError(
-            f"pipeline {pipeline.name!r}: adopt names {unknown[0]!r}, which is not a stage of it"
-        )
-    wanted = [stage.name for stage in pipeline if stage.name in options.adopt]
+    named = {pipeline[name].name for name in options.adopt}
+    wanted = [stage.name for stage in pipeline if stage.name in named]
     edits = (_Edit.of(pipeline, name, run, compute, options.adopt_tolerance) for name in wanted)
     made = (edit.adopt(options.adopt_rows) for edit in edits)
     return [adoption for adoption in made if adoption is not None]

@@ -138,17 +138,13 @@ def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:
     return chosen
 
 
-def _instance(pipeline: Pipeline) -> dg.DagsterInstance | None:
-    """Return Dagster's instance if it has the keys of partitions that are added at run time."""
-    definition: Any = pipeline.partitions_def
-    parts = [each.partitions_def for each in getattr(definition, "partitions_defs", ())]
-    is_dynamic = any(isinstance(d, dg.DynamicPartitionsDefinition) for d in (definition, *parts))
-    return dg.DagsterInstance.get() if is_dynamic else None
-
-
 def partition_order(pipeline: Pipeline) -> DagsterOrder:
     """Return the order of a pipeline's partitions."""
-    return DagsterOrder(pipeline.partitions_def, _instance(pipeline))
+    definition: Any = pipeline.partitions_def
+    parts = [each.partitions_def for each in getattr(definition, "partitions_defs", ())]
+    # The instance has the keys of partitions that are added at run time.
+    is_dynamic = any(isinstance(d, dg.DynamicPartitionsDefinition) for d in (definition, *parts))
+    return DagsterOrder(definition, dg.DagsterInstance.get() if is_dynamic else None)
 
 
 def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[str | None]:

@@ -19,7 +19,7 @@ from vane_dagster.errors import BudgetError, StoreError
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import RETRIED, describe
-from vane_dagster.planning.plan import RunPlan, StagePlan
+from vane_dagster.planning.plan import RunPlan
 from vane_dagster.providers.batch_api import WINDOW_SECONDS
 from vane_dagster.storage.definition_texts import differences, read_texts
 from vane_dagster.storage.filesystem import in_threads
@@ -433,8 +433,8 @@ class _Forecaster:
                 failed = part.quarantined + part.nulled
                 rows = _Count(failed, failed, "at_most")
         history = self._history(stage)
-        computed = 0.0 if history.may_copy(plan) else rows.expected * history.computed
-        return replace(rows, computed=computed)
+        may_copy = plan.former and not plan.equal_rows.isdisjoint(history.row_definitions)
+        return replace(rows, computed=0.0 if may_copy else rows.expected * history.computed)
 
     def _edits(self, stage: str) -> Sequence[str]:
         """Return how the definition differs from that of the latest results to replace."""
@@ -526,13 +526,14 @@ class _History:
     Attributes:
         is_current: Whether they were computed by the stage's present definition. If none was,
             former results are the measure.
+        row_definitions: The row definitions of all of them.
     """
 
     def __init__(
         self, partitions: Sequence[Sequence[Manifest]], definitions: Collection[str]
     ) -> None:
         every = [each for manifests in partitions for each in manifests]
-        self._row_definitions = {each.row_definition for each in every}
+        self.row_definitions = {each.row_definition for each in every}
         current = [[m for m in each if m.definition in definitions] for each in partitions]
         self.is_current = any(_computed(_distinct(each)) for each in current)
         chosen = current if self.is_current else partitions
@@ -556,11 +557,6 @@ class _History:
         """The share of input rows that were computed, and not copied from equal ones."""
         rows_in = sum(part.rows_in for part in self._latest)
         return min(1.0, _computed(self._parts) / rows_in) if rows_in else 1.0
-
-    def may_copy(self, plan: StagePlan) -> bool:
-        """Whether stored rows of the same partition, by the same definition, may be copied."""
-        stored = self._row_definitions
-        return plan.former is not None and not plan.equal_rows.isdisjoint(stored)
 
     def priced(
         self, found: StageForecast, spec: StageSpec, least: float, most: float

@@ -57,13 +57,9 @@ def plan_run(
         pipeline, order, store, force, run_id, retry_quarantined, expand, keep, connect
     )
     planner.look_up(partitions)
-    planned: list[PartitionPlan] = []
-    failed: dict[str | None, VaneError] = {}
-    for key, outcome in zip(partitions, in_threads(planner.attempt, partitions)):
-        if isinstance(outcome, PartitionPlan):
-            planned.append(outcome)
-        else:
-            failed[key] = outcome
+    outcomes = dict(zip(partitions, in_threads(planner.attempt, partitions)))
+    planned = [each for each in outcomes.values() if isinstance(each, PartitionPlan)]
+    failed = {key: e for key, e in outcomes.items() if not isinstance(e, PartitionPlan)}
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
         planner.warnings, listed_at, force, retry_quarantined, planner.components, planner.files,

@@ -164,15 +164,11 @@ def with_extremes(
 ) -> dict[int, tuple[int, ...]]:
     """Add the longest and the shortest row of the fragments that were chosen."""
     found = dict(chosen)
-    measured = {index: each for index, each in lengths.items() if len(each)}
-    if measured:
-        longest = max(measured, key=lambda index: measured[index].max())
-        shortest = min(measured, key=lambda index: measured[index].min())
-        for index, place in (
-            (longest, int(measured[longest].argmax())),
-            (shortest, int(measured[shortest].argmin())),
-        ):
-            found[index] = tuple(sorted({*found[index], place}))
+    measured = [(index, each) for index, each in lengths.items() if len(each)]
+    longest = [(each.max(), index, each.argmax()) for index, each in measured]
+    shortest = [(each.min(), index, each.argmin()) for index, each in measured]
+    for _, index, place in (*sorted(longest)[-1:], *sorted(shortest)[:1]):
+        found[index] = tuple(sorted({*found[index], int(place)}))
     return found
 
 

@@ -142,8 +142,8 @@ class FileSource(Source):
             f"{location}: no {kind} file{where} at {place!r}; "
             "expected a file, a folder that holds some, or a glob that matches some. "
             f"Check the path{hint if glob.has_magic(self.url) else ''}. Write the partition first, "
-            "accept that it has no files by allow_empty=True, or use the source for the format of "
-            "its files, such as vd.csv"
+            "accept that it has no files by allow_empty=True, or, if its files have another "
+            "format, use the source for that format"
         )
 
 

@@ -357,10 +357,9 @@ class IngestedSource(FileSource, InStore):
         self, files: Sequence[tuple[FileRecord, StoredTable]], types: pa.Schema, location: str
     ) -> Iterator[str]:
         """Yield which columns are texts because of a few files, and of another type in others."""
-        found = {field.name for field in types if field.type == pa.string()}
-        for name in sorted(found.difference((self.types or pa.schema([])).names)):
-            having = {f.url: rows.schema for f, rows in files if name in rows.schema.names}
-            kinds = {url: schema.field(name).type for url, schema in having.items()}
+        declared = (self.types or pa.schema([])).names
+        for name in [f.name for f in types if f.type == pa.string() and f.name not in declared]:
+            kinds = {f.url: r.schema.field(name).type for f, r in files if name in r.schema.names}
             texts = [url for url, kind in kinds.items() if kind == pa.string()]
             others = [kind for kind in kinds.values() if kind not in (pa.string(), pa.null())]
             if 0 < len(texts) <= len(others):

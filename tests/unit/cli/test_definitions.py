@@ -67,7 +67,7 @@ def test_a_plan_fails_if_a_partition_cannot_be_planned() -> None:
     assert (done.exit_code, "1 of 1 partition: 1 row" in done.stdout) == (0, True), done.output
     done = CliRunner().invoke(main, ["plan", "two", *words])
     assert (done.exit_code, "no CSV file at " in done.stdout) == (1, True), done.output
-    assert "or use the source for the format of its files, such as vd.csv" in done.stdout
+    assert "or, if its files have another format, use the source for that format" in done.stdout
 
 
 @pytest.mark.parametrize(
