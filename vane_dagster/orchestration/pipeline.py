@@ -106,8 +106,8 @@ class Pipeline(declared.Pipeline):
             rows: Whether to read the inputs of changed fragments and count the rows that have no
                 stored result: exact where all inputs are stored or follow from stored ones by SQL,
                 an upper bound below stages whose rows are not computed yet.
-            sample: Compute so many rows of each stage of which nothing stored says what it costs,
-                as `Stage.preview` does, and measure by them. Code is called then.
+            sample: Compute so many rows of each stage that is new or was edited, as `Stage.preview`
+                does, and measure by them. Code is called then.
 
         Returns:
             The forecast of each stage. It prints, and has `to_dict`.

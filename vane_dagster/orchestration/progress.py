@@ -220,24 +220,21 @@ class RunSummary:
         elif isinstance(event, Submitted):
             self._stages[event.stage]["submitted"] += 1
             self.expected = max(self.expected, event.expected)
-        elif isinstance(event, Committed):
-            self._committed(self._stages[event.stage], event)
-        elif isinstance(event, Unchanged) and event.manifest is not None:
-            self._up_to_date(self._stages[event.stage], event.manifest)
+        elif isinstance(event, (Committed, Unchanged)) and event.manifest is not None:
+            self._in_force(event, event.manifest)
 
-    def _up_to_date(self, stage: _StageSummary, manifest: Manifest) -> None:
-        stage["up_to_date"] += 1
-        stage["stored_rows"] += manifest.rows
-        stage["stored_fragments"] += len(manifest.parts)
+    def _in_force(self, event: Committed | Unchanged, manifest: Manifest) -> None:
+        stage = self._stages[event.stage]
+        if isinstance(event, Committed):
+            for name in _SUMMED:
+                stage[name] += getattr(event.stats, name)
+            stage["committed"] += 1
+            stage["reused"] += max(0, len(manifest.parts) - event.stats.computed)
+        else:
+            stage["up_to_date"] += 1
+            stage["stored_rows"] += manifest.rows
+            stage["stored_fragments"] += len(manifest.parts)
         stage["quarantined"] += sum(part.quarantined for part in manifest.parts)
-
-    def _committed(self, stage: _StageSummary, event: Committed) -> None:
-        stats, parts = event.stats, event.manifest.parts
-        for name in _SUMMED:
-            stage[name] += getattr(stats, name)
-        stage["committed"] += 1
-        stage["reused"] += max(0, len(parts) - stats.computed)
-        stage["quarantined"] += sum(part.quarantined for part in parts)
 
     @property
     def advice(self) -> Advice | None:

@@ -174,11 +174,8 @@ class RunReport:
         elif isinstance(event, Submitted):
             self._waiting.append(event)
             self._not_materialized(event)
-        elif isinstance(event, Committed):
-            self._materialized(event, event.manifest, event.stats.computed)
-            self._checks.found(event.stage, event.partition, event.manifest.checks)
-        elif isinstance(event, Unchanged):
-            self._unchanged(event)
+        elif isinstance(event, (Committed, Unchanged)):
+            self._materialized(event)
         elif isinstance(event, Failed):
             self._failed.append(event)
             self._not_materialized(event)
@@ -260,27 +257,24 @@ class RunReport:
         if changed := log_changes(self._context, self._pipeline, listed):
             self._provenance.observed(self._key_of(SOURCE), changed)
 
-    def _unchanged(self, event: Unchanged) -> None:
+    def _materialized(self, event: Committed | Unchanged) -> None:
         manifest = event.manifest
         assert manifest is not None, "run_pipeline adds it"
-        self._materialized(event, manifest, computed=None)
-        self._checks.found(event.stage, event.partition, self._check_runner.results(manifest))
-
-    def _materialized(
-        self, event: Committed | Unchanged, manifest: Manifest, computed: int | None
-    ) -> None:
+        is_new = isinstance(event, Committed)
         metadata = stage_metadata(
             self._pipeline[event.stage].spec,
             manifest,
             event.name,
             self._store,
-            computed,
+            event.stats.computed if isinstance(event, Committed) else None,
             self._inferred.get(event.stage),
             [each.since for each in self._adopted.get(event.stage, ())],
         )
         made = _Materialized(event.partition, event.name, manifest, metadata)
         self._oldest = self._oldest if self._pending else time.monotonic()
         self._pending.setdefault(event.stage, []).append(made)
+        results = manifest.checks if is_new else self._check_runner.results(manifest)
+        self._checks.found(event.stage, event.partition, results)
 
     def _key_of(self, node: str) -> dg.AssetKey:
         return stage_key(self._pipeline, node)

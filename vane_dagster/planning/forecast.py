@@ -32,6 +32,8 @@ Interval = tuple[float, float]
 Known = Literal["exact", "at_most", "about"]
 Place = tuple[Union[str, None], str, int]
 """A partition, a node, and the index of a fragment."""
+_Names = tuple[str, Sequence[str]]
+"""The folder of a partition, and names of manifests in it."""
 
 _ORDER: Sequence[Known] = ("exact", "at_most", "about")
 _MAX_PARTITIONS, _MAX_VERSIONS = 20, 3
@@ -110,11 +112,8 @@ class StageForecast:
         """Yield the forecast in words: what is to be computed, why, and what it costs."""
         todo = self.partitions - self.up_to_date
         lacking = f"; {count(self.unplanned, 'partition')} cannot be planned" * bool(self.unplanned)
-        if not self.partitions:
-            yield "not planned"
-            return
         if not todo:
-            yield f"up to date{lacking}"
+            yield f"up to date{lacking}" if self.partitions else "not planned"
             yield from self.adopted
             return
         partitions = count(self.partitions + self.unplanned, "partition")
@@ -136,10 +135,8 @@ class StageForecast:
     def _costs(self) -> Iterator[str]:
         hint = "; --sample 50 measures it" if self.is_sampled_on_request else ""
         if self.seconds is None or self.worker_seconds is None:
-            if not self.rows:
-                yield "less than a second"
-                return
-            yield f"unknown, because nothing stored is there to measure by{hint}"
+            unknown = f"unknown, because nothing stored is there to measure by{hint}"
+            yield unknown if self.rows else "less than a second"
             return
         shared = self.seconds != self.worker_seconds and self.seconds[1] >= 1
         yield _times(self.seconds) + f" ({_times(self.worker_seconds)} of workers)" * shared
@@ -467,16 +464,14 @@ class _Forecaster:
             names.setdefault(folder, []).append(str(name))
         return _History(self._opened(stage, sorted(names.items())), self._equal(stage))
 
-    def _opened(
-        self, stage: str, places: Sequence[tuple[str, Sequence[str]]]
-    ) -> list[Sequence[Manifest]]:
+    def _opened(self, stage: str, places: Sequence[_Names]) -> list[Sequence[Manifest]]:
         """Open the whole ones of the latest manifests of some partitions, the latest first.
 
         Those of a partition, until half of the latest one's rows were computed: a manifest whose
         run has retried some rows has copies of the others.
         """
 
-        def latest(place: tuple[str, Sequence[str]]) -> Sequence[Manifest]:
+        def latest(place: _Names) -> Sequence[Manifest]:
             folder, names = place
             found: list[Manifest] = []
             for name in names[: -_MAX_VERSIONS - 1 : -1]:
@@ -529,12 +524,10 @@ class _History:
         row_definitions: The row definitions of all of them.
     """
 
-    def __init__(
-        self, partitions: Sequence[Sequence[Manifest]], definitions: Collection[str]
-    ) -> None:
+    def __init__(self, partitions: Sequence[Sequence[Manifest]], own: Collection[str]) -> None:
         every = [each for manifests in partitions for each in manifests]
         self.row_definitions = {each.row_definition for each in every}
-        current = [[m for m in each if m.definition in definitions] for each in partitions]
+        current = [[m for m in each if m.definition in own] for each in partitions]
         self.is_current = any(_computed(_distinct(each)) for each in current)
         chosen = current if self.is_current else partitions
         self._manifests = [each for manifests in chosen for each in manifests]
@@ -622,8 +615,7 @@ class _History:
 
     def _mean(self, name: str, unit: str) -> float | None:
         """Return a figure of the computations for each unit of another one."""
-        every = [manifest.figures for manifest in self._manifests]
-        known = [each for each in every if name in each and each.get(unit)]
+        known = [m.figures for m in self._manifests if name in m.figures and m.figures.get(unit)]
         units = sum(each[unit] for each in known)
         return sum(each[name] for each in known) / units if units else None
 

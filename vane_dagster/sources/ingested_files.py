@@ -97,6 +97,8 @@ _PATH = "path"
 _Declared = TypeVar("_Declared", bound="IngestedSource")
 _Lot = Sequence[tuple[str, FileRecord]]
 """Files that are converted together, each with the identity of its version."""
+_Files = Sequence[tuple[FileRecord, StoredTable]]
+"""Files, each with what the store has of it."""
 
 
 @dataclass(frozen=True)
@@ -328,10 +330,7 @@ class IngestedSource(FileSource, InStore):
     # Types.
 
     def _kept_types(
-        self,
-        files: Sequence[tuple[FileRecord, StoredTable]],
-        location: str,
-        partition: str | None,
+        self, files: _Files, location: str, partition: str | None
     ) -> tuple[pa.Schema, tuple[str, ...]]:
         """Return the types of the source's columns, which the first run finds in all its files.
 
@@ -353,9 +352,7 @@ class IngestedSource(FileSource, InStore):
                 kept = create_record(self.store_root, identity, StoredTable(types), KEPT_TYPES)
         return kept.schema, tuple(warnings)
 
-    def _texts_of_few(
-        self, files: Sequence[tuple[FileRecord, StoredTable]], types: pa.Schema, location: str
-    ) -> Iterator[str]:
+    def _texts_of_few(self, files: _Files, types: pa.Schema, location: str) -> Iterator[str]:
         """Yield which columns are texts because of a few files, and of another type in others."""
         declared = (self.types or pa.schema([])).names
         for name in [f.name for f in types if f.type == pa.string() and f.name not in declared]:
@@ -369,9 +366,7 @@ class IngestedSource(FileSource, InStore):
                     "Declare types=, or for texts that mean null null_values= of vd.csv"
                 )
 
-    def _found_types(
-        self, files: Sequence[tuple[FileRecord, StoredTable]], location: str
-    ) -> pa.Schema:
+    def _found_types(self, files: _Files, location: str) -> pa.Schema:
         """Return the types that all values of some files have; null if they have none."""
         known: dict[str, None] = {}
         for types, url in {rows.schema: file.url for file, rows in files}.items():
@@ -409,9 +404,7 @@ class IngestedSource(FileSource, InStore):
             kinds[_PATH] = pa.string()
         return pa.schema(kinds)
 
-    def _check_columns(
-        self, files: Sequence[tuple[FileRecord, StoredTable]], schema: pa.Schema, location: str
-    ) -> tuple[str, ...]:
+    def _check_columns(self, files: _Files, schema: pa.Schema, location: str) -> tuple[str, ...]:
         """Refuse a file without any of the columns; warn of declared ones that no file has.
 
         A column that no file of other partitions has either is an error, in a format of texts.

@@ -50,16 +50,13 @@ def _measured(column: pa.ChunkedArray, fields: Sequence[str] = ()) -> dict[str, 
     if is_text(column.type):
         return found | {"empty": sum(_empty(chunk) for chunk in column.chunks)}
     if fields:
-        return found | {name: _sum(pc.struct_field(column, name)) for name in fields}
+        sums = {name: pc.sum(pc.struct_field(column, name)).as_py() for name in fields}
+        return found | {name: int(each or 0) for name, each in sums.items()}
     if is_floats(column.type):
         chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in column.chunks]
         counted = merge_measures({"": _vectors(chunk)} for chunk in chunks)
         return found | {"not_finite": 0, "zero": 0} | counted.get("", {})
     return found
-
-
-def _sum(numbers: pa.ChunkedArray) -> int:
-    return int(pc.sum(numbers).as_py() or 0)
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
