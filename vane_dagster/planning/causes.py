@@ -68,7 +68,7 @@ def causes(
     elif not found and [*former.undone] != [*undone]:
         found["an adoption was undone"] = 1
     elif not found:
-        found[f"{'' if types else 'fragment_rows or '}the source's options changed"] = 1
+        found[f"the source's options{'' if types else ' or fragment_rows'} changed"] = 1
     return found + Counter(types)
 
 

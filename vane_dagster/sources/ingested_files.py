@@ -363,7 +363,7 @@ class IngestedSource(FileSource, InStore):
                 yield (
                     f"{location}: column {name!r} is VARCHAR because of {names(texts, 3)}; "
                     f"{count(len(others), 'other file')} would make it {type_name(others[0])}. "
-                    "Declare types=, or for texts that mean null null_values= of vd.csv"
+                    "Declare types=, or name a text that means null in null_values= of vd.csv"
                 )
 
     def _found_types(self, files: _Files, location: str) -> pa.Schema:

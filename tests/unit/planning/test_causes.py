@@ -78,7 +78,7 @@ def test_files_are_counted(tmp_path, store):
 
 def test_other_causes(tmp_path, store, empty):
     assert all(causes == {"force": 1} for causes in found(tmp_path, store, force=True).values())
-    cut = {"fragment_rows or the source's options changed": 1}
+    cut = {"the source's options or fragment_rows changed": 1}
     assert found(tmp_path, store, fragment_rows=2)["clean"] == cut
     assert found(tmp_path, empty)["doubled"] == {"not computed before": 1}
     for stage in ("clean", "doubled"):
@@ -106,7 +106,7 @@ def test_options_of_the_source_and_the_types_that_they_change_are_named(tmp_path
     }
     assert stages["last"].causes == {"upstream stage 'clean' changed": 1}
     unseen = plan(priced(types={"price": "BIGINT"}), empty).partitions[0].stages
-    assert unseen["clean"].causes == {"fragment_rows or the source's options changed": 1}
+    assert unseen["clean"].causes == {"the source's options or fragment_rows changed": 1}
 
 
 def test_a_column_of_a_new_file_that_has_another_type_is_named(tmp_path, store):

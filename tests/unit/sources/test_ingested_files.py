@@ -143,7 +143,7 @@ def test_a_column_that_few_files_make_a_text_is_said_once(tmp_path):
 
     assert said() == [
         f"column {name!r} is VARCHAR because of 'c.csv'; {others} would make it BIGINT. Declare "
-        "types=, or for texts that mean null null_values= of vd.csv"
+        "types=, or name a text that means null in null_values= of vd.csv"
         for name, others in (("price", "2 other files"), ("title", "3 other files"))
     ]
     assert len(said(types={"price": "BIGINT"})) == 1
