@@ -326,7 +326,7 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
     token = ObjectEncoder(dependency_walk, files).digest(value, path)
     if dependency_walk.modules:
         # The stage's own file may change what code among its arguments uses.
-        for name, loaded in list(sys.modules.items()):
+        for loaded in list(sys.modules.values()):  # some twice, by an alias such as __mp_main__
             if files is not None and module_attribute(loaded, "__file__") in files.code:
-                dependency_walk.modules.add(name)
+                dependency_walk.modules.add(module_attribute(loaded, "__name__"))
     return combine("value", token, combine("reach", *dependency_walk.parts().values()))

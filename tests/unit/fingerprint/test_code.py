@@ -135,7 +135,7 @@ def test_functions_of_one_statement_differ_and_count_with_it(project: Project) -
 
 @pytest.mark.parametrize("given", ["clean", "Model", "partial(clean, 1)", "Model()"])
 def test_code_among_arguments_counts_with_what_the_file_of_the_stage_changes(
-    project: Project, given: str
+    project: Project, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.write(
         core="from dataclasses import dataclass\nREG = {}\ndef clean(x): return REG['f'](x)\n"
@@ -145,7 +145,10 @@ def test_code_among_arguments_counts_with_what_the_file_of_the_stage_changes(
         f"GIVEN = {given}\n",
     )
     files = LocalFiles(code=[str(project.root / "defs.py")])
-    before = value_digest(project.load("GIVEN"), files=files)
+    loaded = project.load("GIVEN")
+    before = value_digest(loaded, files=files)
+    monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["defs"])
+    assert value_digest(loaded, files=files) == before, "an alias is no other module"
     project.edit("plug.py", "x * 2", "x * 3")
     assert value_digest(project.load("GIVEN"), files=files) != before
 
