@@ -1,4 +1,4 @@
-"""Evaluates the expressions of the dashboard in a Prometheus, as `python tools/dashboard.py URL`.
+"""Evaluates the expressions of the dashboard in a Prometheus: `python tools/dashboard.py URL`.
 
 Prints the number of series of each, and their sum. Exit code 1: one is not valid, or has none.
 """

@@ -140,7 +140,8 @@ def _cells(notebook: Path) -> str:
         for output in cell.get("outputs", []):
             shown = output.get("data", {"text/plain": output.get("text", "")})
             html, text = ("".join(shown.get(kind, "")) for kind in ("text/html", "text/plain"))
-            page.append(f"<div>{html}</div>" if html else f"```text\n{text.rstrip()}\n```")
+            wide = f'<div style="overflow-x: auto">{html}</div>'
+            page.append(wide if html else f"```text\n{text.rstrip()}\n```")
     return "\n\n".join(page)
 
 

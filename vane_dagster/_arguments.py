@@ -174,7 +174,7 @@ def check_url(where: str, url: str) -> None:
         )
     if holds_secret(url):
         raise DefinitionError(
-            f"{where}: {url!r} holds a password or a signature, which would stand in manifests and "
+            f"{where}: {url!r} holds a password or a signature, which would be in manifests and "
             "ids; give the URL without it, and credentials in storage_options"
         )
     for name in PLACEHOLDER.findall(url):

@@ -5,7 +5,7 @@ a local Ray head, its token, and the code that workers import. A folder is priva
 
 - it is a real directory, not a symbolic link, owned by this user, with mode 0700, and
 - nobody else can rename or replace a directory on its path: each belongs to this user or to root,
-  and is not writable by others unless it is sticky, as ``/tmp`` is. A directory named in
+  and is not writable by others unless it is sticky, like ``/tmp``. A directory named in
   ``VANE_DAGSTER_TRUST_PARENTS`` is exempt.
 
 A folder that others could write to is refused, not repaired, because its content may be planted.
@@ -147,8 +147,8 @@ def worker_folder(kind: str) -> Path:
     """Return a worker process's private folder for one kind of files, such as users' modules.
 
     It lies in the folder of the local Ray head; workers inherit the variable that names it.
-    Elsewhere, as in workers of `LocalCompute` and on cluster nodes, it is a per-user folder in the
-    folder for temporary files. Ray's own session folder is not suitable, because all users can
+    Elsewhere, such as in workers of `LocalCompute` and on cluster nodes, it is a per-user folder in
+    the folder for temporary files. Ray's own session folder is not suitable, because all users can
     write there.
     """
     if head := os.environ.get(MARK):
@@ -208,7 +208,7 @@ def _others_write(folder: Path, found: os.stat_result) -> bool:
 
 
 def _is_own_group(folder: Path, gid: int) -> bool:
-    """Return whether a group has no other member, as with per-user groups (umask 002)."""
+    """Return whether a group has no other member, for example with per-user groups (umask 002)."""
     if gid == 0:  # containers assign it to users without a passwd entry
         return False
     try:

@@ -53,7 +53,7 @@ class EqualErrors:
 
 
 def count(number: int, noun: str) -> str:
-    """Format a count with its noun, as ``1 row`` or ``2,000 rows``."""
+    """Format a count with its noun, such as ``1 row`` or ``2,000 rows``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -85,7 +85,7 @@ def _markdown_cell(value: object) -> str:
 
 
 def rate(rows_per_second: float) -> str:
-    """Format a throughput, as ``0.25 rows/s``, ``4.2 rows/s`` or ``1,200 rows/s``."""
+    """Format a throughput, such as ``0.25 rows/s``, ``4.2 rows/s`` or ``1,200 rows/s``."""
     digits = 0 if rows_per_second >= 10 else 1 if rows_per_second >= 1 else 2
     return f"{rows_per_second:,.{digits}f} rows/s"
 

@@ -92,7 +92,7 @@ def hint(
     if isinstance(error, AttributeError) and isinstance(error.obj, _ARROW):
         return _AS_PANDAS
     if isinstance(error, TypeError) and "'pyarrow.lib." in str(error):
-        return _AS_PANDAS  # as of `batch["x"] = ...` or `+`
+        return _AS_PANDAS  # such as `batch["x"] = ...` or `+`
     return None
 
 
@@ -113,7 +113,7 @@ def hinted(
 
 
 def is_shutdown(error: BaseException) -> bool:
-    """Return whether Ray raised this to end the worker, as on SIGTERM or by `exit_actor`."""
+    """Return whether Ray raised this to end the worker, on SIGTERM or by `exit_actor`."""
     return type(error) is SystemExit and hasattr(error, "ray_terminate_msg")
 
 

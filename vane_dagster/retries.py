@@ -247,7 +247,7 @@ def seconds_before_alone(crashes: int, longest_call: float) -> float:
 
 
 Loss = Literal["table", "outside", "memory", "crash", "timeout"]
-"""What ended a call without an answer. "outside": a cause outside of the rows, as a lost node."""
+"""What ended a call without an answer. "outside": not the rows, but for example a lost node."""
 Cause = Union[Loss, Literal["unclear"]]
 """What a backend knows of it: it may not see whether a worker crashed, or exceeded a time limit."""
 

@@ -58,7 +58,7 @@ class CallFault:
         does: "raise" an error; "kill" the worker process; "hang" until the test ends or a time
             limit expires; "out_of_memory" as a GPU raises it; "disconnect", a transient error.
         ids: Only calls that contain one of these ids. Default: all. An id of several columns is
-            its text, as "a|3".
+            its text, such as "a|3".
         calls: Only these calls, one number or several, counted from 1 over all workers.
         times: The maximum number of times that it fires. Default: no limit.
         error: With "raise", the name of the exception class: a built-in class, else a new one.

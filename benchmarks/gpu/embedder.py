@@ -28,7 +28,7 @@ class Embedder:
 
         Args:
             model: The folder of the weights.
-            device: Name of the device for torch, as `cuda` or `cpu`.
+            device: Name of the device for torch, such as `cuda` or `cpu`.
         """
         os.environ["HF_HUB_OFFLINE"] = "1"
         from sentence_transformers import SentenceTransformer

@@ -129,7 +129,7 @@ def test_a_full_disk(tiny, tmp_path, source, local, materialize):
 
     message = failure(materialize(make(tmp_path), local, raises=False))
     assert "No space left on device" in message
-    assert "The disk is full: make room there" in message
+    assert "The disk is full: free space there" in message
     assert str(tiny) in message
     assert manifests(tmp_path) == before
     assert rows_of(tmp_path, "negate", "z") == NEGATED

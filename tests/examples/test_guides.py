@@ -3,7 +3,8 @@
 The form of a guide:
 
 - Its first Python block is a complete program. A ``console`` block names the file of the program
-  and how it is run: ``$ python reviews.py``. Commands of a page run in their order, in one folder.
+  and how it is run: ``$ python reviews.py``. The page says to save the program as this file, or
+  its first line is the name, ``# reviews.py``. Commands of a page run in order, in one folder.
 - A ``text`` block that follows a ``console`` block has the last lines of what the last command
   writes to its standard output. A line ``...`` stands for any lines, and the word ``...`` for any
   words. Times, speeds, sizes and shares in percent may differ.
@@ -279,6 +280,13 @@ def _run(arguments: Sequence[str], setup: Setup) -> str:
     done = forked.run(arguments, setup.environment, setup.folder, 240, setup.modules)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     return done.stdout
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=_named)
+def test_a_guide_says_where_its_program_is_saved(page: Path) -> None:
+    name, code = _parsed(page, {}).program
+    said = re.search(rf"[Ss]ave (this|it) as `{re.escape(name)}`", page.read_text())
+    assert said or code.startswith(f"# {name}\n")
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=_named)

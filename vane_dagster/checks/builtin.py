@@ -246,11 +246,11 @@ class PackagesUnchanged(Check):
     """Rows that are kept were computed with the versions of packages that there are now.
 
     Versions are not part of a fragment key, so an upgrade recomputes nothing by itself. Each part
-    records the versions, as installed in the workers, of the packages that the stage's code
+    records the versions, installed in the workers, of the packages that the stage's code
     imports. `Reproducible` can then show whether an upgrade changes results.
     """
 
-    fix: ClassVar[str] = "Materialize with force to compute the rows with the versions of now"
+    fix: ClassVar[str] = "Materialize with force to compute the rows with the current versions"
 
     severity: Severity = field(default="WARN", kw_only=True)
 
@@ -275,10 +275,10 @@ class PackagesUnchanged(Check):
 
 @dataclass(frozen=True)
 class Findings(Check):
-    """A default check: what several checks find, as one.
+    """A default check: the findings of several checks.
 
     Attributes:
-        findings: The checks. Each can be split off, as a check of its own.
+        findings: The checks. Each can become a check of its own.
     """
 
     findings: tuple[Check, ...] = ()
@@ -330,7 +330,7 @@ def merge(
     seen = set()
     for each in given if isinstance(given, Sequence) else (None,):
         if not isinstance(each, (Check, Off)):
-            expected = "a list of checks, as [vd.checks.NullRate(0.1), vd.checks.Off('text')]"
+            expected = "a list of checks, such as [vd.checks.NullRate(0.1), vd.checks.Off('text')]"
             raise unexpected(location, "checks", given, expected)
         if each.name in seen:
             raise DefinitionError(

@@ -1,4 +1,4 @@
-"""Comparison of rows with another version of them, as by `diff`."""
+"""Comparison of rows with another version of them, like `diff`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _MAX_TABLES = 30
 
 @dataclass(frozen=True)
 class Compared(Check):
-    """How rows differ by id from those of another stage or store.
+    """The differences, by id, between the rows and those of another stage or store.
 
     The comparison is that of `vane_dagster.diff`, with the version that is in force when the check
     is evaluated, in each run of the partition. A partition that the other version lacks passes.
 
     Attributes:
         with_: A stage, or its name such as "docs/embedding", in the same store; a stage of the same
-            pipeline has to be declared before. A `FragmentStore`: the same stage there. Default:
+            pipeline must be declared before. A `FragmentStore`: the same stage there. Default:
             the same stage in the fallback of a branch; in a store without a fallback nothing is
             compared.
         max_different: The largest share of the rows of both versions together that may be different
-            or in one version alone, from 0 to 1. Default: no limit.
+            or in one version only, from 0 to 1. Default: no limit.
         columns: The columns to compare, without those that always differ, such as the usage of a
             prompt, which has seconds. Default: those that both versions have.
         tolerance: Largest difference of equal numbers and components of vectors, relative to one

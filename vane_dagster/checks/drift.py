@@ -41,7 +41,7 @@ class Drift(Check):
         bins: For numbers, the number of bins of equal share in the previous partition; for texts,
             the number of its most frequent values. Other values are one more bin, and so are nulls.
         sample_rows: Maximum number of rows to read from each partition.
-        min_rows: With fewer rows in either partition the check passes, since chance alone moves the
+        min_rows: With fewer rows in either partition the check passes, because chance moves the
             index by about ``2 * bins / rows``.
     """
 
@@ -224,7 +224,7 @@ def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
         low, high = pc.min_max(lengths).as_py().values()
         if low != high or (count and low != len(total)):
             raise SchemaError(
-                f"column {check.column!r} has vectors of different dimensions, as {low} and "
+                f"column {check.column!r} has vectors of different dimensions, such as {low} and "
                 f"{high if low != high else len(total)}, which have no centroid"
             )
         values = vectors.flatten().cast(pa.float64()).fill_null(np.nan)

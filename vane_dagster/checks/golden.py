@@ -102,7 +102,7 @@ class Golden(Check):
             except (pa.ArrowException, TypeError, ValueError) as error:
                 raise DefinitionError(
                     f"{self._location}: expected is a {type(self.expected).__name__} and no table "
-                    f"({error}); give a pyarrow.Table or lists of one length by column, as "
+                    f"({error}); give a pyarrow.Table or lists of one length by column, such as "
                     '{"id": [1, 2], "label": ["a", "b"]}'
                 ) from None
         if not table.num_rows or table.num_columns < 2:

@@ -25,7 +25,7 @@ class Reproducible(Check):
     reads a random sample of input rows as the stage read them, and computes them with the current
     code on the warm workers. It compares the output with the stored rows and commits nothing.
 
-    It is executed alone, from Dagster's UI, a job or a schedule. A run that also materializes the
+    It only runs by itself, from Dagster's UI, a job or a schedule. A run that also materializes the
     stage skips it.
 
     Attributes:

@@ -197,7 +197,7 @@ def compare_versions(
 
     Args:
         location: For messages.
-        label: The stage, as "docs/embedding".
+        label: The stage, such as "docs/embedding".
         sides: The versions.
         columns: The columns to compare, of those that both have; None for all.
         tolerance: See `VersionComparison`.

@@ -36,7 +36,7 @@ _NEXT = "The next run computes what the present code has not"
 def adopt(
     definitions: Definitions, stage: str, sample: int, every: bool, as_json: bool, **options: Any
 ) -> None:
-    """Keeps the stored rows of STAGE, as docs/embedding, in force after an edit of its code.
+    """Keeps the stored rows of STAGE, such as docs/embedding, in force after an edit of its code.
 
     Computes some of them again, with the store and the compute resource of the definitions. Exit
     code 1: one came out otherwise, or something else than code or arguments changed; nothing was

@@ -78,7 +78,7 @@ def status(name: str, as_json: bool) -> None:
 
 @cluster.command()
 @click.option("--name", help="Which head of this environment.  [default: default]")
-@click.option("--address", help="Address of a head of any environment, as `cluster list` has it.")
+@click.option("--address", help="Address of a head of any environment, from `cluster list`.")
 @click.option("--all", "everything", is_flag=True, help="The heads of all environments.")
 def stop(name: str | None, address: str | None, everything: bool) -> None:
     """Stops a head, with every model that is loaded there."""

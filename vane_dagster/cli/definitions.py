@@ -117,7 +117,7 @@ def _project_module() -> str:
             default = f"{project['root_module']}.definitions"
             return str(project.get("code_location_target_module", default))
     raise click.UsageError(
-        "give the definitions, as -f defs.py or -m my.definitions, or call this in a dg project"
+        "give the definitions, with -f defs.py or -m my.definitions, or call this in a dg project"
     )
 
 

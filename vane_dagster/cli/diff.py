@@ -39,7 +39,7 @@ def diff(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compares two versions of the rows of STAGE, as docs/embedding, by id.
+    """Compares two versions of the rows of STAGE, such as docs/embedding, by id.
 
     Rows in one version only, equal and different ones; for each column what has changed, and the
     rows that differ most. It reads the store and computes nothing.

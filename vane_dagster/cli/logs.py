@@ -28,7 +28,7 @@ _PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
 @ADDRESS
 @AS_JSON
 def logs(run: str, stage: str, name: str | None, address: str | None, as_json: bool) -> None:
-    """Prints what the workers of STAGE, as docs/embedding, wrote in RUN.
+    """Prints what the workers of STAGE, such as docs/embedding, wrote in RUN.
 
     Standard output and error in full, with what native code wrote, while a local head or the nodes
     of a cluster keep them. RUN is the run's id, or its beginning. With LocalCompute, workers write

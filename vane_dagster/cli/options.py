@@ -17,7 +17,7 @@ def json_object(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise click.BadParameter(f"not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise click.BadParameter("expected a JSON object, as '{\"anon\": true}'")
+        raise click.BadParameter("expected a JSON object, such as '{\"anon\": true}'")
     return found
 
 

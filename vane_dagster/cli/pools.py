@@ -191,8 +191,7 @@ def _chosen(listed: list[_Pool], text: str) -> list[_Pool]:
         are = f"are {len(matches)} pools" if matches else "is no pool"
         known = ", ".join(map(_shown, matches or listed)) or "none"
         raise click.ClickException(
-            f"there {are} {text!r}; give a server's name or the beginning of one identity, as "
-            f"`vane-dagster pools` shows them: {known}"
+            f"there {are} {text!r}; give a server's name or the beginning of one identity: {known}"
         )
     return matches
 

@@ -24,7 +24,7 @@ from vane_dagster.pipeline.preview import FailedRow
 @click.option("--reload", is_flag=True, help="Construct models of edited classes anew.")
 @AS_JSON
 def preview(definitions: Definitions, stage: str, as_json: bool, **options: Any) -> None:
-    """Computes some rows of STAGE, as docs/embedding, and stores nothing.
+    """Computes some rows of STAGE, such as docs/embedding, and stores nothing.
 
     It uses the store and the compute resource of the definitions: stored rows of the stages
     upstream are read, and models stay loaded on the workers of a RayCompute.

@@ -32,7 +32,7 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 @PARTITIONS
 @STORE
 @STORAGE_OPTIONS
-@click.option("--retry", is_flag=True, help="Compute them again, and what is made of them.")
+@click.option("--retry", is_flag=True, help="Compute them again, with their rows downstream.")
 @click.option("--waive", "reason", help="Accept their failure, for this reason.")
 @IDS
 @click.option("--patch", "fixes", help="A Parquet file with outputs by id, one for each row.")
@@ -52,11 +52,11 @@ def quarantine(
     is_undo: bool,
     as_json: bool,
 ) -> None:
-    """Lists the quarantined rows of STAGE, as docs/embedding, by the kind of their error.
+    """Lists the quarantined rows of STAGE, such as docs/embedding, by the kind of their error.
 
-    Messages that differ in numbers and quoted values alone are of one kind. The most frequent kind
-    is first, with some ids and the partitions to run again. Of a partition that a run gave up, the
-    first rows that failed in it come last, with the run.
+    Messages that differ only in numbers and quoted values are of one kind. The most frequent kind
+    is first, with some ids and the partitions to run again. The first failed rows of partitions
+    that a run gave up come last, with the run.
 
     With --retry, a run computes these rows again, and in the stages downstream what follows from
     them, with the store and the compute resource of the definitions. Those that fail again are
@@ -76,10 +76,10 @@ def quarantine(
         raise click.UsageError("give one of --retry, --waive, --patch and --undo")
     if (ids is not None) != (reason is not None or is_undo):
         raise click.UsageError(
-            "--ids goes with --waive or --undo, as --waive 'empty pages' --ids 17"
+            "--ids goes with --waive or --undo, for example --waive 'empty pages' --ids 17"
         )
     if definitions is None and (retry or fixes is not None):
-        raise click.UsageError("--retry and --patch need the definitions, as -f definitions.py")
+        raise click.UsageError("--retry and --patch need the definitions: -f definitions.py")
     place = opened(store, definitions, storage_options)
     found: Any = stage if definitions is None else definitions.stage(stage)
     if definitions is not None and partitions is not None:
@@ -171,7 +171,7 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the kinds of errors of quarantined rows, the most frequent first.
 
     Args:
-        rows: The rows, as of `vane_dagster.quarantine`.
+        rows: The rows that `vane_dagster.quarantine` returns.
     """
     kinds: dict[tuple[str, str, str | None], list[dict[str, Any]]] = {}
     for row in rows:

@@ -25,11 +25,11 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration(text: str) -> float:
-    """Return the seconds of a number and its unit, as "7d"."""
+    """Return the seconds of a number and its unit, such as "7d"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if match is None:
         raise click.BadParameter(
-            f"{text!r} is not a duration; expected a number with s, m, h or d, as 7d"
+            f"{text!r} is not a duration; expected a number with s, m, h or d, such as 7d"
         )
     return float(match.group(1)) * _UNITS[match.group(2)]
 

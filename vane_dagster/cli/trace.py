@@ -13,7 +13,7 @@ from vane_dagster.orchestration.trace import trace as trace_row
 
 @click.command()
 @click.argument("stage")
-@click.option("--id", required=True, help="The row's id; of a path, the end is enough.")
+@click.option("--id", required=True, help="The row's id; the end of a path is enough.")
 @PARTITION
 @click.option("--forward", is_flag=True, help="Follow the row to all rows made from it.")
 @STORE
@@ -30,7 +30,7 @@ def trace(
     storage_options: dict[str, Any],
     as_json: bool,
 ) -> None:
-    """Follows a row of STAGE, as docs/enriched, back to the source file.
+    """Follows a row of STAGE, such as docs/enriched, back to the source file.
 
     Each step has the file and the row's number in it, the run, the workers and the time, the code
     version and the model. With --forward it goes from a row of a stage, or of docs/source, to every

@@ -22,7 +22,7 @@ def watch(folder: str) -> None:
             if place.read() != head:
                 return
             if stop_if_idle(place, head):
-                print(f"stopped the head at {time.strftime('%F %T')}, as no driver was connected")
+                print(f"stopped the head at {time.strftime('%F %T')}: no driver was connected")
                 return
         except Exception:  # a failed check must end neither the watch nor the head
             traceback.print_exc()

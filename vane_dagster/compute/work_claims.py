@@ -2,7 +2,8 @@
 
 The table is pure state with the time passed in; the pool manager holds it, and drivers reach it
 through `Claims`. A claim only saves work. Parts are named by their content and never overwritten,
-so the result is correct even if two runs compute a fragment, as after a pool manager crash.
+so the result is correct even if two runs compute a fragment, for example after a pool manager
+crash.
 """
 
 from __future__ import annotations

@@ -356,7 +356,7 @@ class WorkerGroup:
             return
         text = f"worker {worker.name} was lost: {reason}"
         self._emit(WorkerReplaced(text, stages=self.stages(worker)))
-        # Of a worker and those that it replaces: many at once may die with their node.
+        # Counted over a worker and those that it replaces: many may die with their node.
         failed = self._failed_starts.pop(worker, 0) + starting
         if failed < MAX_FAILED_STARTS:
             self._failed_starts[self._replace(worker)] = failed

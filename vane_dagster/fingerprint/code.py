@@ -1,9 +1,9 @@
 """The identity of a UDF: its code, and all of the user's code that it reaches.
 
 Nothing is run or imported; files are read from disk. The names count that the UDF reaches in any of
-the user's files; a module that is used as an object counts as a whole. Of every module that an
-import executes, including packages' ``__init__``, the statements count that do something to what
-the UDF reaches or to a library (see `effects`). Installed packages are listed, not hashed.
+the user's files; a module that is used as an object counts as a whole. In every module that an
+import executes, including packages' ``__init__``, those statements count that affect what the UDF
+reaches or a library (see `effects`). Installed packages are listed, not hashed.
 
 `docs/concepts/identity.md` has the rules for users. These are all of them.
 
@@ -16,8 +16,8 @@ Names:
       function, counts with the top-level statement that holds it.
     - Docstrings, type hints and names of local variables count; comments and layout do not.
     - A literal module name, as in ``import_module("helpers")``, counts like an import. A computed
-      one that begins with a package, as ``f"plugins.{name}"``, counts like an import of all modules
-      of that package. Other computed names are refused, and so are ``exec``, ``compile``,
+      one that begins with a package, like ``f"plugins.{name}"``, counts like an import of all its
+      modules. Other computed names are refused, and so are ``exec``, ``compile``,
       ``module_from_spec``, ``SourceFileLoader``, ``runpy``, ``import_string``,
       ``pkgutil.resolve_name`` and ``pydoc.locate``.
     - With ``globals()``, ``eval``, ``__globals__``, the file's ``__annotations__``,

@@ -80,8 +80,8 @@ class LocalFile:
         for name, path in islice(walk_files(os.path.realpath(self.path)), MAX_FILES + 1):
             if path is None:
                 raise CodeIdentityError(
-                    f"{self} holds what is not a file, such as a link that leads nowhere or in a "
-                    f"circle: {name}. Remove it, or name the folder that is used"
+                    f"{self} contains something other than a file, such as a broken or circular "
+                    f"link: {name}. Remove it, or name the folder that is used"
                 )
             found[name] = path
         if not found:

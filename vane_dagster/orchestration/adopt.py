@@ -179,7 +179,7 @@ class _Edit:
         path = self.pipeline[self.stage].key.path
         of, found = self.known[self.stage], find_all(self.run.store, path, None)
         others = {k: m for k, m in found.items() if m.definition not in of.equals(self.definition)}
-        # Of a partition from before, some rows may be of a definition that was split off since.
+        # Some rows of an older partition may have a definition that was split off since.
         undone = {each.name for each in of.undone}
         whole = {k: m for k, m in others.items() if undone <= {*m.undone}}
         if others and not whole:

@@ -154,7 +154,7 @@ class PlanOptions(dg.Config):
     )
     select: str | None = Field(
         default=None,
-        description='Stages, as "clean,embedding+" with those downstream. Default: all.',
+        description='Stages, such as "clean,embedding+" with those downstream. Default: all.',
     )
     rows: bool = Field(
         default=False, description="Read the inputs of changed fragments, and count rows by keys."
@@ -189,7 +189,7 @@ class PreviewOptions(dg.Config):
     rows: int = Field(default=10, ge=1, description="Input rows.")
     partition: str | None = Field(default=None, description="The partition, if there are any.")
     ids: list[str] | None = Field(
-        default=None, description="Ids of input rows, in place of the first ones."
+        default=None, description="Ids of input rows, instead of the first ones."
     )
     where: str | None = Field(default=None, description="SQL condition on the stage's input.")
     reload: bool = Field(default=False, description="Construct models of edited classes anew.")

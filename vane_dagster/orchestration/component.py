@@ -112,7 +112,7 @@ def _load_pipeline(context: dg.ResolutionContext, path: str) -> Pipeline:
         module = resolve_name(module or ".", load.defs_relative_module_name(load.path))
     if not module or not name.isidentifier():
         raise DefinitionError(
-            f"pipeline: {path!r}; expected a module and the name of a pipeline in it, as "
+            f"pipeline: {path!r}; expected a module and the name of a pipeline in it, such as "
             "'.pipeline.docs' or 'my_project.pipelines.docs'"
         )
     value = getattr(importlib.import_module(module), name, None)

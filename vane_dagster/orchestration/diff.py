@@ -49,8 +49,8 @@ def diff(
             Default: ``$VANE_DAGSTER_STORE``, else a folder of this user.
         tolerance: Largest difference of equal numbers and components of vectors, relative to one
             plus their magnitude.
-        sample: Number of rows that means, quantiles, overlaps and cosines are computed over. Rows
-            that are equal, different or in one version alone are always counted exactly.
+        sample: Number of rows that means, quantiles, overlaps and cosines are computed over. Counts
+            of rows that are equal, different or in one version only are always exact.
 
     Returns:
         The differences. Print them, display them in a notebook, or convert them to a dict.

@@ -54,7 +54,7 @@ def make_forecast(
         unknown: dict[str, str] = {}
         for inferred in [s.name for s in resolved if s.name in selected and s.spec.is_inferred]:
             reason = (
-                f"the first run infers the schema of {inferred!r}, so what follows is not known"
+                f"the first run infers the schema of {inferred!r}, so later stages are not known"
             )
             for stage in [s for s in selected if inferred in with_upstream(resolved, s)]:
                 unknown[f"stage {stage!r}"] = reason

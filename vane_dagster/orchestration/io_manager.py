@@ -37,8 +37,8 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
     With a `fallback` it is a branch: a partition of a stage that the branch has committed is its
     own, and every other one is read from the fallback. Inferred schemas, adoptions, waivers and
     fragment sizes of the fallback hold in the branch too; its changes stay there until
-    ``vane-dagster store promote``. Neither root may contain the other, and the fallback is no
-    branch. ``storage_options`` apply to both roots, unless one is on the local disk.
+    ``vane-dagster store promote``. Neither root may contain the other, and the fallback must not
+    be a branch. ``storage_options`` apply to both roots, unless one is on the local disk.
 
     An ordinary asset with this IO manager can return any of these types. The same store keeps its
     rows, and a pipeline can use them as its source.
@@ -46,31 +46,30 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
 
     root: str | None = Field(
         default=None,
-        description="A path or fsspec URL, as 's3://lake/.vane'. Default: $VANE_DAGSTER_STORE, "
-        "else a folder of this user.",
+        description="A path or fsspec URL, such as 's3://lake/.vane'. Default: "
+        "$VANE_DAGSTER_STORE, else a folder of this user.",
     )
     storage_options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Options of the fsspec file system. Give secrets as dg.EnvVar('NAME'): what "
-        "stands here is shown in Dagster's UI.",
+        description="Options of the fsspec file system. Give secrets as dg.EnvVar('NAME'): "
+        "Dagster's UI shows literal values.",
         json_schema_extra={"dagster__is_secret": True},
     )
 
     keep_sources: bool = Field(
         default=True,
-        description="Whether to keep the text of the code that results were made by, so that a "
-        "plan can show what was edited.",
+        description="Whether to keep the source code of results, so that a plan can show edits.",
     )
 
     fallback: str | None = Field(
         default=None,
-        description="Makes the store a branch: the root of the store that it reads what it lacks "
-        "from, as 's3://lake/.vane'. Nothing is written there.",
+        description="Makes the store a branch: the root of the store from which it reads missing "
+        "partitions, such as 's3://lake/.vane'. Nothing is written there.",
     )
 
     targets: dict[str, str] = Field(
         default_factory=dict,
-        description="Of a branch: where it publishes write stages, as {'docs/published': "
+        description="For a branch: the targets of write stages, such as {'docs/published': "
         "'s3://lake/dev/published/{partition_key}'}. Others are published below its root.",
     )
 

@@ -49,7 +49,7 @@ def column_schema(
 
 
 def _derived(sources: Sequence[dg.TableColumnDep]) -> str | None:
-    """Describe the columns that a column depends on, as ``from docs/clean: text, title``."""
+    """Describe the columns that a column depends on, such as ``from docs/clean: text, title``."""
     by_asset: dict[str, list[str]] = {}
     for source in sources:
         by_asset.setdefault(source.asset_key.to_user_string(), []).append(source.column_name)

@@ -145,7 +145,7 @@ class Pipeline(declared.Pipeline):
             select: As for `plan`.
             store: As for `plan`.
             compute: A `RayCompute`, or a `LocalCompute`, the default.
-            force: Whether to compute everything again, whatever the store holds.
+            force: Whether to compute everything again, even if it is stored.
             retry_quarantined: Whether to compute rows again that failed.
             max_gpu_hours: Compute nothing if `plan` expects that more GPU hours are possible.
             max_cost: Likewise for the price of tokens, of models that have prices.
@@ -217,7 +217,7 @@ class Pipeline(declared.Pipeline):
         A run of the pipeline reports its listing too.
 
         Args:
-            asset: What the source's asset has besides its rows. An ``automation_condition`` such as
+            asset: Further attributes of the source's asset. An ``automation_condition`` such as
                 ``AutomationCondition.on_cron`` sets when to observe.
 
         Raises:

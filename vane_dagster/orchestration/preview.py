@@ -107,8 +107,8 @@ def preview(
         )
     if store is None and not isinstance(compute, (LocalCompute, type(None))):
         raise DefinitionError(
-            f"{location}: preview: with compute= of a cluster, give store= too, where its workers "
-            "put what they compute for a moment"
+            f"{location}: preview: with compute= of a cluster, give store= too, for the temporary "
+            "results of its workers"
         )
     if pipeline[stage].spec.publishes:
         raise DefinitionError(f"{location}: preview: it publishes; preview the stage that it reads")
@@ -186,7 +186,7 @@ class _Asked:
         count, fix = read.rows_in if read else 0, ""
         asked += f" for which where={self.where!r} is true" * bool(self.where)
         if read is not None and calls_models(read.plan):
-            fix = ". Stages upstream that are not stored are computed for some rows alone"
+            fix = ". Stages upstream that are not stored are computed for some rows only"
         raise DefinitionError(
             f"{self.location}: preview: its input {asked}, among {count:,} rows{fix}"
         )

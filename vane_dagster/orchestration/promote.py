@@ -80,6 +80,6 @@ def _report(
         for done in materialize(pipeline, (*stages, *publishing), keys, resources):
             if not done.success:
                 raise StoreError(
-                    f"pipeline {pipeline.name!r}: what was promoted is in force, and run "
-                    f"{done.run_id} has failed to publish or report it. Run the promotion again"
+                    f"pipeline {pipeline.name!r}: the promoted results are in force, but run "
+                    f"{done.run_id} failed to publish or report them. Run the promotion again"
                 )

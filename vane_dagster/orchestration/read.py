@@ -161,7 +161,7 @@ def asset_path(stage: Any, caller: str) -> Sequence[str]:
     path = getattr(getattr(stage, "key", stage), "path", None)
     if not path:
         raise StoreError(
-            f"{caller}: stage is {stage!r}; expected pipeline and stage, as 'docs/embedding', or "
-            "an asset or its key"
+            f"{caller}: stage is {stage!r}; expected pipeline and stage, such as 'docs/embedding', "
+            "or an asset or its key"
         )
     return list(path)

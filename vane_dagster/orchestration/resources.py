@@ -76,7 +76,7 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
 
     prices: dict[str, float] = Field(
         default_factory=dict,
-        description="What a reserved GPU costs, as {'gpu_hour': 2.5}, for plans and max_cost.",
+        description="What a reserved GPU costs, such as {'gpu_hour': 2.5}, for plans and max_cost.",
     )
 
     @property
@@ -89,7 +89,7 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
         if not set(self.prices) <= {"gpu_hour"} or any(each < 0 for each in self.prices.values()):
             raise ComputeError(
                 f"{type(self).__name__}: prices is {self.prices}; expected the price of a GPU for "
-                "an hour, as {'gpu_hour': 2.5}"
+                "an hour, such as {'gpu_hour': 2.5}"
             )
         return self.prices.get("gpu_hour")
 

@@ -30,8 +30,8 @@ class RunOptions(dg.Config):
     wait: bool = Field(
         default=False,
         description=(
-            "Wait for the answers of batches, of models with mode='batch', and hold no worker "
-            "meanwhile. Default: submit them and end; a later run goes on."
+            "Wait for the answers of batches (models with mode='batch') without holding workers. "
+            "Default: submit them and end; a later run continues."
         ),
     )
     max_gpu_hours: float | None = Field(
@@ -42,13 +42,13 @@ class RunOptions(dg.Config):
     max_cost: float | None = Field(
         default=None,
         ge=0,
-        description="Likewise for the price of tokens, of models that have prices.",
+        description="Likewise for the price of tokens, for models with prices.",
     )
     adopt: list[str] = Field(
         default_factory=list,
         description=(
             "Stages whose edit changes no result: before the run, a sample of their stored rows is "
-            "compared, as by `vane-dagster adopt`. If a row differs, nothing is computed."
+            "compared, like `vane-dagster adopt`. If a row differs, nothing is computed."
         ),
     )
     adopt_rows: int = Field(default=200, ge=1, description="Rows of each that are compared.")
@@ -70,7 +70,7 @@ class RunOptions(dg.Config):
     reproduce_seed: int | None = Field(
         default=None,
         ge=0,
-        description="Chooses these rows, as a former evaluation tells. Default: others each time.",
+        description="The seed of these rows, from a former evaluation. Default: a random one.",
     )
 
     @property

@@ -57,8 +57,8 @@ def trace(
         path = (*path, SOURCE)
     if len(path) != 2:
         raise TraceError(
-            f"vd.trace: stage is {stage!r}; expected pipeline and stage, as 'docs/embedding', or "
-            "'docs/source' to trace forward from a row of the source"
+            f"vd.trace: stage is {stage!r}; expected pipeline and stage, such as 'docs/embedding', "
+            "or 'docs/source' to trace forward from a row of the source"
         )
     source = getattr(pipeline, "source", None)
     manifest_index = ManifestIndex(open_store(store, "vd.trace"), path[0], partition, source)

@@ -189,7 +189,7 @@ def row_call(
     if (signature := signature_of(call)) is None:
         raise DefinitionError(
             f"{location}: {qualname(call)} has no signature to match with columns; call it in a "
-            "function that has one, as `def fn(text): ...`"
+            "function that has one, such as `def fn(text): ...`"
         )
     parameters = list(signature.parameters.values())[has_self:]
     by_name = {each.name: each for each in parameters}

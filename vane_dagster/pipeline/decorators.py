@@ -97,7 +97,7 @@ def cls(**options: Unpack[ClassArguments]) -> Callable[[C], C]: ...
     more=_MORE,
 )
 def cls(class_: Any = None, **options: Unpack[ClassArguments]) -> Any:
-    """Let a class be called in a pipeline without constructing it, as ``Model("m").classify``.
+    """Let a class be called in a pipeline without constructing it: ``Model("m").classify``.
 
     Calling the class keeps its arguments in a `LazyInstance`, and checks that the constructor takes
     them. Workers construct it, once each. A method of a lazy instance is the `fn` of a stage. If it

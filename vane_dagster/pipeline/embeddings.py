@@ -48,8 +48,8 @@ class EmbedRows(ModelStageRows):
                 package's provider; or a class with ``async def embed(self, texts, dimensions)``.
                 Default: "openai" for a server, else "sentence_transformers".
             dimensions: The length of a vector, for models that can return shorter vectors than
-                their full size. Default: the model's full size. "vllm" wants a model whose config
-                says so, or ``engine_kwargs={"hf_overrides": {"is_matryoshka": True}}``.
+                their full size. Default: the model's full size. "vllm" needs a model whose config
+                allows it, or ``engine_kwargs={"hf_overrides": {"is_matryoshka": True}}``.
             normalize: Whether to scale vectors to length 1, which is the default.
             output_column: The column of vectors. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.

@@ -8,7 +8,7 @@ from vane_dagster._keywords import F, full_signature, known_keywords
 from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.records import RECORDS
 
-_INFER = 'Declare the columns, as schema={"label": "VARCHAR"}, or write schema="infer"'
+_INFER = 'Declare the columns, such as schema={"label": "VARCHAR"}, or write schema="infer"'
 
 
 def adds_stage(function: F) -> F:

@@ -67,7 +67,7 @@ _OF_ROWS = frozenset(
 """The options that concern rows and columns, which row keys have apart."""
 _ASYNC_SLOTS = 16
 _NAME_INPUTS = (
-    'Name the column of a parameter, as columns={"parameter": "column"}; annotate it as vd.File '
+    'Name the column of a parameter, like columns={"parameter": "column"}; annotate it as vd.File '
     "for the row's file, or as a dict for the whole row"
 )
 
@@ -194,8 +194,8 @@ class MapBatchesSpec(StageKind):
         has_files = pipeline.source.names_files
         if self._takes_files and not has_files:
             return (
-                "the code opens files that its source does not list, so that nothing tells whether "
-                'they changed; use reuse="fragments"'
+                "the code opens files that its source does not list, so their changes are not "
+                'noticed; use reuse="fragments"'
             )
         if has_files and self.runs_own_code and not self._takes_files and PATH not in self.columns:
             return (
@@ -396,7 +396,7 @@ class MapBatchesSpec(StageKind):
             raise SchemaError(
                 f"{location}: the type of {names(untyped)} cannot be inferred, because the first "
                 f"{rows:,} rows have only nulls, empty lists or empty dicts there. Declare the "
-                f"schema, as schema={schema_code(made)}"
+                f"schema: schema={schema_code(made)}"
             )
         return parse_schema(pa.schema(made), location)
 

@@ -82,14 +82,14 @@ class MapRows:
         With ``schema="infer"``, the first 16 rows that reach the stage are computed on the run's
         own workers, from up to four partitions if files are small. Upstream stages that have stored
         nothing compute these rows too, and again in the run: a prompt upstream pays for them twice.
-        A column of nulls or empty lists alone has no type, and the run is refused; so is a column
+        A column with only nulls or empty lists has no type, and the run is refused; so is a column
         or type that only later results have. Until then `Stage.schema` raises. An edit of the stage
         or of a stage upstream infers again; pasting the logged schema recomputes nothing.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             fn: A function (stateless), or a class with ``__call__`` (stateful, stays warm); or
-                another method of the class, as ``Model(path="m").score`` under `vd.cls`, or
+                another method of the class, such as ``Model(path="m").score`` under `vd.cls`, or
                 ``Model.score`` with the constructor's arguments beside it. Either may return,
                 yield, or be async. The result is a table in any form that exports Arrow streams
                 (``__arrow_c_stream__``: pyarrow, polars, DuckDB, nanoarrow), a pandas data frame,
@@ -128,7 +128,7 @@ class MapRows:
             on_error: "raise" (default), "quarantine" or "null"; or `vd.Failures`, with the rate of
                 errors, retries and time limits.
             reuse: "rows", "fragments" or "none"; or `vd.Reuse`. Default: "rows" if possible.
-            asset: What the stage's Dagster asset has besides its rows: `vd.Asset`.
+            asset: Further attributes of the stage's Dagster asset: `vd.Asset`.
 
         Returns:
             The new stage.
@@ -171,7 +171,7 @@ class MapRows:
         A parameter gets the column of its name; one with a default keeps it, unless `columns` names
         it. The one parameter of ``fn(row)`` gets the whole row as a dict, if it is called ``row``
         or is annotated as a dict, mapping or TypedDict. `fn` may be async, or a generator that
-        yields one value. An error is an error of its row alone.
+        yields one value. An error fails only its row.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
@@ -429,7 +429,7 @@ class MapRows:
         if schema is None and isinstance(contract, ColumnsCall):
             raise DefinitionError(
                 f"{location}: {udf.name} gets an array for each column, and schema={INFER!r} is "
-                "for functions that get batches or rows. Declare what it returns, as "
+                "for functions that get batches or rows. Declare what it returns, for example "
                 '@vd.method.batch(return_dtype="VARCHAR") or schema="VARCHAR"'
             )
         gpus = declared.get("gpus", 0) or 0 if options.gpus is None else options.gpus
@@ -517,7 +517,7 @@ def _result_schema(
             if returned is None:
                 raise DefinitionError(
                     f"{location}: the result's type is unknown; annotate what {qualname(call)} "
-                    'returns, or declare it, as schema="VARCHAR" or schema={"label": "VARCHAR", '
+                    'returns, or declare it: schema="VARCHAR" or schema={"label": "VARCHAR", '
                     '"score": "DOUBLE"}; schema="infer" infers it from the first rows'
                 )
             fields = field_types(returned)

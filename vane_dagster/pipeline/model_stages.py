@@ -351,7 +351,7 @@ def _parse_model(
     name = name if isinstance(name, LocalFile) else path_text(name)
     name = text(location, "model", name, "a model's name or folder, a server or vd.Model(...)")
     if provider is None:
-        raise DefinitionError(f'{location}: provider is missing; expected one, as "openai"')
+        raise DefinitionError(f'{location}: provider is missing; expected one, such as "openai"')
     found = provider_class(location, provider, method)
     if "server" in options and "server" not in inspect.signature(found).parameters:
         raise DefinitionError(
@@ -399,7 +399,7 @@ def _check_features(
             problem = f"takes no {lacking[0]}; it takes text, {', '.join(sorted(taken))}"
             raise DefinitionError(
                 f"{location}: the prompt has {part}, but {provider.__name__} "
-                f"{problem if taken else 'takes text alone'}"
+                f"{problem if taken else 'takes only text'}"
             )
 
 

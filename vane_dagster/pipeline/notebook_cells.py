@@ -10,7 +10,7 @@ class Cell(NamedTuple):
     """An execution of a cell.
 
     Attributes:
-        id: The cell's id. Input without one, as of a terminal, is one cell.
+        id: The cell's id. All input without one, such as a terminal's, is one cell.
         execution: IPython's number of the execution.
     """
 

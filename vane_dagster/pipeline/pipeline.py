@@ -100,7 +100,7 @@ class Stage(Rows):
 
         It and the stages upstream compute the first rows of the source. Rows that are stored
         upstream are read. Nothing is kept, and no schema is pinned. A row that fails is shown with
-        its error, whatever `on_error` is. For each stage with ``schema="infer"`` the schema is
+        its error, regardless of `on_error`. For each stage with ``schema="infer"`` the schema is
         printed as code to paste.
 
         After an edit of a class whose constructor and its arguments are as before, a loaded
@@ -116,8 +116,8 @@ class Stage(Rows):
                 many rows are looked at. The input of a join is the stage whose rows it keeps.
             reload: Whether to construct each model anew that other code has constructed.
             store: A `FragmentStore` whose stored rows and pinned schemas are used instead of being
-                computed. Needed if the source is another asset's rows. Of a preview only copies of
-                a `local_file` stay there, until ``vane-dagster store gc`` removes them.
+                computed. Needed if the source is another asset's rows. A preview leaves only copies
+                of a `local_file` there, until ``vane-dagster store gc`` removes them.
             compute: A `RayCompute`, on whose warm workers it runs and leaves its models loaded,
                 with a `store`; or a `LocalCompute`. Default: subprocesses, which this process keeps
                 for its next preview or run.
@@ -159,7 +159,7 @@ class Stage(Rows):
                 the stored number. All other values must be equal.
             partitions: The partitions to choose rows of, as in `Pipeline.plan`. Default: all.
             undo: Whether to split all definitions that count as one with this one. Each result is
-                then in force for the definition that computed it alone.
+                then in force only for the definition that computed it.
             store: A `FragmentStore` or the URL of a store's root. Default:
                 ``$VANE_DAGSTER_STORE``, else a folder of this user.
             compute: A `RayCompute`, or a `LocalCompute`, the default.

@@ -65,11 +65,11 @@ class PromptRows(ModelStageRows):
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             messages: A column of prompts, or of conversations (lists of structs of role and
                 content); text with ``{column}`` fields; a list of such texts and of images, sounds
-                and documents, as ``["What is this?", vd.image("picture")]``; a list of messages,
-                each a dict of role and content, whose content is such a text or list; or a function
-                that gets a row as a dict and returns its prompt: text; a list of messages; or a
-                dict with ``messages`` or ``prompt``, and optionally the row's own
-                ``sampling_params``. Errors of the function are those of the row. It runs in the
+                and documents, such as ``["What is this?", vd.image("picture")]``; a list of
+                messages, each a dict of role and content, whose content is such a text or list; or
+                a function that gets a row as a dict and returns its prompt: text; a list of
+                messages; or a dict with ``messages`` or ``prompt``, and optionally the row's
+                own ``sampling_params``. If it raises, the row fails. It runs in the
                 model's worker, between requests, so keep it short. An edit of it keeps the model
                 loaded, unless it imports a module of yours when it is called, or refers to an
                 object that cannot be pickled or to more than 256 KiB of data.

@@ -74,7 +74,7 @@ def _variables(where: str, name: str, value: Any) -> tuple[str, ...]:
     if wrong := [each for each in listed if not each or "=" in each]:
         raise DefinitionError(  # the value may be a secret
             f"{where}: {name} has {wrong[0].partition('=')[0]!r} with a value, or an empty name; "
-            "expected names alone, whose values are those of the driver"
+            "expected only names, whose values come from the driver"
         )
     return tuple(dict.fromkeys(listed))
 
@@ -275,16 +275,16 @@ class Reuse:
 
     Attributes:
         mode: "rows": a row is computed only if the values of the columns that the code reads, the
-            code, its arguments or the schema changed. Each output then has to depend on its own row
-            alone. "fragments": the rows of a file, or part of it, are computed if one of them
+            code, its arguments or the schema changed. Each output must then depend only on its own
+            row. "fragments": the rows of a file, or part of it, are computed if one of them
             changed, or anything else in the input. "none": each run computes all rows. Default:
             "rows" if the columns that the code reads are known, and it cannot mix up rows without
             the id; else "fragments".
         partitions: With "rows", the number of preceding partitions in which rows are looked up, the
             nearest first, in addition to the row's own. 0: its own alone. Time windows precede by
-            time, other partitions as they are listed; of multi-partitions the time dimension
-            counts, and the other keys have to be equal.
-        per_row: With "rows", whether each row has a result of its own, as from a function that
+            time, other partitions as they are listed; for multi-partitions the time dimension
+            counts, and the other keys must be equal.
+        per_row: With "rows", whether each row has its own result, for a function that
             samples: the id is then part of the row's key, although the function does not see it, so
             a row with another id is computed. Default: rows with equal columns share a result;
             those of a prompt do if its temperature is 0.
@@ -384,7 +384,7 @@ class Model:
             declared, and copied to each node; a value that is none of them is a row error.
         include_reasoning: Whether to add a column of the model's reasoning, null where there is
             none. The answer is without it. Only for `prompt`; a provider that returns none is
-            refused. The provider has to be asked for it. "openai": whatever the endpoint expects in
+            refused. The provider must be asked for it. "openai": whatever the endpoint expects in
             `sampling_params`, such as ``reasoning_effort``; OpenAI's own endpoint returns only the
             number of tokens. "anthropic": ``sampling_params={"thinking": {"type": "enabled",
             "budget_tokens": 2048}}``. "vllm": ``engine_kwargs={"reasoning_parser": "qwen3"}``;
@@ -468,7 +468,7 @@ class Model:
 @checked_record("vd.Asset")
 @dataclass(frozen=True)
 class Asset:
-    """What a stage's Dagster asset has besides its rows; most of it as in `dg.AssetSpec`.
+    """Further attributes of a stage's Dagster asset, most of them as in `dg.AssetSpec`.
 
     Attributes:
         description: Markdown. Default: the docstring of the stage's code.

@@ -230,9 +230,9 @@ class Server(ModelServer):
     A replica that crashes, hangs or exceeds ``max_rss`` is restarted on the same ports, after 1 to
     30 s. Rows whose requests were in flight are requested again, and no others. Three starts that
     fail in a row, or twelve crashes without ten minutes of uptime, fail the stages with the last
-    lines of the log. A row that ends its server three times fails alone, as `ServerDied`. Processes
-    of a server end with its worker. If the node is lost, the replica is replaced, elsewhere if need
-    be; one of `per_node` may then share a node with another one.
+    lines of the log. A row that ends its server three times fails alone, with `ServerDied`.
+    Processes of a server end with its worker. If the node is lost, the replica is replaced,
+    elsewhere if need be; one of `per_node` may then share a node with another one.
 
     Args:
         command: The command line. ``{port}`` is replaced by a free port, ``{host}`` by the address
@@ -322,7 +322,7 @@ class Server(ModelServer):
                 'example "--port", "{port}"'
             )
         if not isinstance(health, str) or not health.startswith("/"):
-            raise DefinitionError(f"{where}: health is {health!r}; expected a path, as '/health'")
+            raise DefinitionError(f"{where}: health is {health!r}; expected a path like '/health'")
         launch = Launch(
             "",
             words,
@@ -414,13 +414,13 @@ class TritonServer(ModelServer):
     Args:
         fn: Starts Triton and serves until SIGTERM: ``fn(ports, model_path)``, where `ports` are
             those for HTTP, gRPC and metrics; ``fn(ports)`` without `model_path`. It is the contract
-            of Spark's Triton guides. The function travels with all that it refers to, into a
-            process of its own. PyTriton listens on the node's address unless the function sets
+            of Spark's Triton guides. The function travels with everything that it refers to, into
+            its own process. PyTriton listens on the node's address unless the function sets
             ``http_address`` and ``grpc_address``, and its temporary files are removed with it
             unless the function names a ``workspace``. Triton knows no key.
         model_path: Passed to `fn`; the content of a local file or folder counts in fragment keys.
-        python: The Python interpreter with PyTriton, which may be of an environment of its own,
-            since nvidia-pytriton needs numpy below 2. Default: the worker's.
+        python: The Python interpreter with PyTriton, for example in a separate environment, because
+            nvidia-pytriton needs numpy below 2. Default: the worker's.
         model: Name of the model in requests. A replica is ready once it is loaded; without a name,
             once Triton answers, which PyTriton lets it do before.
         name: Name for people and the command line. Default: from the model or function.

@@ -253,7 +253,7 @@ class JoinSpec(StageKind):
             if twice := [name for name in taken if name in fields]:
                 raise SchemaError(
                     f"{location}: column {twice[0]!r} comes from both {reads[twice[0]][0][0]!r} "
-                    f"and {node!r}; name the columns to take, as columns={{{node!r}: "
+                    f"and {node!r}; name the columns to take: columns={{{node!r}: "
                     f"{{'other_name': {twice[0]!r}}}}}"
                 )
             fields |= taken

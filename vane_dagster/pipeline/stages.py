@@ -53,7 +53,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 An expression that is just a column name keeps the column's Arrow type.
             where: SQL condition. Rows for which it is not true are dropped.
             include_columns: Input columns to pass on beside `columns`; True for all.
-            asset: What the stage's Dagster asset has besides its rows: `vd.Asset`.
+            asset: Further attributes of the stage's Dagster asset: `vd.Asset`.
 
         Returns:
             The new stage.
@@ -108,8 +108,8 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 which holds all partitions. For "iceberg" the folder of the table's files. A
                 relative path is resolved here, in the current folder.
             format: "parquet", "delta", "lance" or "iceberg". Tables require the extra of their
-                name, as ``vane-dagster[lance]``. A Lance table holds tensors as fixed-size lists.
-                Delta and Iceberg tables have no unsigned integers and no fixed-size lists.
+                name, such as ``vane-dagster[lance]``. A Lance table has tensors as fixed-size
+                lists. Delta and Iceberg tables have no unsigned integers and no fixed-size lists.
                 Unsigned integers of at most 32 bits become the next larger signed type,
                 fixed-size lists become variable-size, as bytes do in Delta, and times of day with
                 a zone are stored in UTC.
@@ -123,9 +123,9 @@ class Rows(MapRows, LabelRows, EmbedRows):
             target_file_bytes: Approximate size of the files in bytes. Neighbouring fragments share
                 a file; a larger one has its own. Default: one file per fragment.
             partition_column: The column of a table that holds the partition's key.
-            options: The format's own options. "iceberg" needs ``catalog``, as of `vd.iceberg`, and
-                ``table``, as "db.labels". A table that does not exist is created with the rows'
-                columns, partitioned by `partition_column`. "lance" takes ``index``: a mapping with
+            options: The format's own options. "iceberg" needs ``catalog``, as in `vd.iceberg`, and
+                ``table``, such as "db.labels". A missing table is created with the rows' columns,
+                partitioned by `partition_column`. "lance" takes ``index``: a mapping with
                 ``column``, ``metric`` ("cosine", "l2" or "dot"), and optionally ``type``
                 ("IVF_PQ" by default), ``num_partitions`` and ``num_sub_vectors``. The index
                 ``<column>_idx`` is built once there are 256 vectors; fewer are searched exactly.
@@ -133,7 +133,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 four times the rows of the last training, or when it is declared otherwise. Indexes
                 of other names stay as they are.
             provenance: Whether each row gets columns that say how it was made by the nearest stage
-                with a function or a model, which has to be named if there are several:
+                with a function or a model, which must be named if there are several:
                 ``_vane_outcome`` ("computed", "copied", "patched", "failed"), ``_vane_run``,
                 ``_vane_model``, ``_vane_code``, ``_vane_at``, and ``_vane_tokens`` and
                 ``_vane_cost`` if the stage has a usage column and prices. A copied row has the
@@ -145,7 +145,8 @@ class Rows(MapRows, LabelRows, EmbedRows):
 
         Raises:
             DefinitionError: If the URL does not distinguish partitions, there is no upstream stage,
-                the library of the format is not installed, or `provenance` names no such stage.
+                the library of the format is not installed, or `provenance` does not name such a
+                stage.
         """
         location = self.pipeline._location(name)
         if self._node == SOURCE:

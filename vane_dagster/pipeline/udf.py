@@ -95,7 +95,7 @@ def make_udf(
     """Find the class or function, and the method, that `fn` stands for."""
     method, called_with = CALL, mapping(where, "fn_kwargs", kwargs)
     placed = positional(
-        where, "fn_constructor_args", constructor_args, "a list of arguments, as [...]"
+        where, "fn_constructor_args", constructor_args, "a list of arguments, such as [...]"
     )
     named = mapping(where, "fn_constructor_kwargs", constructor_kwargs)
     while isinstance(fn, functools.partial) and not (inspect.isclass(fn.func) or is_factory):
@@ -181,8 +181,8 @@ def _check_callable(where: str, target: Any, method: str, is_factory: bool) -> N
             )
         if not callable(_members(target).get(method)):
             raise DefinitionError(
-                f"{where}: class {qualname(target)} has no {method}; define it, as __call__(self, "
-                "batch), which a worker calls"
+                f"{where}: class {qualname(target)} has no {method}; define it, for example "
+                "__call__(self, batch): workers call it"
             )
         return
     if is_function(target):

@@ -135,7 +135,7 @@ class StageForecast:
     def _costs(self) -> Iterator[str]:
         hint = "; --sample 50 measures it" if self.is_sampled_on_request else ""
         if self.seconds is None or self.worker_seconds is None:
-            unknown = f"unknown, because nothing stored is there to measure by{hint}"
+            unknown = f"unknown, because the store has nothing to measure by{hint}"
             yield unknown if self.rows else "less than a second"
             return
         shared = self.seconds != self.worker_seconds and self.seconds[1] >= 1
@@ -312,7 +312,7 @@ def check_limits(
                     by = "by results from before the edit"
                     hints.append(f"{stage.stage}: {name} counts its cost {by}")
             elif stage.fragments and _is_priced(spec, field, gpu_hour_price):
-                why = "because nothing stored measures its cost"
+                why = "because no stored results measure its cost"
                 hints.append(f"{stage.stage}: {name} does not count it, {why}")
         if total[1] > most:
             raise BudgetError(
@@ -360,7 +360,7 @@ class _Forecaster:
         self._gpu_hour_price = gpu_hour_price
         self._plan, self._pipeline, self._store = plan, plan.pipeline, store
         self._counted = counted
-        # Of stages with something to compute alone: a store that is up to date is listed once.
+        # Only for stages with something to compute: a store that is up to date is listed once.
         self._history = functools.cache(self._read_history)
         self._open = functools.cache(functools.partial(_whole, store, plan.pipeline.name))
         self._partitions = {each.key: each for each in plan.partitions}

@@ -31,7 +31,7 @@ _OF_CLIENT = {
 
 
 class MalformedResponse(ConnectionError):
-    """The endpoint answered in another form than its API's, as proxies before it do at times."""
+    """The endpoint answered in another form than its API's, for example because of a proxy."""
 
 
 class HttpProvider:

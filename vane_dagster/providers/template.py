@@ -205,7 +205,7 @@ def parse_template(where: str, messages: Any, system: Any) -> Template:
     template = Template(tuple(turns), system)
     if not template.fields:
         raise DefinitionError(
-            f"{where}: messages names no column: {str(messages)[:80]!r}. Put one into it, as in "
+            f"{where}: messages names no column: {str(messages)[:80]!r}. Put one in, for example "
             "'Summarise: {text}'"
         )
     return template
@@ -222,8 +222,8 @@ def _parse_turn(where: str, message: Mapping[Any, Any]) -> Turn:
     parts = _parse_parts(where, [content] if isinstance(content, str) else content)
     if role != "user" and (wrong := [part for part in parts if isinstance(part, Content)]):
         raise DefinitionError(
-            f"{where}: messages has {wrong[0]} in a message of the {role}; models take content "
-            "besides text from the user alone"
+            f"{where}: messages has {wrong[0]} in a message of the {role}; models take other "
+            "content than text only from the user"
         )
     return role, parts
 

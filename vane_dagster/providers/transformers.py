@@ -83,7 +83,7 @@ class TransformersProvider:
         """See `Provider.submit`."""
         media = [part for message in request.messages for part in _media(message["content"])]
         if media and not self._sees:
-            raise StageError("the prompt has images, but the model is one of text alone")
+            raise StageError("the prompt has images, but the model takes only text")
         images = await asyncio.to_thread(lambda: [*map(_decoded, media)]) if media else []
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(request, images, answered))

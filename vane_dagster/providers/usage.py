@@ -86,7 +86,7 @@ def parse_prices(where: str, prices: Any) -> Mapping[str, float]:
     if not fits:
         raise DefinitionError(
             f"{where}: prices is {prices!r}; expected the price of a million tokens by kind, "
-            f"{names(_PRICED)}, as {{'prompt': 0.15, 'completion': 0.6}}"
+            f"{names(_PRICED)}, such as {{'prompt': 0.15, 'completion': 0.6}}"
         )
     for kind, price in prices.items():
         number(where, f"prices[{kind!r}]", price, "a number from 0 up", lambda given: given >= 0)
@@ -99,7 +99,7 @@ def parse_budget(where: str, cost_budget: Any, prices: Mapping[str, float]) -> f
         return None
     number(where, "cost_budget", cost_budget, "an amount above 0", lambda given: given > 0)
     if not prices:
-        raise DefinitionError(f"{where}: cost_budget={cost_budget} needs prices, to reckon by")
+        raise DefinitionError(f"{where}: cost_budget={cost_budget} needs prices")
     return float(cost_budget)
 
 

@@ -64,7 +64,7 @@ class ServerHandle:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
 
     def request(self) -> AbstractContextManager[Endpoint]:
-        """Choose the replica of one request, as ``with llm.request() as endpoint``.
+        """Choose the replica of one request: ``with llm.request() as endpoint``.
 
         Of the replicas on the worker's node, else of all, it is the one with the fewest requests of
         this worker in flight.

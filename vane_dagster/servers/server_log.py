@@ -28,7 +28,7 @@ class ServerLog:
         self._lock = threading.Lock()
 
     def write(self, data: bytes) -> None:
-        """Append output. What cannot be written to the file, as on a full disk, is dropped."""
+        """Append output. On a full disk it is dropped."""
         with self._lock:
             self.end += len(data)
             self._last = (self._last + data)[-_TAIL_BYTES:]

@@ -54,7 +54,7 @@ def _load(cloudpickle: str, path: str) -> Callable[..., object]:
     if version.decode() != _python_version():
         raise SystemExit(
             f"The server's function was pickled by Python {version.decode()}, and a pickled "
-            f"function can be loaded by the same version alone; {sys.executable} is Python "
+            f"function can be loaded only by the same version; {sys.executable} is Python "
             f"{_python_version()}. Let TritonServer(python=...) name the interpreter of an "
             f"environment with Python {version.decode()}"
         )

@@ -166,7 +166,7 @@ class Source(SourceReader):
     Attributes:
         kind: Dagster kind of the source's asset, such as "parquet".
         version: Replaces the code of a class in the user's own modules in the keys.
-        asset: Key of the Dagster asset that writes the source, as "a/b", if there is one.
+        asset: Key of the Dagster asset that writes the source, such as "a/b"; None for none.
         allow_empty: Whether a partition without any rows is accepted.
         default_id: The id column if a pipeline names none; None if it has to.
         names_files: Whether stages may open the files of its rows, through `File`.
@@ -227,7 +227,7 @@ class Source(SourceReader):
             SourceError: If there is no file, or none that can be read.
             DefinitionError: If they are known only in a run.
         """
-        raise DefinitionError(f"{location}: the types of {self.place!r} are known in a run alone")
+        raise DefinitionError(f"{location}: the types of {self.place!r} are known only in a run")
 
     # Planning.
 

@@ -135,7 +135,7 @@ class CsvSource(IngestedSource):
         if self.header is not True:
             declared = self.columns.names if self.columns is not None else self.header
             names = declared or [f"column{number}" for number in range(len(fields))]
-            # Of one column, empty lines are rows.
+            # With one column, empty lines are rows.
             return names, delimiter, begin if len(names) == 1 else start
         if not fields or lines.tell() >= _HEADER_BYTES:
             raise stream.refused(
@@ -215,8 +215,8 @@ def csv(
             files lack is null there.
         types: The types of some columns, in place of those that their values have. At least one
             file of the source must have each.
-        delimiter: The character between fields. By default, in each file, that of ``,``, tab,
-            ``;`` and ``|`` which divides the header into the most fields.
+        delimiter: The character between fields. By default, in each file, the one of ``,``,
+            tab, ``;`` and ``|`` that divides the header into the most fields.
         header: Whether the first row of each file has the names of the columns; or, for files
             without a header, the names of their columns.
         quote: The character around fields; None for none.
@@ -239,7 +239,7 @@ def csv(
     names = None if isinstance(header, bool) else list_of_names(where, "header", header)
     if names is not None and schema is not None:
         raise DefinitionError(
-            f"{where}: header and schema both name the columns; leave the names out, as "
+            f"{where}: header and schema both name the columns; leave the names out, for example "
             "header=False"
         )
     for name, value in (("quote", quote), ("escape", escape), ("delimiter", delimiter)):

@@ -57,7 +57,7 @@ class FileSource(Source):
         label: The format's name in messages; None for `kind`.
         url: A local path or fsspec URL: a file, a folder or a glob. ``{partition_key}`` is replaced
             by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
-        asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
+        asset: Key of the Dagster asset that writes the files, such as "a/b"; None for none.
         allow_empty: Whether a partition without files or rows is accepted.
         storage_options: Passed to fsspec; never part of a key.
     """
@@ -160,7 +160,7 @@ def file_arguments(
 
 
 def asset_path(asset: Any, location: str) -> str | None:
-    """Return the key of an asset, as "a/b"."""
+    """Return the key of an asset, such as "a/b"."""
     if asset is None or isinstance(asset, str):
         return asset
     key = getattr(asset, "key", asset)
@@ -176,7 +176,7 @@ def asset_path(asset: Any, location: str) -> str | None:
 def _unlisted(url: str, error: Exception, location: str) -> SourceError:
     text = (
         f"{location}: source {absolute_url(url)!r} cannot be listed: {described(error)}. Check the "
-        "URL and the credentials, and remove links in a circle or to nothing"
+        "URL and the credentials, and remove broken and circular links"
     )
     made = SourceError(text)
     made.__cause__ = error
@@ -206,7 +206,7 @@ def _found(fs: fsspec.AbstractFileSystem, pattern: _Pattern) -> list[dict[str, A
     for name, info in fs.glob(path, detail=True).items():
         if _is_hidden(name[fixed:]):
             continue
-        leads_nowhere = info.get("islink") and not fs.exists(name)  # an error, as in a folder
+        leads_nowhere = info.get("islink") and not fs.exists(name)  # an error, like in a folder
         is_file = info["type"] == "file" or leads_nowhere
         found = [info] if is_file else _data_below(fs, name, suffix)
         files.update({info["name"]: info for info in found})

@@ -38,7 +38,7 @@ def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileR
     if version is None and "file" in protocols(fs):
         version = info.get("mtime_ns") or os.stat(name).st_mtime_ns
     elif version is None and (version := _first_of(_TIMES, info)) is None:
-        info = fs.info(name)  # listings of some file systems, as of HTTP, have names alone
+        info = fs.info(name)  # listings of some file systems, such as HTTP, have only names
         version = _first_of((*_DIGESTS, *_TIMES), info)
     if version is None or info.get("size") is None:
         raise SourceError(

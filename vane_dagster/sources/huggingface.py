@@ -42,8 +42,8 @@ def huggingface(
     Its rows are identified by their content. The first run copies them into the store, where
     workers read them.
 
-    It requires ``vane-dagster[huggingface]``, and the dataset on the machine that plans the run
-    alone. The rows are hashed once in each process that lists the source, at 0.1 GB/s for short
+    It requires ``vane-dagster[huggingface]``, and the dataset only on the machine that plans the
+    run. The rows are hashed once in each process that lists the source, at 0.1 GB/s for short
     rows and 0.7 GB/s for images. Images and sounds are structs of ``bytes`` and ``path``, not
     decoded; a file that a row only names is read into the row. Class labels are numbers. Streams
     are not read: make a dataset of an `IterableDataset` by ``Dataset.from_generator``.

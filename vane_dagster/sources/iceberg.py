@@ -235,12 +235,12 @@ def iceberg(
         catalog: The name of a catalog in pyiceberg's configuration (``.pyiceberg.yaml`` or
             ``PYICEBERG_CATALOG__*`` variables), its properties with an optional ``"name"``, or a
             ``pyiceberg.catalog.Catalog``. Workers open the catalog too. Properties are in no key.
-        table: Namespace and name of the table, as "db.events".
+        table: Namespace and name of the table, such as "db.events".
         snapshot: A snapshot id, or the name of a branch or tag. By default each run reads the
             snapshot that is current when it is planned, and computes only the data files that are
             new or have new deletes.
-        filter: A row filter of pyiceberg, as ``"day = '{partition_key}'"``. A partitioned pipeline
-            needs one. ``{partition_key}`` is replaced by the partition's key, and
+        filter: A row filter of pyiceberg, such as ``"day = '{partition_key}'"``. A partitioned
+            pipeline needs one. ``{partition_key}`` is replaced by the partition's key, and
             ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
         columns: The columns to read; all by default. A change of the schema of other columns then
             computes nothing.

@@ -34,7 +34,7 @@ class ImagesSource(FilesSource):
 
     Attributes:
         url: A local path or fsspec URL: a file, a folder or a glob.
-        asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
+        asset: Key of the Dagster asset that writes the files, such as "a/b"; None for none.
         allow_empty: Whether a partition without files is accepted.
         storage_options: Passed to fsspec; never part of a key.
         size: Height and width; None for encoded bytes.
@@ -161,9 +161,9 @@ def images(
 
     With `size`, the rows have the columns ``path`` and ``image``, a uint8 tensor of shape
     ``(height, width, channels)``, ``(height, width)`` for mode "L". Without, ``image`` is the
-    encoded file, beside its ``height`` and ``width``. The id is ``path`` unless the pipeline names
-    another. I/O workers decode in parallel, while models compute. Of an animation the first frame
-    is read. Needs the package Pillow where the workers run.
+    encoded file, binary, beside its ``height`` and ``width`` in pixels, int32. The id is ``path``
+    unless the pipeline names another. I/O workers decode in parallel, while models compute. Only
+    the first frame of an animation is read. Needs the package Pillow where the workers run.
 
     The stage that reads a file that is not an image, empty, truncated, too large or unreadable
     quarantines its row. If no file of a fragment can be read at all, the partition fails, because
@@ -174,9 +174,8 @@ def images(
     ``path`` decodes nothing.
 
     Args:
-        url: A path or fsspec URL; see `files`. Of a folder, files are read whose names end like
-            those of images: .jpg, .jpeg, .png, .gif, .bmp, .tif, .tiff or .webp. A glob may match
-            any.
+        url: A path or fsspec URL; see `files`. In a folder, the files that end in .jpg, .jpeg,
+            .png, .gif, .bmp, .tif, .tiff or .webp are read. A glob may match any.
         size: Height and width in pixels to resize each image to, bilinear. JPEG files more than
             twice as large are decoded at a reduced scale first.
         mode: Pillow's mode, such as "RGB", "RGBA" or "L", and its conversion, except that 16 bits
@@ -196,7 +195,7 @@ def images(
         and all(isinstance(side, (int, np.integer)) and side > 0 for side in size)
     )
     if size is not None and not whole:
-        raise unexpected("vd.images", "size", size, "height and width in pixels, as (224, 224)")
+        raise unexpected("vd.images", "size", size, "height and width, such as (224, 224)")
     one_of("vd.images", "mode", mode, tuple(_CHANNELS))
     pixels = positive("vd.images", "max_pixels", max_pixels, MAX_PIXELS)
     sides = None if size is None else (int(size[0]), int(size[1]))

@@ -111,7 +111,7 @@ class IngestedSource(FileSource, InStore):
         is_text: Whether values are texts in the files.
         url: A local path or fsspec URL: a file, a folder or a glob. ``{partition_key}`` is replaced
             by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
-        asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
+        asset: Key of the Dagster asset that writes the files, such as "a/b"; None for none.
         allow_empty: Whether a partition without files or rows is accepted.
         storage_options: Passed to fsspec; never part of a key.
         encoding: The encoding of the files.
@@ -172,8 +172,8 @@ class IngestedSource(FileSource, InStore):
         where = f"vd.{cls.kind}"
         if schema is not None and types is not None:
             raise DefinitionError(
-                f"{where}: schema and types are both given; schema names all columns, types those "
-                "whose type is not to be found in the files. Give one"
+                f"{where}: schema and types are both given; schema declares all columns, types "
+                "only some. Give one"
             )
         given = schema if types is None else types
         pinned = None if given is None else parse_schema(given, where)

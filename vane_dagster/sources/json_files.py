@@ -92,7 +92,7 @@ def json(
 
     The first run that needs a file converts it into Parquet in the store. A column has the type
     that all of its values in the first run's files have: a string is text, also if it looks like a
-    date, and values of several types are text, as they stand in JSON. These types are kept for
+    date, and values of several types are text, as written in JSON. These types are kept for
     later runs. A row of a later file with a value of another type is quarantined, and keys that
     later files add are not read until `types` names them. A key that a line lacks is null.
 

@@ -112,7 +112,7 @@ class LakeSource(Source):
         cleanup: The operation that deletes the data files of former versions.
         filter: A row filter, with placeholders for the partition's key.
         columns: The columns to read; None for all.
-        asset: Key of the Dagster asset that writes the table, as "a/b", if there is one.
+        asset: Key of the Dagster asset that writes the table, such as "a/b"; None for none.
         allow_empty: Whether a partition without rows is accepted.
         planned: The tables of a run, by URL, once the source is bound to a store.
     """

@@ -175,8 +175,8 @@ def lance(
             partition's key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
         version: The number of a version, or a tag. By default each run reads the version that is
             the latest when it is planned, and computes only the fragments that are new or changed.
-        filter: An SQL filter that Lance evaluates, as ``"day = '{partition_key}'"``. The rows of a
-            partition are those that pass it. A partitioned pipeline needs the key here, or in the
+        filter: An SQL filter that Lance evaluates, such as ``"day = '{partition_key}'"``. The rows
+            that pass it are the partition. A partitioned pipeline needs the key here, or in the
             URL.
         columns: The columns to read; all by default. A change of other columns computes nothing.
         asset: The Dagster asset that writes the table: an asset key, "a/b", or a decorated asset.

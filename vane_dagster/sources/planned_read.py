@@ -45,8 +45,8 @@ def read_planned(
     if table.num_rows != expected:
         names = " and ".join(repr(file.url) for file in files[:3])
         raise IntegrityError(
-            f"{location}: {table.num_rows} rows were read of {names}, expected {expected} "
-            "by what was planned. Write the file again"
+            f"{location}: {table.num_rows} rows were read of {names}, but the plan has {expected}. "
+            "Write the file again"
         )
     return fitted(table, schema)
 

@@ -33,7 +33,7 @@ class FilesSource(FileSource):
 
     Attributes:
         url: A local path or fsspec URL: a file, a folder or a glob.
-        asset: Key of the Dagster asset that writes the files, as "a/b", if there is one.
+        asset: Key of the Dagster asset that writes the files, such as "a/b"; None for none.
         allow_empty: Whether a partition without files is accepted.
         storage_options: Passed to fsspec; never part of a key.
     """

@@ -143,8 +143,7 @@ def ray_dataset(
     ``vd.LocalCluster().connect()``. Rows that the store has are read without Ray. Rows that were
     made again are new rows: every fragment is computed. If two runs make the same rows at once,
     both use those that are complete first. Idle warm workers that hold all CPUs are ended. Modules
-    of yours that the dataset's tasks import inside of a function have to be installed on the
-    cluster.
+    of yours that the dataset's tasks import inside of a function must be installed on the cluster.
 
     Args:
         fn: A function that returns any `ray.data.Dataset`. For a partitioned pipeline, it has a

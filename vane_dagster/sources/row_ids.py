@@ -86,8 +86,8 @@ class IdRule:
         if taken := [name for name in source.names if name.lower() == self.name.lower()]:
             raise SchemaError(
                 f"{location}: the id column {self.name!r} would be computed, but the source has a "
-                f'column {taken[0]!r}. Give the id another name, as id={{"name": [...]}} or '
-                f"vd.row_id(name), or use that column, as id={taken[0]!r}"
+                f'column {taken[0]!r}. Give the id another name: id={{"name": [...]}} or '
+                f"vd.row_id(name), or use that column: id={taken[0]!r}"
             )
         return pa.schema([pa.field(self.name, pa.string()), *source])
 
@@ -120,9 +120,8 @@ class IdRule:
             ids = _numbered(fragment)
             if rows.num_rows != len(ids):
                 raise IntegrityError(
-                    f"{location}: {rows.num_rows} rows were read of {fragment}, expected "
-                    f"{len(ids)} by what was planned, so their numbers are not known. Write the "
-                    "file again"
+                    f"{location}: {rows.num_rows} rows were read of {fragment}, but the plan has "
+                    f"{len(ids)}, so their numbers are not known. Write the file again"
                 )
         errors = [ROW_ERROR] if ROW_ERROR in rows.column_names else []
         return rows.append_column(self.name, ids).select([*schema.names, *errors])
@@ -151,21 +150,21 @@ def _numbered(fragment: FragmentRecord) -> pa.ChunkedArray:
 def composite_id(location: str, columns: Any, name: Any = COMPOSITE_ID) -> IdRule:
     r"""Return the rule for an id of several columns.
 
-    The rows get a text column that joins the values by ``|``, as ``a|3``. Different values have
-    different texts: ``|`` in a value becomes ``\|``, and ``\`` becomes ``\\``. Times are in ISO
-    form, those with a time zone in UTC, and bytes are hexadecimal.
+    The rows get a text column that joins the values by ``|``, such as ``a|3``. Different values
+    have different texts: ``|`` in a value becomes ``\|``, and ``\`` becomes ``\\``. Times are in
+    ISO form, those with a time zone in UTC, and bytes are hexadecimal.
     """
     is_list = isinstance(columns, (list, tuple)) and bool(columns)
     if not is_list or not all(isinstance(column, str) and column for column in columns):
         raise DefinitionError(
-            f'{location}: the columns of the id are {columns!r}; expected names, as ["doc", "page"]'
+            f'{location}: the id has columns {columns!r}; expected names such as ["doc", "page"]'
         )
     text(location, "name", name, "the name of the id column")
     folded = [column.lower() for column in (*columns, name)]
     if twice := [column for column in (*columns, name) if folded.count(column.lower()) > 1]:
         raise DefinitionError(
             f"{location}: {names(twice)} of the id {name!r} are the same column. Name each column "
-            f"once, and the id otherwise, as id={{'{name}_text': {list(columns)!r}}}"
+            f"once, and the id otherwise: id={{'{name}_text': {list(columns)!r}}}"
         )
     return IdRule(name, tuple(columns))
 
@@ -174,12 +173,13 @@ def composite_id(location: str, columns: Any, name: Any = COMPOSITE_ID) -> IdRul
 def row_id(name: str = ROW_ID) -> IdRule:
     """Declare that rows are identified by their file and their number in it.
 
-    The rows get a text column, as ``s3://bucket/file.parquet#17`` for the 18th row of the file. A
-    row keeps its id as long as its file keeps its URL and its order.
+    The rows get a text column, such as ``s3://bucket/file.parquet#17`` for the 18th row of the
+    file. A row keeps its id as long as its file keeps its URL and its order.
 
-    The id says where a row is, not what it is: if a file is rewritten, its rows are computed again,
-    and inserting a row moves the ids of all that follow. A moved file has new ids. Tables that
-    rewrite their files (Delta, Iceberg, Lance) and rows in memory get new ids with every change.
+    The id identifies the place of a row, not its content: if a file is rewritten, its rows are
+    computed again, and inserting a row moves the ids of all that follow. A moved file has new ids.
+    Tables that rewrite their files (Delta, Iceberg, Lance) and rows in memory get new ids with
+    every change.
 
     Args:
         name: The id column that every stage has.

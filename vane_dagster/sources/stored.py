@@ -27,7 +27,7 @@ class StoredSource(ParquetFiles, InStore):
     """Rows in the pipeline's own store: those of another pipeline's stage, or of an ordinary asset.
 
     Attributes:
-        asset: Key of the Dagster asset, as "a/b".
+        asset: Key of the Dagster asset, such as "a/b".
         allow_empty: Whether a partition without rows is accepted.
     """
 
@@ -107,7 +107,7 @@ def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
 
     Args:
         asset: A stage of another pipeline, an ordinary asset that uses the `FragmentStore` as its
-            IO manager, or the key of either, as "a/b".
+            IO manager, or the key of either, such as "a/b".
         allow_empty: Whether a partition without any rows is accepted; an error by default.
 
     Raises:

@@ -54,7 +54,7 @@ def text(
     Lines end in LF or CRLF, which are not part of the text. An empty line is a row. The first run
     that needs a file converts it into Parquet in the store.
 
-    Lines have no id: use ``id=vd.row_id()``. Files are converted as those of `csv` are.
+    Lines have no id: use ``id=vd.row_id()``. Files are converted like those of `csv`.
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.txt`` below it, also with ``.gz``,

@@ -26,7 +26,7 @@ class Results:
     """Results in force of a stage, or of a partition of one.
 
     Attributes:
-        stage: Pipeline and stage, as "docs/embedding".
+        stage: Pipeline and stage, such as "docs/embedding".
         partition: The partition key, if it is one of a partitioned stage.
         partitions: Number of partitions.
         rows: Number of rows.

@@ -6,9 +6,9 @@ part and its row records. Nothing deletes either: no run could make them again. 
 written last and alone names the files, so those of a process that died before are never read.
 
 A decision belongs to an id and a row key, so it ends when a value changes that the stage reads. A
-waiver also ends when a run commits its partition without the failure. Of two patches of a row, the
-later one counts. To undo a decision for some of its ids is a decision too: its record names the
-other one, and is counted, found and promoted in the same way.
+waiver also ends when a run commits its partition without the failure. The later of two patches of a
+row counts. To undo a decision for some of its ids is a decision too: its record names the other
+one, and is counted, found and promoted in the same way.
 """
 
 from __future__ import annotations

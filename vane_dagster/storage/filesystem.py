@@ -122,7 +122,7 @@ class Location:
         except ValueError as error:
             raise StoreError(
                 f"{self.url!r} has no file system: {error}. Expected a path, or a URL of a file "
-                "system that fsspec knows, as s3://bucket/folder"
+                "system that fsspec knows, such as s3://bucket/folder"
             ) from error
         return fs, path.rstrip("/") or "/"
 
@@ -435,13 +435,13 @@ def advice(error: Exception) -> str:
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return (
-            "The disk is full: make room there, or have the store elsewhere, and run again; what "
-            "is finished is kept"
+            "The disk is full: free space there, or move the store, and run again; finished work "
+            "is kept"
         )
     if isinstance(error, PermissionError) or number == errno.EROFS:
         return (
             "Permission is denied: give the user or the credentials of this process the right to "
-            "read and write there, or have the store elsewhere"
+            "read and write there, or move the store"
         )
     if is_transient_storage_error(error):
         return "It was tried several times; run again when the storage answers"

@@ -68,7 +68,7 @@ class GcReport:
     """The garbage of one stage, as URLs and sizes in bytes.
 
     Attributes:
-        stage: Pipeline and stage, as "docs/embedding".
+        stage: Pipeline and stage, such as "docs/embedding".
         condemned: Parts marked for deletion, which a collection after the grace period deletes.
         deleted: Parts that are no longer needed.
         manifests: Manifests that are no longer in force.

@@ -82,7 +82,7 @@ def parse_catalog(where: str, catalog: Any) -> IcebergCatalog:
     if not isinstance(name, str) or not isinstance(properties, Mapping):
         raise DefinitionError(
             f"{where}: catalog is a {type(catalog).__name__}; expected the name of a catalog in "
-            'pyiceberg\'s configuration, as "prod", or its properties, as {"type": "sql", '
+            'pyiceberg\'s configuration, such as "prod", or its properties, like {"type": "sql", '
             '"uri": ...}'
         )
     return IcebergCatalog(name, dict(properties))
@@ -90,5 +90,5 @@ def parse_catalog(where: str, catalog: Any) -> IcebergCatalog:
 
 def parse_identifier(where: str, table: Any) -> str:
     """Validate the identifier of a table."""
-    expected = 'the namespace and name of an Iceberg table, as "db.events"'
+    expected = 'the namespace and name of an Iceberg table, such as "db.events"'
     return text(where, "table", table, expected, _IDENTIFIER)

@@ -27,7 +27,7 @@ class PartProvenance:
         workers: Names of the workers that computed its rows.
         at: Unix time in seconds at which it was written.
         seconds: Seconds that all workers took together.
-        packages: The installed packages that the user's code imports, as "name==version" on the
+        packages: The installed packages that the user's code imports, each "name==version" on the
             workers; one package in several versions if workers differed.
         definition: The definition that computed it, of those that count as the manifest's; empty in
             parts of earlier releases.
@@ -292,7 +292,7 @@ class Published:
     Attributes:
         url: The folder, or the table.
         files: Names of the files in it, relative to `url`.
-        format: "parquet", or the name of a table's format, as "delta".
+        format: "parquet", or the name of a table's format, such as "delta".
         version: The table's version or snapshot, for formats that have one.
     """
 
@@ -321,11 +321,11 @@ class Manifest:
         run_id: The run that committed it.
         committed_at: Unix time in seconds.
         info: Further information, such as versions and counts.
-        kind: The stage's kind, as "map_batches".
+        kind: The stage's kind, such as "map_batches".
         keys: The columns that identify a row: its id, then the ids of the rows it came from.
         reads: The inputs of the stage: "source", or names of stages.
         model: The user's class or function, and the pool that ran it; empty without one.
-        lineage: For each column the columns that it came from, as [stage, column] pairs.
+        lineage: For each column the columns that it came from, in pairs [stage, column].
         checks: The results of the stage's checks.
         sample: Some rows as texts, for people.
         published: Where a `write` stage has published the rows.

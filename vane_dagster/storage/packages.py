@@ -25,7 +25,7 @@ def distributions(imported: Iterable[str]) -> tuple[str, ...]:
 
 
 def installed(packages: Iterable[str]) -> tuple[str, ...]:
-    """Return the packages that are installed in this process, as "name==version"."""
+    """Return the packages that are installed in this process, each "name==version"."""
     found = ((name, version_of(name)) for name in packages)
     return tuple(f"{name}=={version}" for name, version in found if version)
 

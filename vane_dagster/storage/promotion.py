@@ -38,7 +38,8 @@ class Promoted:
         stage: The stage.
         partition: The partition's key.
         parts: The parts that were copied; none if the other store has them.
-        was_in_force: Whether the other store had the same results in force, as after a promotion.
+        was_in_force: Whether the other store had the same results in force, for example after a
+            promotion.
     """
 
     stage: str

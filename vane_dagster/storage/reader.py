@@ -29,7 +29,7 @@ class StoredRows:
     """Rows of one asset, in the order of its partitions.
 
     Attributes:
-        label: The asset, as "docs/embedding".
+        label: The asset, such as "docs/embedding".
         fs: The file system of all files.
         paths: The paths of the files on that file system.
         schema: The rows' schema.

@@ -329,8 +329,8 @@ def open_branch(
     own, other = absolute_url(root).rstrip("/"), absolute_url(fallback).rstrip("/")
     if f"{own}/".startswith(f"{other}/") or f"{other}/".startswith(f"{own}/"):
         raise StoreError(
-            f"FragmentStore: root is {own!r} and fallback {other!r}; expected two folders of which "
-            "none is in the other. Give the branch a root of its own"
+            f"FragmentStore: root is {own!r} and fallback {other!r}; expected two folders, "
+            "neither inside the other. Give the branch its own root"
         )
     place = Location(own, options)
     far = options if place.is_local else place.options_for(other)

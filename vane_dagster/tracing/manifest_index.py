@@ -267,7 +267,7 @@ class ManifestIndex:
         if source is None and (rule is None or rule.columns):
             raise StoreError(
                 f"the files are of a source of kind {manifest.source!r}, which the store alone "
-                "cannot read; trace with the stage's object, as vd.trace(stage, id)"
+                "cannot read; trace with the stage's object: vd.trace(stage, id)"
             )
         try:
             if rule is not None:
@@ -292,7 +292,7 @@ class ManifestIndex:
         if isinstance(id, (tuple, list, Mapping)):
             raise TraceError(
                 f"{label!r}: id is {id!r}; expected one value of {column!r}. An id of several "
-                "columns is a text, as 'a|3', and one of file and row number, as 'a.parquet#3'"
+                "columns is a text like 'a|3', one of file and row number a text like 'a.parquet#3'"
             )
         return as_id(id, manifest.schema.field(column).type, label, column)
 

@@ -63,7 +63,7 @@ def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str 
             return reason
     if has is None:
         return None
-    return f"It stands in {has[0]}, and was {leaving(manifest_index, manifest, has[1], [id])}"
+    return f"It is in {has[0]}, and was {leaving(manifest_index, manifest, has[1], [id])}"
 
 
 def leaving(

@@ -45,8 +45,8 @@ class Step:
     """One row in the source or in a stage's part.
 
     Attributes:
-        stage: Pipeline and stage, as "docs/clean"; "docs/source" for a row of a source file.
-        kind: The stage's kind, as "map_batches"; "source" for a row of a source file.
+        stage: Pipeline and stage, such as "docs/clean"; "docs/source" for a row of a source file.
+        kind: The stage's kind, such as "map_batches"; "source" for a row of a source file.
         partition: The partition's key.
         keys: By column, the row's id and then the ids of the rows that it was made from.
         url: The part or the source file; empty if unknown.
@@ -96,7 +96,7 @@ class Trace:
     """The trace of a row.
 
     Attributes:
-        stage: The stage of the traced row, as "docs/enriched" or "docs/source".
+        stage: The stage of the traced row, such as "docs/enriched" or "docs/source".
         partition: The partition's key.
         id: The row's id.
         forward: Whether the trace goes from the row to the rows made from it.

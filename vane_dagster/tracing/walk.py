@@ -189,7 +189,7 @@ class _BackwardWalk:
             note = (
                 f"its manifest {node[1]} was collected, so this step is not known any more"
                 if manifest is None
-                else f"its manifest {node[1]} has other fragments than what was made from it"
+                else f"its manifest {node[1]} has other fragments than the rows made from it"
             )
             self._add([Step(label, "", self._manifest_index.partition, notes=(note,))])
             return
@@ -461,6 +461,6 @@ class _ForwardWalk:
         if lacking := [
             self._manifest_index.label(u) for u, reached in above.items() if not reached.is_found
         ]:
-            return f"nothing, as {', '.join(lacking)} has nothing of it"
+            return f"nothing, because {', '.join(lacking)} has no row of it"
         ids = {keys[0] for reached in above.values() for keys in reached.rows}
         return leaving(self._manifest_index, manifest, index, ids)

@@ -37,7 +37,7 @@ def parse_schema(schema: SchemaLike, where: str) -> pa.Schema:
     else:
         raise SchemaError(
             f"{where}: schema is a {type(schema).__name__}; expected a mapping of column name to "
-            'SQL type, as {"id": "BIGINT", "embedding": "FLOAT[384]"}, or a pyarrow.Schema'
+            'SQL type, such as {"id": "BIGINT", "embedding": "FLOAT[384]"}, or a pyarrow.Schema'
         )
     if not fields:
         raise SchemaError(f"{where}: schema has no columns; name each column that comes out")
@@ -114,7 +114,7 @@ def sql_type(kind: str) -> pa.DataType:
         if relation.columns != ["x"]:
             raise duckdb.ParserException(f"{kind!r} is not a single type")
         if is_lost_in_arrow(relation.types[0]):
-            raise SchemaError(f"{kind}: {NO_ARROW_TYPE}, as 'VARCHAR'")
+            raise SchemaError(f"{kind}: {NO_ARROW_TYPE}, such as 'VARCHAR'")
         return plain_type(relation.to_arrow_table().schema.field(0).type)
 
 

@@ -45,8 +45,8 @@ def parse_return_type(return_type: object, where: str) -> pa.DataType:
         except (duckdb.Error, SchemaError) as error:
             reason = first_line(error)
     raise SchemaError(
-        f"{where}: return_type {ddl!r} is not a type of Spark: {reason}. Expected a DDL string, as "
-        "'array<float>' or 'label string, score double', or a pyspark.sql.types.DataType"
+        f"{where}: return_type {ddl!r} is not a type of Spark: {reason}. Expected a DDL string, "
+        "such as 'array<float>' or 'label string, score double', or a pyspark.sql.types.DataType"
     )
 
 

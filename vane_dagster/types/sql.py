@@ -337,7 +337,7 @@ def as_columns(
     if isinstance(columns, str) or not columns:
         raise DefinitionError(
             f"{where}: columns is {columns!r}; expected a list of column names, or a mapping of "
-            'output column to SQL expression, as {"id": "id", "text": "trim(text)"}'
+            'output column to SQL expression, such as {"id": "id", "text": "trim(text)"}'
         )
     if "*" in (columns.values() if isinstance(columns, Mapping) else columns):
         raise DefinitionError(f"{where}: columns has '*'; write include_columns=True for all")

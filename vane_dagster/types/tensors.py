@@ -42,8 +42,8 @@ def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
     shape is ``(4, 3)``; it has at most 100,000 elements, a tensor any number.
 
     Args:
-        dtype: The type of the elements, a number or bool, as numpy or torch name it, or a type of
-            Arrow: ``"float32"``, ``np.uint8``, ``torch.int64``, ``pa.float16()``.
+        dtype: The type of the elements, a number or bool by the name in numpy or torch, or a type
+            of Arrow: ``"float32"``, ``np.uint8``, ``torch.int64``, ``pa.float16()``.
         shape: The shape of a row's tensor, for example ``(3, 224, 224)``; the first dimension is
             the outermost. A batch of n rows is an array of shape ``(n, 3, 224, 224)``.
 

@@ -287,7 +287,7 @@ def _checked_times(rows: Iterable[Any], found: pa.DataType) -> pa.DataType:
     zoned = {getattr(value, "tzinfo", None) is not None for value in values}
     if len(zoned) > 1:
         raise ValueError(
-            "a part of the values has a time zone. Return all with one, as by "
+            "a part of the values has a time zone. Return all with one, for example by "
             "value.replace(tzinfo=datetime.timezone.utc) for values in UTC"
         )
     if zoned == {True} and pa.types.is_time(found):

@@ -26,7 +26,7 @@ class LoadCall:
         endpoints: The endpoints of the servers that its code calls.
         versions: The driver's versions, if the worker may have others.
         run_id: The run.
-        stages: The run's stages that call the model, as "docs/embedding".
+        stages: The run's stages that call the model, such as "docs/embedding".
     """
 
     model: ModelSpec | None

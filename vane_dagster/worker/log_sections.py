@@ -79,7 +79,7 @@ def sections(folders: Iterable[Path], run_id: str, stage: str) -> Iterator[Secti
     Args:
         folders: Ray's folders of logs.
         run_id: The run, or the beginning of its id.
-        stage: Pipeline and stage, as "docs/embedding".
+        stage: Pipeline and stage, such as "docs/embedding".
     """
     for file in (file for folder in folders for file in sorted(folder.glob("worker-*"))):
         with file.open(errors="replace") as log:

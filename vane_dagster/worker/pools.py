@@ -109,7 +109,7 @@ class PoolSpec(_Pool):
             computes.
         uses: Identities of the pools of servers that the code calls, by the servers' keys.
         idle_seconds: Seconds that the pool stays warm without a lease; None for the backend's.
-        stages: The run's stages that call the model, as "docs/embedding".
+        stages: The run's stages that call the model, such as "docs/embedding".
     """
 
     model: ModelSpec | None = None

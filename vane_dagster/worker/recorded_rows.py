@@ -78,8 +78,8 @@ def open_index(parts: Sequence[RecordedPart], floor: int, equal_rows: Sequence[s
     """Open the row records of a group of parts, sorted by the row key, for `find_rows`.
 
     It has no records of an epoch below the floor, nor of other row definitions than those given,
-    whatever the manifest's is: an adoption by which it has them may be gone. Of several with a key,
-    or with an equal high half, it has the first that did not fail, else the first; other rows are
+    whatever the manifest's is: an adoption by which it has them may be gone. It has one record for
+    each key or equal high half: the first that did not fail, else the first. Other rows are
     computed again.
     """
     urls = [part.folder.file_url(part.records) for part in parts]
@@ -164,8 +164,8 @@ class StoredRows:
 def stored_rows(part: RecordedPart, id: str, own: Sequence[str], wanted: int) -> StoredRows:
     """Return the outcomes of a part's input rows.
 
-    If a fragment takes only few of them, as after a table was shuffled, others are likely to take
-    the rest. Then the part is decoded once for all processes of the node.
+    If a fragment takes only few of them, for example after a shuffle of the table, others are
+    likely to take the rest. Then the part is decoded once for all processes of the node.
     """
     if wanted * _FEW >= part.rows:
         return StoredRows(**_read(part, id, own))

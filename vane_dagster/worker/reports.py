@@ -29,7 +29,7 @@ class Tally:
         workers: Names of the workers that computed them.
         seconds: Seconds that all workers took together.
         wasted: Amounts spent on rows without output, such as tokens; see `CostlyError`.
-        packages: The installed packages that the user's code imports, as "name==version".
+        packages: The installed packages that the user's code imports, each "name==version".
     """
 
     rows_in: int = 0

@@ -71,7 +71,7 @@ def result_columns(
         _check_index(index, location)
         return columns, len(result)
     if hasattr(result, "__arrow_c_stream__"):
-        with contextlib.suppress(pa.ArrowInvalid):  # a stream of single values, as of a Series
+        with contextlib.suppress(pa.ArrowInvalid):  # a stream of single values, such as a Series
             reader = pa.RecordBatchReader.from_stream(result)
         if reader is not None:
             table = reader.read_all()  # errors of the user's reader propagate
@@ -93,7 +93,7 @@ def _by_name(rows: Any, schema: pa.Schema, location: str) -> Mapping[str, Any]:
 def _check_index(index: Any, location: str) -> None:
     """Refuse a pandas index that does not count from 0: its rows may be in another order.
 
-    A named index holds values of a column, as after `set_index` and `groupby`.
+    A named index holds values of a column, for example after `set_index` and `groupby`.
     """
     if index.name is not None or not index.equals(sys.modules["pandas"].RangeIndex(len(index))):
         raise UdfError(

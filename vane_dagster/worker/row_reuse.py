@@ -219,7 +219,7 @@ class _KnownPlaces:
         if not is_equal.any():
             return by_key
         first = by_key[np.maximum.accumulate(np.where(is_equal, 0, np.arange(len(by_key))))]
-        # Of keys that share their first bits, all but those of one are computed again.
+        # If keys share their first bits, the rows of all but one of them are computed again.
         for halves in (high, low):
             is_equal &= halves[by_key] == halves[first]
         duplicates = by_key[is_equal]

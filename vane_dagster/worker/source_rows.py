@@ -38,9 +38,9 @@ def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
         first = errors[0].as_py()
         raise SourceError(
             f"{work.location}: {len(errors)} rows of the source could not be read, so their id "
-            f"{rows.id!r} is null; the first error is {first['error']}: {first['message']}. Name "
-            f"as the id columns that are known of a file that cannot be read, as {PATH!r}, or take "
-            "the files out of the source"
+            f"{rows.id!r} is null; the first error is {first['error']}: {first['message']}. Use "
+            f"an id that is known of a file that cannot be read, such as {PATH!r}, or take the "
+            "files out of the source"
         )
     return table
 

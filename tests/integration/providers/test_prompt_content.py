@@ -138,9 +138,9 @@ def test_files_are_asked_about_again_when_their_content_changes(
     assert asked() == [f"What is this?\n[image/png {width}x1]" for width in (1, 2, 3)]
     refused = vd.quarantine("docs/other", store=str(tmp_path / "store"))
     assert set(refused["message"].to_pylist()) == {
-        "column 'other': the row names a file that the pipeline's source does not list, so that "
-        "nothing tells whether it changed. List the files by vd.files, or read them by a function "
-        "of a stage before this one; URLs that the model's server fetches need "
+        "column 'other': the row names a file that the pipeline's source does not list, so its "
+        "changes would not be noticed. List the files by vd.files, or read them in a function "
+        "of an upstream stage; URLs that the model's server fetches need "
         "fetch_by_provider=True"
     }  # fmt: skip
     os.utime(folder / "1.png", (1, 1))

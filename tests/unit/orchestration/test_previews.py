@@ -129,7 +129,7 @@ def test_a_failed_row_is_in_its_place_with_its_error(tmp_path, on_error):
 
 def test_stored_rows_upstream_are_read_and_nothing_is_kept(tmp_path):
     made = docs(tmp_path, model_above=True)
-    with pytest.raises(DefinitionError, match="not stored are computed for some rows alone"):
+    with pytest.raises(DefinitionError, match="not stored are computed for some rows only"):
         made["half"].preview(1, where="n = 190", **given(tmp_path))
     assert files(tmp_path) == []
     made.run(select=["clean", "same"], **given(tmp_path))

@@ -165,7 +165,7 @@ def nothing(row: dict) -> None: ...
             "classify", ["text"], {"lables": ["a"], "provider": Provider, "model": "m"},
             ["of classify. Did you mean 'labels'", "classify: missing a required arg"],
         ),
-        ("map_batches", [nothing], {}, ['as schema={"label": "VARCHAR"}, or write schema="infer"']),
+        ("map_batches", [nothing], {}, ['schema={"label": "VARCHAR"}, or write schema="infer"']),
         (
             "predict_batch", [make_predict], {"columns": ["x"], "returnType": "int"},
             ["write return_type=", "missing a required argument: 'return_type'"],

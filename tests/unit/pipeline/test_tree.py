@@ -61,6 +61,6 @@ def test_a_source_that_is_missing_or_does_not_fit_is_named(tmp_path):
         _ = stage.schema
     stage = vd.Pipeline("p", source=vd.stored("other/stage"), id="id").project("a", ["text"])
     with pytest.raises(
-        vd.errors.DefinitionError, match="types of 'asset other/stage' are known in a run"
+        vd.errors.DefinitionError, match="types of 'asset other/stage' are known only in a run"
     ):
         _ = stage.schema

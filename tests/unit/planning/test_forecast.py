@@ -72,7 +72,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             [
                 "2 of 3 partitions: 1,200 rows in 4 fragments",
                 "because: code of Model changed in 2 partitions (a, b)",
-                "cost: unknown, because nothing stored is there to measure by; --sample 50 "
+                "cost: unknown, because the store has nothing to measure by; --sample 50 "
                 "measures it",
             ],
         ),
@@ -81,7 +81,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             [
                 "2 of 3 partitions: 1,200 rows in 4 fragments",
                 "because: code of Model changed in 2 partitions (a, b)",
-                "cost: unknown, because nothing stored is there to measure by",
+                "cost: unknown, because the store has nothing to measure by",
             ],
         ),
         (
@@ -186,7 +186,7 @@ def test_limits_count_the_highest_cost_of_what_is_due(monkeypatch):
     assert list(check_limits(plan, store, {})) == []
     edited, unknown = check_limits(plan, store, {"max_gpu_hours": 3.0})
     assert edited == "second: max_gpu_hours counts its cost by results from before the edit"
-    assert unknown.startswith("new: max_gpu_hours does not count it, because nothing stored")
+    assert unknown.startswith("new: max_gpu_hours does not count it, because no stored results")
     with pytest.raises(BudgetError, match="would take 1 to 3 GPU hours, and its max_gpu_hours is"):
         list(check_limits(plan, store, {"max_gpu_hours": 2.9}))
     with pytest.raises(BudgetError, match="would cost 5 to 10, and its max_cost is 9"):
@@ -450,6 +450,6 @@ def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(stored):
     model.project("last", ["id"])
     found = stored.plan(docs)
     assert [*brief(found)] == ["some"]
-    reason = "the first run infers the schema of 'model', so what follows is not known"
+    reason = "the first run infers the schema of 'model', so later stages are not known"
     assert found.unplanned == {"stage 'model'": reason, "stage 'last'": reason}
     assert not found.is_up_to_date

@@ -86,7 +86,7 @@ class Sees(Reversed):
 @pytest.mark.parametrize(
     ("provider", "part", "message"),
     [
-        (Reversed, vd.image("a"), "the prompt has [image `a`], but Reversed takes text alone"),
+        (Reversed, vd.image("a"), "the prompt has [image `a`], but Reversed takes only text"),
         (Sees, vd.image("a", detail="low"), "Sees takes no image detail; it takes text, image"),
         ("anthropic", vd.audio("a"), "[audio `a`], but AnthropicProvider takes no audio; it takes"),
         ("openai", vd.document("a", fetch_by_provider=True), "takes no document url"),
@@ -101,7 +101,7 @@ def test_what_a_provider_does_not_take_is_refused_at_declaration(provider, part,
 
 def test_completions_take_text_alone(tmp_path):
     model = vd.Model("m", options={"api": "completions"})
-    with pytest.raises(vd.errors.DefinitionError, match="OpenAIProvider takes text alone"):
+    with pytest.raises(vd.errors.DefinitionError, match="OpenAIProvider takes only text"):
         docs(tmp_path).prompt("asked", [vd.image("a")], provider="openai", model=model)
 
 

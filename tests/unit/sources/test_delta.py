@@ -138,7 +138,7 @@ def test_a_data_file_that_is_vacuumed_before_it_is_read(filter, tmp_path):
 
 
 def test_the_columns_of_a_table_for_each_partition_are_known_in_a_run_alone(tmp_path):
-    with pytest.raises(vd.errors.DefinitionError, match="are known in a run alone"):
+    with pytest.raises(vd.errors.DefinitionError, match="are known only in a run"):
         vd.delta(f"{tmp_path}/{{partition_key}}/t").schema("here")
 
 

@@ -39,7 +39,7 @@ def test_a_cycle_of_links_is_an_error(kind, tmp_path):
     error = listed(str(src))
     assert isinstance(error, SourceError)
     assert "Too many levels of symbolic links" in str(error)
-    assert str(error).endswith("remove links in a circle or to nothing")
+    assert str(error).endswith("remove broken and circular links")
 
 
 @pytest.mark.parametrize("pattern", ["", "/**/*.parquet", "/*", "/*.parquet"])
@@ -48,7 +48,7 @@ def test_a_link_to_nothing_is_an_error(pattern, tmp_path):
     (tmp_path / "gone.parquet").symlink_to("/nowhere")
     error = listed(f"{tmp_path}{pattern}")
     assert isinstance(error, SourceError)
-    assert "gone.parquet'. Check the URL and the credentials, and remove links" in str(error)
+    assert "gone.parquet'. Check the URL and the credentials, and remove broken" in str(error)
 
 
 @pytest.mark.parametrize("pattern", ["", "/**/*.parquet", "/*"])

@@ -138,11 +138,11 @@ def test_the_rule_and_its_types_identify_rows(tmp_path):
         ),
         (
             IdRule("Text", ("doc", "page")),
-            "the source has a column 'text'.*as id={",
+            "the source has a column 'text'.*: id={",
         ),
         (
             vd.row_id("text"),
-            r"a column 'text'.*or vd.row_id\(name\), or use that column, as id='text'",
+            r"a column 'text'.*or vd.row_id\(name\), or use that column: id='text'",
         ),
         (IdRule("id", ("doc", "words")), "column 'words' of the id is list<item: string>"),
     ],

@@ -207,7 +207,7 @@ def test_a_collection_of_a_branch_removes_nothing_else(store, branch):
 
 @pytest.mark.parametrize("root", ["s3://b/x", "s3://b/x/", "s3://b/x/y", "s3://b"])
 def test_roots_in_each_other_are_refused(root):
-    with pytest.raises(StoreError, match="none is in the other"):
+    with pytest.raises(StoreError, match="neither inside the other"):
         vd.FragmentStore(root=root, fallback="s3://b/x").open()
     assert open_branch("s3://b/xy", "s3://b/x", {}).fallback is not None
 

@@ -78,7 +78,7 @@ def test_small_parts_are_written_together_in_their_order(tmp_path, monkeypatch):
         ({"format": "delta", "url": "/t/100%"}, "holds '%', which Delta's driver takes"),
         ({"format": "delta", "partition_column": "_key"}, "partition_column is '_key'; expected"),
         ({"partition_column": "day"}, "is for a table, as in format='delta'"),
-        ({"format": "iceberg", "url": "/t"}, "needs catalog and table, as in write('/t'"),
+        ({"format": "iceberg", "url": "/t"}, "needs catalog and table: write('/t'"),
         ({**ICEBERG, "url": "/{partition_key}"}, "but the Iceberg table holds all partitions"),
         (
             {**ICEBERG, "url": "ftp://h/t"},

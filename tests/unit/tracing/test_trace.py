@@ -237,14 +237,14 @@ def test_forward_tells_who_filtered_and_what_has_no_children(traced):
     assert [step.stage for step in filtered.steps] == ["docs/source"]
     assert row_at(filtered.steps[0])["id"] == 45
     assert filtered.missing["docs/clean"] == "filtered by 'docs/clean'"
-    assert filtered.missing["docs/upper"] == "nothing, as docs/clean has nothing of it"
+    assert filtered.missing["docs/upper"] == "nothing, because docs/clean has no row of it"
     assert set(filtered.missing) == {f"docs/{stage}" for stage in STAGES}
     assert "docs/clean      filtered by 'docs/clean'" in str(filtered)
 
     childless = trace(traced, "docs", 44, forward=True)
     assert childless.missing == {
         "docs/words": "filtered by 'docs/words'",
-        "docs/by_word": "nothing, as docs/words has nothing of it",
+        "docs/by_word": "nothing, because docs/words has no row of it",
     }
 
 
@@ -384,7 +384,7 @@ def test_merged_files_of_a_publication(tmp_path):
         ("docs/clean", 999, "2026-01-02", False, "has no row with id 999: its 48 rows have ids"),
         (
             "docs/published", 45, "2026-01-02", False,
-            r"stands in 'docs/source', row 14 of file://.*b.parquet, and was filtered by 'docs/cl",
+            r"is in 'docs/source', row 14 of file://.*b.parquet, and was filtered by 'docs/cl",
         ),
         ("docs/by_word", "44-0", "2026-01-02", False, "has no row with word_id '44-0'"),
         ("docs", 999, "2026-01-02", True, "'docs/source', partition .* no row with id 999 in"),
@@ -449,8 +449,8 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
         trace(tmp_path, "docs/both", 41, None)
     assert trace(tmp_path, "docs", 41, None, forward=True).missing == {
         "docs/even": "filtered by 'docs/even'",
-        "docs/below": "nothing, as docs/even has nothing of it",
-        "docs/both": "nothing, as docs/even has nothing of it",
+        "docs/below": "nothing, because docs/even has no row of it",
+        "docs/both": "nothing, because docs/even has no row of it",
     }
     found = trace(tmp_path, "docs", 7, None, forward=True)
     assert re.fullmatch(refused, found.missing["docs/even"])

@@ -54,7 +54,7 @@ class IcebergPublisher(TablePublisher):
     def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
         if declared.options["catalog"] is None or declared.options["table"] is None:
             raise DefinitionError(
-                f"{where}: format='iceberg' needs catalog and table, as in write({declared.url!r}, "
+                f"{where}: format='iceberg' needs catalog and table: write({declared.url!r}, "
                 'format="iceberg", catalog="prod", table="db.labels"); the URL is the folder of '
                 "the table's files"
             )

@@ -50,7 +50,7 @@ class VectorIndex:
             index = cls(**given)
         except TypeError:
             raise DefinitionError(
-                f"{where}: index is {given!r}; expected a dict with the column of vectors, as "
+                f"{where}: index is {given!r}; expected a dict with the column of vectors, such as "
                 "index={'column': 'embedding', 'metric': 'cosine'}; known are "
                 f"{names(cls.__dataclass_fields__)}"
             ) from None

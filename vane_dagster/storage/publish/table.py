@@ -36,7 +36,7 @@ class TablePublisher(Publisher):
 
     Attributes:
         format: The name of the format in manifests.
-        label: What the format calls a table, as "Delta table".
+        label: What the format calls a table, such as "Delta table".
         schemes: The schemes of URLs that the format's driver opens, besides local paths.
         altered_by: The calls of the format's library that change a table's columns.
         suffix: The suffix of the table's files.
