@@ -10,9 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from benchmarks import row_reuse
 from benchmarks.harness import Contender, measure, prepare
 from benchmarks.workloads import workload
 from support.paths import REPOSITORY
@@ -62,29 +59,3 @@ def test_a_terminated_run_leaves_no_processes_and_no_folders(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(tmp_path) not in running
-
-
-@pytest.mark.parametrize(
-    ("case", "rows", "calls"),
-    [("changed", 400, 4), (row_reuse.BACKFILL, 1200, 400 + 2 * 8)],
-)
-def test_rows_that_a_change_affects_are_counted(
-    case: str, rows: int, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(row_reuse.SEEN, "set by the benchmark")
-    measured = row_reuse.measure(case, tmp_path / case, 400, 0, days=3)
-    assert (measured.rows, measured.calls) == (rows, calls)
-    assert calls <= measured.allowed
-
-
-def test_the_day_after_is_computed_and_judged(tmp_path: Path) -> None:
-    run("benchmarks.second_day", "--only", "vane_local", "--results", str(tmp_path))
-    (path,) = tmp_path.glob("days-*.json")
-    measured = json.loads(path.read_text())["workloads"]["days"]
-    assert [one["verdict"]["right"] for one in measured] == [200, 200, 200]
-    # Four changed rows and two new, of which two raise; the batch of the killed worker twice.
-    first, second, third = (one["calls"] for one in measured)
-    assert first == 200
-    assert 6 < second < 20
-    assert third > 202
-    assert all(1 <= one["loads"] <= 3 for one in measured)

@@ -14,6 +14,7 @@ from unittest import mock
 import pyarrow as pa
 
 import vane_dagster as vd
+from vane_dagster import _failpoints
 from vane_dagster.compute.api import CallResult, Capacity, Worker
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.engine.check_runner import CheckRunner
@@ -75,7 +76,8 @@ class InProcess:
     def load(self, worker: Worker, endpoints: Any) -> int:
         pool = self._pools[worker.pool]
         host = self._hosts.setdefault(worker, Host())
-        call = LoadCall(pool.model, pool.archive, 1, {}, pool.lifecycle, endpoints)
+        env = dict(_failpoints.variables())
+        call = LoadCall(pool.model, pool.archive, 1, env, pool.lifecycle, endpoints)
 
         def answer(ticket: int) -> CallResult:
             # The code that a worker is sent has part of `support`, which processes that later tests

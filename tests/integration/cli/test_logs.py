@@ -67,21 +67,3 @@ def test_what_workers_wrote_is_read_by_run_and_stage(tmp_path, cluster):
     pools = call("pools").output.splitlines()
     names = [line.split()[1] for line in pools if line.startswith("Talks")]
     assert any(call("pools", "logs", each).output.count("native code runs") > 1 for each in names)
-
-
-def test_subprocesses_write_to_the_output_of_their_step(tmp_path, monkeypatch):
-    pipeline = vd.Pipeline("talk", source=vd.table([{"id": 1, "n": 1}]), id="id")
-    given = {"columns": ["n"], "schema": {"m": "BIGINT"}, "fn_constructor_args": ("here",)}
-    pipeline.map_batches("runs", Talks, **given)
-    home = tmp_path / "dagster"
-    home.mkdir()
-    (home / "dagster.yaml").touch()
-    monkeypatch.setenv("DAGSTER_HOME", str(home))
-    with dg.DagsterInstance.get() as instance:
-        run = materializing(tmp_path)(pipeline, vd.LocalCompute(), instance=instance).run_id
-    logs = ["logs", run[:8], "--name", "absent"]
-    shown = CliRunner().invoke(main, [*logs, "talk/runs"]).output
-    assert f"==> run {run}, step talk_pipeline on" in shown
-    assert "construct here" in shown
-    missing = CliRunner().invoke(main, [*logs, "talk/absent"])
-    assert (missing.exit_code, "no worker has a log" in missing.output) == (1, True)

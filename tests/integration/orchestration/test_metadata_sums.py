@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
@@ -23,12 +22,10 @@ from support.counted_runs import (
 from support.damage import stored_parts
 from support.paths import REPOSITORY
 from support.results import entries, over
-from support.server_runs import SCHEMA, ask, echo
 from support.warm_workers import ForkedLocal
 from vane_dagster import testing
 from vane_dagster.events import WorkerReady
 from vane_dagster.orchestration.reporting import RunReport
-from vane_dagster.storage.store import Store
 
 PARTITIONS = dg.StaticPartitionsDefinition(KEYS)
 
@@ -189,44 +186,3 @@ def test_loads_and_work_add_up_to_those_of_the_runs(run, source):
     assert done.sum("rows_quarantined") == done.sum("rows_quarantined", "one") == len(bad)
     assert done.sum("retries") == done.sum("retries", "two") == injected.fired[1]
     assert {"retries", "rows_quarantined", "model_loads", "batches"} <= documented(done)
-
-
-def test_a_partition_that_another_run_commits_first_has_the_figures_of_this_one(run, monkeypatch):
-    commit_once = Store.commit_once
-
-    def after_another(self, manifest, former):
-        other = replace(manifest, run_id="another", figures={"rows_computed": 7, "seconds": 70.0})
-        commit_once(self, other, former)
-        return commit_once(self, manifest, former)
-
-    monkeypatch.setattr(Store, "commit_once", after_another)
-    done = run()
-    assert done.sum("rows_computed") == 3 * FILES * ROWS * len(KEYS)
-    assert done.sum("model_loads") == done.notes["load"]
-    assert done.sum("seconds") < 3 * done.seconds
-
-
-def test_starts_and_restarts_of_a_server_add_up(run, source, tmp_path):
-    starts = tmp_path / "starts"
-    rows = FILES * ROWS * len(KEYS)
-    llm = echo("llm", f"--starts={starts}", "--exit-after", str(rows), "--seconds", "0.005")
-    made = pipeline(source)
-    for stage in ("asked", "asked_again"):
-        made["clean"].map_batches(
-            stage, ask, fn_kwargs={"llm": llm}, schema=SCHEMA, concurrency=1, batch_size=100
-        )
-    done = run(made)
-
-    assert done.result.success
-    begun = len(starts.read_text().split())
-    assert begun == 2, "it ends itself once, in the middle of the run"
-    assert done.sum("server_starts") == 1
-    assert done.sum("server_restarts") == 1
-    assert done.sum("server_warm_hits") == 0
-    (report,) = [report for report in done.ready() if report.server]
-    assert done.sum("server_start_seconds") == pytest.approx(report.seconds, abs=0.01)
-    asked = [found for (stage, _), found in done.found.items() if stage.startswith("asked")]
-    assert len(asked) == 2 * len(KEYS)
-    assert all("| llm | http://127.0.0.1:" in found["details"] for found in asked)
-    assert "server_starts" in documented(done)
-    assert not [name for name in done.found["one", KEYS[0]] if "server" in name]

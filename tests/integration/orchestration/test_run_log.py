@@ -56,6 +56,14 @@ def test_a_run_logs_progress_prints_a_summary_and_errors(tmp_path, materialize, 
         log,
     ), log
 
+    # What subprocesses wrote is in the output of their step.
+    logs = ["logs", result.run_id[:8], "--name", "absent"]
+    shown = CliRunner().invoke(main, [*logs, "slow/slept"]).output
+    assert f"==> run {result.run_id}, step slow_pipeline on" in shown
+    assert "a batch of 1\n" in shown
+    missing = CliRunner().invoke(main, [*logs, "slow/absent"])
+    assert (missing.exit_code, "no worker has a log" in missing.output) == (1, True)
+
     # The step's last result has the summary as a table, which the command prints.
     shown = CliRunner().invoke(main, ["advise", result.run_id[:8]]).output
     step, _, _, row, _, sentence = shown.rstrip().splitlines()
@@ -104,14 +112,3 @@ def test_a_run_logs_progress_prints_a_summary_and_errors(tmp_path, materialize, 
     assert "| out | 1 failed |" in failed.user_failure_data.metadata["stages"].value
     assert failed.error.message.endswith(f"{text}\n")
     assert failed.error.cause is None
-
-
-def test_a_target_that_cannot_be_listed_is_an_error_of_its_stage(tmp_path, materialize, local):
-    write_source(tmp_path / "src", {"id": range(2)})
-    pipeline = vd.Pipeline("kept", source=vd.parquet(str(tmp_path / "src")), id="id")
-    pipeline.project("clean", ["id"]).write("out", str(tmp_path / "target"))
-    (tmp_path / "target").touch()
-    result = materialize(pipeline, local, raises=False)
-    assert failure(result).startswith("stage 'kept/out': "), failure(result)
-    observed = result.asset_observations_for_node("kept_pipeline")
-    assert {each.metadata["error"].value for each in observed} == {failure(result)}

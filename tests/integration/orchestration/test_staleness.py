@@ -33,6 +33,10 @@ def tripled(batch):
     return {"double": pc.multiply(batch["n"], 3)}
 
 
+def tripled_too(batch):
+    return {"double": pc.multiply(3, batch["n"])}
+
+
 def not_fresh(
     defs: dg.Definitions, instance: dg.DagsterInstance, days: Sequence[str | None]
 ) -> dict[tuple[str | None, str], str]:
@@ -86,12 +90,13 @@ class World:
         ids = [f"{day}-{name}-{i}" for i in range(len(numbers))]
         write_source(self.root / "src" / day, {"id": ids, "n": list(numbers)}, name)
 
-    def run(self, *days: str) -> dg.ExecuteInProcessResult:
+    def run(self, *days: str, **config: Any) -> dg.ExecuteInProcessResult:
         result = dg.materialize(
             [self.stages, self.source],
             selection=[self.pipeline[name].key for name in STAGES],
             instance=self.instance,
             resources=self.resources,
+            run_config={"ops": {"docs_pipeline": {"config": config}}},
             **over(*days),
         )
         assert result.success
@@ -194,6 +199,14 @@ def test_partitions_are_stale_from_a_change_until_a_run_has_read_it(world):
     world.define(tripled)
     assert world.stale() == {(day, "doubled"): "STALE" for day in DAYS}, "the definition changed"
     world.run(*DAYS)
+    assert world.stale() == {}
+
+    # One that a run adopts computes nothing, and says so.
+    world.define(tripled_too)
+    result = world.run(*DAYS, adopt=["doubled"], adopt_rows=3)
+    event = result.asset_materializations_for_node("docs_pipeline")[0]
+    assert event.metadata["rows_computed"].value == 0
+    assert "code of tripled, adopted on" in str(event.metadata)
     assert world.stale() == {}
 
 

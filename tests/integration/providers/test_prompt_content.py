@@ -5,7 +5,6 @@ The server refuses requests in another form than the APIs publish.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,38 +113,3 @@ def test_content_of_columns_by_each_api(tmp_path, server, endpoint, backend):
             "'audio/flac', 'audio/ogg', 'audio/mp4'"
         ],
     }
-
-
-def test_files_are_asked_about_again_when_their_content_changes(
-    tmp_path, server, endpoint, backend
-):
-    folder, store = tmp_path / "files", Store(Location(str(tmp_path / "store")))
-    folder.mkdir()
-
-    def asked() -> list[str]:
-        server.clear()
-        docs = vd.Pipeline("docs", source=vd.files(str(folder)))
-        columns = {"path": "path", "other": "replace(path, '.png', '.gone')"}
-        listed = docs.project("listed", columns)
-        ask(listed, endpoint[1], "asked", ["What is this?", vd.image("path")])
-        aside = {"on_error": "quarantine", "max_error_rate": 1.0}
-        ask(listed, endpoint[1], "other", [vd.image("other")], **aside)
-        compute(docs, store, backend=backend)
-        return sorted(server.requests.elements())
-
-    for width in (1, 2, 3):
-        (folder / f"{width}.png").write_bytes(picture(size=(width, 1)))
-    assert asked() == [f"What is this?\n[image/png {width}x1]" for width in (1, 2, 3)]
-    refused = vd.quarantine("docs/other", store=str(tmp_path / "store"))
-    assert set(refused["message"].to_pylist()) == {
-        "column 'other': the row names a file that the pipeline's source does not list, so its "
-        "changes would not be noticed. List the files by vd.files, or read them in a function "
-        "of an upstream stage; URLs that the model's server fetches need "
-        "fetch_by_provider=True"
-    }  # fmt: skip
-    os.utime(folder / "1.png", (1, 1))
-    (folder / "2.png").write_bytes(picture(size=(4, 1)))
-    assert asked() == ["What is this?\n[image/png 4x1]"]
-    assert list(read(tmp_path, "asked").values()) == [
-        f"echo: What is this?\n[image/png {width}x1]" for width in (1, 4, 3)
-    ]

@@ -15,7 +15,6 @@ from support.data import read_stage
 from support.prompts import TEXTS, Person, asked, docs
 from support.results import failure, metadata
 from support.warm_workers import workers_that_imported
-from vane_dagster.providers.base import Answer, Request
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -139,54 +138,3 @@ def test_rows_that_fail_lose_no_others_and_are_paid_for(
     assert aside["id"] == 4
     assert "fixed_size_list<item: float>[4]" in aside["message"]
     assert read(tmp_path, "vectors")["id"].to_pylist() == [0, 1, 2, 3]
-
-
-class Adapted:
-    """Answers with the weights of the adapter."""
-
-    def __init__(self, model: str) -> None:
-        assert model == "m"
-
-    @classmethod
-    def features(cls, options: Any) -> set[str]:
-        return {"adapter"}
-
-    async def submit(self, request: Request) -> Answer:
-        weights = Path(request.adapter, "weights").read_text() if request.adapter else "none"
-        return Answer(f"{weights}: {request.messages[0]['content']}")
-
-
-def test_rows_that_name_an_edited_adapter_are_asked_again(tmp_path, local, materialize):
-    def write(name: str, weights: str) -> None:
-        (tmp_path / "adapters" / name).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "adapters" / name / "adapter_config.json").write_text("{}")
-        (tmp_path / "adapters" / name / "weights").write_text(weights)
-
-    def computed() -> int:
-        pipeline = docs(tmp_path, own=["a", "b", None, "c"])
-        pipeline.prompt(
-            "asked", "{text}", provider=Adapted, sampling_params={"temperature": 0},
-            model=vd.Model("m", adapter=tmp_path / "adapters" / "{own}"),
-            on_error=vd.Failures("quarantine", max_error_rate=0.5),
-        )  # fmt: skip
-        done = metadata(materialize(pipeline, local), "asked")
-        assert done.get("model_loads", 0) <= 1
-        return int(done["rows_computed"])
-
-    def weights() -> list[str]:
-        return [text.partition(":")[0] for text in read(tmp_path)["asked"].to_pylist()]
-
-    write("a", "1")
-    write("b", "2")
-    assert computed() == 4
-    assert weights() == ["1", "2", "none"]
-    (fault,) = vd.quarantine("docs/asked", store=str(tmp_path / "store")).to_pylist()
-    assert "has the adapter 'c'; expected null or one of 'a', 'b'" in fault["message"]
-
-    write("a", "3")
-    assert computed() == 1
-    assert weights() == ["3", "2", "none"]
-
-    write("c", "4")
-    assert computed() == 1
-    assert weights() == ["3", "2", "none", "4"]

@@ -13,6 +13,7 @@ import ray
 import vane_dagster as vd
 from support.data import read_stage
 from support.pool_models import listed, ray_compute, until  # noqa: F401  # fixtures
+from support.results import metadata
 from support.server_runs import asking, echo, prompting
 from vane_dagster.compute.client import ask_worker
 
@@ -38,6 +39,10 @@ def test_stages_pipelines_and_runs_on_a_cluster_share_a_server_and_its_key_is_no
     ]
     assert servers(tmp_path) == {str(starts(file)[-1])}
     assert len(starts(file)) == 2, "the second after a row had ended it"
+    first, second = (metadata(result, "answers") for result in results)
+    assert (first["server_starts"], first["server_restarts"]) == (1, 1)
+    assert (second["server_warm_hits"], second.get("server_starts", 0)) == (1, 0)
+    assert "| shared | http://" in second["details"]
     aside = vd.quarantine("prompting/answers", store=str(tmp_path / "store"))
     assert aside["id"].to_pylist() == [1]
 

@@ -7,8 +7,6 @@ import os
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-import pytest
 
 import vane_dagster as vd
 from support.data import read_stage
@@ -70,17 +68,3 @@ def test_a_csv_file_is_cut_and_an_added_one_computed_alone(
     (folder / "a.csv").write_bytes(csv_of(1, 119))
     moved = vd.trace(docs(source)["loud"], 100, store=store).steps[0]
     assert any("changed" in note or "replaced" in note for note in moved.notes)
-
-
-def test_a_hugging_face_dataset_is_computed_from_its_copy_in_the_store(
-    tmp_path, local, materialize
-):
-    pytest.importorskip("datasets")
-    (tmp_path / "faq").mkdir()
-    rows = pa.table({"id": [1, 17, 2], "text": ["why", "left out", "how"]})
-    pq.write_table(rows, tmp_path / "faq" / "validation.parquet")
-    cache = {"cache_dir": str(tmp_path / "cache")}
-    source = vd.huggingface(str(tmp_path / "faq"), split="validation", **cache)
-    assert materialize(docs(source), local).success
-    found = read_stage(tmp_path / "store", "docs", "loud")
-    assert found["loud"].to_pylist() == ["WHY", "HOW"]

@@ -120,6 +120,14 @@ def test_a_partition_that_fails_is_an_error_and_the_others_are_committed(tmp_pat
     assert str(raised.value).count("thirteen\n") == 1
 
 
+def test_a_target_that_cannot_be_listed_is_an_error_of_its_stage(tmp_path):
+    made = numbers()
+    made["last"].write("out", f"{tmp_path}/target/{{partition_key}}")
+    (tmp_path / "target").touch()
+    with pytest.raises(VaneError, match=r"^2 partitions \(a, b\): stage 'numbers/out'"):
+        made.run(store=str(tmp_path / "store"), compute=InProcessCompute())
+
+
 def test_slices_of_a_fragment_that_starts_over_are_taken_back():
     events: list = []
     counted, stats = counts(Clock(), events)

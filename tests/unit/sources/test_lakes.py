@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import vane_dagster as vd
 from support import delta_tables
+from support.in_process import InProcessCompute
 from support.ingested import read, refusal, rows, split
 from support.lakes import Delta, Iceberg, Lance, lake, made  # noqa: F401  # fixtures
 from vane_dagster.sources import FragmentRule
@@ -54,6 +56,26 @@ def test_a_version_is_read_as_it_was(lake):
     if isinstance(lake, Lance):
         lance.dataset(lake.url).tags.update("release", lake.now())
         assert ids(lake.source(version="release")) == list(range(10))
+
+
+def test_commits_compute_the_files_that_they_change(lake, tmp_path):
+    given: Any = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+    docs = vd.Pipeline("docs", source=lake.source(), id="id", fragment_rows=10)
+    clean = docs.project("clean", ["n", "text"])
+    left = [i for i in range(25) if i not in (0, 3, 24)]
+    for change, expected in (
+        (lambda: lake.append(made(range(25))), [*range(25)]),
+        (lambda: lake.append(made(range(100, 125))), [*range(25), *range(100, 125)]),
+        (lambda: lake.delete([0, 3, 24]), [*left, *range(100, 125)]),
+    ):
+        change()
+        assert docs.plan(store=given["store"]).stages[0].fragments == 3
+        docs.run(**given)
+        assert docs.plan(store=given["store"]).is_up_to_date
+        assert sorted(vd.load(clean, store=given["store"])["id"].to_pylist()) == expected
+    step = vd.trace("docs/clean", 20, store=given["store"]).steps[0]
+    assert (step.url, step.row) == (lake.files()[0], left.index(20))
+    assert vd.trace(clean, 120, store=given["store"]).steps[0].row == 20
 
 
 def test_partitions_by_filter(lake):

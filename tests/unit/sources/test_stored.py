@@ -84,6 +84,20 @@ def test_an_asset_without_rows_has_to_be_allowed(store):
         assert ids(store, pipeline.name) == []
 
 
+def test_rows_that_were_added_or_changed_are_all_that_is_computed(store, monkeypatch):
+    monkeypatch.setattr("vane_dagster.storage.asset_writer._MAX_ROWS", 256)
+    below = over(vd.stored("docs/clean"), "below")
+    docs = over(vd.stored("raw"))
+    changed = [*range(300), -1, *range(301, 800)]
+    for numbers, computed in ((range(600), 3), (range(600), 0), (range(800), 2), (changed, 1)):
+        keep(store, "raw", None, pa.table({"id": pa.array(numbers, pa.int64())}))
+        for pipeline in (docs, below):
+            (stage,) = pipeline.plan(store=vd.FragmentStore(root=store.root.url)).stages
+            assert stage.fragments == computed
+            compute(pipeline, store)
+            assert ids(store, pipeline.name) == sorted(numbers)
+
+
 def test_garbage_and_superseded_plans(store):
     """What is in force stays; a run over what was superseded and deleted fails with a message."""
     docs = over(vd.stored("raw"))

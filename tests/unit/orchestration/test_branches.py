@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 import vane_dagster as vd
 from support.data import write_source
 from support.iceberg_tables import catalog_in, opened
-from support.results import metadata
+from support.in_process import InProcessCompute
 from vane_dagster.errors import PlanError, StoreError
 from vane_dagster.orchestration.promote import promote
 
@@ -61,15 +61,14 @@ def docs(
     return made
 
 
-def run(
-    pipeline: vd.Pipeline, store: vd.FragmentStore, partition: str = DAYS[0], **given: Any
-) -> dg.ExecuteInProcessResult:
-    return dg.materialize(
-        [pipeline.build_assets()],
-        partition_key=partition,
-        resources={"compute": vd.LocalCompute(), "store": store},
-        **given,
-    )
+COMPUTE = InProcessCompute()
+
+
+def run(pipeline: vd.Pipeline, store: vd.FragmentStore) -> dict[str, int]:
+    """Run the first partition, and return the fragments that each stage computed."""
+    planned = pipeline.plan(DAYS[0], store=store)
+    pipeline.run(DAYS[0], store=store, compute=COMPUTE)
+    return {each.stage: each.fragments for each in planned.stages}
 
 
 def files(folder: Path) -> Mapping[str, bytes]:
@@ -80,15 +79,10 @@ def files(folder: Path) -> Mapping[str, bytes]:
     }
 
 
-def computed(done: dg.ExecuteInProcessResult) -> dict[str, int]:
-    stages = ("clean", "tagged", "loud", "published")
-    return {stage: metadata(done, stage)["fragments_computed"] for stage in stages}
-
-
 @pytest.fixture
 def production(tmp_path: Path) -> vd.FragmentStore:
     store = vd.FragmentStore(root=str(tmp_path / "store"))
-    docs(tmp_path).run(store=store)
+    docs(tmp_path).run(store=store, compute=COMPUTE)
     return store
 
 
@@ -101,14 +95,14 @@ def test_a_branch_computes_only_what_its_edits_change(tmp_path, production, bran
     before = files(tmp_path / "store"), files(tmp_path / "target")
     traced = vd.trace("docs/loud", 2, partition="mon", store=branch)
     assert "table://" in str(traced), "the row of the source, which is in the fallback"
-    assert set(computed(run(docs(tmp_path), branch)).values()) == {0}
+    assert set(run(docs(tmp_path), branch).values()) == {0}
     assert not (tmp_path / "branch" / "docs").exists()
 
     edited = docs(tmp_path, "b")
-    assert computed(run(edited, branch)) == {"clean": 0, "tagged": 1, "loud": 1, "published": 1}
-    assert set(computed(run(edited, branch)).values()) == {0}
+    assert run(edited, branch) == {"clean": 0, "tagged": 1, "loud": 1, "published": 1}
+    assert set(run(edited, branch).values()) == {0}
     with pytest.raises(PlanError, match=rf"is a branch. Open it .*fallback='{production.root}'"):
-        edited.run(store=branch.root)
+        edited.run(store=branch.root, compute=COMPUTE)
     assert before == (files(tmp_path / "store"), files(tmp_path / "target"))
 
     loud = vd.load("docs/loud", store=branch).to_pydict()
@@ -121,14 +115,14 @@ def test_a_branch_goes_on_after_its_promotion(tmp_path, production, branch):
     for text in "bc":
         edited = docs(tmp_path, text)
         run(edited, branch)
-        promote(branch, production, "docs", edited)
-        assert set(computed(run(edited, production)).values()) == {0}
+        promote(branch, production, "docs")
+        assert run(edited, production) == {"clean": 0, "tagged": 0, "loud": 0, "published": 1}
     (file,) = (tmp_path / "target/mon").glob("*.parquet")
     assert pq.read_table(file).column("loud").to_pylist() == ["C0", "C2", "C4"]
 
 
 def test_the_table_of_a_source_is_promoted(tmp_path, production, branch):
-    docs(tmp_path, last=8).run(store=branch)
+    docs(tmp_path, last=8).run(store=branch, compute=COMPUTE)
     made = names(tmp_path / "branch/~tables")
     promote(branch, production, "docs")
     shutil.rmtree(branch.root)
@@ -166,9 +160,9 @@ def texts(source: Any, mark: str = "", name: str = "texts") -> vd.Pipeline:
 def test_an_edit_is_adopted_in_a_branch_by_rows_of_the_fallback(tmp_path, production, branch):
     before = files(tmp_path / "store")
     edited = docs(tmp_path, fn=cry)
-    edited["loud"].adopt(2, store=branch, compute=vd.LocalCompute())
-    assert computed(run(edited, branch))["loud"] == 0
-    assert computed(run(edited, production))["loud"] == 1, "the adoption is the branch's"
+    edited["loud"].adopt(2, store=branch, compute=COMPUTE)
+    assert run(edited, branch)["loud"] == 0
+    assert run(edited, production)["loud"] == 1, "the adoption is the branch's"
     changed = {name for name in before if files(tmp_path / "store").get(name) != before[name]}
     assert not changed
 
@@ -182,11 +176,11 @@ def test_parts_of_the_fallback_are_used_and_copied(tmp_path, branch):
     production = vd.FragmentStore(root=branch.fallback)
     source = vd.parquet(f"{tmp_path}/source/*.parquet")
     write_source(tmp_path / "source", {"id": [0, 1, 2], "text": ["a", "b", "c"]}, "a.parquet")
-    texts(source).run(store=production)
+    texts(source).run(store=production, compute=COMPUTE)
     before = files(tmp_path / "store")
     write_source(tmp_path / "source", {"id": [3, 4], "text": ["d", "e"]}, "b.parquet")
 
-    texts(source).run(store=branch)
+    texts(source).run(store=branch, compute=COMPUTE)
     assert before == files(tmp_path / "store")
     made = branch.open().in_force("texts", "upper", None)
     assert [part.made.run_id == made.run_id for part in made.parts] == [False, True]
@@ -196,8 +190,10 @@ def test_parts_of_the_fallback_are_used_and_copied(tmp_path, branch):
     assert vd.load("texts/upper", store=branch).column("upper").to_pylist() == [*"ABCDE"]
 
     production_part = made.parts[0].name
-    texts(source, "!").run(store=branch)
-    texts(source).run(store=branch)  # what is gone from the fallback is computed again
+    texts(source, "!").run(store=branch, compute=COMPUTE)
+    texts(source).run(
+        store=branch, compute=COMPUTE
+    )  # what is gone from the fallback is computed again
     made = branch.open().in_force("texts", "upper", None)
     assert made.parts[0].name == production_part
     assert vd.load("texts/upper", store=branch).column("upper").to_pylist() == [*"ABCDE"]
@@ -207,9 +203,9 @@ def test_converted_files_are_taken_from_the_fallback(tmp_path, branch):
     production = vd.FragmentStore(root=branch.fallback)
     (tmp_path / "texts.csv").write_text("id,text\n1,a\n2,b")
     source = vd.csv(f"{tmp_path}/texts.csv")
-    texts(source).run(store=production)
+    texts(source).run(store=production, compute=COMPUTE)
     before = files(tmp_path / "store")
-    texts(source, "!").run(store=branch)
+    texts(source, "!").run(store=branch, compute=COMPUTE)
     assert before == files(tmp_path / "store")
     assert names(tmp_path / "branch/~tables") == names(tmp_path / "store/~tables")
     assert vd.load("texts/upper", store=branch).column("upper").to_pylist() == ["A!", "B!"]
@@ -221,15 +217,15 @@ def test_a_stored_asset_of_the_fallback_is_a_source_and_its_edit_is_one(tmp_path
     source = vd.parquet(f"{tmp_path}/source/*.parquet")
     first = texts(source)
     first["upper"].project("text", {"text": "upper"})
-    first.run(store=production)
+    first.run(store=production, compute=COMPUTE)
     second = texts(vd.stored("texts/text"), "?", "more")
-    second.run(store=production)
-    second.run(store=branch)
+    second.run(store=production, compute=COMPUTE)
+    second.run(store=branch, compute=COMPUTE)
     assert not (tmp_path / "branch/more").exists()
     first = texts(source, "!")
     first["upper"].project("text", {"text": "upper"})
-    first.run(store=branch)
-    second.run(store=branch)
+    first.run(store=branch, compute=COMPUTE)
+    second.run(store=branch, compute=COMPUTE)
     assert vd.load("more/upper", store=branch).column("upper").to_pylist() == ["A!?", "B!?"]
     with pytest.raises(StoreError, match="its source is an asset that the branch has committed"):
         promote(branch, production, "more")
@@ -245,14 +241,14 @@ def test_tables_are_published_below_the_root_or_where_targets_says(tmp_path, bra
         made["upper"].write("out", url, format=format, **given)
         return made
 
-    published("").run(store=vd.FragmentStore(root=branch.fallback))
+    published("").run(store=vd.FragmentStore(root=branch.fallback), compute=COMPUTE)
     before = files(tmp_path / "table")
-    published("!").run(store=branch)
+    published("!").run(store=branch, compute=COMPUTE)
     table = DeltaTable(f"{tmp_path}/branch/~published/texts/out").to_pyarrow_table()
     assert table.column("upper").to_pylist() == ["A!", "B!"]
     elsewhere = {"texts/out": f"{tmp_path}/elsewhere"}
     there = vd.FragmentStore(root=branch.root, fallback=branch.fallback, targets=elsewhere)
-    published("?").run(store=there)
+    published("?").run(store=there, compute=COMPUTE)
     table = DeltaTable(f"{tmp_path}/elsewhere").to_pyarrow_table()
     assert table.column("upper").to_pylist() == ["A?", "B?"]
     assert files(tmp_path / "table") == before
@@ -263,14 +259,17 @@ def test_tables_are_published_below_the_root_or_where_targets_says(tmp_path, bra
     ):
         wrong = vd.FragmentStore(root=branch.root, fallback=branch.fallback, targets=targets)
         with pytest.raises(PlanError, match=message):
-            published("?").run(store=wrong)
+            published("?").run(store=wrong, compute=COMPUTE)
     catalog = catalog_in(tmp_path / "catalog")
     lake = {"options": {"catalog": catalog, "table": "db.out"}}
     iceberg = published("", "iceberg", f"{tmp_path}/lake", **lake)
     with pytest.raises(PlanError, match=r"FragmentStore\(targets=\{'texts/out': 'db.branch'"):
-        iceberg.run(store=branch)
+        iceberg.run(store=branch, compute=COMPUTE)
     targets = {"texts/out": "db.branch"}
-    iceberg.run(store=vd.FragmentStore(root=branch.root, fallback=branch.fallback, targets=targets))
+    iceberg.run(
+        store=vd.FragmentStore(root=branch.root, fallback=branch.fallback, targets=targets),
+        compute=COMPUTE,
+    )
     assert opened(catalog).list_tables("db") == [("db", "branch")]
     assert opened(catalog).load_table("db.branch").scan().to_arrow().num_rows == 2
     assert not (tmp_path / "lake").exists()

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 import vane_dagster as vd
 from support.data import read_stage, write_source
 from support.in_process import InProcess, InProcessCompute
-from support.results import metadata
 from vane_dagster.cli.definitions import Definitions
 from vane_dagster.cli.main import main
 from vane_dagster.errors import DefinitionError, PlanError
@@ -95,32 +94,34 @@ def numbers(
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> str:
-    """A store with the results of `Power` for all partitions."""
-    store = str(tmp_path / "store")
-    numbers(tmp_path).run(store=store, compute=InProcessCompute())
+def given(tmp_path: Path) -> dict[str, Any]:
+    """Workers in this process, and a store with the results of `Power` for all partitions."""
+    made = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+    numbers(tmp_path).run(**made)
+    return made
+
+
+@pytest.fixture
+def stored(given: dict[str, Any]) -> str:
+    store: str = given["store"]
     return store
 
 
-def test_an_adopted_edit_computes_nothing_and_neither_does_what_reads_it(
-    tmp_path, stored, materialize
-):
+def test_an_adopted_edit_computes_nothing_and_neither_does_what_reads_it(tmp_path, stored, given):
     edited = numbers(tmp_path, Product)
     assert [s.up_to_date for s in edited.plan(store=stored).stages] == [0, 0]
-    adoption = edited["power"].adopt(store=stored)
+    adoption = edited["power"].adopt(**given)
     assert (adoption.rows, adoption.partitions) == (30, 3)
     assert "no stored row differs" in str(adoption)
 
     found = edited.plan(store=stored)
     assert found.is_up_to_date
     assert "code of Product, code of Power, adopted on" in found.stages[0].adopted[0]
-    done = materialize(edited, vd.LocalCompute(), "a")
-    assert metadata(done, "power")["fragments_computed"] == 0
     assert numbers(tmp_path).plan(store=stored).is_up_to_date, "the former code too"
 
     write_source(tmp_path / "src" / "a", {"id": [100], "x": [100]}, "more.parquet")
-    done = materialize(edited, vd.LocalCompute(), "a")
-    assert metadata(done, "power")["fragments_computed"] == 1
+    assert edited.plan("a", store=stored).stages[0].fragments == 1
+    edited.run("a", **given)
     assert read_stage(tmp_path / "store", "numbers", "power", "a")["y"].to_pylist()[-1] == 10_000
 
 
@@ -182,50 +183,32 @@ def test_what_changes_results_is_not_adopted(tmp_path, stored):
     assert numbers(tmp_path).plan(store=stored).is_up_to_date
 
 
-def test_what_is_adopted_only_so(tmp_path, stored, cluster, materialize):
+def test_what_is_adopted_only_so(tmp_path, stored, given):
     """Small differences with a tolerance; an argument; and before a run of the edited code."""
     slightly = numbers(tmp_path, Slightly)
     with pytest.raises(PlanError, match="nothing was adopted"):
-        slightly["power"].adopt(store=stored)
-    assert slightly["power"].adopt(store=stored, tolerance=1e-5).tolerance == 1e-5
+        slightly["power"].adopt(**given)
+    assert slightly["power"].adopt(**given, tolerance=1e-5).tolerance == 1e-5
     argument = numbers(tmp_path, Product, exponent=7)
-    assert argument["power"].adopt(10, store=stored, compute=vd.RayCompute(cluster=cluster)).rows
+    assert argument["power"].adopt(10, **given).rows
     assert argument.plan(store=stored).is_up_to_date
 
     assert "with 95% confidence at most 0.3 of all rows differ" in str(
-        numbers(tmp_path, Product)["power"].adopt(10, store=stored, partitions=["a", "b"])
+        numbers(tmp_path, Product)["power"].adopt(10, **given, partitions=["a", "b"])
     )
     cube = numbers(tmp_path, exponent=3)
-    materialize(cube, vd.LocalCompute(), "c")
+    cube.run("c", **given)
     with pytest.raises(PlanError, match="10 of 10 rows differ"):
-        numbers(tmp_path, Almost)["power"].adopt(store=stored, partitions="c")
+        numbers(tmp_path, Almost)["power"].adopt(**given, partitions="c")
     with pytest.raises(DefinitionError, match="it has no code of yours"):
         numbers(tmp_path)["last"].adopt(store=stored)
     with pytest.raises(DefinitionError, match="rows is 0"):
         cube["power"].adopt(0, store=stored)
 
 
-def test_a_run_adopts_by_its_config_and_shows_it(tmp_path, stored, materialize):
-    """What the edited code has computed before stays in force."""
-    edited = numbers(tmp_path, Product)
-    materialize(edited, vd.LocalCompute(), "c")
-    config = {"adopt": ["power"], "adopt_rows": 20}
-    done = materialize(edited, vd.LocalCompute(), "a", config=config)
-    assert metadata(done, "power")["fragments_computed"] == 0
-    assert "code of Power, adopted on" in metadata(done, "power")["adopted"]
-    assert "(power: code of Product" in str(vd.trace("numbers/power", 3, "a", store=stored))
-    materialize(edited, vd.LocalCompute(), "b", config=config)  # it is adopted already
-    differs = materialize(
-        numbers(tmp_path, Almost), vd.LocalCompute(), "a", config={"adopt": ["power"]}, raises=False
-    )
-    assert not differs.success
-    assert edited.plan(store=stored).is_up_to_date
-    assert numbers(tmp_path).plan(store=stored).is_up_to_date
-
-
 def test_stages_upstream_are_adopted_first(tmp_path):
     write_source(tmp_path / "src", {"id": range(20), "x": range(20)})
-    store = str(tmp_path / "store")
+    given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
 
     def chain(fn: Any) -> vd.Pipeline:
         docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
@@ -234,37 +217,37 @@ def test_stages_upstream_are_adopted_first(tmp_path):
         x.map_batches("y", Twice, schema={"z": "DOUBLE"}, fn_constructor_kwargs={"by": fn.__name__})
         return docs
 
-    chain(Power).run(store=store)
+    chain(Power).run(**given)
     edited = chain(Product)
     with pytest.raises(PlanError, match="its upstream stage 'x' was edited"):
-        edited["y"].adopt(store=store)
+        edited["y"].adopt(**given)
     for stage in ("x", "y"):
-        assert edited[stage].adopt(store=store).is_all
-    assert edited.plan(store=store).is_up_to_date
+        assert edited[stage].adopt(**given).is_all
+    assert edited.plan(store=given["store"]).is_up_to_date
 
 
 def test_the_longest_and_the_shortest_row_are_compared(tmp_path):
     texts = ["ab"] * 500 + ["a"] + ["abcd"] + ["abc"] * 498
     write_source(tmp_path / "src", {"id": range(1000), "text": texts})
-    store = str(tmp_path / "store")
+    given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
 
     def pipeline(most: int) -> vd.Pipeline:
         docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
         docs.map("cut", cut, columns={"text": "text"}, schema="VARCHAR", fn_kwargs={"most": most})
         return docs
 
-    pipeline(9).run(store=store)
+    pipeline(9).run(**given)
     with pytest.raises(PlanError, match="ids 501"):
-        pipeline(3)["cut"].adopt(1, store=store)
+        pipeline(3)["cut"].adopt(1, **given)
 
 
 def test_what_is_undone_returns_to_the_definition_that_computed_it(
-    tmp_path, stored, materialize, monkeypatch
+    tmp_path, stored, given, monkeypatch
 ):
     former, edited, store = numbers(tmp_path), numbers(tmp_path, OfSmall), tmp_path / "store"
-    edited["power"].adopt(store=stored)  # it differs for numbers that are not there yet
+    edited["power"].adopt(**given)  # it differs for numbers that are not there yet
     write_source(tmp_path / "src" / "a", {"id": [100], "x": [100]}, "more.parquet")
-    materialize(edited, vd.LocalCompute(), "a")
+    edited.run("a", **given)
     assert read_stage(store, "numbers", "power", "a")["y"].to_pylist()[-1] == -1
 
     monkeypatch.setattr(Definitions, "stage", lambda self, path: edited[path])
@@ -277,7 +260,7 @@ def test_what_is_undone_returns_to_the_definition_that_computed_it(
     for pipeline, value, missing in ((former, 10_000, 1), (edited, -1, 1), (former, 10_000, 0)):
         found = pipeline.plan("a", store=stored)
         assert [stage.fragments for stage in found.stages] == [missing, missing]
-        materialize(pipeline, vd.LocalCompute(), "a")
+        pipeline.run("a", **given)
         assert read_stage(store, "numbers", "power", "a")["y"].to_pylist()[-1] == value
         assert read_stage(store, "numbers", "last", "a")["y"].to_pylist()[-1] == value
         assert pipeline.plan("a", store=stored).is_up_to_date

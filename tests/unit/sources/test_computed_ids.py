@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
-from support.results import metadata
+from support.in_process import InProcessCompute
 from vane_dagster.cli.main import main
 from vane_dagster.sources.row_ids import IdRule
 
@@ -55,8 +55,9 @@ def docs(folder: Path, id: Any, where: str | None = None) -> vd.Pipeline:
 
 
 @pytest.mark.parametrize("id", [DOC_PAGE, vd.row_id("id")], ids=["columns", "row"])
-def test_rows_without_an_id_column_are_computed_joined_and_traced(tmp_path, local, materialize, id):
+def test_rows_without_an_id_column_are_computed_joined_and_traced(tmp_path, id):
     folder, store = tmp_path / "src", str(tmp_path / "store")
+    given: Any = {"store": store, "compute": InProcessCompute()}
     url = pages(folder, "1.parquet", ["a", "b|"])
     pipeline, is_row = docs(folder, id, "page <> 2"), isinstance(id, IdRule)
     ids = {("a", 0): "a|0", ("a", 1): "a|1", ("b|", 0): "b\\||0", ("b|", 1): "b\\||1"}
@@ -64,7 +65,7 @@ def test_rows_without_an_id_column_are_computed_joined_and_traced(tmp_path, loca
         ids = dict(zip(ids, [f"{url}#0", f"{url}#1", f"{url}#3", f"{url}#4"]))
 
     # The ids are made from columns, or from file and row number.
-    materialize(pipeline, local)
+    pipeline.run(**given)
     joined = read_stage(tmp_path / "store", "docs", "joined")
     assert dict(zip(joined["id"].to_pylist(), joined["page"].to_pylist())) == {
         ids["a", 0]: 0, ids["a", 1]: 1, ids["b|", 0]: 0,
@@ -95,12 +96,11 @@ def test_rows_without_an_id_column_are_computed_joined_and_traced(tmp_path, loca
         vd.trace("docs/loud", ("b|", 0), store=store)
 
     # Another file is computed alone.
-    again = materialize(docs(folder, id, "page <> 2"), local)
-    assert metadata(again, "joined").get("fragments_computed", 0) == 0
+    pipeline = docs(folder, id, "page <> 2")
+    assert pipeline.plan(store=store).is_up_to_date
     pages(folder, "2.parquet", ["c"])
-    more = materialize(docs(folder, id, "page <> 2"), local)
-    assert metadata(more, "kept")["fragments_computed"] == 1
-    assert metadata(more, "words")["fragments_computed"] == 1
+    assert {each.fragments for each in pipeline.plan(store=store).stages} == {1}
+    pipeline.run(**given)
 
     # Rows of a rewritten file have the ids of their new places.
     pages(folder, "1.parquet", ["z"])
@@ -108,7 +108,7 @@ def test_rows_without_an_id_column_are_computed_joined_and_traced(tmp_path, loca
     assert "the file was changed since" in note
     with pytest.raises(vd.errors.TraceError, match="has no row with id"):
         vd.trace("docs", f"{url}#6" if is_row else "x|0", forward=True, store=store)
-    materialize(docs(folder, id, "page <> 2"), local)
+    pipeline.run(**given)
     kept = read_stage(tmp_path / "store", "docs", "kept")
     first = [f"{url}#0", f"{url}#1"] if is_row else ["z|0", "z|1"]
     assert kept["id"].to_pylist()[:2] == first
