@@ -1,4 +1,4 @@
-"""Backfills, retries, checks and pages in a real ``dagster dev``.
+"""Backfills, retries and pages in a real ``dagster dev``.
 
 The tests do what a user does in Dagster's UI, by the GraphQL that it sends, and look at what
 a user sees there and at what is in the store; some do it in a real browser, and see the demo there
@@ -26,7 +26,6 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))
 DEMO_STAGES = ("clean", "embedding", "enriched", "published")
 
 DAYS = ["days/doubles", "days/kept"]
-JUDGED = ["judged/doubles", "judged/kept"]
 
 
 def test_poisoned_partition_of_a_backfill_alone_fails_and_alone_is_retried(dev):
@@ -69,38 +68,6 @@ def test_poisoned_partition_of_a_backfill_alone_fails_and_alone_is_retried(dev):
         for found in dev.asset(stage, keys).values():
             assert (found["status"], found["events"]) == ("MATERIALIZED", 1)
             assert found["stale"] == "FRESH"
-
-
-def test_blocking_check_fails_what_lies_below_in_its_partition_alone(dev):
-    for key, values in {"a": [1, 2, 3], "b": [1, 777, 3], "c": [4, 5]}.items():
-        dev.write("judged", key, values)
-
-    state = dev.backfill_ended(dev.backfill(JUDGED, ["a", "b", "c"], IN_PROCESS))
-
-    assert state["status"] == "COMPLETED_FAILED"
-    (run,) = state["runs"]
-    assert run["status"] == "FAILURE"
-    assert "1 of 3 partitions failed ('b')" in dev.said(run["runId"])
-    assert state["assets"] == {
-        "judged/doubles": {"targeted": 3, "materialized": 3, "failed": 0},
-        "judged/kept": {"targeted": 3, "materialized": 2, "failed": 1},
-    }
-    statuses = {key: what["status"] for key, what in dev.asset("judged/kept", list("abc")).items()}
-    assert statuses == {"a": "MATERIALIZED", "b": "FAILED", "c": "MATERIALIZED"}
-    assert dev.checks("judged/doubles") == {
-        "rows": dict.fromkeys("abc", "SUCCEEDED"),
-        "quality": dict.fromkeys("abc", "SUCCEEDED"),
-        "null_rate": {"a": "SUCCEEDED", "b": "FAILED", "c": "SUCCEEDED"},
-    }
-    below = {"a": "SUCCEEDED", "c": "SUCCEEDED"}
-    assert dev.checks("judged/kept") == {"rows": below}
-
-    dev.write("judged", "b", [1, 2, 3])
-    dev.succeeded(dev.launch(JUDGED, "b", IN_PROCESS))
-
-    assert dev.checks("judged/doubles")["null_rate"] == dict.fromkeys("abc", "SUCCEEDED")
-    assert dev.checks("judged/kept")["rows"] == dict.fromkeys("abc", "SUCCEEDED")
-    assert dev.rows("judged/kept", "b")["double"] == [2, 4, 6]
 
 
 @pytest.fixture(scope="module")

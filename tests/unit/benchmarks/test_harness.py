@@ -11,21 +11,12 @@ import pytest
 
 import vane_dagster as vd
 from benchmarks import contracts, harness, smoke
-from benchmarks.command import turns
-from benchmarks.harness import CONTENDERS, BenchmarkError, measure, prepare, verify
+from benchmarks.harness import CONTENDERS, BenchmarkError, prepare, verify
 from benchmarks.job import Step
-from benchmarks.workloads import generate, workload
+from benchmarks.workloads import workload
 from support.udf_calls import run_stage
 
 BARE = CONTENDERS[0]
-
-
-def test_input_is_the_same_each_time(tmp_path: Path) -> None:
-    work = workload("a", quick=True)
-    first, second = (generate(work, tmp_path / name) for name in ("x", "y"))
-    for one, other in zip(first, second):
-        for path in one.iterdir():
-            assert pq.read_table(path).equals(pq.read_table(other / path.name))
 
 
 @pytest.fixture
@@ -72,16 +63,6 @@ def test_wrong_rows_are_found(bench: harness.Bench, tmp_path: Path, change, mess
     pq.write_table(change(correct(bench)), out / "0.parquet")
     with pytest.raises(BenchmarkError, match=message):
         verify(bench, BARE, [Step("p0", "", str(out))], [])
-
-
-def test_each_repeat_begins_with_another_contender() -> None:
-    assert turns("ABC", 4)[::3] == [(0, "A"), (1, "B"), (2, "C"), (3, "A")]
-    assert turns("ABC", 2)[3:] == [(1, "B"), (1, "C"), (1, "A")]
-
-
-def test_a_package_that_is_not_installed_is_named(bench: harness.Bench) -> None:
-    missing = harness.Contender("daft", "benchmarks.contenders.daft_", "no_such_package")
-    assert "'no_such_package' is not installed" in measure(bench, missing, 0).error
 
 
 @pytest.mark.parametrize("name", contracts.PAIRS)

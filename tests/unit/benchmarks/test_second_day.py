@@ -1,17 +1,14 @@
-"""The benchmark of the day after: its days, and the judge of outputs."""
+"""The benchmark of the day after: the judge of outputs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 
-from benchmarks.second_day.days import EDIT, Vectors, from_nothing, three_days
-from benchmarks.second_day.embedder import POISON
+from benchmarks.second_day.days import Vectors
 from benchmarks.second_day.judge import judge
 
 YESTERDAY: Vectors = {id: np.full(4, id, np.float32) for id in range(4)}
@@ -48,59 +45,3 @@ def test_rows_are_judged(rows: list[tuple[int, list[float] | None]], counts: dic
     nothing = dict.fromkeys(("right", "missing", "stale", "wrong", "twice"), 0)
     assert asdict(verdict) == {"expected": 5, **nothing, **counts}
     assert verdict.equal == (counts == {"right": 5})
-
-
-def test_the_second_day_has_changed_new_and_poisoned_rows(tmp_path: Path) -> None:
-    days = three_days(1000)
-    first, second = (day.texts for day in days[:2])
-    assert sum(first[id] != second[id] for id in first) == 20
-    assert len(second.keys() - first.keys()) == 10
-    new, changed = sorted(days[1].failing, reverse=True)
-    assert new >= 1000 > changed
-    assert new % 20 == changed % 20 == 9
-    before, after = (day.keys for day in days[:2])
-    assert len(set(after.values())) == 1010
-    assert {id for id in first if before[id] != after[id]} == {
-        id for id in first if first[id] != second[id]
-    }
-    assert [(day.kills, day.edited) for day in days] == [
-        (False, False),
-        (True, False),
-        (False, True),
-    ]
-    for day, columns in zip(days, (["id", "key", "text"], ["id", "key", "text", "author"])):
-        source, code = tmp_path / f"in{day.number}", tmp_path / f"code{day.number}"
-        source.mkdir()
-        code.mkdir()
-        day.write(source, code)
-        table = ds.dataset(source).to_table()
-        assert table.column_names == columns
-        assert dict(zip(*(table[name].to_pylist() for name in ("id", "text")))) == day.texts
-        assert len(list(source.iterdir())) == 20
-
-
-def test_one_line_is_edited_on_the_third_day(tmp_path: Path) -> None:
-    for day in three_days(40):
-        day.write(tmp_path, tmp_path)
-        lines = (tmp_path / "embedder.py").read_text().splitlines()
-        if day.number == 2:
-            before = lines
-    assert [pair for pair in zip(before, lines) if pair[0] != pair[1]] == [
-        tuple(f"    return {prompt}" for prompt in EDIT)
-    ]
-
-
-def test_a_run_from_nothing_uses_the_function_of_the_day() -> None:
-    days = three_days(40)
-    given: list[str] = []
-
-    def embed(texts: list[str]) -> np.ndarray:
-        given.extend(texts)
-        return np.arange(len(given) - len(texts), len(given))
-
-    expected = from_nothing(days, embed)
-    for day, prefix, vectors in zip(days, ("passage: ", "passage: ", "query: "), expected):
-        texts = {id: prefix + text for id, text in day.texts.items() if POISON not in text}
-        assert {id: given[int(place)] for id, place in vectors.items()} == texts
-    with pytest.raises(AssertionError):  # a stale vector could not be told from a right one
-        from_nothing(days, lambda texts: np.full((len(texts), 4), 0.5))

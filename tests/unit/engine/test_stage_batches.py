@@ -311,12 +311,6 @@ def test_requests_are_grouped_within_the_limits():
     assert list(grouped([], 0, 1, 1)) == []
 
 
-def test_a_large_submission_is_several_batches(world):
-    made = world.submit_all(*"abcdef01", key="p")
-    assert [each.requests for each in made] == [3, 3, 2]
-    assert set(world.sent().values()) == {1}
-
-
 class Killed(BaseException):
     """Ends a process at once."""
 

@@ -269,17 +269,6 @@ def test_a_renamed_stage_and_those_below_it_are_computed(tmp_path, store):
 # Files
 
 
-def test_a_file_more_is_all_that_is_computed(tmp_path, store):
-    source(tmp_path, {"a.parquet": 3, "c.parquet": 3})
-    before = plan(docs(tmp_path), store)
-    settle(before, store)
-    source(tmp_path, {"b.parquet": 3})
-    after = plan(docs(tmp_path), store)
-    assert missing(after) == dict.fromkeys(ALL, 1)
-    assert after.partitions[0].stages["clean"].missing == (1,), "files go by name"
-    assert set(keys(before)["out"]) < set(keys(after)["out"])
-
-
 def rewritten(file: Path) -> None:
     table = {"id": ["x", "y", "z"], "n": [7, 8, 9], "text": ["x", "y", "z"]}
     write_source(file.parent, table, file.name)

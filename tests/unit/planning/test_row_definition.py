@@ -194,14 +194,6 @@ def test_it_changes(project, name):
     assert first != second
 
 
-def test_the_value_of_a_keyed_variable_changes_it(project, monkeypatch):
-    digests = set()
-    for value in ("de", "en"):
-        monkeypatch.setenv("LANGUAGE_OF_MODEL", value)
-        digests.add(found(project, "map_batches", keyed_env_vars=["LANGUAGE_OF_MODEL"]))
-    assert len(digests) == 2
-
-
 def test_what_a_server_serves_changes_it_and_its_replicas_do_not(project):
     def calling(**options: Any) -> str:
         server = vd.Server(["serve", "{port}"], **options)

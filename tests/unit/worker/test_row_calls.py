@@ -8,7 +8,7 @@ import enum
 import functools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple, Optional, TypedDict
 
@@ -45,11 +45,6 @@ def column(fn: Any, **options: Any) -> list[Any]:
 # What a function gets
 
 
-class Whole(TypedDict):
-    n: int
-    text: str
-
-
 GIVEN: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
     "columns by name": (lambda n, text: f"{text}{n}", {}, ["a10", "bb20", "None30"]),
     "a column of another name": (lambda a, b=1: f"{a + b}", {"columns": {"a": "n"}},
@@ -72,15 +67,6 @@ GIVEN: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
 def test_what_a_function_gets(case):
     fn, options, expected = GIVEN[case]
     assert column(fn, schema="VARCHAR", **options) == expected
-
-
-@pytest.mark.parametrize("annotation", [Whole, Mapping[str, Any], dict | None])
-def test_one_parameter_annotated_as_a_mapping_gets_the_row(annotation):
-    def fn(item) -> int:
-        return item["n"]
-
-    fn.__annotations__["item"] = annotation
-    assert column(fn) == [10, 20, 30]
 
 
 @pytest.mark.parametrize(
