@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from vane_dagster.checks.builtin import defaults_for, findings_of, merge
-from vane_dagster.checks.drift import cosine_distance
 from vane_dagster.engine.check_runner import ManifestContext, evaluate, results_for, sample
 from vane_dagster.storage.column_stats import measure, merge_measures
 from vane_dagster.storage.manifest import (
@@ -543,20 +542,6 @@ def test_drift_of_vectors_is_the_distance_of_their_centroids(tmp_path: Path):
     assert (longer.passed, "have dimension 2; in" in longer.description) == (False, True)
     ragged = compare(tmp_path, check, rows(v=vectors([[1, 2], [1]] * 600, None)), before)
     assert "different dimensions" in ragged.description
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "distance"),
-    [
-        ([1, 0], [2, 0], 0),
-        ([1, 0], [0, 3], 1),
-        ([1, 0], [-1, 0], 2),
-        ([0, 0], [0, 0], 0),
-        ([0, 0], [1, 0], 1),
-    ],
-)
-def test_cosine_distance(a: Any, b: Any, distance: float):
-    assert cosine_distance(np.array(a, float), np.array(b, float)) == pytest.approx(distance)
 
 
 @pytest.mark.parametrize(

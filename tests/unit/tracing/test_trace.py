@@ -26,7 +26,6 @@ from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.command import trace_command
-from vane_dagster.tracing.manifest_index import aligned
 from vane_dagster.tracing.steps import Step, Trace
 
 DAY = "2026-01-02"
@@ -505,23 +504,6 @@ def test_the_command(traced):
     command = trace_command(store(traced), manifest)
     found = run.invoke(main, shlex.split(command)[1:])
     assert found.output == f"{trace(traced, 'docs/joined', manifest.sample[0]['id'])}\n"
-
-
-# Neighboring stages
-
-
-@pytest.mark.parametrize(
-    ("rows", "depths", "found"),
-    [
-        ([("w1", 1), ("w2", 2)], (2, 2), (0, {"w1": ("w1", 1), "w2": ("w2", 2)})),
-        ([("w1", 1), ("w2", 1), ("w3", 2)], (2, 1), (0, {1: (1,), 2: (2,)})),
-        ([(1,), (2,)], (1, 2), (1, {1: None, 2: None})),
-        ([("w1", 1)], (2, 3), (1, {"w1": None})),
-    ],
-    ids=["one depth", "many to one", "one to many", "many to more"],
-)
-def test_rows_of_neighboring_stages_correspond_by_their_keys(rows, depths, found):
-    assert aligned(rows, *depths) == found
 
 
 # The command

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -41,15 +40,6 @@ def file(path: Path, text: str = "weights") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
-
-
-def test_a_file_keeps_its_name_and_is_copied_once(root, copies, tmp_path):
-    content = shipped(root, file(tmp_path / "model.pt"))
-    path = local_copy(content.digest, root)
-    assert Path(path).name == "model.pt"
-    assert Path(path).read_text() == "weights"
-    shutil.rmtree(root.url)
-    assert local_copy(content.digest, root) == path
 
 
 def test_a_folder_is_copied_whole_and_again_if_a_file_is_gone(root, copies, tmp_path):
