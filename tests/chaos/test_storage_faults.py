@@ -1,4 +1,4 @@
-"""Storage that fails: a full disk, no permission, a busy or flaky S3, damaged files.
+"""Storage that fails: a full disk, and a busy or flaky S3.
 
 Whatever happens, a partition is seen whole or as it was before, and the next run puts it right.
 """
@@ -6,20 +6,16 @@ Whatever happens, a partition is seen whole or as it was before, and the next ru
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
-import re
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from moto.moto_server.threaded_moto_server import MotoRequestHandler
 from moto.server import DomainDispatcherApplication, create_backend_app
@@ -27,78 +23,18 @@ from werkzeug.serving import make_server
 
 import vane_dagster as vd
 from support.damage import (
-    cut,
-    flip,
-    parts,
+    ROWS,
+    edit,
+    make,
+    manifests,
     quick,  # noqa: F401  # fixtures
+    rows_of,
+    source,  # noqa: F401  # fixtures
 )
-from support.data import read_stage, write_source
-from support.results import failure, metadata, over
-from vane_dagster.engine import committer
-from vane_dagster.storage.damage import damage_of
+from support.results import failure
 from vane_dagster.storage.filesystem import TEMPORARY, Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
-from vane_dagster.storage.publish.base import publish as committer_publish
 from vane_dagster.storage.store import read_part_info
-
-ROWS = 30
-
-
-def double(batch: pa.Table) -> pa.Table:
-    return pa.table({"y": [2 * x for x in batch["x"].to_pylist()]})
-
-
-def negate(batch: pa.Table) -> pa.Table:
-    return pa.table({"z": [-y for y in batch["y"].to_pylist()]})
-
-
-def make(tmp_path: Path) -> vd.Pipeline:
-    """source -> clean -> double -> negate, three fragments of ten rows."""
-    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
-    clean = docs.project("clean", ["x", "note"])
-    doubled = clean.map_batches("double", double, schema={"y": "BIGINT"})
-    doubled.map_batches("negate", negate, schema={"z": "BIGINT"})
-    return docs
-
-
-def rows(ids: range, xs: range | None = None) -> dict[str, Any]:
-    """Rows whose text takes most of the file."""
-    return {"id": ids, "x": xs or ids, "note": [f"{i:04}" * 50 for i in ids]}
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    whole = rows(range(ROWS))
-    return write_source(tmp_path / "src", whole, row_group_size=10, compression="none")
-
-
-def edit(tmp_path: Path) -> None:
-    write_source(tmp_path / "src", rows(range(ROWS), range(1, ROWS + 1)))
-
-
-def rows_of(tmp_path: Path, stage: str, column: str) -> list[int]:
-    return read_stage(tmp_path / "store", "docs", stage)[column].to_pylist()
-
-
-DOUBLED = [2 * x for x in range(ROWS)]
-NEGATED = [-y for y in DOUBLED]
-
-
-def manifests(tmp_path: Path) -> dict[str, bytes]:
-    found = (tmp_path / "store").rglob("manifests/*/*.json")
-    return {str(path): path.read_bytes() for path in found}
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as opened:
-        yield opened
-
-
-def warnings_of(result: dg.ExecuteInProcessResult, instance: dg.DagsterInstance) -> str:
-    logs = instance.all_logs(result.run_id)
-    return "\n".join(log.user_message for log in logs if log.level == logging.WARNING)
-
 
 # Full disks and permissions
 
@@ -132,171 +68,12 @@ def test_a_full_disk(tiny, tmp_path, source, local, materialize):
     assert "The disk is full: free space there" in message
     assert str(tiny) in message
     assert manifests(tmp_path) == before
-    assert rows_of(tmp_path, "negate", "z") == NEGATED
+    assert rows_of(tmp_path, "negate", "z") == [-2 * x for x in range(ROWS)]
     assert not list(tiny.rglob(f"{TEMPORARY}*"))
 
     filling.unlink()
     materialize(make(tmp_path), local)
     assert rows_of(tmp_path, "negate", "z") == [-2 * x for x in range(1, ROWS + 1)]
-
-
-@pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
-def test_damaged_parts_are_computed_again_by_the_next_run(
-    harm, tmp_path, source, local, materialize, instance
-):
-    """Two of them, of a stage whose partition is in force, read by the stage below."""
-    materialize(make(tmp_path), local, select=["clean", "double"])
-    harmed = [parts(tmp_path, "double")[i] for i in (0, 2)]
-    whole = {path: path.read_bytes() for path in harmed}
-    others = {p: p.stat().st_mtime_ns for p in parts(tmp_path, "double") if p not in harmed}
-    before = manifests(tmp_path)
-    for path in harmed:
-        harm(path)
-    if harm is not Path.unlink:  # a part that is not there is seen by the planner
-        result = materialize(make(tmp_path), local, instance=instance, raises=False)
-        assert "It was removed from the stage 'docs/double'" in failure(result)
-        warnings = warnings_of(result, instance)
-        assert [warnings.count(path.name) for path in harmed] == [1, 1]
-    result = materialize(make(tmp_path), local, instance=instance)
-    assert rows_of(tmp_path, "double", "y") == DOUBLED
-    assert rows_of(tmp_path, "negate", "z") == NEGATED
-    assert {path: pq.read_table(path) for path in harmed} == {
-        path: pq.read_table(pa.BufferReader(data)) for path, data in whole.items()
-    }
-    assert {p: p.stat().st_mtime_ns for p in others} == others
-    assert manifests(tmp_path).items() >= before.items()
-    assert metadata(result, "negate")["dagster/row_count"] == ROWS
-
-
-def test_a_damaged_part_above_a_damaged_part(tmp_path, source, local, materialize):
-    """To make the one again the other is read, which turns out to be damaged too."""
-    materialize(make(tmp_path), local, select=["clean", "double"])
-    flip(parts(tmp_path, "double")[1])
-    for path in parts(tmp_path, "clean"):
-        flip(path, "x")
-    for _ in range(2):
-        assert not materialize(make(tmp_path), local, raises=False).success
-    materialize(make(tmp_path), local)
-    assert rows_of(tmp_path, "negate", "z") == NEGATED
-    assert sum(damage_of(Location(str(p.parent)), p.name) is None
-               for p in parts(tmp_path, "double")) == 3  # fmt: skip
-
-
-def test_partitions_that_wait_for_a_damaged_one_are_committed(tmp_path, local, materialize):
-    """A check that compares partitions commits them in order: the second waits for the first."""
-    for key, first in (("a", 0), ("b", 100)):
-        write_source(tmp_path / "src" / key, rows(range(first, first + ROWS)))
-    docs = vd.Pipeline(
-        "docs",
-        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
-    )
-    drift = vd.Asset(checks=[vd.checks.Drift("y")])
-    clean = docs.project("clean", ["x", "note"])
-    clean.map_batches("double", double, schema={"y": "BIGINT"}, asset=drift)
-
-    def run(*select: str) -> bool:
-        return materialize(docs, local, select=select, raises=False, **over("a", "b")).success
-
-    run("clean")
-    (harmed,) = (tmp_path / "store/docs/clean/parts/a").glob("*.parquet")
-    flip(harmed, "x")
-    assert not run("clean", "double")
-    expected = {"a": DOUBLED, "b": [200 + y for y in DOUBLED]}
-    table = read_stage(tmp_path / "store", "docs", "double", "b")
-    assert table["y"].to_pylist() == expected["b"]
-    assert run("clean", "double")
-    for key in "ab":
-        table = read_stage(tmp_path / "store", "docs", "double", key)
-        assert table["y"].to_pylist() == expected[key]
-
-
-def test_a_damaged_part_of_a_stage_that_is_not_selected(tmp_path, source, local, materialize):
-    materialize(make(tmp_path), local, select=["clean", "double"])
-    victim = parts(tmp_path, "double")[1]
-    flip(victim)
-    damaged = (
-        rf"'docs/double', file '\S+{victim.name}': .*Materialize 'docs/double' again with force"
-    )
-    with pytest.raises(vd.errors.StoreError, match=damaged):
-        vd.load("docs/double", store=str(tmp_path / "store"))
-    before = manifests(tmp_path)
-    message = failure(materialize(make(tmp_path), local, select=["negate"], raises=False))
-    assert victim.name in message
-    assert "It was removed from the stage 'docs/double'" in message
-    assert "Materialize 'double' again" in message
-    assert not victim.exists()
-    assert manifests(tmp_path) == before
-
-    materialize(make(tmp_path), local, select=["double", "negate"])
-    assert rows_of(tmp_path, "negate", "z") == NEGATED
-
-
-def test_a_part_that_nobody_names_yet_is_passed_over(
-    tmp_path, source, local, materialize, instance
-):
-    """What a killed run has left, found by the planner."""
-    materialize(make(tmp_path), local)
-    for path in manifests(tmp_path):
-        if "/double/" in path:
-            Path(path).unlink()
-    cut(parts(tmp_path, "double")[0])
-    result = materialize(make(tmp_path), local, instance=instance)
-    assert metadata(result, "double")["fragments_computed"] == 1
-    assert rows_of(tmp_path, "double", "y") == DOUBLED
-    assert "is damaged and cannot be read" in warnings_of(result, instance)
-    assert "It is computed again" in warnings_of(result, instance)
-
-
-def test_a_damaged_part_that_a_commit_reads(tmp_path, source, local, materialize, monkeypatch):
-    """What was published before stays, the part is removed, and the next run repairs it."""
-    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
-    docs.project("clean", ["x"]).write("out", f"{tmp_path}/out", target_file_bytes=1 << 20)
-    materialize(docs, local)
-    before = {path.name for path in (tmp_path / "out").glob("*.parquet")}
-    edit(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(committer, "publish", harming(tmp_path / "out/_vane_staging"))
-        message = failure(materialize(docs, local, raises=False))
-    assert "could not be committed" in message
-    assert "is damaged and cannot be read" in message
-    assert "it was removed. Run again, and it is computed again" in message
-    assert {path.name for path in (tmp_path / "out").glob("*.parquet")} == before
-    assert vd.load("docs/out", store=str(tmp_path / "store"))["x"].to_pylist() == [*range(ROWS)]
-
-    result = materialize(docs, local)
-    assert metadata(result, "out")["fragments_computed"] == 1
-    read = vd.load("docs/out", store=str(tmp_path / "store"))
-    assert read["x"].to_pylist() == [*range(1, ROWS + 1)]
-
-
-def harming(staging: Path) -> Callable[..., Any]:
-    def publish(*given: Any) -> Any:
-        flip(sorted(staging.glob("*.staged"))[1], "x")
-        return committer_publish(*given)
-
-    return publish
-
-
-# Damaged source files
-
-
-def test_a_source_file_with_a_damaged_page(tmp_path, local, materialize):
-    """Its footer is whole: it is found in a worker, and what is made of other files is kept."""
-    write_source(tmp_path / "src", rows(range(ROWS)), "a.parquet")
-    more = rows(range(100, 100 + ROWS), range(ROWS))
-    bad = write_source(tmp_path / "src", more, "b.parquet", use_dictionary=False)
-    whole = bad.read_bytes()
-    place = pq.read_metadata(bad).row_group(0).column(1).data_page_offset
-    bad.write_bytes(whole[:place] + bytes(20) + whole[place + 20 :])
-    message = failure(materialize(make(tmp_path), local, raises=False))
-    assert "stage 'docs/clean', fragment" in message
-    assert re.search(r"b\.parquet' cannot be read: .*Write it again", message)
-    assert not manifests(tmp_path)
-    bad.write_bytes(whole)
-    materialize(make(tmp_path), local)
-    assert rows_of(tmp_path, "double", "y") == [*DOUBLED, *DOUBLED]
 
 
 # An S3 that fails

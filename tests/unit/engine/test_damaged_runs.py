@@ -1,0 +1,205 @@
+"""Damaged files in runs: what is seen of them, and that the next run computes them again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import vane_dagster as vd
+from support.damage import (
+    ROWS,
+    cut,
+    double,
+    edit,
+    flip,
+    make,
+    manifests,
+    parts,
+    rows,
+    rows_of,
+    source,  # noqa: F401  # fixtures
+)
+from support.data import read_stage, write_source
+from support.in_process import InProcessCompute
+from vane_dagster.engine import committer
+from vane_dagster.errors import VaneError
+from vane_dagster.storage.damage import damage_of
+from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.publish.base import publish as committer_publish
+
+DOUBLED = [2 * x for x in range(ROWS)]
+NEGATED = [-y for y in DOUBLED]
+Ran = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Ran:
+    given: dict[str, Any] = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+
+    def ran(pipeline: vd.Pipeline | None = None, select: Sequence[str] | None = None) -> str:
+        """Return the error of a run, empty without one."""
+        try:
+            (pipeline or make(tmp_path)).run(select=select, **given)
+        except VaneError as error:
+            return str(error)
+        return ""
+
+    return ran
+
+
+@pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
+def test_damaged_parts_are_computed_again_by_the_next_run(harm, tmp_path, source, run, capsys):
+    """Two of them, of a stage whose partition is in force, read by the stage below."""
+    run(select=["clean", "double"])
+    harmed = [parts(tmp_path, "double")[i] for i in (0, 2)]
+    whole = {path: path.read_bytes() for path in harmed}
+    others = {p: p.stat().st_mtime_ns for p in parts(tmp_path, "double") if p not in harmed}
+    before = manifests(tmp_path)
+    for path in harmed:
+        harm(path)
+    if harm is not Path.unlink:  # a part that is not there is seen by the planner
+        assert "It was removed from the stage 'docs/double'" in run()
+        printed = capsys.readouterr().out
+        assert [printed.count(path.name) for path in harmed] == [1, 1]
+    assert run() == ""
+    assert rows_of(tmp_path, "double", "y") == DOUBLED
+    assert rows_of(tmp_path, "negate", "z") == NEGATED
+    assert {path: pq.read_table(path) for path in harmed} == {
+        path: pq.read_table(pa.BufferReader(data)) for path, data in whole.items()
+    }
+    assert {p: p.stat().st_mtime_ns for p in others} == others
+    assert manifests(tmp_path).items() >= before.items()
+
+
+def test_a_damaged_part_above_a_damaged_part(tmp_path, source, run):
+    """To make the one again the other is read, which turns out to be damaged too."""
+    run(select=["clean", "double"])
+    flip(parts(tmp_path, "double")[1])
+    for path in parts(tmp_path, "clean"):
+        flip(path, "x")
+    for _ in range(2):
+        assert run()
+    assert run() == ""
+    assert rows_of(tmp_path, "negate", "z") == NEGATED
+    assert sum(damage_of(Location(str(p.parent)), p.name) is None
+               for p in parts(tmp_path, "double")) == 3  # fmt: skip
+
+
+def test_partitions_that_wait_for_a_damaged_one_are_committed(tmp_path, run):
+    """A check that compares partitions commits them in order: the second waits for the first."""
+    for key, first in (("a", 0), ("b", 100)):
+        write_source(tmp_path / "src" / key, rows(range(first, first + ROWS)))
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
+    )
+    drift = vd.Asset(checks=[vd.checks.Drift("y")])
+    clean = docs.project("clean", ["x", "note"])
+    clean.map_batches("double", double, schema={"y": "BIGINT"}, asset=drift)
+
+    run(docs, ["clean"])
+    (harmed,) = (tmp_path / "store/docs/clean/parts/a").glob("*.parquet")
+    flip(harmed, "x")
+    assert run(docs, ["clean", "double"])
+    expected = {"a": DOUBLED, "b": [200 + y for y in DOUBLED]}
+    table = read_stage(tmp_path / "store", "docs", "double", "b")
+    assert table["y"].to_pylist() == expected["b"]
+    assert run(docs, ["clean", "double"]) == ""
+    for key in "ab":
+        table = read_stage(tmp_path / "store", "docs", "double", key)
+        assert table["y"].to_pylist() == expected[key]
+
+
+def test_a_damaged_part_of_a_stage_that_is_not_selected(tmp_path, source, run):
+    run(select=["clean", "double"])
+    victim = parts(tmp_path, "double")[1]
+    flip(victim)
+    damaged = (
+        rf"'docs/double', file '\S+{victim.name}': .*Materialize 'docs/double' again with force"
+    )
+    with pytest.raises(vd.errors.StoreError, match=damaged):
+        vd.load("docs/double", store=str(tmp_path / "store"))
+    before = manifests(tmp_path)
+    message = run(select=["negate"])
+    assert victim.name in message
+    assert "It was removed from the stage 'docs/double'" in message
+    assert "Materialize 'double' again" in message
+    assert not victim.exists()
+    assert manifests(tmp_path) == before
+
+    assert run(select=["double", "negate"]) == ""
+    assert rows_of(tmp_path, "negate", "z") == NEGATED
+
+
+def test_a_part_that_nobody_names_yet_is_passed_over(tmp_path, source, run, capsys):
+    """What a killed run has left, found by the planner."""
+    run()
+    for path in manifests(tmp_path):
+        if "/double/" in path:
+            Path(path).unlink()
+    cut(parts(tmp_path, "double")[0])
+    assert run() == ""
+    assert rows_of(tmp_path, "double", "y") == DOUBLED
+    printed = capsys.readouterr().out
+    assert "double: partitions: 1 committed; " in printed
+    assert "fragments: 1 computed, 2 reused" in printed
+    assert "is damaged and cannot be read" in printed
+    assert "It is computed again" in printed
+
+
+def test_a_damaged_part_that_a_commit_reads(tmp_path, source, run, monkeypatch):
+    """What was published before stays, the part is removed, and the next run repairs it."""
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
+    docs.project("clean", ["x"]).write("out", f"{tmp_path}/out", target_file_bytes=1 << 20)
+    run(docs)
+    before = {path.name for path in (tmp_path / "out").glob("*.parquet")}
+    edit(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(committer, "publish", harming(tmp_path / "out/_vane_staging"))
+        message = run(docs)
+    assert "could not be committed" in message
+    assert "is damaged and cannot be read" in message
+    assert "it was removed. Run again, and it is computed again" in message
+    assert {path.name for path in (tmp_path / "out").glob("*.parquet")} == before
+    assert vd.load("docs/out", store=str(tmp_path / "store"))["x"].to_pylist() == [*range(ROWS)]
+
+    assert run(docs) == ""
+    read = vd.load("docs/out", store=str(tmp_path / "store"))
+    assert read["x"].to_pylist() == [*range(1, ROWS + 1)]
+
+
+def harming(staging: Path) -> Callable[..., Any]:
+    def publish(*given: Any) -> Any:
+        flip(sorted(staging.glob("*.parquet"))[1], "x")
+        return committer_publish(*given)
+
+    return publish
+
+
+# Damaged source files
+
+
+def test_a_source_file_with_a_damaged_page(tmp_path, run):
+    """Its footer is whole: it is found in a worker, and what is made of other files is kept."""
+    write_source(tmp_path / "src", rows(range(ROWS)), "a.parquet")
+    more = rows(range(100, 100 + ROWS), range(ROWS))
+    bad = write_source(tmp_path / "src", more, "b.parquet", use_dictionary=False)
+    whole = bad.read_bytes()
+    place = pq.read_metadata(bad).row_group(0).column(1).data_page_offset
+    bad.write_bytes(whole[:place] + bytes(20) + whole[place + 20 :])
+    message = run()
+    assert "stage 'docs/clean', fragment" in message
+    assert re.search(r"b\.parquet' cannot be read: .*Write it again", message)
+    assert not manifests(tmp_path)
+    bad.write_bytes(whole)
+    assert run() == ""
+    assert rows_of(tmp_path, "double", "y") == [*DOUBLED, *DOUBLED]
