@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 
 import vane_dagster as vd
+from support.in_process import InProcessCompute
+from support.prompts import docs
+from support.results import entries
 from vane_dagster.engine.token_budget import TokenBudget
+from vane_dagster.errors import VaneError
+from vane_dagster.orchestration.metadata import stage_metadata
+from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.usage import UsageAccount
 from vane_dagster.storage.manifest import PartInfo
 
@@ -52,3 +61,73 @@ def test_metadata_has_shares_and_costs_where_they_are_known():
     assert free.metadata(USED) == {**USED, "cache_hit_rate": 0.5}
     assert priced.metadata(USED) == {**USED, "cache_hit_rate": 0.5, "cost": 50e-6}
     assert free.metadata(dict.fromkeys(USED, 0)) == dict.fromkeys(USED, 0)
+
+
+class Echo:
+    """Answers with one word more than it is asked, of which one is cached."""
+
+    OPERATIONAL = frozenset({"notes"})
+
+    def __init__(self, model: str, *, notes: str) -> None:
+        self.notes = notes
+
+    async def submit(self, request: Request) -> Answer:
+        text = request.messages[-1]["content"]
+        with open(self.notes, "a") as file:
+            file.write(f"{text}\n")
+        return Answer(f"echo: {text}", len(text.split()), len(text.split()) + 1, 1)
+
+
+def test_costs_and_budgets_count_what_is_spent_and_what_is_copied(tmp_path):
+    notes, store = tmp_path / "notes", vd.FragmentStore(root=str(tmp_path / "store"))
+    prices = {"prompt": 2e6, "completion": 10e6, "cached": 1e6}
+
+    def declared(texts: list[str], token_budget: int) -> vd.Pipeline:
+        pipeline = docs(tmp_path, texts)
+        pipeline.fragment_rows = 4
+        given = {"options": {"notes": str(notes)}, "prices": prices, "token_budget": token_budget}
+        pipeline.prompt(
+            "asked", "{text}", provider=Echo, model=vd.Model("m", **given), batch_size=4,
+            sampling_params={"temperature": 0},
+        )  # fmt: skip
+        return pipeline
+
+    def run(pipeline: vd.Pipeline) -> dict[str, Any]:
+        """The metadata of the stage in Dagster."""
+        notes.write_text("")
+        pipeline.run(store=store, compute=InProcessCompute())
+        opened = store.open()
+        manifest, spec = opened.in_force("docs", "asked", None), pipeline["asked"].spec
+        version = opened.latest("docs", "asked", [None])[None]
+        return entries(stage_metadata(spec, manifest, version, opened, 1))
+
+    # What a run spends.
+    texts = [f"text number {i}" for i in range(40)]
+    first = run(declared(texts, 10_000))
+    words = 40 * 3
+    tokens = [first[name] for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
+    assert tokens == [words, words + 40, 40]
+    assert first["cache_hit_rate"] == pytest.approx(1 / 3, abs=1e-4)
+    assert first["tokens_per_second"] > 0
+    assert first["cost"] == pytest.approx((words - 40) * 2 + 40 * 1 + (words + 40) * 10)
+    assert (first["rows_computed"], first["cost_of_answers"]) == (40, first["cost"])
+    assert "cost_inherited" not in first
+
+    # Rows that are copied cost nothing, and need no budget.
+    texts[5], texts[6] = "another text", "another text"
+    again = run(declared(texts, 30))
+    assert notes.read_text() == "another text\n"
+    assert again["requests_spent"] == again["rows_computed"] == 1
+    spent = again["completion_tokens_spent"] + again["completion_tokens_inherited"]
+    assert again["completion_tokens"] == spent
+    assert again["cost_of_answers"] == again["cost"] + again["cost_inherited"]
+
+    # A run that has used its budget stops, and keeps what is paid for.
+    texts += [f"another number {i}" for i in range(200)]
+    pipeline, sent = declared(texts, 60), Counter[str]()
+    for _ in range(2):
+        with pytest.raises(VaneError, match="tokens, token_budget=60"):
+            run(pipeline)
+        sent.update(asked := notes.read_text().splitlines())
+        assert 8 <= len(asked) < 200
+    assert max(sent.values()) == 1, "nothing is paid for twice"
