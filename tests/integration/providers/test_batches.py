@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,10 @@ from click.testing import CliRunner
 import vane_dagster as vd
 from support.batch_server import Batches
 from support.data import read_stage, write_source
-from support.prompts import Person, asked, docs
-from support.results import failure, metadata
+from support.prompts import asked, docs
+from support.results import metadata
 from support.warm_workers import workers_that_imported
 from vane_dagster.cli.main import main
-from vane_dagster.errors import DefinitionError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,145 +94,6 @@ def test_a_run_submits_and_ends_and_the_next_one_commits(
     live = declared(tmp_path, endpoint[1], texts, provider=provider, mode="live")
     materialize(live, local)
     assert (len(batches.made), len(server.bodies)) == (2, len(texts) + 1)
-
-
-def test_failed_rows_are_quarantined_and_retried_in_another_batch(
-    tmp_path, local, endpoint, batches, materialize, server
-):
-    pipeline = declared(
-        tmp_path,
-        endpoint[1],
-        ["one", "refused", "too long", None],
-        on_error="quarantine",
-        include_columns=["text"],
-    )
-    materialize(pipeline, local)
-    materialize(pipeline, local)
-    failed = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id").to_pylist()
-    assert [(each["id"], each["error"]) for each in failed] == [
-        (1, "BatchRequestError"), (2, "PromptTooLong"), (3, "ValueError"),
-    ]  # fmt: skip
-    assert "errored 400: " in failed[0]["message"]
-    assert "content policy" in failed[0]["message"]
-    assert rows(tmp_path) == ["echo: one"]
-
-    config = {"retry_quarantined": True}
-    assert made(materialize(pipeline, local, config=config)) == set()
-    assert batches.prompts == {"one": 1, "refused": 2, "too long": 2}
-    assert made(materialize(pipeline, local, config=config)) == {"asked", "below"}
-    assert batches.prompts == {"one": 1, "refused": 2, "too long": 2}
-
-
-def test_an_answer_that_does_not_fit_is_asked_again_in_the_next_batch(
-    tmp_path, local, endpoint, batches, materialize, server
-):
-    server.answers["ann"] = ["no json", '{"name": "ann", "age": 7}']
-    server.answers["bob"] = ['{"name": "bob", "age": 9}']
-    pipeline = declared(
-        tmp_path, endpoint[1], ["ann", "bob"], return_format=Person, explain_errors=1
-    )
-    for number in range(3):
-        done = materialize(pipeline, local)
-        assert made(done) == ({"asked", "below"} if number == 2 else set())
-    assert [each["age"] for each in rows(tmp_path)] == [7, 9]
-    assert [len(each.lines) for each in batches.made] == [2, 1]
-    assert metadata(done, "asked")["batch_requests"] == 3
-
-
-def test_rows_that_change_in_flight_are_not_committed_with_the_former_answer(
-    tmp_path, local, endpoint, batches, materialize, server
-):
-    batches.looks_until_end = None
-    given = {"sampling_params": {"temperature": 0}}
-    materialize(declared(tmp_path, endpoint[1], ["one", "two", "two"], **given), local)
-    assert batches.prompts == {"one": 1, "two": 1}, "equal prompts share an answer"
-    pipeline = declared(tmp_path, endpoint[1], ["one", "other", "two"], **given)
-    materialize(pipeline, local)
-    assert batches.prompts == {"one": 1, "two": 1, "other": 1}
-    batches.end()
-    assert made(materialize(pipeline, local)) == {"asked", "below"}
-    assert rows(tmp_path) == ["echo: one", "echo: other", "echo: two"]
-
-
-def test_a_forced_run_asks_again_and_the_next_forced_one_commits(
-    tmp_path, local, endpoint, batches, materialize, server
-):
-    pipeline = declared(tmp_path, endpoint[1], ["same", "same"])
-    for _ in range(2):
-        materialize(pipeline, local)
-    assert batches.prompts == {"same": 2}, "each row has an answer of its own"
-    for expected in (set(), {"asked", "below"}):
-        done = materialize(pipeline, local, config={"force": True})
-        assert made(done) - {"below"} == expected - {"below"}
-    assert batches.prompts == {"same": 4}
-
-
-def test_a_run_that_waits_commits(tmp_path, local, endpoint, batches, materialize, monkeypatch):
-    monkeypatch.setattr("vane_dagster.orchestration.run.BATCH_POLL_SECONDS", 0.1)
-    batches.looks_until_end = 2
-    pipeline = declared(tmp_path, endpoint[1], ["one", "expires"])
-    done = materialize(pipeline, local, config={"wait": True})
-    assert made(done) == {"asked", "below"}
-    assert len(done.get_asset_materialization_events()) == 2
-    assert [len(each.lines) for each in batches.made] == [2, 1]
-
-
-def test_auto_asks_live_what_no_batch_can_answer_in_time(
-    tmp_path, local, endpoint, batches, materialize, server
-):
-    short = declared(tmp_path, endpoint[1], ["one"], mode="auto", deadline=timedelta(hours=2))
-    assert made(materialize(short, local)) == {"asked", "below"}
-    assert batches.made == []
-
-    batches.looks_until_end = None
-    pipeline = declared(tmp_path, endpoint[1], ["two", "slow"], mode="auto")
-    assert made(materialize(pipeline, local)) == set()
-    _a_day_ago(tmp_path)
-    assert made(materialize(pipeline, local)) == set(), "it is cancelled first"
-    assert batches.made[0].canceling
-    batches.end()
-    done = materialize(pipeline, local)
-    assert made(done) == {"asked", "below"}
-    assert rows(tmp_path) == ["echo: two", "echo: slow"]
-    facts = metadata(done, "asked")
-    assert (facts["requests"], facts["batch_requests"]) == (2, 1)
-    assert len(batches.made) == 1
-
-
-def _a_day_ago(tmp_path: Path) -> None:
-    """Let the batch have been made a day ago, by its record."""
-    (record,) = (tmp_path / "store/docs/asked/batches").glob("*.json")
-    found = json.loads(record.read_text())
-    found["at"] -= 25 * 3600
-    record.write_text(json.dumps(found))
-
-
-def test_budgets_count_requests_when_they_are_submitted(
-    tmp_path, local, endpoint, batches, materialize
-):
-    texts = [f"text {i}" for i in range(80)]
-    given = {"sampling_params": {"max_tokens": 100}, "token_budget": 300}
-    pipeline = declared(tmp_path, endpoint[1], texts, **given)
-    stopped = failure(materialize(pipeline, local, raises=False))
-    assert "token_budget=300" in stopped
-    sent = sum(batches.prompts.values())
-    assert 2 <= sent < 80
-    assert "token_budget=300" in failure(materialize(pipeline, local, raises=False))
-    assert sum(batches.prompts.values()) > sent, "another run has another budget"
-    assert set(batches.prompts.values()) == {1}
-
-
-def test_what_has_no_batches_is_refused(tmp_path, endpoint):
-    with pytest.raises(DefinitionError, match='batches are those of the providers "openai"'):
-        docs(tmp_path).prompt(
-            "asked", "{text}", provider="transformers", model=vd.Model("m", mode="batch")
-        )
-    with pytest.raises(DefinitionError, match="explain_errors=1"):
-        declared(tmp_path, endpoint[1], ["a"], retry_on=["InvalidAnswer"])
-    with pytest.raises(DefinitionError, match="deadline is"):
-        vd.Model("m", mode="batch", deadline=timedelta(hours=1))
-    with pytest.raises(DefinitionError, match="no stage uses batches"):
-        docs(tmp_path).build_batch_sensor()
 
 
 # Dagster
