@@ -109,10 +109,10 @@ def quarantine(
         }
         texts = [waived.get(id) for id in rows["id"].to_pylist()]
         rows = rows.append_column("waived", pa.array(texts, pa.string()))
-        found.append(rows.append_column("committed", pa.array([True] * len(rows))))
+        found.append(rows.append_column("committed", pa.array([True] * len(rows), pa.bool_())))
     for rows in failed.values():
         rows = rows.append_column("waived", pa.nulls(len(rows), pa.string()))
-        found.append(rows.append_column("committed", pa.array([False] * len(rows))))
+        found.append(rows.append_column("committed", pa.array([False] * len(rows), pa.bool_())))
     return concat_faults(found)
 
 
