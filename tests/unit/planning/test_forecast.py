@@ -354,6 +354,23 @@ def test_results_from_before_an_edit_are_a_measure_that_is_named_and_sampled(sto
     assert unmeasured.sampled == 0
 
 
+def test_copied_answers_have_a_price_although_none_was_asked_for(stored):
+    write_source(stored.folder / "src", {"id": range(3), "text": ["one", "three", "fifteen"]})
+
+    def asking(question: str, text: str) -> vd.Pipeline:
+        docs = stored.docs()
+        model = vd.Model("m", prices={"prompt": 1e6, "completion": 2e6})
+        docs.project("clean", {"text": text}).prompt(
+            "asked", question, provider=Reversed, model=model
+        )
+        return docs
+
+    compute(asking("{text}", "text"), stored.store)  # for 15 tokens of prompts, and of answers
+    compute(asking("{text}", "lower(text)"), stored.store)
+    asked = stored.plan(asking("Why {text}", "text")).stages[1]
+    assert asked.cost[1] > 45
+
+
 class Limited(Reversed):
     """A provider whose workers share limits, which it does not keep."""
 
