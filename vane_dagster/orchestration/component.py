@@ -16,6 +16,7 @@ from dagster.components.resolved.core_models import OpSpec
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import Field, create_model
 
+from vane_dagster._keywords import similar
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.orchestration import assets as built
 from vane_dagster.orchestration.asset_specs import stage_spec
@@ -30,16 +31,25 @@ _SHARED: list[Any] = []
 """Resources, each once. Dagster refuses two that are equal but not the same object."""
 
 
-def _in_yaml(resource: Any, **nested: Any) -> dg.Resolver:
-    """Return a resolver of a resource: its arguments, or a template that is the resource."""
+def _in_yaml(resource: Any, kind: type, **nested: Any) -> dg.Resolver:
+    """Return a resolver of a resource: its arguments, or a template that is one of a kind."""
     model = _model(resource, nested)
 
     def resolve(context: dg.ResolutionContext, given: Any) -> Any:
         if isinstance(given, str):
-            return context.resolve_value(given)
-        return _made(
-            resource, model.resolve_from_model(context, given).model_dump(exclude_unset=True)
-        )
+            if isinstance(found := context.resolve_value(given), kind):
+                return found
+            raise DefinitionError(
+                f"{given!r} is {type(found).__name__}; expected the arguments of "
+                f"{resource.__name__}, as {{name: value}}, or a template that is a resource"
+            )
+        arguments = model.resolve_from_model(context, given).model_dump(exclude_unset=True)
+        if (cluster := arguments.get("cluster")) is not None:
+            arguments["cluster"] = LocalCluster(**cluster)
+        made = resource(**arguments)
+        if made not in _SHARED:
+            _SHARED.append(made)
+        return _SHARED[_SHARED.index(made)]
 
     return dg.Resolver(resolve, model_field_type=model.model())
 
@@ -54,20 +64,8 @@ def _model(resource: Any, nested: Mapping[str, Any]) -> Any:
     return create_model(f"{resource.__name__}Arguments", __base__=bases, **fields, **nested)
 
 
-def _made(resource: Any, given: Mapping[str, Any]) -> Any:
-    """Return the resource with some arguments."""
-    cluster = given.get("cluster")
-    nested = {"cluster": LocalCluster(**cluster)} if cluster is not None else {}
-    made = resource(**{**given, **nested})
-    for each in _SHARED:
-        if type(each) is resource and each == made:
-            return each
-    _SHARED.append(made)
-    return made
-
-
-_COMPUTE = _in_yaml(RayCompute, cluster=(_model(LocalCluster, {}) | None, None))
-_STORE = _in_yaml(FragmentStore)
+_COMPUTE = _in_yaml(RayCompute, Compute, cluster=(_model(LocalCluster, {}) | None, None))
+_STORE = _in_yaml(FragmentStore, FragmentStore)
 
 
 class StageOverrides(dg.Model, dg.Resolvable):
@@ -115,7 +113,11 @@ def _load_pipeline(context: dg.ResolutionContext, path: str) -> Pipeline:
             f"pipeline: {path!r}; expected a module and the name of a pipeline in it, such as "
             "'.pipeline.docs' or 'my_project.pipelines.docs'"
         )
-    value = getattr(importlib.import_module(module), name, None)
+    loaded = importlib.import_module(module)
+    if not hasattr(loaded, name):
+        near = similar(name, dir(loaded))
+        raise DefinitionError(f"pipeline: the module {module} has no {name!r}. {near}".rstrip(". "))
+    value = getattr(loaded, name)
     if callable(value):
         value = value()
     if not isinstance(value, Pipeline):
@@ -273,12 +275,7 @@ class PipelineComponent(dg.Component, dg.Resolvable):
                     f"{location}: op has {names(sorted(ignored))}; expected backfill_policy, pool "
                     "or tags. The step is named after the pipeline"
                 )
-            given: Mapping[str, Any] = {
-                "backfill_policy": self.op.backfill_policy,
-                "pool": self.op.pool,
-                "op_tags": self.op.tags and {**pipeline.op_tags, **self.op.tags},
-            }
-            for name, value in given.items():
-                if value is not None:
-                    setattr(pipeline, name, value)
+            pipeline.backfill_policy = self.op.backfill_policy or pipeline.backfill_policy
+            pipeline.pool = self.op.pool or pipeline.pool
+            pipeline.op_tags = {**pipeline.op_tags, **(self.op.tags or {})}
         return pipeline

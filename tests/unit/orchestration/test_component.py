@@ -161,7 +161,9 @@ def test_a_component_without_resources_takes_those_of_the_project(sandbox):
 @pytest.mark.parametrize(
     ("attributes", "expected"),
     [
-        ({"pipeline": ".pipeline.nothing"}, "'.pipeline.nothing' is NoneType; expected a vd.Pipe"),
+        ({"pipeline": ".pipeline.nothing"}, "docs.pipeline has no 'nothing'\n"),
+        ({"pipeline": ".pipeline.dosc"}, "docs.pipeline has no 'dosc'. Did you mean 'docs'?"),
+        ({"pipeline": ".pipeline.ROWS"}, "'.pipeline.ROWS' is list; expected a vd.Pipeline"),
         ({"pipeline": "docs"}, "expected a module and the name of a pipeline in it"),
         ({"overrides": {"sentimant": {"gpus": 1}}}, "has no stage 'sentimant'; it has '"),
         (
@@ -170,6 +172,8 @@ def test_a_component_without_resources_takes_those_of_the_project(sandbox):
         ),
         ({"overrides": {"sentiment": {"gpus": -1}}}, "stage 'docs/sentiment': overrides: "),
         ({"compute": {"clusters": {}}}, "compute.*clusters"),
+        ({"store": "lake/x"}, "'lake/x' is str; expected the arguments of FragmentStore"),
+        ({"compute": "{{ env('HOME') }}"}, "is str; expected the arguments of RayCompute"),
         ({"op": {"name": "step"}}, "op has 'name'; expected backfill_policy, pool or tags"),
         ({"translation": {"deps": ["raw"]}}, "does not depend on 'docs/source', which the stage"),
         ({"translation": {"code_version": "2"}}, "code_version='2'; expected"),
