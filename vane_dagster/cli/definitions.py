@@ -47,9 +47,12 @@ class Definitions:
                     for value in list(vars(loaded).values())
                 ]
         except Exception as error:
-            raise click.ClickException(
-                f"{file or module} cannot be loaded: {described(error)}"
-            ) from error
+            text = f"{file or module} cannot be loaded: {described(error)}"
+            cause: BaseException = error
+            while cause.__cause__ is not None:  # that of a component names only the component
+                cause = cause.__cause__
+            text += f"\n{described(cause)}" * (cause is not error)
+            raise click.ClickException(text) from error
         self._definitions = [value for value in found if isinstance(value, dg.Definitions)]
 
     def pipeline(self, name: str | None) -> Any:
@@ -141,7 +144,10 @@ def with_definitions(is_optional: bool = False) -> Callable[[Callable[..., Any]]
 def opened(
     store: str | None, definitions: Definitions | None = None, options: Mapping[str, Any] = {}
 ) -> Store:
-    """Open the store that a command names, else that of its definitions, else this user's."""
+    """Open the store that a command names, else that of the definitions, else this user's."""
+    if store is None and definitions is None:
+        with contextlib.suppress(click.UsageError):  # the working folder is in no dg project
+            definitions = Definitions(None, None)
     if store is not None or definitions is None:
         found = open_store(store, "--store")
         return Store(Location(found.root.url, options)) if options else found

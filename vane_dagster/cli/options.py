@@ -44,7 +44,7 @@ def texts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 
 STORE = click.option(
     "--store",
-    help="The store's root. [default: with -f or -m that of the definitions, else "
+    help="The store's root. [default: that of the definitions or of the dg project, else "
     "$VANE_DAGSTER_STORE, else this user's]",
 )
 STORAGE_OPTIONS = click.option(

@@ -79,7 +79,7 @@ def quarantine(
             "--ids goes with --waive or --undo, for example --waive 'empty pages' --ids 17"
         )
     if definitions is None and (retry or fixes is not None):
-        raise click.UsageError("--retry and --patch need the definitions: -f definitions.py")
+        definitions = Definitions(None, None)
     place = opened(store, definitions, storage_options)
     found: Any = stage if definitions is None else definitions.stage(stage)
     if definitions is not None and partitions is not None:

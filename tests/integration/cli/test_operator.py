@@ -120,6 +120,11 @@ def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
     for words, row in (store, None), (file, 1):
         found = json.loads(run("trace", "two/same", "--id", "1", "--json", *words))
         assert found["steps"][0]["row"] == row
+    Path("dg.toml").write_text(
+        "[project]\nroot_module = 'mine'\ncode_location_target_module = 'defs_of_test'\n"
+    )  # whose definitions have the store
+    assert json.loads(run("trace", "two/same", "--id", "1", "--json"))["steps"][0]["row"] is None
+    Path("dg.toml").unlink()
     words = ("two/source", "--forward", "--id", "1", "--json")
     assert json.loads(run("trace", *words, *file))["steps"][0]["row"] == 1
 
@@ -196,4 +201,5 @@ def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
     assert run(*retry) == "No row is quarantined.\n"
     assert sorted(map(int, Path("calls").read_text().split())) == [3, 6, 7, 9, 12, 15]
     assert sorted(last()) == [*range(1, 17)]
+    assert run(*retry) == "No row is quarantined.\n"  # and none was
     assert run("quarantine", "numbers/checked", *store, "--json") == "[]\n"

@@ -40,6 +40,7 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["plan", "-m", "defs_of_test"], "name one of the pipelines of the definitions: one, two"),
         (["plan", "two"], "give the definitions"),
+        (["quarantine", "one/same", "--retry"], "give the definitions"),
         (["plan", "two", "-f", "none.py"], "there is no file 'none.py'"),
         (["preview", "one/none", "-m", "defs_of_test"], "'none' is not a stage of one: same"),
         (["preview", "three/same", "-m", "defs_of_test"], "name one of the pipelines"),
@@ -85,3 +86,13 @@ def test_definitions_are_those_of_the_dg_project_around_the_folder(
     monkeypatch.chdir(tmp_path / "src" / "deep")
     done = CliRunner().invoke(main, ["plan"])
     assert "name one of the pipelines of the definitions: one, two" in done.output
+
+
+def test_definitions_that_cannot_be_loaded_have_the_first_cause(tmp_path: Path) -> None:
+    (tmp_path / "defs_of_test.py").write_text(
+        "try:\n    {}['LAKE']\nexcept KeyError as error:\n"
+        "    raise RuntimeError('in the component docs') from error\n"
+    )
+    done = CliRunner().invoke(main, ["plan", "-f", "defs_of_test.py"])
+    text = "cannot be loaded: RuntimeError: in the component docs\nKeyError: 'LAKE'\n"
+    assert (done.exit_code, text in done.output) == (1, True), done.output
