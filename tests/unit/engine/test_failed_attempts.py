@@ -93,7 +93,8 @@ def test_a_row_that_fails_its_partition_is_kept_too(tmp_path, store):
 
 def test_a_stage_without_failures_has_no_row_to_waive(tmp_path, store):
     assert not run(tmp_path, store, 0, "first")
-    assert vd.quarantine("docs/root", store=store.root.path).schema.field("committed").type == "bool"
+    rows = vd.quarantine("docs/root", store=store.root.path)
+    assert rows.schema.field("committed").type == "bool"
     with pytest.raises(vd.errors.StoreError, match="not quarantined in a committed partition"):
         waive("docs/root", None, ["1"], "negative", store.root.path)
 
