@@ -21,8 +21,8 @@ def advise(run: str, as_json: bool) -> None:
     found = summaries(run)
     if not found:
         raise click.ClickException(
-            f"run {run!r} has no step of a pipeline that ended with results: it still runs, or its "
-            "process was killed. Its materializations in Dagster have what it committed"
+            f"run {run!r} has no summary of a pipeline: it failed before it computed, still runs, "
+            "or its process was killed. Its log has the error, its materializations the results"
         )
     if as_json:
         print_json({step: figures for step, (_, figures) in found.items()})
