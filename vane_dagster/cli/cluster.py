@@ -42,7 +42,7 @@ def list_heads(as_json: bool) -> None:
     elif records:
         click.echo(table([_HEADER, *(_row(record) for record in records)]))
     else:
-        click.echo("No local head is running. A run that uses LocalCluster starts one.")
+        click.echo("No local head is running. A run with RayCompute() starts one.")
 
 
 @cluster.command()
@@ -57,7 +57,7 @@ def status(name: str, as_json: bool) -> None:
         if as_json:
             print_json({"running": False, "name": name, "folder": str(local.folder)})
         else:
-            click.echo(f"{_who(local)} is not running. A run that uses LocalCluster starts it.")
+            click.echo(f"{_who(local)} is not running. A run with RayCompute() starts it.")
             click.echo(f"State folder: {local.folder}")
         sys.exit(1)
     record = _record(own[0])
