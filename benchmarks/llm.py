@@ -112,7 +112,9 @@ class Job:
     def sampling(self) -> dict[str, Any]:
         """Parameters with which the number of an answer's tokens is known."""
         limit = "{limit}" if self.uneven else self.tokens
-        return {"temperature": 0, "max_tokens": limit, "ignore_eos": not self.structured}
+        # Sampled, since the likeliest token of random weights may be whitespace every time.
+        temperature = 1 if self.uneven else 0
+        return {"temperature": temperature, "max_tokens": limit, "ignore_eos": not self.structured}
 
 
 def write(folder: Path, partitions: int, rows: int, prefixes: int = 0) -> list[str]:
@@ -135,7 +137,7 @@ def write(folder: Path, partitions: int, rows: int, prefixes: int = 0) -> list[s
             for id in ids
         ]
         for file in range(4):
-            limits = [min(MOST, 1 + int(chance.expovariate(1 / TOKENS))) for _ in ids[file::4]]
+            limits = [min(MOST, 8 + int(chance.expovariate(1 / TOKENS))) for _ in ids[file::4]]
             own = pa.table({"id": ids[file::4], "text": texts[file::4], "limit": limits})
             pq.write_table(own, place / f"{file}.parquet")
     return [str(folder / f"p{partition}") for partition in range(partitions)]
