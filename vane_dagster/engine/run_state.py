@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -88,6 +89,7 @@ class RunState:
         self.stats: dict[tuple[int, str], StageStats] = {}
         self.floors: dict[str, int] = {}  # of the stages with row keys to compute
         self.usage = PoolUsage()
+        self.max_faults = cache(self._max_faults)
         self._servers = {s: tuple(pool.uses.values()) for s, pool in (pools or {}).items()}
         for index, partition in enumerate(plan.partitions):
             for stage, stage_plan in partition.stages.items():
@@ -211,12 +213,13 @@ class RunState:
         settled = (self._queued, self.failed, self.pending)
         return done is not None or any(place in each for each in settled)
 
-    def max_faults(self, index: int, stage: str) -> int:
+    def _max_faults(self, index: int, stage: str) -> int:
         """Rows of a stage's partition that may fail in a run before the run gives it up.
 
-        `Failures.max_error_rate` sets it; without one, a blocking `ErrorRate`. This early limit
-        assumes as many rows as the source has. Below a fan-out there may be more, so there it has
-        no bound: the check decides when all rows are computed.
+        `Failures.max_error_rate` sets it; without one, a blocking `ErrorRate`. Failed rows of
+        stored parts are subtracted. This early limit assumes as many rows as the source has. Below
+        a fan-out there may be more, so there it has no bound: the check decides when all rows are
+        computed.
         """
         partition = self.plan.partitions[index]
         if partition.is_sample:
@@ -229,7 +232,14 @@ class RunState:
         if limit.max_rate is None:
             checks = findings_of(self.pipeline._checks_of(stage))
             limit = next((c for c in checks if isinstance(c, ErrorRate) and c.blocking), limit)
-        return limit.allowed(partition.source_rows) + waived
+        return max(
+            0, limit.allowed(partition.source_rows) + waived - self.stored_faults(index, stage)
+        )
+
+    def stored_faults(self, index: int, stage: str) -> int:
+        """Failed rows of the parts of a stage's partition that the plan found."""
+        found = self.plan.partitions[index].stages[stage].parts.values()
+        return sum(part.info.quarantined + part.info.nulled for part in found)
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Rows that may still fail: `max_faults` minus those that have failed."""

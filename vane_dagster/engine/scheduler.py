@@ -282,7 +282,7 @@ class WaveScheduler:
         where = in_flight.work.location
         failed = fault_lines(report.faults) if report.faults else []
         if error := fault_limit_error(self._state, run, task.stage, failed, where):
-            self._fail(run.partition, task.stage, error)
+            self._reject(task, in_flight.work, report, error)
             return
         if failed:
             self._state.emit(Noticed(f"{where}: some rows failed: {'; '.join(failed)}"))
@@ -317,8 +317,7 @@ class WaveScheduler:
         assert work.target is not None
         part = Part(work.target.folder, report.part)
         if error := count_error(self._state, run, task.spec, part.info, work.location):
-            part.folder.delete([part.info.name])  # nothing may build on it
-            self._fail(run.partition, stage, error)
+            self._reject(task, work, report, error)
             return
         self._counts.add_part(run, task_state, part.info)
         task_state.done = True
@@ -371,6 +370,12 @@ class WaveScheduler:
             self._start_over(run)
         else:
             self._fail(run.partition, task.stage, fault.error())
+
+    def _reject(self, task: Task, work: Work, report: WorkReport, error: VaneError) -> None:
+        """Fail a partition, and remove the part that an answer has, so that no run finds it."""
+        if work.target is not None and report.part is not None:
+            work.target.folder.delete([report.part.name])
+        self._fail(task.run.partition, task.stage, error)
 
     def _fail(self, partition: int, stage: str, error: VaneError) -> None:
         given_up = self._state.fail(partition, stage, error)

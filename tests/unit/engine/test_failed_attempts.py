@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import vane_dagster as vd
+from support.data import write_source
 from support.in_process import InProcess, executed
 from vane_dagster.cli.main import main
 from vane_dagster.events import Failed
@@ -129,3 +131,49 @@ def test_they_are_collected(tmp_path, store):
         policy = GcPolicy(time.time() + days * DAY, keep=7 * DAY, grace=DAY)
         list(collect(store, policy))
     assert not file.exists()
+
+
+def asked(n: int) -> int:
+    """Fail like a server that is down: by row, or for the whole stage."""
+    down = os.environ["DOWN"].split()
+    if f"all-{n}" in down:
+        raise vd.errors.StageError("down")
+    if str(n) in down:
+        raise ValueError("no answer")
+    return n
+
+
+@pytest.fixture
+def attempt(tmp_path, store, monkeypatch):
+    """Run 600 rows in thirty fragments, of which a run begins only the first, and return errors."""
+    write_source(tmp_path / "src", {"id": range(600)})
+
+    def attempted(*down: int | str, **failures: Any) -> list[str]:
+        monkeypatch.setenv("DOWN", " ".join(map(str, down)))
+        source = vd.parquet(str(tmp_path / "src"))
+        docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=20)
+        policy = vd.Failures("quarantine", **failures)
+        stage = docs.map("answer", asked, columns={"n": "id"}, on_error=policy)
+        stage.project("copy", ["answer"])
+        events = executed(docs, store, [None], InProcess())
+        return [str(each.error) for each in events if isinstance(each, Failed)]
+
+    return attempted
+
+
+def test_failed_rows_of_stored_parts_count_in_the_next_run(attempt, store):
+    for _ in range(3):
+        errors = attempt(*range(8), *range(580, 588))
+        assert "2 may" in errors[0]
+        assert store.in_force("docs", "answer", None) is None
+    assert not attempt(*range(8))
+    assert store.in_force("docs", "answer", None).parts[0].quarantined == 8, "it is stored"
+
+
+def test_stored_parts_with_too_many_failed_rows_lock_no_partition_out(attempt, store):
+    attempt(*range(16), "all-599", max_error_rate=1.0)
+    errors = attempt(599)
+    assert "0 may" in errors[0]
+    assert store.in_force("docs", "answer", None) is None
+    (error,) = attempt()
+    assert "the blocking check 'rows' of its upstream stage 'answer' failed" in error
