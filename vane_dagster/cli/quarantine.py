@@ -113,7 +113,10 @@ def quarantine(
             if group[name] not in ([], [None]):
                 click.echo(f"  {name}: {listed([str(each) for each in group[name]], _SHOWN)}")
         if group["failed_run"]:
-            click.echo(f"  not committed: run {group['failed_run']} failed")
+            click.echo(
+                f"  not committed: run {group['failed_run']} failed. Only its first failed "
+                "rows are stored, and of equal rows one"
+            )
     committed = [group for group in groups if not group["failed_run"]]
     if any(group["rows"] > len(group["waived"]) for group in committed) and not as_json:
         given = shlex.join(definitions.options) if definitions else "-f <your definitions>"
@@ -139,23 +142,30 @@ def _run(stage: Any, keys: list[str] | None, store: Any, given: Definitions, ret
 
     If other rows of the stage are due too, nothing is run.
     """
+    place, options = "/".join(stage.key.path), shlex.join(given.options)
+    by_hand = f"dagster asset materialize {options} --select {place}+"
     more = "a run would compute more than was decided; the decision counts in the next run"
     if retry:
         more = "a retry would compute more than its failed rows"
         rows = failed_rows(stage, keys, store=store)
         failed = pc.unique(rows.filter(rows["committed"])["partition"]).to_pylist()
+        if not failed and len(rows):
+            key = rows["partition"][0].as_py()
+            raise click.ClickException(
+                f"{place}: nothing was retried. The rows failed in a run that did not commit their "
+                "partition; the next run of the partition computes what is not stored: "
+                f"{by_hand}{f' --partition {shlex.quote(key)}' if key else ''}"
+            )
         if not failed:
             return
         keys = _keys(failed)
     plan = stage.pipeline.plan(keys, select=stage.name, store=store, retry_quarantined=retry)
     causes = {cause for each in plan.stages for cause in each.causes} - {RETRIED, ALWAYS}
     if not all(cause.startswith("rows ") for cause in causes):  # decisions about rows
-        place, options = "/".join(stage.key.path), shlex.join(given.options)
         raise click.ClickException(
             f"{place}: the stage is not up to date, so {more}. Nothing was computed. {plan}\n"
             f"If an edit changes no stored result, adopt it first: vane-dagster adopt {place} "
-            f"{options}. Otherwise compute all: dagster asset materialize {options} --select "
-            f"{place}+"
+            f"{options}. Otherwise compute all: {by_hand}"
         )
     with contextlib.redirect_stdout(sys.stderr):  # the result is what is still quarantined
         stage.pipeline.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from vane_dagster.orchestration.decide import waive
 from vane_dagster.storage.gc import GcPolicy, collect
 
 DAY = 24 * 3600
+FIRST = ". Only its first failed rows are stored, and of equal rows one"
 
 
 def checked(batch: pa.Table) -> dict[str, Any]:
@@ -109,14 +111,14 @@ def test_the_command_lists_them_last_and_names_the_run(tmp_path, store):
 
     place = store.root.path
     run(tmp_path, store, 40, "first", version="0")  # nothing is committed yet
-    assert listed().splitlines()[-1] == "  not committed: run first failed"
+    assert listed().splitlines()[-1] == f"  not committed: run first failed{FIRST}"
     run(tmp_path, store, 3, "second")
     run(tmp_path, store, 40, "third", version="2")
     lines = listed().splitlines()
     assert lines[:2] == ["2 rows: ValueError: [-1] is negative", "  ids: 0, 1"]
     assert lines[2].endswith("rows: ValueError: [-1] is negative")
     assert lines[4:] == [
-        "  not committed: run third failed",
+        f"  not committed: run third failed{FIRST}",
         "Retry them: vane-dagster quarantine docs/root --retry -f <your definitions>",
     ]
     groups = json.loads(listed("--json"))
@@ -177,3 +179,24 @@ def test_stored_parts_with_too_many_failed_rows_lock_no_partition_out(attempt, s
     assert store.in_force("docs", "answer", None) is None
     (error,) = attempt()
     assert "the blocking check 'rows' of its upstream stage 'answer' failed" in error
+
+
+DEFINITIONS = """
+import dagster as dg
+import vane_dagster as vd
+
+docs = vd.Pipeline("docs", source=vd.table([{"n": 1, "id": 1}]), id="id")
+docs.map("root", abs, columns={"x": "n"}, schema={"root": "DOUBLE"})
+defs = dg.Definitions(assets=[docs.build_assets()])
+"""
+
+
+def test_rows_that_were_not_committed_are_not_retried(tmp_path, store, monkeypatch):
+    run(tmp_path, store, 40, "first")
+    monkeypatch.chdir(tmp_path)
+    Path("defs.py").write_text(DEFINITIONS)
+    words = ["quarantine", "docs/root", "--retry", "-f", "defs.py", "--store", store.root.path]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1, done.output
+    assert "docs/root: nothing was retried. The rows failed in a run that did not" in done.output
+    assert done.output.endswith(": dagster asset materialize -f defs.py --select docs/root+\n")
