@@ -11,7 +11,7 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 | the kernel or Ray killed a worker to free memory | in halves, down to one row | | the fragment |
 | a table between tasks was lost | the fragment starts over | | the fragment |
 | outside of the rows: a lost node, a call that had not begun | always, as it was | | nothing |
-| a worker failed at 3 fragments in a row | a fresh worker, once | | the worker |
+| a worker's calls returned no row at 3 fragments in a row | a fresh worker, once | | the worker |
 | a worker did not start | 3 more times | | the pool |
 | a server crashed or did not start | 12 crashes, 3 starts in a row | 1 to 30 s | the server |
 | a transient error of storage | 3 more times | 0.5 to 2 s | the operation |

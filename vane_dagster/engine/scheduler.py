@@ -261,7 +261,9 @@ class WaveScheduler:
         if calls and not report.all_rows_failed:
             self._failure_streaks.record_success(worker, worker.pool)
         elif calls and self._failure_streaks.record_failure(worker, worker.pool, task.run.order):
-            reason = f"it failed at {MAX_CONSECUTIVE_FAILURES} fragments in a row"
+            reason = (
+                f"all rows of its calls failed at {MAX_CONSECUTIVE_FAILURES} fragments in a row"
+            )
             self._lost(in_flight, done.ticket, "outside", reason, None)
             return
         if not task.is_current:

@@ -247,8 +247,10 @@ class Host:
             if is_shutdown(error):
                 raise
             fault = work_fault(work, contained(error))
-            failed = error.records if isinstance(error, BatchError) else None
-            return None, WorkReport(faults=failed, fault=fault, output=self._printed.drain())
+            report = WorkReport(fault=fault, output=self._printed.drain())
+            if isinstance(error, BatchError):
+                report = replace(report, faults=error.records, rows_out=error.rows_out)
+            return None, report
         finally:
             seconds = self._change_calls(call, -1)
             gpus = meter.stop(seconds)

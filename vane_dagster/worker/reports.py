@@ -156,7 +156,7 @@ class WorkReport:
 
     Attributes:
         tally: Counts of the input rows by outcome, without those that were copied.
-        rows_out: Output rows, without those that were copied.
+        rows_out: Output rows, without those that were copied; also of a task that failed later.
         shares: The row at which each worker's share ends, if rows were arranged. What follows the
             last share is not computed.
         found_elsewhere: Rows that were found in other partitions, if rows were looked up.
@@ -204,7 +204,7 @@ class WorkReport:
     def all_rows_failed(self) -> bool:
         """Whether user code was called for rows, and all of them failed."""
         if self.fault is not None:
-            return self.fault.kind == "UdfError"
+            return self.fault.kind == "UdfError" and not self.rows_out
         return 0 < self.tally.rows_in == self.tally.quarantined + self.tally.nulled
 
 

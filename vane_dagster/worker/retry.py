@@ -235,10 +235,12 @@ class BatchError(Exception):
         cause: The error that was raised.
         faults: The rows of the batch that failed alone.
         records: Their error records, for the driver.
+        rows_out: Output rows of the task before.
     """
 
     faults: Sequence[RowFault] = ()
     records: pa.Table | None = None
+    rows_out = 0
 
     def __init__(self, rows: pa.Table, id: str, cause: BaseException, reason: str = "") -> None:
         ids = names(rows.column(id).to_pylist())

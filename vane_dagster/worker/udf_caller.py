@@ -94,6 +94,7 @@ class UdfCaller:
             else:
                 outcomes = run.one_by_one(batches)
         except BatchError as error:
+            error.rows_out = run.rows_out
             if error.faults:
                 error.records = reported(fault_table(error.faults, work, op.ids, self._label))
             raise
@@ -175,6 +176,7 @@ class _TableCalls:
         self.user_code = callers.caller(code)
         self.seconds = 0.0
         self.calls = 0
+        self.rows_out = 0
         self.stopped = False
 
     def one_by_one(self, batches: Iterator[pa.Table]) -> list[BatchOutcome]:
@@ -327,4 +329,5 @@ class _TableCalls:
 
     def _fitted(self, results: list[pa.Table], batch: pa.Table) -> pa.Table:
         output = put_together(results, self.work.schema, self.work.location)
+        self.rows_out += output.num_rows
         return with_ids(output, batch, self.work, self.op)

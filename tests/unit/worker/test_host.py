@@ -64,6 +64,19 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(host, tm
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("bad", "all_failed"), [(0, True), (5, False)])
+def test_a_task_with_rows_before_its_error_is_no_sign_of_a_dead_model(host, bad, all_failed):
+    def refuse(batch):
+        if bad in batch["id"].to_pylist():
+            raise ValueError("refused")
+        return batch
+
+    host.hold(ModelSpec("refuse", False, "", b""), refuse)
+    _, report = host.run(WORK, ROWS)
+    assert "refused" in report.fault.message
+    assert report.all_rows_failed == all_failed
+
+
 def test_calls_that_run_together_share_the_seconds_of_their_worker(host):
     together = threading.Barrier(4)
 

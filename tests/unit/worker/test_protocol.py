@@ -43,6 +43,7 @@ def test_a_damaged_part_keeps_its_name() -> None:
 
 def test_a_report_is_vain_where_no_row_came_through_user_code() -> None:
     assert WorkReport(fault=Fault("UdfError", "x")).all_rows_failed
+    assert not WorkReport(fault=Fault("UdfError", "x"), rows_out=1).all_rows_failed
     assert not WorkReport(fault=Fault("ComputeError", "x")).all_rows_failed
     assert WorkReport(tally=Tally(3, quarantined=1, nulled=2)).all_rows_failed
     assert not WorkReport(tally=Tally(3, quarantined=2)).all_rows_failed
