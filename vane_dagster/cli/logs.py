@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections import defaultdict
@@ -45,15 +46,13 @@ def logs(run: str, stage: str, name: str | None, address: str | None, as_json: b
         title = f"==> run {each.run}, {each.worker} on {each.node}, {each.file} <=="
         text = masked("\n".join(each.lines))
         if as_json:
-            print_json({**each._asdict(), "lines": text.split("\n")}, indent=None)
-        else:
+            lines = text.split("\n") if text else []
+            print_json({**each._asdict(), "lines": lines}, indent=None)
+        elif each.lines:
             click.echo(text if title == shown else f"{title}\n{text}")
-        shown = title
-    if not shown:
-        raise click.ClickException(
-            f"no worker has a log of {stage} in the run {run}. Logs are kept with the local head, "
-            "or the nodes, that a run used (--name, --address); stages without code have none"
-        )
+            shown = title
+    if not shown and not as_json:
+        click.echo(f"The workers of {stage} wrote nothing in the run {run}.")
 
 
 def _found(sections: Iterator[Section], run: str, stage: str) -> Iterator[Section]:
@@ -61,25 +60,31 @@ def _found(sections: Iterator[Section], run: str, stage: str) -> Iterator[Sectio
 
     A step that is to materialize assets belongs to their stages, any other one to every stage.
     """
-    empty = True
+    empty, stages = True, defaultdict[Any, set[str]](set)
     for section in sections:
         empty = False
         yield section
-    if not empty or not os.environ.get("DAGSTER_HOME"):
-        return
-    with opened_run(run) as (instance, id):
-        stages = defaultdict[Any, set[str]](set)
-        for entry in instance.all_logs(id, of_type=_PLANNED):
-            if (key := entry.get_dagster_event().asset_key) is not None:
-                stages[entry.step_key].add(key.to_user_string())
-        for entry in instance.all_logs(id, of_type=dg.DagsterEventType.LOGS_CAPTURED):
-            captured = entry.get_dagster_event().logs_captured_data
-            if not any(stage in stages.get(each, {stage}) for each in captured.step_keys or []):
-                continue
-            place = instance.compute_log_manager.build_log_key_for_run(id, captured.file_key)
-            log = instance.compute_log_manager.get_log_data(place)
-            step = f"step {', '.join(captured.step_keys or [])}"
-            for stream, data in (("stdout", log.stdout), ("stderr", log.stderr)):
-                if data:
-                    text = data.decode(errors="replace")
-                    yield Section(id, step, socket.gethostname(), stream, text.splitlines())
+    if empty and os.environ.get("DAGSTER_HOME"):
+        with opened_run(run) as (instance, id):
+            for entry in instance.all_logs(id, of_type=_PLANNED):
+                if (key := entry.get_dagster_event().asset_key) is not None:
+                    stages[entry.step_key].add(key.to_user_string())
+            for entry in instance.all_logs(id, of_type=dg.DagsterEventType.LOGS_CAPTURED):
+                captured = entry.get_dagster_event().logs_captured_data
+                steps = captured.step_keys or []
+                if not any(stage in stages.get(each, {stage}) for each in steps):
+                    continue
+                place = instance.compute_log_manager.build_log_key_for_run(id, captured.file_key)
+                log = instance.compute_log_manager.get_log_data(place)
+                for stream, data in (("stdout", log.stdout), ("stderr", log.stderr)):
+                    if data:
+                        empty, text = False, data.decode(errors="replace")
+                        step = f"step {', '.join(steps)}"
+                        yield Section(id, step, socket.gethostname(), stream, text.splitlines())
+    if empty:
+        known = ", ".join(sorted({*itertools.chain(*stages.values())}))
+        raise click.ClickException(
+            f"no worker has a log of {stage} in the run {run}"
+            f"{f', whose stages are {known}' if known else ''}. Logs are kept with the local head, "
+            "or the nodes, that a run used (--name, --address); stages without code have none"
+        )

@@ -84,12 +84,18 @@ def sections(folders: Iterable[Path], run_id: str, stage: str) -> Iterator[Secti
     for file in (file for folder in folders for file in sorted(folder.glob("worker-*"))):
         with file.open(errors="replace") as log:
             for (run, worker), lines in groupby(_of(log, run_id, stage), itemgetter(0)):
-                while some := [line for _, line in islice(lines, _LINES)]:
-                    yield Section(run, worker, socket.gethostname(), str(file), some)
+                while some := [*islice(lines, _LINES)]:
+                    text = [line for _, line in some if line is not None]
+                    yield Section(run, worker, socket.gethostname(), str(file), text)
 
 
-def _of(log: Iterable[str], run_id: str, stage: str) -> Iterator[tuple[tuple[str, str], str]]:
-    """Yield the lines of a log that belong to a stage of a run, with the run and the worker."""
+def _of(
+    log: Iterable[str], run_id: str, stage: str
+) -> Iterator[tuple[tuple[str, str], str | None]]:
+    """Yield the lines of a log that belong to a stage of a run, with the run and the worker.
+
+    None stands for the beginning of a section, which may have no line.
+    """
     user, belongs = ("", ""), False
     for line in log:
         found = _LINE.search(line)
@@ -99,3 +105,5 @@ def _of(log: Iterable[str], run_id: str, stage: str) -> Iterator[tuple[tuple[str
         if found:
             run, stages, worker = found.groups()
             user, belongs = (run, worker), run.startswith(run_id) and stage in stages.split(",")
+            if belongs:
+                yield user, None

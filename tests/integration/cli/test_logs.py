@@ -27,6 +27,10 @@ class Talks:
         return {"m": batch["n"].to_pylist()}
 
 
+def silent(batch: Any) -> Any:
+    return {"m": batch["n"].to_pylist()}
+
+
 def call(*words: str) -> Any:
     return CliRunner().invoke(main, [*words, "--name", "tests"])
 
@@ -61,6 +65,11 @@ def test_what_workers_wrote_is_read_by_run_and_stage(tmp_path, cluster):
     lines = [call("logs", each.run_id, "talk/runs").output for each in (first, second)]
     assert ["construct again" in each for each in lines] == [True, False]
     assert ["native code runs" in each for each in lines] == [True, True]
+    pipeline.map_batches("silent", silent, schema={"m": "BIGINT"})
+    run = materialize(pipeline, compute).run_id
+    assert call("logs", run, "talk/silent").output == (
+        f"The workers of talk/silent wrote nothing in the run {run}.\n"
+    )
     missing = call("logs", first.run_id, "talk/absent")
     assert (missing.exit_code, "no worker has a log" in missing.output) == (1, True)
 

@@ -108,3 +108,9 @@ def test_a_line_separates_what_runs_and_stages_wrote(tmp_path):
     assert lines("bb22", "docs/a") == ["row 2"]
     assert [each.run for each in sections([tmp_path], "", "docs/a")] == ["aa11", "bb22", "aa11"]
     assert lines("aa11", "docs") == lines("cc", "docs/a") == []
+    (tmp_path / "worker-1.err").write_text(
+        "--- vane-dagster: run cc33, stages docs/a, worker w ---\n"
+        "--- vane-dagster: run bb22, stages docs/b, worker w ---\nrow 1"
+    )
+    (silent,) = sections([tmp_path], "cc33", "docs/a")
+    assert (silent.run, silent.lines) == ("cc33", [])
