@@ -85,7 +85,7 @@ class StageStats:
         rows_out: Output rows that were computed.
         batches: Calls of the user's code.
         retries: Calls retried after a transient error.
-        faults: Rows that failed in the parts that it wrote, and in slices of further ones.
+        faults: Rows that failed in stored parts, in those that it wrote, and in slices of others.
         copied: Input rows with the outcome of an equal row, of this run or an earlier one.
         spent: Usage of the rows that were computed, by the names of the stage's `sums`.
         fits: The batch size that fit into memory after a larger one did not.

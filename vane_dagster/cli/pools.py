@@ -112,7 +112,9 @@ def endpoint(
 
     It takes no lease, so the server may stop at any time.
     """
-    server = _server(pool, name, address)
+    server = _chosen(_listed(_managers(name, address))[0], pool)[0]
+    if not server["server"]:
+        raise click.ClickException(f"{_shown(server)} is not a server")
     own = socket.gethostname()
     for worker in sorted(server["workers"], key=lambda worker: worker.get("node") != own):
         if (info := ask_worker(worker["name"], "server_endpoint")) is not None:
@@ -194,14 +196,6 @@ def _chosen(listed: list[_Pool], text: str) -> list[_Pool]:
             f"there {are} {text!r}; give a server's name or the beginning of one identity: {known}"
         )
     return matches
-
-
-def _server(text: str, name: str | None, address: str | None) -> _Pool:
-    """Return the pool of a server."""
-    pool = _chosen(_listed(_managers(name, address))[0], text)[0]
-    if not pool["server"]:
-        raise click.ClickException(f"{_shown(pool)} is not a server")
-    return pool
 
 
 def _shown(pool: _Pool) -> str:

@@ -232,14 +232,13 @@ def fault_limit_error(
 
     This early decision counts all rows of the source; the final one is the stage's check.
     """
-    faults, most = state.stats[run.partition, stage].faults, state.max_faults(run.partition, stage)
-    if faults <= most:
+    faults = state.stats[run.partition, stage].faults
+    if faults <= state.max_faults(run.partition, stage):
         return None
     rows = state.plan.partitions[run.partition].source_rows
-    stored = state.stored_faults(run.partition, stage)
     return UdfError(
         f"{location}: {faults} of at most {rows} rows of the partition failed so far, and "
-        f"{most} may{f' beside {stored} in stored parts' if stored else ''}; "
-        "vd.Failures(max_error_rate=...) sets the limit, and vane-dagster quarantine lists them"
+        f"{state.max_faults(run.partition, stage)} may; vd.Failures(max_error_rate=...) sets the "
+        f"limit, and vane-dagster quarantine lists them"
         + (f". The last: {'; '.join(failed)}" if failed else "")
     )

@@ -20,7 +20,6 @@ from vane_dagster._secrets import masked
 from vane_dagster._user_errors import contained
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.context import (
-    CheckContext,
     CheckOutcome,
     ColumnStatistics,
     PackageVersions,
@@ -100,7 +99,7 @@ class CheckRunner:
             id=self._pipeline[manifest.stage].id,
             dataset=functools.cache(lambda: self._dataset(manifest)),
             first_faults=functools.partial(first_faults, self._store.parts_of(manifest), manifest),
-            find_previous=functools.cache(lambda: self._previous(manifest)),
+            previous=functools.cache(lambda: self._previous(manifest)),
             compare=functools.partial(self._diff, manifest),
             run_id=self._run_id,
         )
@@ -166,7 +165,7 @@ def evaluate(
     definition: Callable[[Check], str] = operator.attrgetter("definition"),
 ) -> tuple[CheckResult, ...]:
     """Evaluate checks; one that raises has failed, with the error as its description."""
-    alone = replace(context, find_previous=_refuse_previous)
+    alone = replace(context, previous=_refuse_previous)
     return tuple(
         _evaluated(check, context if check.compares else alone, definition) for check in checks
     )
@@ -266,7 +265,7 @@ class ManifestContext:
         id: The column that identifies a row.
         dataset: Opens its rows; called each time a check reads rows.
         first_faults: Describes the first of its failed rows, at most a number of them.
-        find_previous: Finds the stage's previous partition.
+        previous: Finds the stage's previous partition.
         compare: Compares it with another version; see `CheckContext.diff`.
         run_id: The current run; empty outside of one.
         recomputation: Recomputed rows, if any.
@@ -276,7 +275,7 @@ class ManifestContext:
     id: str
     dataset: Callable[[], ds.Dataset]
     first_faults: Callable[[int], Sequence[str]] = lambda limit: ()
-    find_previous: Callable[[], ManifestContext | None] = lambda: None
+    previous: Callable[[], ManifestContext | None] = lambda: None
     compare: Callable[..., Diff | None] = lambda *given: None
     run_id: str = ""
     recomputation: Recomputation | None = None
@@ -317,7 +316,7 @@ class ManifestContext:
         return self.first_faults(limit)
 
     def statistics(self, columns: Sequence[str]) -> Mapping[str, ColumnStatistics]:
-        self._require(columns)
+        require_columns("the stage", columns, self.schema.names)
         measures = self._measured(columns)
         counted = [each.name for each in fields(ColumnStatistics)]
         return {
@@ -337,7 +336,7 @@ class ManifestContext:
         self, columns: Sequence[str] | None = None, where: pc.Expression | None = None
     ) -> Iterator[pa.RecordBatch]:
         wanted = self.schema.names if columns is None else columns
-        self._require(wanted)
+        require_columns("the stage", wanted, self.schema.names)
         dataset = self.dataset()
         return (
             batch
@@ -346,12 +345,12 @@ class ManifestContext:
         )
 
     def sample(self, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        self._require(columns)
+        require_columns("the stage", columns, self.schema.names)
         return sample(self.dataset(), columns, rows)
 
     def lookup(self, ids: pa.Array, columns: Sequence[str]) -> pa.Table:
         wanted = list(dict.fromkeys((self.id, *columns)))
-        self._require(wanted)
+        require_columns("the stage", wanted, self.schema.names)
         dataset, where = self.dataset(), pc.field(self.id).isin(ids)
         found: list[pa.RecordBatch] = []
         for fragment in dataset.get_fragments():
@@ -361,9 +360,6 @@ class ManifestContext:
             if any(len(b) for b in _batches(fragment, dataset.schema, [self.id], where)):
                 found += _batches(fragment, dataset.schema, wanted, where)
         return pa.Table.from_batches(found, pa.schema([self.schema.field(n) for n in wanted]))
-
-    def previous(self) -> CheckContext | None:
-        return self.find_previous()
 
     def diff(
         self,
@@ -378,9 +374,6 @@ class ManifestContext:
         if self.recomputation is None:
             raise DefinitionError("no rows were computed again; define rows_to_recompute")
         return self.recomputation
-
-    def _require(self, columns: Sequence[str]) -> None:
-        require_columns("the stage", columns, self.schema.names)
 
 
 def package_versions(parts: Sequence[PartInfo], run_id: str) -> list[PackageVersions]:

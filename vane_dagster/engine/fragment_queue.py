@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -243,11 +244,10 @@ class FragmentQueue:
     # Next fragments
 
     def _places(self) -> Iterator[_Place]:
-        order = 0
+        order = itertools.count(1)
         for partition, planned in enumerate(self._state.plan.partitions):
             for index in range(len(planned.fragments)):
-                order += 1
-                yield _Place(order, partition, index)
+                yield _Place(next(order), partition, index)
 
     def _next_fresh(self, idle: bool) -> list[_Place]:
         """The next fragments to claim."""

@@ -158,10 +158,8 @@ class FragmentState:
     def start_over(self) -> None:
         """Discard everything but written parts."""
         self.epoch += 1
-        unfinished = {
-            name: task_state for name, task_state in self.task_states.items() if not task_state.done
-        }
-        self.task_states = make_task_states([task_state.spec for task_state in unfinished.values()])
+        unfinished = [each.spec for each in self.task_states.values() if not each.done]
+        self.task_states = make_task_states(unfinished)
 
     def abandon(self, stages: set[str]) -> None:
         """Give up stages, and release the inputs that only they needed."""

@@ -126,7 +126,7 @@ class _RowCounter:
         if known is None or not self._has_inputs(run, spec.upstream):
             return
         run.known[stage] = known
-        work, tables = self._builder.look_up(task)
+        work, tables = self._builder.load(task, None)
         found = compute_here(work, tables)
         rows, new = found.rows, found.report.tally.rows_in
         marks = rows.column(rows.num_columns - 1).combine_chunks()

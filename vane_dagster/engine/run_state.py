@@ -34,7 +34,7 @@ from vane_dagster.events import (
     Unchanged,
 )
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
+from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.parquet import PARQUET
@@ -96,7 +96,7 @@ class RunState:
                 self.parts[index, stage] = {}
                 for i, part in stage_plan.parts.items():
                     self._take(index, stage, i, part)
-                self.stats[index, stage] = StageStats()
+                self.stats[index, stage] = StageStats(faults=_failed(stage_plan))
             for stage, manifest in partition.inputs.items():
                 folder = store.parts_of(manifest)
                 self.parts[index, stage] = {
@@ -217,9 +217,9 @@ class RunState:
         """Rows of a stage's partition that may fail in a run before the run gives it up.
 
         `Failures.max_error_rate` sets it; without one, a blocking `ErrorRate`. Failed rows of
-        stored parts are subtracted. This early limit assumes as many rows as the source has. Below
-        a fan-out there may be more, so there it has no bound: the check decides when all rows are
-        computed.
+        stored parts count, but do not exceed the limit alone. This early limit assumes as many rows
+        as the source has. Below a fan-out there may be more, so there it has no bound: the check
+        decides when all rows are computed.
         """
         partition = self.plan.partitions[index]
         if partition.is_sample:
@@ -232,14 +232,8 @@ class RunState:
         if limit.max_rate is None:
             checks = findings_of(self.pipeline._checks_of(stage))
             limit = next((c for c in checks if isinstance(c, ErrorRate) and c.blocking), limit)
-        return max(
-            0, limit.allowed(partition.source_rows) + waived - self.stored_faults(index, stage)
-        )
-
-    def stored_faults(self, index: int, stage: str) -> int:
-        """Failed rows of the parts of a stage's partition that the plan found."""
-        found = self.plan.partitions[index].stages[stage].parts.values()
-        return sum(part.info.quarantined + part.info.nulled for part in found)
+        stored = _failed(partition.stages[stage])
+        return max(limit.allowed(partition.source_rows) + waived, stored)
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Rows that may still fail: `max_faults` minus those that have failed."""
@@ -382,3 +376,8 @@ class RunState:
             if manifest.run_id != self.run_id:  # another run committed the same at the same time
                 manifest = replace(manifest, figures=computation_figures(spec, manifest, stats))
             self.emit(Committed(stage, manifest.partition, outcome, manifest, stats))
+
+
+def _failed(planned: StagePlan) -> int:
+    """Failed rows of the parts that a plan has found."""
+    return sum(part.info.quarantined + part.info.nulled for part in planned.parts.values())

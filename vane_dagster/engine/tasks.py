@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from vane_dagster.pipeline.specs import JoinSpec, ProjectSpec, StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan
 from vane_dagster.planning.source_code import pack_source
+from vane_dagster.providers.template import PrefixOrder
 from vane_dagster.retries import TIMED_OUT, Policy, RetriedRows
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.part_file import PartTarget
@@ -128,7 +130,6 @@ class WorkBuilder:
         self._slice_sizer, self._workers = slice_sizer, workers
         self._plan, self._pipeline = state.plan, state.plan.pipeline
         self._ops: dict[tuple[str, int], Op] = {}
-        self._packed: bytes | None = None
 
     def take_next(
         self, task: Task, worker_queue: WorkerQueue, worker: Worker, last: bool
@@ -150,7 +151,7 @@ class WorkBuilder:
             rows = stop - start
             built = self._slice(task, start, rows)
         elif task.kind == "load":
-            built = self._load(task)
+            built = self.load(task, task.spec.row_order)
         elif task.kind == "gather":
             built = self._gather(task)
         else:
@@ -160,21 +161,14 @@ class WorkBuilder:
         work, tables = built
         return replace(work, worker=worker.name), tables, start, rows
 
-    def _load(self, task: Task) -> _Built:
-        """Build work that loads a map's input into shared memory, for its slices."""
+    def load(self, task: Task, order: PrefixOrder | None) -> _Built:
+        """Build work that loads a map's input, and looks up its rows if they have keys."""
         upstream = task.spec.upstream[0]
         rows, tables = self._input(task, upstream, 0)
         op: Op = Gather()
         if task.run.is_arranged(task.spec):
             shares = self._workers(task.stage)
-            op = Arrange(task.spec.row_order, shares, self._keying(task), self._known(task))
-        return self._work(task, op, (rows,), self._upstream_schema(task, upstream)), tables
-
-    def look_up(self, task: Task) -> _Built:
-        """Build work that looks up the rows of a keyed map's input, and computes nothing."""
-        upstream, keying = task.spec.upstream[0], self._keying(task)
-        rows, tables = self._input(task, upstream, 0)
-        op = Arrange(keying=keying, known=self._known(task))
+            op = Arrange(order, shares, self._keying(task), self._known(task))
         return self._work(task, op, (rows,), self._upstream_schema(task, upstream)), tables
 
     def whole(self, task: Task) -> _Built:
@@ -416,7 +410,7 @@ class WorkBuilder:
         if upstream == SOURCE:
             schema, files = self._upstream_schema(task, upstream), self._files(task)
             ids, id = self._plan.id_rule(partition), self._pipeline.id
-            rows = SourceRows(self._source(), run.fragment, schema, files, id, ids)
+            rows = SourceRows(self._source, run.fragment, schema, files, id, ids)
         elif (above := run.task_states.get(upstream)) and above.table:
             return TableRows(position), [above.table.table]
         else:
@@ -437,13 +431,12 @@ class WorkBuilder:
         """The files for code that opens them."""
         files, touched = self._files(task), self._partition(task).touched
         own = {file.url: touched[file.url] for file in files if file.url in touched}
-        return SourceFiles(self._source(), files, own)
+        return SourceFiles(self._source, files, own)
 
+    @functools.cached_property
     def _source(self) -> bytes:
-        """The source for the workers, pickled once."""
-        if self._packed is None:
-            self._packed = pack_source(self._plan.source)
-        return self._packed
+        """The source for the workers."""
+        return pack_source(self._plan.source)
 
     def _upstream_schema(self, task: Task, upstream: str) -> pa.Schema:
         """The schema of the columns that a stage reads from an upstream stage."""

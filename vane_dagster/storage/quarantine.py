@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -81,11 +80,8 @@ def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
 def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
     """Read the records of the quarantined rows of a stage in a partition; possibly empty."""
     id = manifest.keys[manifest.input_key]
-    found: list[Any] = [fault_schema(manifest.schema.field(id).type).empty_table()]
-    for part in manifest.parts:
-        if part.faults:
-            found.append(read_part(folder, part.faults))
-    return concat_faults(found)
+    found = [read_part(folder, part.faults) for part in manifest.parts if part.faults]
+    return concat_faults([fault_schema(manifest.schema.field(id).type).empty_table(), *found])
 
 
 def first_faults(folder: Location, manifest: Manifest, limit: int) -> Sequence[str]:

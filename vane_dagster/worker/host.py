@@ -247,10 +247,8 @@ class Host:
             if is_shutdown(error):
                 raise
             fault = work_fault(work, contained(error))
-            report = WorkReport(fault=fault, output=self._printed.drain())
-            if isinstance(error, BatchError):
-                report = replace(report, faults=error.records, rows_out=error.rows_out)
-            return None, report
+            report = error.report if isinstance(error, BatchError) else WorkReport()
+            return None, replace(report, fault=fault, output=self._printed.drain())
         finally:
             seconds = self._change_calls(call, -1)
             gpus = meter.stop(seconds)

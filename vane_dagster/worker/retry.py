@@ -19,6 +19,7 @@ from vane_dagster.providers.batch_api import Pending
 from vane_dagster.retries import SERVER_DIED, Policy, after_server_ended, seconds_before_alone
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
+from vane_dagster.worker.reports import WorkReport
 
 _TOO_MANY = (
     "more rows failed than vd.Failures(max_error_rate=) allows ({} here, {} may; vane-dagster "
@@ -234,13 +235,11 @@ class BatchError(Exception):
     Attributes:
         cause: The error that was raised.
         faults: The rows of the batch that failed alone.
-        records: Their error records, for the driver.
-        rows_out: Output rows of the task before.
+        report: Their error records and the task's output rows, for the driver.
     """
 
     faults: Sequence[RowFault] = ()
-    records: pa.Table | None = None
-    rows_out = 0
+    report = WorkReport()
 
     def __init__(self, rows: pa.Table, id: str, cause: BaseException, reason: str = "") -> None:
         ids = names(rows.column(id).to_pylist())

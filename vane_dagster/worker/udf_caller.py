@@ -94,9 +94,8 @@ class UdfCaller:
             else:
                 outcomes = run.one_by_one(batches)
         except BatchError as error:
-            error.rows_out = run.rows_out
-            if error.faults:
-                error.records = reported(fault_table(error.faults, work, op.ids, self._label))
+            failed = fault_table(error.faults, work, op.ids, self._label) if error.faults else None
+            error.report = WorkReport(faults=reported(failed), rows_out=run.rows_out)
             raise
         seconds = run.seconds or time.perf_counter() - started
         if any(outcome.pending for outcome in outcomes):

@@ -292,7 +292,7 @@ def closed(context: ManifestContext) -> ManifestContext:
     def refuse() -> Any:
         raise AssertionError("data was opened")
 
-    return replace(context, dataset=refuse, find_previous=refuse)
+    return replace(context, dataset=refuse, previous=refuse)
 
 
 def one(check: vd.checks.Check, context: ManifestContext) -> CheckResult:
@@ -430,7 +430,7 @@ def test_a_partition_without_rows_passes(tmp_path: Path):
     empty = SCHEMA.empty_table()
     context = stage(tmp_path, empty)
     manifest = replace(context.manifest, partition="a")
-    context = replace(context, manifest=manifest, find_previous=lambda: context)
+    context = replace(context, manifest=manifest, previous=lambda: context)
     c = vd.checks
     checks = [*defaults_for(SCHEMA, "map_batches"), c.Drift("score"), c.Drift("text")]
     golden = c.Golden({"id": [1], "text": ["a"]})
@@ -493,7 +493,7 @@ def compare(tmp_path: Path, check: vd.checks.Check, now: pa.Table, before: pa.Ta
     other = stage(tmp_path, before)
     other = replace(other, manifest=replace(other.manifest, partition="2024-01-01"))
     context = stage(tmp_path, now)
-    return one(check, replace(context, find_previous=lambda: other))
+    return one(check, replace(context, previous=lambda: other))
 
 
 RNG = np.random.default_rng(7)
@@ -796,7 +796,7 @@ def test_a_context_has_rows_statistics_and_the_previous_partition():
         previous.append(given.previous())
         return vd.checks.CheckOutcome(True)
 
-    evaluate([Compares(look)], replace(context, find_previous=lambda: context))
+    evaluate([Compares(look)], replace(context, previous=lambda: context))
     assert previous == [context]
 
 

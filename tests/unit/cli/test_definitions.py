@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from vane_dagster.cli import definitions
 from vane_dagster.cli.main import main
 from vane_dagster.orchestration import assets
+from vane_dagster.storage.quarantine import fault_schema, write_failed
 
 DEFINITIONS = """
 import dagster as dg
@@ -96,3 +98,15 @@ def test_definitions_that_cannot_be_loaded_have_the_first_cause(tmp_path: Path) 
     done = CliRunner().invoke(main, ["plan", "-f", "defs_of_test.py"])
     text = "cannot be loaded: RuntimeError: in the component docs\nKeyError: 'LAKE'\n"
     assert (done.exit_code, text in done.output) == (1, True), done.output
+
+
+def test_rows_that_were_not_committed_are_not_retried(store) -> None:
+    rows = pa.Table.from_pylist([{"id": 1, "run_id": "r"}], fault_schema(pa.int64()))
+    write_failed(store, "one", "same", None, [rows])
+    words = ["--retry", "-f", "defs_of_test.py", "--store", store.root.path]
+    done = CliRunner().invoke(main, ["quarantine", "one/same", *words])
+    assert done.exit_code == 1, done.output
+    assert "one/same: nothing was retried. The rows failed in a run that did not" in done.output
+    assert done.output.endswith(
+        ": dagster asset materialize -f defs_of_test.py --select one/same+\n"
+    )
