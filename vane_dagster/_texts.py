@@ -48,8 +48,12 @@ class EqualErrors:
 
     def texts(self) -> list[str]:
         """Return the first of equal errors, after the partitions if there are several."""
-        every = [(next(iter(each.values())), [*each]) for each in self._found.values()]
-        return [f"{in_partitions(keys)}: {t}" if len(keys) > 1 else t for t, keys in every]
+        texts = []
+        for equal in self._found.values():
+            first, *others = equal.values()
+            partitions = in_partitions([*equal]) + ", the first" * any(t != first for t in others)
+            texts.append(f"{partitions}: {first}" if others else first)
+        return texts
 
 
 def count(number: int, noun: str) -> str:

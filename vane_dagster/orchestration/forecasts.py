@@ -105,7 +105,7 @@ def _sampled(
 
 def _holdups(plan: RunPlan, found: Forecast, store: Store, compute: Any) -> Iterator[str]:
     """Yield what would stop a run by a plan, or hold it up."""
-    if not plan.needed():
+    if not any(map(plan.due, plan.selected)):
         return
     from vane_dagster.engine.holdups import holdups
 

@@ -331,9 +331,11 @@ class RunReport:
         if commands := list(filter(None, map(self._logs, stages))):
             description += f"\n\nWhat the workers wrote: {', '.join(commands)}"
         if len(self._partitions) > 1:
+            is_rest = len(keys) < len(self._partitions) and not self._waiting
+            rest = "; the others are materialized" * is_rest
             description = (
-                f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)}); the "
-                f"others are materialized. Finished parts are kept.\n\n{description}"
+                f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)}){rest}. "
+                f"Finished parts are kept.\n\n{description}"
             )
         return dg.Failure(description=description, metadata=self._shown)
 

@@ -119,7 +119,10 @@ class StageForecast:
         partitions = count(self.partitions + self.unplanned, "partition")
         rows = {"exact": "", "at_most": "at most ", "about": "about "}[self.rows_are]
         rows += f"{count(self.rows, 'row')} in {count(self.fragments, 'fragment')}"
-        stored = f", {self.stored_fragments:,} more in the store" if self.stored_fragments else ""
+        more = f"{self.stored_fragments:,} more"
+        if not self.fragments:
+            rows, more = "nothing to compute", count(self.stored_fragments, "fragment")
+        stored = f", {more} in the store" if self.stored_fragments else ""
         copied = f", {count(self.copied, 'row')} copied from equal ones" if self.copied else ""
         if self.may_be_copied:
             rows += f" ({self.may_be_copied:,} of them copied, unless a row takes less than 10 µs)"

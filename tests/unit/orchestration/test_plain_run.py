@@ -83,7 +83,8 @@ def test_checks_are_summed_up_with_those_that_did_not_pass(tmp_path, capsys):
         numbers(12, Few()).run(select="halved", **given)
         assert capsys.readouterr().out.endswith(
             "  checks: 4 passed, 2 warned\n"
-            "    2 partitions (a, b): stage 'halved', partition 'a': few warned: 6 rows\n"
+            "    2 partitions (a, b), the first: stage 'halved', partition 'a': few warned: "
+            "6 rows\n"
         )
 
 
@@ -114,7 +115,7 @@ def test_a_partition_that_fails_is_an_error_and_the_others_are_committed(tmp_pat
     assert vd.load("numbers/halved", "a", store=given["store"]).num_rows == 6
     with pytest.raises(DefinitionError, match="there is no partition 'c'"):
         numbers().run("c", **given)
-    both = r"^2 partitions \(a, b\): stage 'numbers/halved', partition 'a'.*thirteen"
+    both = r"^2 partitions \(a, b\), the first: stage 'numbers/halved', partition 'a'.*thirteen"
     with pytest.raises(VaneError, match=both) as raised:
         numbers(14).run(**given)
     assert str(raised.value).count("thirteen\n") == 1
@@ -124,7 +125,7 @@ def test_a_target_that_cannot_be_listed_is_an_error_of_its_stage(tmp_path):
     made = numbers()
     made["last"].write("out", f"{tmp_path}/target/{{partition_key}}")
     (tmp_path / "target").touch()
-    with pytest.raises(VaneError, match=r"^2 partitions \(a, b\): stage 'numbers/out'"):
+    with pytest.raises(VaneError, match=r"^2 partitions \(a, b\), the first: stage 'numbers/out'"):
         made.run(store=str(tmp_path / "store"), compute=InProcessCompute())
 
 

@@ -164,7 +164,7 @@ def test_the_summary_adds_up_what_was_done():
 # The report
 
 
-def reporting(log: list[str], tmp_path: Any) -> RunReport:
+def reporting(log: list[str], tmp_path: Any, partitions: Any = (None,)) -> RunReport:
     """The report of a run that appends what it logs."""
     context = SimpleNamespace(
         log=SimpleNamespace(info=log.append, error=log.append),
@@ -177,7 +177,7 @@ def reporting(log: list[str], tmp_path: Any) -> RunReport:
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
     pipeline.map_batches("a", lambda batch: batch, schema={"x": "BIGINT"})
     report = RunReport(
-        context, SimpleNamespace(blocked=[], outputs=list), pipeline, None, [None], None
+        context, SimpleNamespace(blocked=[], outputs=list), pipeline, None, partitions, None
     )
     report.listen(RunPlanned(RunPlan(pipeline, (), (), {}, {}, "", None)))
     return report
@@ -242,8 +242,25 @@ def test_equal_errors_of_partitions_are_logged_once(tmp_path):
     with pytest.raises(dg.Failure) as raised:
         list(report.results())
     assert raised.value.description.startswith(
-        "2 partitions (b, c): stage 'a', partition 'b': no file at '/in/b'\n\nframes\n\nWhat"
+        "2 partitions (b, c), the first: stage 'a', partition 'b': no file at '/in/b'\n\n"
+        "frames\n\nWhat"
     )
+
+
+@pytest.mark.parametrize(
+    ("failed", "said"),
+    [
+        ("bc", "2 of 2 partitions failed ('b', 'c'). Finished"),
+        ("b", "1 of 2 partitions failed ('b'); the others are materialized. Finished"),
+    ],
+)
+def test_others_are_materialized_if_there_are_any(failed, said, tmp_path):
+    report = reporting([], tmp_path, "bc")
+    for key in failed:
+        report.listen(Failed("a", key, vd.errors.UdfError("no")))
+    with pytest.raises(dg.Failure) as raised:
+        list(report.results())
+    assert raised.value.description.startswith(said)
 
 
 def test_equal_failures_of_a_blocking_check_are_one_line():
@@ -253,5 +270,5 @@ def test_equal_failures_of_a_blocking_check_are_one_line():
     text = describe_checks([failed("x", 2), failed("y", 3)])
     assert text == (
         "checks: 2 failed\n"
-        "    2 partitions (x, y): stage 'a', partition 'x': rows failed: 2 rows lost"
+        "    2 partitions (x, y), the first: stage 'a', partition 'x': rows failed: 2 rows lost"
     )

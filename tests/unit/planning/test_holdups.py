@@ -102,6 +102,11 @@ def test_failed_blocking_checks_upstream_are_said(tmp_path, store):
     assert text.endswith(". Stages downstream are not committed there")
     assert list(made.plan("a", select="slow", store=store).holdups) == [text]
     assert made.plan("b", store=store).holdups == []
+    with pytest.raises(VaneError, match="blocking checks: 1 failed"):
+        made.run("b", store=store, compute=InProcessCompute())
+    stored = made.plan("b", store=store)
+    assert [(s.fragments, s.stored_fragments) for s in stored.stages[1:]] == [(0, 1), (0, 1)]
+    assert list(stored.holdups) == [text.replace("'a'", "'b'")], "parts that are not committed"
     lowered = numbers(tmp_path, checks=[Below(500, blocking=True)])
     assert lowered.plan("a", store=store).holdups == []  # the run evaluates the new check
 
