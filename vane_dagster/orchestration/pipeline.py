@@ -49,15 +49,21 @@ class Pipeline(declared.Pipeline):
         DefinitionError: If an argument is invalid.
     """
 
-    def source_schema(self) -> pa.Schema:
+    def source_schema(self, store: Any = None) -> pa.Schema:
         """Return the source's columns and types, from the last of its files.
+
+        Args:
+            store: The store, as for `plan`. CSV and JSON columns have the types that it keeps, once
+                a run or a plan has found them.
 
         Raises:
             SourceError: If there is no file, or no footer is readable.
             DefinitionError: If the source is another asset's rows in a store.
         """
+        from vane_dagster.orchestration.read import open_store
+
         location = f"pipeline {self.name!r}"
-        schema = self.source.schema(location)
+        schema = self.source.bind(open_store(store, location)).schema(location)
         return self.id_rule.schema(schema, location) if self.id_rule else schema
 
     def _preview(self, stage: str, *given: Any) -> Preview:

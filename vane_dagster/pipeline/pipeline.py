@@ -292,7 +292,7 @@ class Pipeline(Rows):
         needed = with_upstream(self, stage)
         return self._resolve_schemas(needed, {SOURCE: self.source_schema()})[stage]
 
-    def source_schema(self) -> pa.Schema:
+    def source_schema(self, store: Any = None) -> pa.Schema:
         """Return the source's columns and types; `vane_dagster.Pipeline` reads them."""
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._texts import in_partition
+from vane_dagster._texts import EqualErrors, in_partition
 from vane_dagster.errors import PlanError, SourceError, StoreError, VaneError, described, names
 from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.fingerprint.hashing import digest
@@ -58,11 +58,15 @@ def plan_run(
     )
     planner.look_up(partitions)
     outcomes = dict(zip(partitions, in_threads(planner.attempt, partitions)))
+    warnings = EqualErrors()
+    for key in partitions:
+        for text in planner.warnings[key]:
+            warnings.add(key, text)
     planned = [each for each in outcomes.values() if isinstance(each, PartitionPlan)]
     failed = {key: e for key, e in outcomes.items() if not isinstance(e, PartitionPlan)}
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
-        planner.warnings, listed_at, force, retry_quarantined, planner.components, planner.files,
+        warnings.texts(), listed_at, force, retry_quarantined, planner.components, planner.files,
         planner.in_force,
     )  # fmt: skip
 
@@ -116,7 +120,7 @@ class _Planner:
         self._known_rows: dict[tuple[str, str], dict[str, Any]] = {}
         self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
         self._fitting: list[tuple[str, pa.Schema]] = []
-        self.warnings: list[str] = []
+        self.warnings = defaultdict[str | None, list[str]](list)
         self.names: dict[str, Sequence[str]] = {}
 
     @property
@@ -247,7 +251,7 @@ class _Planner:
         fragments = None
         if self.heads:
             table = self.source.split(files, self.rule, self.location, key)
-            self.warnings += table.warnings
+            self.warnings[key] += table.warnings
             table = with_ids(table, self.pipeline.id_rule, self.location)
             known[SOURCE] = table.schema
             fragments = keyed(table.fragments, self.source_definition)
@@ -280,7 +284,7 @@ class _Planner:
             # What is computed by force is not written under the name of another definition.
             known_as = self.names[stage][: 1 if self._is_forced(stage) else None]
             named = [fragment_keys(each, *made) for each in known_as]
-            where = (store, self.pipeline, stage, key, condemned, self.warnings.append)
+            where = (store, self.pipeline, stage, key, condemned, self.warnings[key].append)
             try:
                 keys[stage], parts, leaving = stored_parts(named, in_force, *where)
             except StoreError as error:
@@ -346,7 +350,7 @@ class _Planner:
             if each.ids and not fits:
                 found.pop()
                 now = ", ".join(f"{f.name} {f.type}" for f in columns) if keyed else "no row keys"
-                self.warnings.append(
+                self.warnings[key].append(
                     f"stage '{self.pipeline.name}/{stage}': the patch {each.name} of "
                     f"{names(each.ids)} does not apply, because the stage has other columns now "
                     f"({now}), and the rows are computed. Patch them again"

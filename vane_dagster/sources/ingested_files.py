@@ -69,6 +69,7 @@ from vane_dagster.storage.stored_tables import (
     create_record,
     dumped_places,
     has_all_rows,
+    read_record,
     write_record,
 )
 from vane_dagster.storage.stored_tables import joined as joined_places
@@ -208,9 +209,12 @@ class IngestedSource(FileSource, InStore):
         return json.dumps([self.kind, _VERSION, values], sort_keys=True)
 
     def schema(self, location: str) -> pa.Schema:
-        """Return the columns of the last file of all partitions, by its first rows."""
+        """Return the kept columns, else those of the last file of all partitions."""
         if self.columns is not None:
             return self._schema(self.columns, location)
+        for root in filter(None, (self.root, self.fallback)):
+            if kept := read_record(root, self._digest("types"), KEPT_TYPES):
+                return self._schema(kept.schema, location)
         files = self._all_files(location)
         tables = self.convert(self._stream(files[-1].url, location))
         first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
@@ -334,11 +338,11 @@ class IngestedSource(FileSource, InStore):
     ) -> tuple[pa.Schema, tuple[str, ...]]:
         """Return the types of the source's columns, which the first run finds in all its files.
 
-        If they are found here, with warnings of columns that few files make texts.
+        With warnings of columns that few files made texts.
         """
         if self.columns is not None:
             return self.columns, ()
-        identity, warnings = self._digest("types"), list[str]()
+        identity = self._digest("types")
         with _one_at_a_time:
             kept = borrow(self.store_root, self.fallback, identity, KEPT_TYPES)
             if kept is None:
@@ -348,23 +352,15 @@ class IngestedSource(FileSource, InStore):
                         with suppress(SourceError):  # it is the other partition's error
                             found += zip(others, self._ingested(others, location, key))
                 types = self._found_types(found, location)
-                warnings += self._texts_of_few(found, types, location)
-                kept = create_record(self.store_root, identity, StoredTable(types), KEPT_TYPES)
-        return kept.schema, tuple(warnings)
-
-    def _texts_of_few(self, files: _Files, types: pa.Schema, location: str) -> Iterator[str]:
-        """Yield which columns are texts because of a few files, and of another type in others."""
+                made = StoredTable(types, facts=dict(_texts_of_few(found, types)))
+                kept = create_record(self.store_root, identity, made, KEPT_TYPES)
         declared = (self.types or pa.schema([])).names
-        for name in [f.name for f in types if f.type == pa.string() and f.name not in declared]:
-            kinds = {f.url: r.schema.field(name).type for f, r in files if name in r.schema.names}
-            texts = [url for url, kind in kinds.items() if kind == pa.string()]
-            others = [kind for kind in kinds.values() if kind not in (pa.string(), pa.null())]
-            if 0 < len(texts) <= len(others):
-                yield (
-                    f"{location}: column {name!r} is VARCHAR because of {names(texts, 3)}; "
-                    f"{count(len(others), 'other file')} would make it {type_name(others[0])}. "
-                    "Declare types=, or name a text that means null in null_values= of vd.csv"
-                )
+        return kept.schema, tuple(
+            f"{location}: column {name!r} is kept as VARCHAR because of {why}. "
+            "Declare types=, or name a text that means null in null_values= of vd.csv"
+            for name, why in kept.facts.items()
+            if name not in declared
+        )
 
     def _found_types(self, files: _Files, location: str) -> pa.Schema:
         """Return the types that all values of some files have; null if they have none."""
@@ -408,6 +404,7 @@ class IngestedSource(FileSource, InStore):
         """Refuse a file without any of the columns; warn of declared ones that no file has.
 
         A column that no file of other partitions has either is an error, in a format of texts.
+        Columns that are not read, because the first run's files lacked them, have a warning.
         """
         filled = {rows.schema: file.url for file, rows in files if rows.pieces}
         known = {name: None for _, rows in files for name in rows.schema.names}
@@ -421,9 +418,17 @@ class IngestedSource(FileSource, InStore):
                     f"{location}: {url!r} has none of the columns {names(schema.names, 10)}, but "
                     f"{names(types.names, 10)}. Check its header, or take it out of the source"
                 )
+        new = [name for name in known if name.lower() not in lower and self.columns is None]
+        having = [file.url for file, rows in files if not {*new}.isdisjoint(rows.schema.names)]
+        warnings = tuple(
+            f"{location}: columns that the first run's files lacked are not read: "
+            f"{names(new, 10)} in {names(having, 3)}. To read them, declare their types, such as "
+            f"types={{{first!r}: 'VARCHAR'}}"
+            for first in new[:1]
+        )
         unknown = [name for name in declared.names if name not in known]
         if not (unknown and filled):
-            return ()
+            return warnings
         if self.is_text:
             for file in reversed(self._all_files(location)):
                 with suppress(SourceError):  # it is the other partition's error
@@ -435,6 +440,7 @@ class IngestedSource(FileSource, InStore):
                 owner = f"{location}: schema= or types= is wrong: the source"
                 require_columns(owner, unknown, known, SourceError)
         return (
+            *warnings,
             f"{location}: no file has {names(unknown, 10)} of schema= or types=, so it is null; "
             f"{files[0][0].url!r} has {names(files[0][1].schema.names, 10)}",
         )
@@ -508,6 +514,22 @@ def _places(file: StoredTable) -> Callable[[int, int], str]:
     """Return a function of a span of a file's rows, which returns where they are."""
     places = [place for piece in file.pieces for place in piece.places]
     return lambda start, stop: dumped_places(start, clipped(places, start, stop))
+
+
+def _texts_of_few(files: _Files, types: pa.Schema) -> Iterator[tuple[str, str]]:
+    """Yield the columns that few files make texts, and others another type; with these files."""
+    for name in [column.name for column in types if column.type == pa.string()]:
+        kinds = {f.url: r.schema.field(name).type for f, r in files if name in r.schema.names}
+        texts = [url for url, kind in kinds.items() if kind == pa.string()]
+        others = [kind for kind in kinds.values() if kind not in (pa.string(), pa.null())]
+        if 0 < len(texts) <= len(others):
+            yield (
+                name,
+                (
+                    f"{names(texts, 3)}; {count(len(others), 'other file')} would make it "
+                    f"{type_name(others[0])}"
+                ),
+            )
 
 
 def _text_if_null(kind: pa.DataType) -> pa.DataType:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
@@ -62,7 +63,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
         (
             {"fragments": 0, "rows": 0, "adopted": ["code of A, adopted"]},
             [
-                "2 of 3 partitions: 0 rows in 0 fragments",
+                "2 of 3 partitions: nothing to compute",
                 "code of A, adopted",
                 "because: code of Model changed in 2 partitions (a, b)",
             ],
@@ -111,7 +112,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
         (
             {"fragments": 0, "rows": 0, "stored_fragments": 4},
             [
-                "2 of 3 partitions: 0 rows in 0 fragments, 4 more in the store",
+                "2 of 3 partitions: nothing to compute, 4 fragments in the store",
                 "because: code of Model changed in 2 partitions (a, b)",
             ],
         ),
@@ -157,7 +158,7 @@ def test_partitions_with_equal_errors_are_one_line():
     missing = {f"partition '{key}'": f"no file at '/in/{key}'" for key in ("a", "b", "c", "d")}
     others = {"partition 'e'": "partition 'e' holds no rows", "stage 'm'": "its schema is inferred"}
     assert str(Forecast("docs", [], {**missing, **others})).splitlines()[1:] == [
-        "  4 partitions (a, b, c and 1 more): partition 'a': no file at '/in/a'",
+        "  4 partitions (a, b, c and 1 more), the first: partition 'a': no file at '/in/a'",
         "  partition 'e' holds no rows",
         "  stage 'm': its schema is inferred",
     ]
@@ -455,7 +456,30 @@ def test_what_the_run_would_warn_of_is_in_the_plan(stored):
     docs = vd.Pipeline("docs", source=vd.csv(str(stored.folder / "src")), id="id")
     docs.project("same", ["id", "price"])
     (text,) = stored.plan(docs).warnings
-    assert text.startswith("pipeline 'docs': column 'price' is VARCHAR because of ")
+    assert text.startswith("pipeline 'docs': column 'price' is kept as VARCHAR because of ")
+
+
+def test_warnings_of_several_partitions_are_one_and_the_types_are_the_kept_ones(stored):
+    (stored.folder / "src").mkdir()
+    docs = vd.Pipeline(
+        "docs",
+        source=vd.csv(str(stored.folder / "src" / "{partition_key}.csv")),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b", "c"]),
+    )
+    docs.project("same", ["id", "price"])
+    for key, row in (("a", "1,1"), ("b", "2,2,new"), ("c", "3,3.5,new")):
+        names = "id,price,more"[: 8 if key == "a" else None]
+        (stored.folder / "src" / f"{key}.csv").write_text(f"{names}\n{row}\n")
+    assert docs.source_schema(stored.store).field("price").type == pa.float64()
+    assert list(stored.plan(docs, "a").warnings) == []
+    (text,) = stored.plan(docs).warnings
+    assert text.startswith(
+        "2 partitions (b, c), the first: pipeline 'docs', partition 'b': columns that the first "
+        "run's files lacked are not read: 'more' in "
+    )
+    kept = docs.source_schema(stored.store)
+    assert (kept.names, kept.field("price").type) == (["id", "price"], pa.int64())
 
 
 def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(stored):
