@@ -177,7 +177,14 @@ class RunPlanned:
 
 @dataclass(frozen=True)
 class Connected:
-    """The run is connected to the machines that compute."""
+    """The run is connected to the machines that compute.
+
+    Attributes:
+        seconds: Seconds that it took, of which planning may have needed some; with a cluster's
+            start.
+    """
+
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

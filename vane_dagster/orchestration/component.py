@@ -16,6 +16,7 @@ from dagster.components.resolved.core_models import OpSpec
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from pydantic import Field, create_model
 
+from vane_dagster._arguments import parse_workers
 from vane_dagster._keywords import similar
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.orchestration import assets as built
@@ -92,7 +93,8 @@ class StageOverrides(dg.Model, dg.Resolvable):
         gpus, workers = given.pop("gpus", spec.gpus), spec.workers
         if "concurrency" in given:
             count = given.pop("concurrency")
-            given["count"] = tuple(count) if isinstance(count, list) else count
+            pair = tuple(count) if isinstance(count, list) else count
+            given["count"] = parse_workers(f"{location}: overrides", "concurrency", pair)
         if "env_vars" in given:
             given["env_vars"] = [*workers.env_vars, *given["env_vars"]]
         try:

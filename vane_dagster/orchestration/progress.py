@@ -100,7 +100,7 @@ class _StageProgress:
         idle = seconds - since
         if done >= total or (self.first is None and idle < _STALLED_SECONDS):
             return ""
-        summary = f"{done:,} of {total:,} rows ({100 * done // total}%)"
+        summary = f"{done:,} of {total:,} rows to compute ({100 * done // total}%)"
         if idle >= _STALLED_SECONDS:
             return f"{summary}, no rows for {duration(idle)}"
         began, before = self.first or self.latest
@@ -202,6 +202,9 @@ class RunSummary:
         if (phase := _PHASES.get(type(event))) and phase not in self._phases:
             now = self.clock()
             self._phases[phase], self._marked = now - self._marked, now
+            if isinstance(event, Connected):  # the plan may have needed the connection
+                self._phases["plan"] += self._phases[phase] - event.seconds
+                self._phases[phase] = event.seconds
         if isinstance(event, WorkerReady):
             kind: Any = (event.server and "server") or (event.is_function and "function")
             use = self.models.setdefault(event.model, ModelUse(kind=kind or "model"))

@@ -365,8 +365,8 @@ def _observes_source(context: dg.AssetExecutionContext, pipeline: Pipeline) -> b
 
 
 def failure_message(failure: Failed) -> str:
-    """Return the error, masked, with its stage and partition unless it begins with its stage."""
+    """Return the error, masked, with its stage and partition unless it begins with a place."""
     text = masked(str(failure.error))
-    if text.startswith("stage "):
+    if text.startswith(("stage ", "pipeline ")):
         return text
     return f"stage {failure.stage!r}{in_partition(failure.partition)}: {text}"

@@ -29,13 +29,13 @@ from vane_dagster.storage.store import Store
 
 Interval = tuple[float, float]
 """The lowest and the highest value to expect."""
-Known = Literal["exact", "at_most", "about"]
+Known = Literal["exact", "at_most", "about", "unknown"]
 Place = tuple[Union[str, None], str, int]
 """A partition, a node, and the index of a fragment."""
 _Names = tuple[str, Sequence[str]]
 """The folder of a partition, and names of manifests in it."""
 
-_ORDER: Sequence[Known] = ("exact", "at_most", "about")
+_ORDER: Sequence[Known] = ("exact", "at_most", "about", "unknown")
 _MAX_PARTITIONS, _MAX_VERSIONS = 20, 3
 """The partitions to measure by, and the latest manifests of each."""
 _PARTITION, _MAX_UNPLANNED = "partition ", 10
@@ -58,7 +58,8 @@ class StageForecast:
         stored_fragments: Stored fragments of the partitions that are not up to date.
         rows: Input rows of the fragments to compute.
         rows_are: "exact"; "at_most" if rows that equal others are copied, or if a stage upstream
-            that is computed first may drop some; "about" if it makes several of one.
+            that is computed first may drop some; "about" if it makes several of one, and "unknown"
+            if it never ran: one of each is counted then.
         copied: Input rows of these fragments that equal stored rows, where rows were counted.
         may_be_copied: Of `rows`, those that equal rows of other fragments, where rows were counted:
             they are copied unless the function takes less than 10 µs a row.
@@ -117,8 +118,11 @@ class StageForecast:
             yield from self.adopted
             return
         partitions = count(self.partitions + self.unplanned, "partition")
-        rows = {"exact": "", "at_most": "at most ", "about": "about "}[self.rows_are]
-        rows += f"{count(self.rows, 'row')} in {count(self.fragments, 'fragment')}"
+        rows = {"at_most": "at most ", "about": "about "}.get(self.rows_are, "")
+        rows += count(self.rows, "row")
+        if self.rows_are == "unknown":
+            rows = "an unknown number of rows"
+        rows += f" in {count(self.fragments, 'fragment')}"
         more = f"{self.stored_fragments:,} more"
         if not self.fragments:
             rows, more = "nothing to compute", count(self.stored_fragments, "fragment")
@@ -504,9 +508,12 @@ class _Forecaster:
             rows = partition.stages[stage].parts[index].info.rows
         else:
             given = self._rows(key, self._base(stage), index)
-            spec, ratio = self._pipeline[stage].spec, self._history(stage).rows_ratio
+            spec, found = self._pipeline[stage].spec, self._history(stage).rows_ratio
+            ratio = 1.0 if found is None else found
             if spec.runs_udf and spec.cardinality == "zero_to_many":
-                return _Count(round(given.most * ratio), given.expected * ratio, "about")
+                made: Known = "unknown" if found is None else "about"
+                known = max(given.known, made, key=_ORDER.index)
+                return _Count(round(given.most * ratio), given.expected * ratio, known)
             known = max(given.known, "at_most", key=_ORDER.index)
             return _Count(given.most, given.expected * min(1.0, ratio), known)
         return _Count(rows, rows, "exact")
@@ -543,10 +550,10 @@ class _History:
         self._sample, self._latest, self._parts = sample, sample.parts, sample.parts
 
     @functools.cached_property
-    def rows_ratio(self) -> float:
-        """Output rows for each input row; 1 without stored parts."""
+    def rows_ratio(self) -> float | None:
+        """Output rows for each input row; None without stored parts."""
         rows_in = sum(part.rows_in for part in self._latest)
-        return sum(part.rows for part in self._latest) / rows_in if rows_in else 1.0
+        return sum(part.rows for part in self._latest) / rows_in if rows_in else None
 
     @functools.cached_property
     def computed(self) -> float:

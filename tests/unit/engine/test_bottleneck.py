@@ -68,6 +68,10 @@ def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
         "bottleneck: 'a', whose 2 workers computed 100% of the time, and no option is "
         "predicted to save 10% and a second"
     )
+    started = advised(pool("a", 2, 10, loading=30))
+    assert str(started).startswith(
+        "bottleneck: starting workers, 75% of the time; then 'a', whose 2 workers computed 25% of "
+    )
     found = advised(pool("a", 1, 0.9), seconds=1)  # it would be four times as fast
     assert found is not None
     assert not found.option

@@ -142,6 +142,11 @@ def test_workers_share_the_limits_of_a_model_whoever_sets_their_number(sandbox):
     assert 'overrides: concurrency="auto" cannot divide the limits' in refused(sandbox, path)
 
 
+def test_overrides_name_the_field_that_is_wrong(sandbox):
+    path = scaffolded(sandbox, overrides={"sentiment": {"concurrency": -1}})
+    assert "overrides: concurrency is -1" in refused(sandbox, path)
+
+
 def test_components_with_equal_resources_share_them(sandbox):
     scaffolded(sandbox, "first", store={"root": "store"})
     scaffolded(sandbox, "second", store={"root": "store", "keep_sources": True})  # as by default

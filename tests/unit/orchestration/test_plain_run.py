@@ -107,6 +107,11 @@ def test_a_run_that_is_interrupted_prints_what_it_did(tmp_path, capsys):
     assert "  checks: " in printed
 
 
+def test_wrong_options_are_named(tmp_path):
+    with pytest.raises(DefinitionError, match="run config: max_cost is -1: Input should be"):
+        numbers().run(store=str(tmp_path), max_cost=-1)
+
+
 def test_a_partition_that_fails_is_an_error_and_the_others_are_committed(tmp_path, capsys):
     given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
     with pytest.raises(VaneError, match=r"^stage 'numbers/halved', partition 'b'.*thirteen"):

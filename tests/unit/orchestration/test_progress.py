@@ -15,6 +15,7 @@ from vane_dagster._texts import duration, rate
 from vane_dagster.engine.accounting import StageRows
 from vane_dagster.events import (
     Committed,
+    Connected,
     Failed,
     PoolTime,
     Progress,
@@ -55,12 +56,12 @@ class Log:
 @pytest.mark.parametrize(
     ("before", "at", "line"),
     [
-        ([(11, 5)], (15, 25), "25 of 100 rows (25%), 5.0 rows/s, 15 s left"),
-        ([(1, 1)], (6, 4), "4 of 100 rows (4%), 0.60 rows/s"),
-        ([(1, 10), (6, 50)], (35, 50), "50 of 100 rows (50%), 8.0 rows/s, 6.2 s left"),
-        ([(1, 10), (6, 50)], (36, 50), "50 of 100 rows (50%), no rows for 30 s"),
+        ([(11, 5)], (15, 25), "25 of 100 rows to compute (25%), 5.0 rows/s, 15 s left"),
+        ([(1, 1)], (6, 4), "4 of 100 rows to compute (4%), 0.60 rows/s"),
+        ([(1, 10), (6, 50)], (35, 50), "50 of 100 rows to compute (50%), 8.0 rows/s, 6.2 s left"),
+        ([(1, 10), (6, 50)], (36, 50), "50 of 100 rows to compute (50%), no rows for 30 s"),
         ([], (29, 0), None),
-        ([], (40, 0), "0 of 100 rows (0%), no rows for 40 s"),
+        ([], (40, 0), "0 of 100 rows to compute (0%), no rows for 40 s"),
     ],
 )
 def test_a_line_has_rows_rate_and_time_left(before, at, line):
@@ -74,7 +75,7 @@ def test_a_second_wave_begins_anew_and_lines_are_five_seconds_apart():
     log = Log()
     log.at(50, 90, 100)
     assert log.at(1, 0, 10) == []
-    assert log.at(11, 5, 10) == ["embedding: 5 of 10 rows (50%)"]
+    assert log.at(11, 5, 10) == ["embedding: 5 of 10 rows to compute (50%)"]
     log.clock.now -= 6
     assert log.at(12, 6, 10) == []
     assert log.at(13, 7, 10) != []
@@ -119,6 +120,9 @@ def test_the_summary_adds_up_what_was_done():
         return SimpleNamespace(parts=[SimpleNamespace(quarantined=n) for n in quarantined])
 
     ready = ("embedding",), "Model", "w"
+    clock.now = 14.0
+    summary.take(RunPlanned(RunPlan(None, (), (), {}, {}, "", None)))
+    summary.take(Connected(13.5))
     summary.take(WorkerReady(*ready, LoadReport(False, 6.3, 1, "cpu", "host")))
     summary.take(WorkerReady(*ready, LoadReport(True, 6.3, 2, "cpu", "host")))
     stats = StageStats(computed=2, rows_out=900, seconds=3.0, work_seconds=5.7, call_seconds=5.3)
@@ -148,7 +152,7 @@ def test_the_summary_adds_up_what_was_done():
     )
     assert table[-1] == advice
     assert summary.text().splitlines() == [
-        "finished in 1 min 15 s, first worker 0 ms",
+        "finished in 1 min 15 s, plan 0.5 s, connection 14 s, first worker 0 ms",
         "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments), "
         "1 failed; "
         "900 rows in 3.0 s, 300 rows/s; 2 workers: computing 80%, waiting for input 10%, "

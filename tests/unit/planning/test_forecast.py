@@ -280,7 +280,12 @@ def test_input_rows_of_a_join_are_those_of_its_base(stored):
     docs.join("listed", odd, parts, children="list")
     found = brief(stored.plan(docs))
     assert found["joined"] == found["listed"] == (0, 1, 20, "exact")
-    assert found["each"] == (0, 1, 40, "about")
+    assert found["each"] == (0, 1, 40, "unknown"), "the function never ran"
+    each = next(stage for stage in stored.plan(docs).stages if stage.stage == "each")
+    assert next(each.lines()) == "1 of 1 partition: an unknown number of rows in 1 fragment"
+    compute(docs, stored.store)
+    stored.write("", *range(40, 50), name="b.parquet")
+    assert brief(stored.plan(docs))["each"] == (0, 1, 20, "about")
 
 
 def test_tokens_and_their_price(stored):

@@ -99,4 +99,7 @@ def test_a_store_without_sources_keeps_no_code(tmp_path, store):
 )
 def test_texts_differ_line_by_line(before: Any, now: Any, lines: list[str]) -> None:
     assert [*differences(now, now)] == []
+    system = [dict.fromkeys(("messages", "fn_kwargs['x']"), f"-\n  a{n}\n- None") for n in (1, 2)]
+    ends = [line for line in differences(*system) if line == " - None"]
+    assert len(ends) == 1, "only that there is no system message is left out"
     assert [*differences(before, now)] == ["--- code of the stored results", "+++ code", *lines]
