@@ -48,12 +48,8 @@ class EqualErrors:
 
     def texts(self) -> list[str]:
         """Return the first of equal errors, after the partitions if there are several."""
-        texts = []
-        for equal in self._found.values():
-            first, *others = equal.values()
-            partitions = in_partitions([*equal]) + ", the first" * any(t != first for t in others)
-            texts.append(f"{partitions}: {first}" if others else first)
-        return texts
+        every = [([*each], next(iter(each.values()))) for each in self._found.values()]
+        return [f"{in_partitions(k)}, the first: {t}" if len(k) > 1 else t for k, t in every]
 
 
 def count(number: int, noun: str) -> str:

@@ -18,7 +18,7 @@ def test_errors_that_differ_in_the_partition_and_in_numbers_are_one():
     assert errors.texts() == [
         "4 partitions (a, tue, wed and 1 more), the first: '/in/a/f0', day=a: row 0 of a file",
         "3 partitions (a, tue, wed), the first: gone: /9fe0",
-        "4 partitions (a, tue, wed and 1 more): the column 'x' is not read",
+        "4 partitions (a, tue, wed and 1 more), the first: the column 'x' is not read",
         "'/in/fri': no rows",
         "'/in/fri': no rows",
     ]

@@ -58,13 +58,13 @@ class Advice:
 
     def __str__(self) -> str:
         pool, shares = self.pool, self.pool.shares
-        text = (
+        text = "bottleneck: "
+        if shares["loading"] > shares["computing"]:
+            text += f"starting workers, {shares['loading']:.0%} of the time; then "
+        text += (
             f"{'reading and writing' if pool.is_io else names(pool.stages)}, whose "
             f"{count(pool.workers, 'worker')} computed {shares['computing']:.0%} of the time"
         )
-        if shares["loading"] > shares["computing"]:
-            text = f"starting workers, {shares['loading']:.0%} of the time; then {text}"
-        text = f"bottleneck: {text}"
         if not self.option:
             return f"{text}, and no option is predicted to save {_LEAST_GAIN - 1:.0%} and a second"
         return f"{text}. Predicted: the run is {self.gain:.1f} times as fast with {self.option}"

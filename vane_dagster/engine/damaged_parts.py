@@ -22,17 +22,14 @@ def remove_damaged(state: RunState, partition: int, fault: Fault) -> int | None:
         for fragment, part in parts.items() if index == partition else ():
             if fault.part in part.info.files and fault.part != part.info.row_records:
                 place = f"the stage '{state.pipeline.name}/{owner}'{in_partition(key)}"
-                was, fix = f"It was removed from {place}", ""
                 if part.folder.is_read_only:
-                    was, fix = (
-                        f"It is one of the fallback's, of {place}",
-                        " there, or here with force",
-                    )
+                    was = f"It is one of the fallback's, of {place}"
+                    text = f"{was}. Materialize {owner!r} again there, or here with force"
                 else:
                     part.folder.delete([fault.part])
-                text = f"{fault.message}. {was}. Materialize {owner!r} again{fix}"
+                    text = f"It was removed from {place}. Materialize {owner!r} again"
                 del parts[fragment]
-                state.damaged[partition, fragment] = StoreError(text)
-                state.emit(Noticed(text))
+                state.damaged[partition, fragment] = error = StoreError(f"{fault.message}. {text}")
+                state.emit(Noticed(str(error)))
                 return fragment
     return None

@@ -30,10 +30,8 @@ def with_kept_instances(
         if not (spec.runs_udf and spec.udf.stateful) or (own := plan.pool(spec)) in running:
             continue
         former = sorted(pool for pool in running if constructed_alike(pool, own))
-        if not former:
-            continue
-        payload = portable_payload(spec.code(plan.pipeline).modules, spec.udf.target)
-        if payload is not None:
+        code = spec.code(plan.pipeline)
+        if former and (payload := portable_payload(code.modules, spec.udf.target)) is not None:
             kept[stage], pools[stage] = payload, former[0]
             show(
                 Noticed(

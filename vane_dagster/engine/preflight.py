@@ -18,6 +18,7 @@ from vane_dagster.errors import (
 )
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import CodeIdentity
+from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.planning.plan import RunPlan
@@ -57,10 +58,7 @@ def check_all(plan: RunPlan, store: Store, backend: Backend) -> Checked:
     """
     pipeline, stages = plan.pipeline, plan.needed()
     with ThreadPoolExecutor(max_workers=IO_THREADS) as threads:
-        written = [
-            threads.submit(_not_writable, location, write_target)
-            for location, write_target in _written(plan, stages, store)
-        ]
+        written = [threads.submit(_not_writable, *to) for to in _written(plan, stages, store)]
         code, identities, findings = packed(pipeline, stages)
         capacity = backend.capacity()
         servers, unplaced = placed(pipeline, stages, capacity, store)
@@ -113,30 +111,31 @@ def packed(
     code: dict[str, CodeBundle] = {}
     identities: dict[str, CodeIdentity] = {}
     findings = []
-    for stage in stages:
-        spec = pipeline[stage].spec
-        if not spec.runs_udf:
-            continue
+    for spec in _with_code(pipeline, stages):
         udf = spec.udf
         payload = (udf.target, udf.constructor_args, dict(udf.constructor_kwargs))
         try:
-            identities[stage] = identity = spec.code(pipeline)
-            code[stage] = pack(identity.modules, payload, spec.local_files())
+            identities[spec.name] = identity = spec.code(pipeline)
+            code[spec.name] = pack(identity.modules, payload, spec.local_files())
         except VaneError as error:
-            findings.append(f"stage '{pipeline.name}/{stage}': {udf.name}: {error}")
+            findings.append(f"stage '{pipeline.name}/{spec.name}': {udf.name}: {error}")
     return code, identities, findings
+
+
+def _with_code(pipeline: Pipeline, stages: Sequence[str]) -> Iterator[MapBatchesSpec]:
+    """Yield the stages that run user code."""
+    specs = (pipeline[stage].spec for stage in stages)
+    return (spec for spec in specs if spec.runs_udf)
 
 
 def misplaced(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) -> Iterator[str]:
     """Find the stages that need a Ray cluster in a run without one."""
-    for stage in stages if not capacity.is_cluster else ():
-        spec = pipeline[stage].spec
-        if not spec.runs_udf or spec.workers.execution_backend is None or spec.on_driver:
+    for spec in _with_code(pipeline, stages) if not capacity.is_cluster else ():
+        if (declared := spec.workers.execution_backend) is None or spec.on_driver:
             continue
-        declared = spec.workers.execution_backend
         yield (
-            f"stage '{pipeline.name}/{stage}': declares execution_backend={declared!r}, but the "
-            "compute resource of this run is LocalCompute, which has no Ray cluster. Write "
+            f"stage '{pipeline.name}/{spec.name}': declares execution_backend={declared!r}, but "
+            "the compute resource of this run is LocalCompute, which has no Ray cluster. Write "
             f'execution_backend="{declared.replace("ray", "subprocess")}", or leave it '
             "out to compute where the resource says; or give the run a RayCompute"
         )
@@ -147,25 +146,22 @@ def missing_keys(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) 
 
     Nothing is known of the workers on a cluster if the stage sends them no key.
     """
-    for stage in stages:
-        spec = pipeline[stage].spec
-        if not spec.runs_udf or (variable := spec.key_variable) is None:
+    for spec in _with_code(pipeline, stages):
+        if (variable := spec.key_variable) is None:
             continue
         is_known = not capacity.is_cluster or spec.on_driver or variable in spec.workers._env_vars
         is_known |= spec.in_batches  # the driver needs it too
         if is_known and not os.environ.get(variable):
             yield (
-                f"stage '{pipeline.name}/{stage}': {spec.udf.name} needs a key in the environment "
-                f"variable {variable!r}, which its workers do not have. Set it where the run is "
-                "launched. An endpoint that needs no key has the option api_key_env=None"
+                f"stage '{pipeline.name}/{spec.name}': {spec.udf.name} needs a key in the "
+                f"environment variable {variable!r}, which its workers do not have. Set it where "
+                "the run is launched. An endpoint that needs no key has the option api_key_env=None"
             )
 
 
 def too_large(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) -> Iterator[str]:
     """Find the stages whose workers do not fit where they belong even alone."""
-    for spec in (pipeline[stage].spec for stage in stages):
-        if not spec.runs_udf:
-            continue
+    for spec in _with_code(pipeline, stages):
         place, needs = capacity.of(spec.on_driver), (spec.udf.name, spec.concurrency or (1, 1))
         if message := unsatisfiable(place, *needs, spec.bundle, ranks=spec.ranks):
             fix = _BESIDE_CLUSTER if place is not capacity else ""

@@ -35,8 +35,7 @@ def read_sample(
     folder = store.parts_of(sampled.stored)
     found = []
     for index, (before, now) in enumerate(zip(sampled.stored.parts, made)):
-        ids = _sampled_ids(plan, partition, index, store)
-        ids = without_patched(ids, folder, before)
+        ids = without_patched(_sampled_ids(plan, partition, index, store), folder, before)
         stored = read_row_outcomes(folder, before, given, ids)
         computed = read_row_outcomes(now.folder, now.info, given, ids)
         found.append(RecomputedRows(ids.to_pylist(), stored, computed))
@@ -63,10 +62,9 @@ def read_row_outcomes(folder: Location, part: PartInfo, given: str, ids: pa.Arra
         rows.setdefault(id, []).append({name: column[place] for name, column in values.items()})
     failed = {}
     if part.faults:
-        records = read_part(folder, part.faults, ["id", "error"])
+        records = read_part(folder, part.faults, ["id", "error"]).to_pylist()
         wanted = set(ids.to_pylist())
-        pairs = zip(*(records.column(name).to_pylist() for name in ("id", "error")))
-        failed = {id: error for id, error in pairs if id in wanted}
+        failed = {each["id"]: each["error"] for each in records if each["id"] in wanted}
     return RowOutcomes(rows, failed, table.column_names)
 
 

@@ -108,16 +108,15 @@ class _RowCounter:
 
     def _has_inputs(self, run: FragmentState, nodes: Iterable[str]) -> bool:
         """Whether the rows of nodes are stored, or follow from stored rows without code."""
-        for node in nodes:
+
+        def has(node: str) -> bool:
             if node == SOURCE:
-                is_there = self._reads_source
-            elif node in run.task_states:
-                is_there = run.task_states[node].table is not None
-            else:
-                is_there = run.index in self._state.parts[run.partition, node]
-            if not is_there:
-                return False
-        return True
+                return self._reads_source
+            if node in run.task_states:
+                return run.task_states[node].table is not None
+            return run.index in self._state.parts[run.partition, node]
+
+        return all(map(has, nodes))
 
     def _look_up(self, task: Task, spec: MapBatchesSpec) -> None:
         """Count the rows of a keyed stage that have no stored outcome."""

@@ -50,14 +50,10 @@ def keep_rows(store: FragmentStore, context: dg.OutputContext, obj: Any) -> None
     label = f"asset {context.asset_key.to_user_string()!r}"
     opened = store.open()
     path, run_id = context.asset_key.path, context.run_id
-    manifests: list[Manifest] = []
-    urls: list[str] = []
     values = _by_partition(context, obj, label)
     rows = {key: batches(value, f"{label}{in_partition(key)}") for key, value in values.items()}
-    for partition, given in rows.items():
-        made, url = write_asset(opened, path, run_id, partition, given)
-        manifests.append(made)
-        urls.append(url)
+    written = (write_asset(opened, path, run_id, key, given) for key, given in rows.items())
+    manifests, urls = zip(*written)
     context.add_output_metadata(_metadata(context, manifests, urls))
     # The step's own context reads this version after its IO manager returns.
     step = context.step_context
@@ -93,7 +89,7 @@ def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str |
 
 
 def _metadata(
-    context: dg.OutputContext, manifests: list[Manifest], urls: list[str]
+    context: dg.OutputContext, manifests: Sequence[Manifest], urls: Sequence[str]
 ) -> dict[str, Any]:
     """Return metadata for the materialization; Dagster adds it to every partition of the run."""
     rows = sum(manifest.rows for manifest in manifests)

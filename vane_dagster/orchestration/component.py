@@ -93,8 +93,7 @@ class StageOverrides(dg.Model, dg.Resolvable):
         gpus, workers = given.pop("gpus", spec.gpus), spec.workers
         if "concurrency" in given:
             count = given.pop("concurrency")
-            pair = tuple(count) if isinstance(count, list) else count
-            given["count"] = parse_workers(f"{location}: overrides", "concurrency", pair)
+            given["count"] = parse_workers(f"{location}: overrides", "concurrency", count)
         if "env_vars" in given:
             given["env_vars"] = [*workers.env_vars, *given["env_vars"]]
         try:

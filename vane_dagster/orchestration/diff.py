@@ -67,16 +67,15 @@ def diff(
     wanted = None if partitions is None else [*dict.fromkeys(partitions)]
     sides = []
     for name in (before, now):
-        is_store = name != LATEST and not _RUN.fullmatch(name)
         opened = open_store(store, location)
-        if is_store:
-            url = absolute_url(name)
-            opened = Store(Location(url, opened.root.options_for(url)))
-        if name == LATEST or is_store:
-            manifests = find_all(opened, path, wanted)
-        else:
+        if name != LATEST and _RUN.fullmatch(name):
             made = _of_run(opened, path, name)
             manifests = {key: each for key, each in made.items() if key in (wanted or made)}
+        else:
+            if name != LATEST:
+                url = absolute_url(name)
+                opened = Store(Location(url, opened.root.options_for(url)))
+            manifests = find_all(opened, path, wanted)
         sides.append(Side(name, opened, manifests))
     return compare_versions(location, label, (sides[0], sides[1]), None, tolerance, sample)
 

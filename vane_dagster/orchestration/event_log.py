@@ -68,14 +68,12 @@ class EventLog:
         """Return the storage ids of the partitions' latest events of a kind."""
         keys = {key for key in partitions if key is not None}
         if not keys:
-            is_made = kind is _MADE
             log = self._storage
-            fetch = log.fetch_materializations if is_made else log.fetch_observations
+            fetch = log.fetch_materializations if kind is _MADE else log.fetch_observations
             records = fetch(key, limit=1).records
             return {None: records[0].storage_id} if records else {}
         asked = keys if len(keys) <= _ASKED_BY_NAME else None
-        latest = self._storage.get_latest_storage_id_by_partition(key, kind, asked)
-        return dict(latest.items())
+        return dict(self._storage.get_latest_storage_id_by_partition(key, kind, asked).items())
 
     def targets(
         self, key: dg.AssetKey, partitions: Sequence[str | None]

@@ -121,15 +121,12 @@ def stage_metadata(
         **partition,
         **figures,
     }
-    lines = {name.replace("_", " "): value for name, value in details.items() if value}
-    sections = [
-        markdown_table(
-            [
-                {"figure": name, "value": value if isinstance(value, str) else f"{value:,}"}
-                for name, value in lines.items()
-            ]
-        )
+    lines = [
+        {"figure": name.replace("_", " "), "value": n if isinstance(n, str) else f"{n:,}"}
+        for name, n in details.items()
+        if n
     ]
+    sections = [markdown_table(lines)]
     if servers:
         sections.append(markdown_table(servers[:_MAX_REPLICAS]))
     if inferred is not None:

@@ -10,7 +10,7 @@ from vane_dagster._secrets import errors_masked, masked
 from vane_dagster._texts import EqualErrors
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import VaneError
-from vane_dagster.events import Committed, Event, Failed, Progress, SchemaInferred, Unchanged
+from vane_dagster.events import Committed, Event, Failed, Progress, Unchanged
 from vane_dagster.orchestration.check_events import Checked, describe_checks
 from vane_dagster.orchestration.forecasts import partition_keys, partition_order, selected_stages
 from vane_dagster.orchestration.progress import PRINTED, ProgressReport, RunSummary, log_text
@@ -68,8 +68,6 @@ class _Report:
         self._summary.take(event)
         if isinstance(event, Progress):
             self._progress(event)
-        elif isinstance(event, SchemaInferred):
-            print(f"stage {event.stage!r}: its schema was inferred: {event.code}")
         elif isinstance(event, Failed):
             if event.because is None:
                 self.errors.add(event.partition, failure_message(event), event.stage)

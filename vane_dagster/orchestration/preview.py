@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from vane_dagster.engine.fragment_state import input_id
 from vane_dagster.engine.inference import FirstRows, SchemaInference, calls_models
 from vane_dagster.engine.kept_instances import with_kept_instances
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.events import Event, SchemaInferred, WorkerReady
+from vane_dagster.events import Event, WorkerReady
 from vane_dagster.orchestration.progress import PRINTED, log_text
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import Compute, LocalCompute
@@ -119,7 +120,8 @@ def preview(
             opened = Store(Location(str(stack.enter_context(temporary_folder("vane-preview-")))))
         else:
             opened = open_store(store, f"{location}: preview")
-        given = (pipeline, stage, [partition], opened, compute, _show, not reload)
+        show = functools.partial(log_text, PRINTED)
+        given = (pipeline, stage, [partition], opened, compute, show, not reload)
         return asked.preview(*stack.enter_context(previewing(*given)))
 
 
@@ -163,9 +165,8 @@ class _Asked:
         failed = [
             each for each in self._failed(found) if each.stage != self.stage or each.id not in made
         ]
-        costs = [*self._costs(found, loads)]
         name = f"{pipeline.name}/{self.stage}"
-        return Preview(name, table, failed[: self.rows], costs, ids, id)
+        return Preview(name, table, failed[: self.rows], [*self._costs(found, loads)], ids, id)
 
     def _chosen(self, inference: SchemaInference, pipeline: Pipeline) -> FirstRows:
         """Compute the stage for the first input rows that `ids` and `where` choose."""
@@ -224,10 +225,3 @@ def _is_in(id: str, ids: Sequence[Any] | None) -> str:
     """Return an SQL condition on an id."""
     texts = ["'" + str(each).replace("'", "''") + "'" for each in ids or ()]
     return f"CAST({quote(id)} AS VARCHAR) IN ({', '.join(texts)})"
-
-
-def _show(event: Event) -> None:
-    if isinstance(event, SchemaInferred):
-        print(f"stage {event.stage!r}: {event.code}")
-    else:
-        log_text(PRINTED, event)

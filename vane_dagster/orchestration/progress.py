@@ -23,6 +23,7 @@ from vane_dagster.events import (
     Printed,
     Progress,
     RunPlanned,
+    SchemaInferred,
     Submitted,
     Unchanged,
     Waiting,
@@ -79,6 +80,9 @@ def log_text(log: Any, event: Event) -> None:
         (log.warning if event.is_problem else log.info)(masked(event.text))
     elif isinstance(event, Waiting):
         log.info(masked(event.text))
+    elif isinstance(event, SchemaInferred):
+        rows = f"its schema was inferred from {event.rows:,} rows"
+        log.info(f"stage {event.stage!r}: {rows}: {event.code}")
 
 
 @dataclass

@@ -19,7 +19,6 @@ from vane_dagster.events import (
     Failed,
     Progress,
     RunPlanned,
-    SchemaInferred,
     Submitted,
     Unchanged,
     WaveStarted,
@@ -166,11 +165,6 @@ class RunReport:
             self._planned(event.plan)
         elif isinstance(event, Progress):
             self._progress(event)
-        elif isinstance(event, SchemaInferred):
-            self._log.info(
-                f"stage {event.stage!r}: its schema was inferred from {event.rows:,} rows and is "
-                f"pinned from now on: {event.code}"
-            )
         elif isinstance(event, Submitted):
             self._waiting.append(event)
             self._not_materialized(event)
@@ -331,12 +325,8 @@ class RunReport:
         if commands := list(filter(None, map(self._logs, stages))):
             description += f"\n\nWhat the workers wrote: {', '.join(commands)}"
         if len(self._partitions) > 1:
-            is_rest = len(keys) < len(self._partitions) and not self._waiting
-            rest = "; the others are materialized" * is_rest
-            description = (
-                f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)}){rest}. "
-                f"Finished parts are kept.\n\n{description}"
-            )
+            of = f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)})"
+            description = f"{of}. Finished parts are kept.\n\n{description}"
         return dg.Failure(description=description, metadata=self._shown)
 
 

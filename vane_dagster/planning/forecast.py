@@ -118,11 +118,9 @@ class StageForecast:
             yield from self.adopted
             return
         partitions = count(self.partitions + self.unplanned, "partition")
-        rows = {"at_most": "at most ", "about": "about "}.get(self.rows_are, "")
-        rows += count(self.rows, "row")
-        if self.rows_are == "unknown":
-            rows = "an unknown number of rows"
-        rows += f" in {count(self.fragments, 'fragment')}"
+        unknown = "if each row makes one, "
+        rows = {"at_most": "at most ", "about": "about ", "unknown": unknown}.get(self.rows_are, "")
+        rows += f"{count(self.rows, 'row')} in {count(self.fragments, 'fragment')}"
         more = f"{self.stored_fragments:,} more"
         if not self.fragments:
             rows, more = "nothing to compute", count(self.stored_fragments, "fragment")

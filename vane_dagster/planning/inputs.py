@@ -36,8 +36,7 @@ def require_inputs(
 
 
 def agreed(
-    pipeline: str,
-    key: str | None,
+    location: str,
     fragments: tuple[FragmentRecord, ...] | None,
     inputs: Mapping[str, Manifest],
 ) -> tuple[FragmentRecord, ...]:
@@ -48,9 +47,8 @@ def agreed(
             fragments = own
         elif [f.identity for f in fragments] != [f.identity for f in own]:
             raise PlanError(
-                f"pipeline {pipeline!r}{in_partition(key)}: {stage!r} is not selected, and was "
-                "materialized from other source files, or with another fragment_rows, than are "
-                "read now. Select it too"
+                f"{location}: {stage!r} was materialized from other source files, or with another "
+                "fragment_rows, and is not selected. Materialize it too"
             )
     assert fragments is not None
     return fragments

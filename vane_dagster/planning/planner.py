@@ -255,7 +255,7 @@ class _Planner:
             table = with_ids(table, self.pipeline.id_rule, self.location)
             known[SOURCE] = table.schema
             fragments = keyed(table.fragments, self.source_definition)
-        fragments = agreed(self.pipeline.name, key, fragments, inputs)
+        fragments = agreed(f"{self.location}{in_partition(key)}", fragments, inputs)
         if not fragments and not self.source.allow_empty:
             whose = "its source" if key is None else f"partition {key!r}"
             raise SourceError(

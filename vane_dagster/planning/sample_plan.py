@@ -27,7 +27,7 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import stage_definition
-from vane_dagster.planning.inputs import stages_read
+from vane_dagster.planning.inputs import agreed, stages_read
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.planner import fragment_rule
 from vane_dagster.sources import FragmentRule, Listed, Source
@@ -278,13 +278,7 @@ class _Sampler:
                 "not made from. Materialize it first"
             )
         inputs = {stage: found[stage] for stage in wanted}
-        own = [fragment.identity for fragment in self._manifest.fragments]
-        for stage, manifest in inputs.items():
-            if [fragment.identity for fragment in manifest.fragments] != own:
-                raise PlanError(
-                    f"{self._location}: its fragments are not those of {stage!r}. Materialize it "
-                    "first"
-                )
+        agreed(self._location, tuple(self._manifest.fragments), inputs)
         return inputs
 
     def _unchanged(self) -> dict[str, FileRecord] | None:

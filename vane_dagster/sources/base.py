@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union
 import pyarrow as pa
 
 from vane_dagster._lazy import pc
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import DefinitionError, SourceError, first_line
 from vane_dagster.sources.files import file_identity, listed_file
 from vane_dagster.storage.filesystem import advice
@@ -275,10 +276,9 @@ class Source(SourceReader):
             partition: The partition's key.
             location: The pipeline, for the message.
         """
-        where = "" if partition is None else f" for partition {partition!r}"
         return SourceError(
-            f"{location}: no file{where} at {self.url_for(partition)!r}. Check the path, or "
-            "write the partition first"
+            f"{location}: no file at {self.url_for(partition)!r}{in_partition(partition)}. Check "
+            "the path, or write the partition first"
         )
 
     def required(

@@ -158,8 +158,7 @@ def _explained(error: Exception, stream: TextStream) -> Exception:
         row, expected, found = map(int, width.groups())
         return stream.refused(
             f"row {row - 1}, counted from 0, has {found} fields, expected {expected}. Fix the row, "
-            "or check "
-            "delimiter=, quote= and skip_rows="
+            "or check delimiter=, quote= and skip_rows="
         )
     return stream.refused(
         "it cannot be parsed as CSV. Check whether a quote is not closed or a row has more than "

@@ -87,9 +87,12 @@ class FileSource(Source):
 
     def schema(self, location: str) -> pa.Schema:
         """Return the columns of the last file of all partitions."""
+        return self.split(self._all_files(location)[-1:], default_rule([]), location).schema
+
+    def _all_files(self, location: str) -> Sequence[FileRecord]:
+        """List the files of all partitions."""
         source = replace(self, url=PLACEHOLDER.sub("*", self.url), allow_empty=False)
-        files = source.required(source.list_files([None], location)[None], None, location)
-        return source.split(files[-1:], default_rule([]), location).schema
+        return source.required(source.list_files([None], location)[None], None, location)
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         return self.storage_options
@@ -163,8 +166,7 @@ def asset_path(asset: Any, location: str) -> str | None:
     """Return the key of an asset, such as "a/b"."""
     if asset is None or isinstance(asset, str):
         return asset
-    key = getattr(asset, "key", asset)
-    path = getattr(key, "path", None)
+    path = getattr(getattr(asset, "key", asset), "path", None)
     if path is None:
         raise DefinitionError(
             f"{location}: asset is a {type(asset).__name__}; expected an asset key, a string 'a/b' "

@@ -25,7 +25,6 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 
 from vane_dagster import _failpoints
-from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster._keywords import require_columns
 from vane_dagster._texts import count, in_partition
 from vane_dagster.errors import DefinitionError, SchemaError, SourceError, names
@@ -220,11 +219,6 @@ class IngestedSource(FileSource, InStore):
         first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
         found = StoredTable(reduce(joined, first))
         return self._schema(self._found_types([(files[-1], found)], location), location)
-
-    def _all_files(self, location: str) -> Sequence[FileRecord]:
-        """List the files of all partitions."""
-        source = replace(self, url=PLACEHOLDER.sub("*", self.url), allow_empty=False)
-        return source.required(source.list_files([None], location)[None], None, location)
 
     # Planning.
 

@@ -28,7 +28,7 @@ from vane_dagster.events import (
 )
 from vane_dagster.orchestration.check_events import describe_checks
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary
-from vane_dagster.orchestration.reporting import RunReport
+from vane_dagster.orchestration.reporting import RunReport, failure_message
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.storage.manifest import CheckResult
@@ -251,14 +251,20 @@ def test_equal_errors_of_partitions_are_logged_once(tmp_path):
     )
 
 
+def test_an_error_that_begins_with_a_place_has_no_other():
+    for text in ("pipeline 'docs': no file for partition 'b'", "stage 'docs/a': no"):
+        assert failure_message(Failed("a", "b", vd.errors.SourceError(text))) == text
+    assert failure_message(Failed("a", "b", vd.errors.SourceError("x"))).endswith("'b': x")
+
+
 @pytest.mark.parametrize(
     ("failed", "said"),
     [
         ("bc", "2 of 2 partitions failed ('b', 'c'). Finished"),
-        ("b", "1 of 2 partitions failed ('b'); the others are materialized. Finished"),
+        ("b", "1 of 2 partitions failed ('b'). Finished"),
     ],
 )
-def test_others_are_materialized_if_there_are_any(failed, said, tmp_path):
+def test_the_failure_says_how_many_partitions_failed(failed, said, tmp_path):
     report = reporting([], tmp_path, "bc")
     for key in failed:
         report.listen(Failed("a", key, vd.errors.UdfError("no")))

@@ -321,7 +321,7 @@ def test_a_touched_file_agrees_with_an_unselected_upstream_and_one_more_does_not
     os.utime(tmp_path / "src/a.parquet", ns=(1, 10**18))
     assert missing(plan(docs_, store, "two", "both")) == {"two": 1, "both": 1}
     source(tmp_path, {"b.parquet": 3})
-    assert "than are read now. Select it too" in refusal(plan(docs_, store, "two", "both"))
+    assert "and is not selected. Materialize it too" in refusal(plan(docs_, store, "two", "both"))
 
 
 def test_a_hash_of_a_file_that_changed_meanwhile_is_not_kept(tmp_path, store):
@@ -408,9 +408,8 @@ def test_an_upstream_of_other_files_is_named(tmp_path, store):
     source(tmp_path, {"b.parquet": 3})
     settle(plan(docs(tmp_path), store, "clean", "scaled"), store)
     words = refusal(plan(docs(tmp_path), store, "joined"))
-    assert "'doubled' is not selected" in words
-    assert "other source files" in words
-    assert "Select it too" in words
+    assert "'doubled' was materialized from other source files" in words
+    assert "is not selected. Materialize it too" in words
     assert missing(plan(docs(tmp_path), store, "doubled", "joined")) == {"doubled": 1, "joined": 2}
 
 
