@@ -60,8 +60,9 @@ def test_schemas_are_inferred_and_pinned_and_previews_warm_the_models(
     assert letters.schema.names == ["letter_id", "id", "letter"]
     assert letters["letter"].to_pylist() == ["T", "0", "T", "1"]
     printed = capsys.readouterr().out
-    assert f"stage 'labels': {schema}" in printed
-    assert 'stage \'letters\': schema={"letter": "VARCHAR"}' in printed
+    inferred = "its schema was inferred from 16 rows"
+    assert f"stage 'labels': {inferred}: {schema}" in printed
+    assert f'stage \'letters\': {inferred}: schema={{"letter": "VARCHAR"}}' in printed
     assert files(tmp_path) == []
     pids = [docs(tmp_path)["labels"].preview(3, **given).table["pid"][0].as_py() for _ in range(2)]
     assert pids[0] == pids[1] != os.getpid()
