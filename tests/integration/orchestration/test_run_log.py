@@ -54,7 +54,7 @@ def test_a_run_logs_progress_prints_a_summary_and_errors(tmp_path, materialize, 
         r"finished in \d.*, plan \d.*, connection \d.*, first worker \d.*\n"
         r"  slept: partitions: 1 committed; 20 rows in .* rows/s; "
         r"\d workers?: computing \d+%, .*; \d+% of the computing in your code; "
-        r"fragments: 1 computed, 0 reused\n  model Slow: \d started in \d.*\n  bottleneck: .*'slept'",
+        r"fragments: 1 computed, 0 reused\n  model Slow: \d started in .*\n  bottleneck: .*'slept'",
         log,
     ), log
 
