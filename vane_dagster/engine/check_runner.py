@@ -98,7 +98,9 @@ class CheckRunner:
             manifest=manifest,
             id=self._pipeline[manifest.stage].id,
             dataset=functools.cache(lambda: self._dataset(manifest)),
-            first_faults=functools.partial(first_faults, self._store.parts_of(manifest), manifest),
+            first_faults=functools.partial(
+                first_faults, self._store.parts_of(manifest), manifest.parts
+            ),
             previous=functools.cache(lambda: self._previous(manifest)),
             compare=functools.partial(self._diff, manifest),
             run_id=self._run_id,

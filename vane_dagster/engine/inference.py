@@ -21,6 +21,7 @@ from vane_dagster.planning.preview_plan import EVERY, previews, with_rows
 from vane_dagster.sources.base import Connect
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
+from vane_dagster.storage.quarantine import first_faults
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
 from vane_dagster.types.schema import merged_types, read_schema
@@ -167,7 +168,7 @@ class SchemaInference:
             [read_part(part.folder, part.info.name) for part in parts],
             sum(part.info.rows_in for part in parts),
             partition.schemas[plan.pipeline[stage].spec.upstream[0]],
-            next((error for part in parts if (error := _first_error(part))), ""),
+            next((text for p in parts for text in first_faults(p.folder, [p.info], 1)), ""),
             plan,
             made,
         )
@@ -219,13 +220,6 @@ class SchemaInference:
 def calls_models(plan: RunPlan) -> bool:
     """Whether a plan computes a stage that runs user code or calls a model."""
     return any(plan.pipeline[stage].spec.runs_udf for stage in plan.needed())
-
-
-def _first_error(part: Part) -> str:
-    if not part.info.faults:
-        return ""
-    record = read_part(part.folder, part.info.faults, ["error", "message"]).slice(0, 1).to_pylist()
-    return f"{record[0]['error']}: {record[0]['message']}"
 
 
 def pinned(pipeline: Pipeline, stage: str, store: Store) -> Pipeline:

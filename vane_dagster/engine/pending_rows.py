@@ -98,13 +98,11 @@ class PendingRows:
                 self._emit(Noticed(describe(f"{plan.pipeline.name}/{stage}", batch), False))
             refused |= {(i, stage): done.failed[keys[i]] for i in asked if keys[i] in done.failed}
         for (index, stage), _ in self._fragments.items():
-            if (index, stage) in failed or (index, stage) in refused:
-                continue
             above = [
                 s for s in self._asked
                 if index in self._asked[s] and stage in plan.with_downstream(s)
             ]  # fmt: skip
-            if any((index, s) in refused for s in above):
+            if (index, stage) in failed or any((index, s) in refused for s in above):
                 continue
             expected = max(self.batches[s].expected(keys[index]) for s in above)
             because = None if stage in above else above[0]

@@ -124,7 +124,9 @@ class RunState:
             # A forced stage may have rows of a time when it reused them.
             is_forced = self.plan.forced and spec.runs_udf
             if is_forced or any(partition.stages[stage].row_definition for partition in partitions):
-                self.floors[stage] = self._floor(stage)
+                place, forced = (self.store, self.pipeline.name, stage), self.plan.forced
+                floor = raise_floor(*place, self.run_id) if forced else read_floor(*place)
+                self.floors[stage] = floor
             if spec.publishes:
                 target = spec.branch_target or spec.target
                 self.store.keep_target(self.pipeline.name, stage, target.url, target.format)
@@ -135,12 +137,6 @@ class RunState:
                 if stage_plan.done:
                     self.emit(Unchanged(stage, partition.key, stage_plan.done))
             self._commit_complete(index)
-
-    def _floor(self, stage: str) -> int:
-        """Return the floor of a stage's row records, which a forced run raises."""
-        if self.plan.forced:
-            return raise_floor(self.store, self.pipeline.name, stage, self.run_id)
-        return read_floor(self.store, self.pipeline.name, stage)
 
     def add_part(self, index: int, stage: str, fragment: int, part: Part) -> None:
         """Add a part, and commit the partitions that it completes."""

@@ -393,12 +393,9 @@ class WaveScheduler:
             (run.partition, run.index) for run in self._active.values() if stage in run.task_states
         }
         for index, partition in enumerate(self._state.plan.partitions):
-            begun |= {(index, i) for i in self._state.parts[index, stage]}
-            pending = self._state.pending
-            begun |= {
-                (index, i) for i in partition.stages[stage].missing if pending.has(index, stage, i)
-            }
-            if any((index, i) not in begun for i in partition.stages[stage].missing):
+            parts, pending = self._state.parts[index, stage], self._state.pending
+            left = (i for i in partition.stages[stage].missing if i not in parts)
+            if any((index, i) not in begun and not pending.has(index, stage, i) for i in left):
                 self._state.fail(index, stage, error)
 
     def _give_up(self, stages: Sequence[str], error: VaneError) -> None:

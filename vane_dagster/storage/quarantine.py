@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import described
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.manifest import Manifest, PartInfo
 from vane_dagster.storage.part_file import encoded, read_part, write_beside
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.store import Store
@@ -84,9 +84,9 @@ def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
     return concat_faults([fault_schema(manifest.schema.field(id).type).empty_table(), *found])
 
 
-def first_faults(folder: Location, manifest: Manifest, limit: int) -> Sequence[str]:
-    """Describe the first quarantined rows of a stage in a partition, each in one line."""
-    names, columns = (part.faults for part in manifest.parts), ["id", "error", "message"]
+def first_faults(folder: Location, parts: Sequence[PartInfo], limit: int) -> Sequence[str]:
+    """Describe the first quarantined rows of some parts, each in one line."""
+    names, columns = (part.faults for part in parts), ["id", "error", "message"]
     tables = (read_part(folder, name, columns) for name in names if name)
     lines = (line for rows in tables for line in fault_lines(rows, limit))
     return list(itertools.islice(lines, limit))

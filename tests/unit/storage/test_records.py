@@ -129,6 +129,6 @@ def test_first_faults_of_several_parts(tmp_path, limit):
     manifest = Manifest(
         "p", "s", None, 0, "", "", SCHEMA, (), parts, (), {}, "r", 0.0, keys=("id",)
     )
-    found = first_faults(folder, manifest, limit)
+    found = first_faults(folder, manifest.parts, limit)
     expected = ["id 'a': EOFError", "id 'b': EOFError: two lines", f"id 'c': EOFError: {'x' * 190}"]
     assert list(found) == expected[:limit]
