@@ -25,7 +25,8 @@ def read_whole(folder: Location, name: str, read: Callable[[Any], _T]) -> _T:
 
     def attempt() -> _T:
         try:
-            with folder.fs.open(folder.file(name), "rb") as file:
+            path = folder.file(name)  # Arrow's threads would need the GIL to read a Python file
+            with pa.OSFile(path) if folder.is_local else folder.fs.open(path, "rb") as file:
                 return read(file)
         except FileNotFoundError as error:
             raise DamagedPartError(f"part {folder.file_url(name)!r} is gone", name) from error

@@ -19,7 +19,7 @@ from support.damage import (
 )
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.retries import is_transient_storage_error, with_retries
-from vane_dagster.storage.damage import damage_of
+from vane_dagster.storage.damage import damage_of, read_whole
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.store import read_part_info
@@ -141,3 +141,9 @@ def test_storage_that_fails_is_no_damage(tmp_path, monkeypatch, quick):
     with pytest.raises(vd.errors.StoreError, match="Permission is denied") as raised:
         read_part(folder, info.name)
     assert not isinstance(raised.value, DamagedPartError)
+
+
+def test_local_parts_are_read_without_python(tmp_path):
+    """A thread of Arrow that reads a Python file needs the GIL; at exit, that ended the process."""
+    (tmp_path / "part").write_bytes(b"x")
+    assert isinstance(read_whole(Location(str(tmp_path)), "part", lambda file: file), pa.NativeFile)
