@@ -117,8 +117,8 @@ class NullRate(Check):
 
     Attributes:
         max_rate: The largest share.
-        columns: The columns to check. Default: all except the ids and `error`, so also those of
-            `include_columns`.
+        columns: The columns to check. Default: all, including those of `include_columns`, except
+            the ids and `error`.
     """
 
     fix: ClassVar[str] = "vd.checks.NullRate(max_rate) sets the limit"
@@ -278,7 +278,7 @@ class Findings(Check):
     """A default check: the findings of several checks.
 
     Attributes:
-        findings: The checks. Each can become a check of its own.
+        findings: The checks. Each can be declared as a separate check.
     """
 
     findings: tuple[Check, ...] = ()
