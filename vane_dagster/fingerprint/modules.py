@@ -305,9 +305,11 @@ def absolute(importer: Module, path: str) -> str | None:
     """Return a module's path without leading dots; None if they lead out of the package."""
     name = path.lstrip(".")
     level = len(path) - len(name)
+    if not level:
+        return path
     parts = importer.package.split(".") if importer.package else []
-    if not level or level > len(parts):
-        return None if level else path
+    if level > len(parts):
+        return None
     return ".".join([*parts[: len(parts) - level + 1], *filter(None, [name])])
 
 

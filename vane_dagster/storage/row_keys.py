@@ -27,6 +27,22 @@ ENCODING = 2
 WIDTH = 16
 """Bytes of a key."""
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
+_BYTES = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+)
+_PLAIN = (*_BYTES, pa.types.is_null, pa.types.is_decimal, pa.types.is_fixed_size_binary)
+_NESTED = (
+    pa.types.is_struct,
+    pa.types.is_map,
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+)
 _Ends = npt.NDArray[np.int64]
 _Encoding: TypeAlias = "pa.LargeBinaryArray | npt.NDArray[np.void]"
 """A piece of the encoding of each row; an array of bytes if all rows have as many."""
@@ -46,6 +62,17 @@ def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.FixedSizeBinar
     else:
         rows = [data[start:end] for start, end in pairwise(offsets.tolist())]
     return _keys_of(b"".join(map(digest, rows)), len(encoded))
+
+
+def has_keys(kind: pa.DataType) -> bool:
+    """Return whether rows with values of a type have keys."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return has_keys(kind.storage_type)
+    if pa.types.is_dictionary(kind):  # Arrow decodes none of views
+        return "view" not in str(kind.value_type) and has_keys(kind.value_type)
+    if any(is_kind(kind) for is_kind in _NESTED):
+        return all(has_keys(kind.field(place).type) for place in range(kind.num_fields))
+    return pa.types.is_primitive(kind) or any(is_kind(kind) for is_kind in _PLAIN)
 
 
 def encoded_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.LargeBinaryArray:
@@ -191,17 +218,7 @@ def _entries(array: pa.MapArray) -> pa.ListArray:
 
 
 def _has_bytes(kind: pa.DataType) -> bool:
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_string_view,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_binary_view,
-        )
-    )
+    return any(is_kind(kind) for is_kind in _BYTES)
 
 
 def _bits(array: pa.Array) -> npt.NDArray[np.uint8]:

@@ -1,4 +1,7 @@
-"""The host as a Ray actor. Imported on the cluster, and by the pool manager."""
+"""The host as a Ray actor.
+
+Ray imports this module in each process that finds the actor: the pool manager and drivers too.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.code_digest import disagreement
 from vane_dagster.worker.frameworks import set_threads
-from vane_dagster.worker.host import Host
 from vane_dagster.worker.log_sections import LogSections, tail
 from vane_dagster.worker.pools import PoolRequest, WorkerInfo, WorkerState
 from vane_dagster.worker.protocol import Work
@@ -38,6 +40,8 @@ class HostActor:
         if not claim.bundle.get("GPU"):
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves it as it is without a reserved GPU
         set_threads(threads)  # here, because Ray sets OMP_NUM_THREADS in tasks that find it unset
+        from vane_dagster.worker.host import Host  # with DuckDB, which drivers need not import
+
         self._claim = claim
         self._threads = threads
         self._host = Host()

@@ -8,6 +8,9 @@ import sys
 import textwrap
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 
 def in_a_process(code: str) -> Any:
     done = subprocess.run(
@@ -107,3 +110,31 @@ def test_definitions_import_what_they_declare_and_do_no_io(tmp_path):
     assert {"vane_dagster.sources.parquet", "vane_dagster.fingerprint.code"} <= set(imported)
     assert (touched, of_steps) == ([], [])
     assert [path.name for path in tmp_path.iterdir()] == ["code"]
+
+
+def test_the_driver_of_a_step_imports_nothing_of_workers(tmp_path):
+    """Each step pays for what its plan imports, and for what Ray imports with the pool manager."""
+    (tmp_path / "src").mkdir()
+    pq.write_table(pa.table({"id": [1], "t": ["one"]}), tmp_path / "src" / "a.parquet")
+    keyed, imported = in_a_process(f"""
+        import json, sys
+        import vane_dagster as vd
+        from vane_dagster.compute import pool_manager
+        from vane_dagster.orchestration import steps
+        from vane_dagster.planning.planner import plan_run
+        from vane_dagster.storage.store import Store
+        from vane_dagster.storage.filesystem import Location
+
+        class Model:
+            def __call__(self, batch):
+                return {{"n": [1] * len(batch)}}
+
+        docs = vd.Pipeline("docs", source=vd.parquet("{tmp_path}/src"), id="id")
+        docs.map_batches("model", Model, columns=["t"], schema={{"n": "BIGINT"}})
+        plan = plan_run(docs, ["model"], [None], Store(Location("{tmp_path}/store")))
+        keyed = plan.partitions[0].stages["model"].row_definition
+        heavy = ("duckdb", "pandas", "torch", "vane_dagster.worker.host")
+        print(json.dumps([keyed, [name for name in heavy if name in sys.modules]]))
+    """)
+    assert keyed
+    assert imported == []

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vane_dagster.storage.row_keys import ENCODING, row_keys
+from vane_dagster.storage.row_keys import ENCODING, has_keys, row_keys
+from vane_dagster.types.schema import empty_table
 
 
 def keys(*columns: pa.Array) -> list[str]:
@@ -85,6 +86,34 @@ def test_a_type_without_an_encoding_is_refused():
     union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
     with pytest.raises(TypeError, match=r"values of type sparse_union.* have no row key"):
         row_keys([union])
+
+
+KINDS = [
+    *(pa.null(), pa.bool_(), pa.float16(), pa.date64(), pa.duration("s"), pa.decimal128(20, 2)),
+    *(pa.month_day_nano_interval(), pa.binary(), pa.binary(4), pa.large_string()),
+    *(pa.binary_view(), pa.string_view(), pa.uuid(), pa.fixed_shape_tensor(pa.int8(), (2, 2))),
+    *(pa.run_end_encoded(pa.int32(), pa.string()), pa.sparse_union([pa.field("a", pa.int8())])),
+]
+NESTING = [
+    *(lambda kind: kind, pa.list_, pa.large_list, pa.list_view, lambda kind: pa.list_(kind, 3)),
+    *(lambda kind: pa.struct([("a", kind)]), lambda kind: pa.map_(pa.string(), kind)),
+    lambda kind: pa.dictionary(pa.int8(), kind),
+]
+
+
+@pytest.mark.parametrize("nested", NESTING)
+def test_types_that_have_keys_are_those_whose_rows_are_encoded(nested):
+    for kind in map(nested, KINDS):
+        try:
+            rows = empty_table(pa.schema([("x", kind)]))
+        except (NotImplementedError, pa.ArrowInvalid):
+            continue
+        try:
+            row_keys(rows.columns)
+        except (TypeError, pa.ArrowNotImplementedError):
+            assert not has_keys(kind), kind
+        else:
+            assert has_keys(kind), kind
 
 
 ITEMS = st.lists(
