@@ -298,7 +298,9 @@ class Host:
         marked, wanted, _ = row_reuse.mark(rows, op.arrange, work.source_files)
         called = Computed(empty_table(work.schema), WorkReport())
         if len(wanted):
-            called = self._call(op.restore.call, row_reuse.taken(rows, wanted), work)
+            call = op.restore.call
+            made = replace(work, schema=call.made_schema(work))  # the marked rows have the others
+            called = self._call(call, row_reuse.taken(call.read_columns(rows), wanted), made)
         if called.report.cancelled or called.report.pending is not None:
             return called
         work = replace(work, tally=called.report.tally)

@@ -14,12 +14,14 @@ from vane_dagster.pipeline.contracts import CALL, CallStyle, Contract
 from vane_dagster.pipeline.keys import JoinShape
 from vane_dagster.pipeline.options import Cardinality, JoinHow
 from vane_dagster.retries import Policy, RowLoss
+from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.decisions import PATCH_ID
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.row_records import RecordedPart
+from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.reports import Tally
 
 if TYPE_CHECKING:
@@ -185,6 +187,16 @@ class CallUdf:
         """Return the input columns that are passed on, besides the ids."""
         own = {work.id, self.parent, *self.ids, *self.made}
         return tuple(name for name in work.schema.names if name not in own)
+
+    def made_schema(self, work: Work) -> pa.Schema:
+        """Return the output columns that are not passed on."""
+        passed = {*self.carried(work)} - {ERROR_COLUMN}
+        return pa.schema([field for field in work.schema if field.name not in passed])
+
+    def read_columns(self, rows: pa.Table) -> pa.Table:
+        """Return the columns that the code reads, the ids, and errors of the source."""
+        wanted = {*(self.columns or rows.column_names), *self.ids, ROW_ERROR}
+        return rows.select([name for name in rows.column_names if name in wanted])
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ from vane_dagster.worker.recorded_rows import (
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
 
 COMPUTED, DUPLICATE = -1, -2
-_KEYED_BYTES = 3 << 20
-"""About the bytes that are encoded at a time: the encodings fit into the processor's cache."""
+_KEYED_BYTES, _KEYED_ROWS = 3 << 20, 1 << 14
+"""What is encoded at a time: about these bytes, at most these rows, so that it stays in caches."""
 _PIECES = 32
 """About the bytes that encoding a value takes besides its own, unless it is a plain number."""
 
@@ -142,7 +142,7 @@ def _keys(
     found = np.empty((rows.num_rows, 2), np.uint64)
     pieces = sum(not pa.types.is_primitive(column.type) for column in chosen)
     encoded_bytes = sum(column.nbytes for column in chosen) + _PIECES * pieces * rows.num_rows
-    size = 1 + rows.num_rows // (1 + encoded_bytes // _KEYED_BYTES)
+    size = min(_KEYED_ROWS, 1 + rows.num_rows // (1 + encoded_bytes // _KEYED_BYTES))
     for start in range(0, rows.num_rows, size):
         keys = row_keys([column.slice(start, size) for column in chosen])
         halves = np.frombuffer(keys.buffers()[1], "<u8").reshape(-1, 2)
@@ -216,14 +216,11 @@ class _KnownPlaces:
         numbers.sort()
         by_key: Places = wanted[numbers & ((np.uint64(1) << bits) - np.uint64(1))]
         is_equal = equals_former(numbers >> bits)
-        if not is_equal.any():
-            return by_key
-        first = by_key[np.maximum.accumulate(np.where(is_equal, 0, np.arange(len(by_key))))]
+        equal, starts = np.flatnonzero(is_equal), np.flatnonzero(~is_equal)
+        rows, first = by_key[equal], by_key[starts[equal - np.arange(len(equal)) - 1]]
         # If keys share their first bits, the rows of all but one of them are computed again.
-        for halves in (high, low):
-            is_equal &= halves[by_key] == halves[first]
-        duplicates = by_key[is_equal]
-        self.part[duplicates], self.record[duplicates] = DUPLICATE, first[is_equal]
+        is_equal[equal] = same = (high[rows] == high[first]) & (low[rows] == low[first])
+        self.part[rows[same]], self.record[rows[same]] = DUPLICATE, first[same]
         kept: Places = by_key[~is_equal]
         return kept
 
