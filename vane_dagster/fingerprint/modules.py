@@ -304,8 +304,7 @@ def _find_spec(name: str, search: Iterable[str] | None) -> importlib.machinery.M
 def absolute(importer: Module, path: str) -> str | None:
     """Return a module's path without leading dots; None if they lead out of the package."""
     name = path.lstrip(".")
-    level = len(path) - len(name)
-    if not level:
+    if not (level := len(path) - len(name)):
         return path
     parts = importer.package.split(".") if importer.package else []
     if level > len(parts):

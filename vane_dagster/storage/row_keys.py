@@ -27,22 +27,8 @@ ENCODING = 2
 WIDTH = 16
 """Bytes of a key."""
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
-_BYTES = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_string_view,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_binary_view,
-)
-_PLAIN = (*_BYTES, pa.types.is_null, pa.types.is_decimal, pa.types.is_fixed_size_binary)
-_NESTED = (
-    pa.types.is_struct,
-    pa.types.is_map,
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_fixed_size_list,
-)
+_BYTES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
+_NESTED = {"list", "large_list", "fixed_size_list", "struct", "map"}
 _Ends = npt.NDArray[np.int64]
 _Encoding: TypeAlias = "pa.LargeBinaryArray | npt.NDArray[np.void]"
 """A piece of the encoding of each row; an array of bytes if all rows have as many."""
@@ -70,9 +56,11 @@ def has_keys(kind: pa.DataType) -> bool:
         return has_keys(kind.storage_type)
     if pa.types.is_dictionary(kind):  # Arrow decodes none of views
         return "view" not in str(kind.value_type) and has_keys(kind.value_type)
-    if any(is_kind(kind) for is_kind in _NESTED):
+    if str(kind).partition("<")[0] in _NESTED:
         return all(has_keys(kind.field(place).type) for place in range(kind.num_fields))
-    return pa.types.is_primitive(kind) or any(is_kind(kind) for is_kind in _PLAIN)
+    plain = (pa.types.is_primitive, pa.types.is_null, pa.types.is_decimal)
+    is_fixed = pa.types.is_fixed_size_binary(kind) or any(is_kind(kind) for is_kind in plain)
+    return is_fixed or str(kind) in _BYTES
 
 
 def encoded_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.LargeBinaryArray:
@@ -184,7 +172,7 @@ def _encoded(array: pa.Array, ends: _Ends) -> Iterator[_Encoding]:
         yield _cut(lengths, ends)
         # Flattened, it is without what is below null lists.
         yield from _encoded(array.flatten(), np.concatenate(([0], np.cumsum(lengths)))[ends])
-    elif _has_bytes(kind):
+    elif str(kind) in _BYTES:
         values = array.cast(pa.large_binary()).fill_null(b"")
         yield _cut(np.asarray(pc.binary_length(values), np.int64), ends)
         yield _array(_offsets(values)[ends], values.buffers()[2])
@@ -215,10 +203,6 @@ def _entries(array: pa.MapArray) -> pa.ListArray:
     valid = pa.array(np.asarray(array.is_valid())).buffers()[1] if array.null_count else None
     kind = pa.list_(entries.type)
     return pa.ListArray.from_buffers(kind, len(array), [valid, offsets], children=[entries])
-
-
-def _has_bytes(kind: pa.DataType) -> bool:
-    return any(is_kind(kind) for is_kind in _BYTES)
 
 
 def _bits(array: pa.Array) -> npt.NDArray[np.uint8]:
