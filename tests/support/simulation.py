@@ -427,7 +427,7 @@ class World:
         """Compute a partition as a plain loop does."""
         return plain_loop(self.nodes, self.rows(partition), self.patches(partition), **options)
 
-    def patch(self, node: Node, partition: str, number: int) -> None:
+    def patch(self, node: Node, partition: str, number: int, kill: Kill | None) -> None:
         """Supply the output of a row of a stage, unless the latest run failed there."""
         if (node.name, partition) in self.failed:
             return
@@ -441,8 +441,21 @@ class World:
         manifest = self.in_force(node.name, partition)
         columns = pa.schema([manifest.schema.field(node.name)])
         ids = pa.chunked_array([[keys[0]]])
-        made = patch(self.store, manifest, ids, pa.table({node.name: [output]}, columns), "here")
-        self._patched[made.name] = (partition, (node.name, keys[0], row[node.read]), output)
+        before, outputs = self.store.records("docs"), pa.table({node.name: [output]}, columns)
+        self._killed(kill, lambda: patch(self.store, manifest, ids, outputs, "here"))
+        for name in self.store.records("docs").keys() - before.keys():
+            self._patched[name] = (partition, (node.name, keys[0], row[node.read]), output)
+
+    def _killed(self, kill: Kill | None, act: Callable[[], object]) -> bool:
+        """Do something that is killed at an operation of the storage; return whether it was."""
+        Storage.begin({}, kill)
+        try:
+            act()
+        except KilledError:
+            return True
+        finally:
+            Storage.end()
+        return False
 
     def patches(self, partition: str) -> Patches:
         records = self.store.records("docs")
@@ -578,7 +591,7 @@ class World:
                 steady.add(node.name)
         return {call for call in workers.calls if call[0] in steady}
 
-    def adopt(self, node: Node, suffix: str) -> None:
+    def adopt(self, node: Node, suffix: str, kill: Kill | None = None) -> None:
         """Declare that a stage's definition makes the same rows as that with another suffix."""
         sides = []
         present = node.suffix
@@ -588,7 +601,7 @@ class World:
         digests = [definition_digest(side) for side in sides]
         what = (*digests[::-1], *sides[::-1], ["argument"], 1, False, 1, 0.0, 0, "me")
         adoption = Adoption(node.name, *what, at=time.time_ns())
-        keep_adoption(self.store, "docs", adoption)
+        self._killed(kill, lambda: keep_adoption(self.store, "docs", adoption))
         self._adopted[adoption.name] = (node.name, (present, suffix))
 
     @property
@@ -606,16 +619,22 @@ class World:
         known = [self._adopted[name] for name in self.adopted()]
         return joined(node.suffix, [pair for stage, pair in known if stage == node.name])
 
-    def undo(self, node: Node) -> None:
-        """Split all that counts as a stage's definition."""
+    def undo(self, node: Node, kill: Kill | None = None) -> None:
+        """Split all that counts as a stage's definition, again if it is killed."""
         pipeline = self.pipeline()
         definition = definition_digest(components(pipeline, pipeline[node.name].spec))
-        known = adoptions(self.store, "docs").get(node.name, Adoptions()).of(definition)
         equal = self.equal_to(node)
         of_stage = [each for each in self._adopted.items() if each[1][0] == node.name]
         undone = {name for name, (_, pair) in of_stage if pair[0] in equal}
         left = self.adopted() - undone
-        undo_adoptions(self.store, "docs", known, definition)
+
+        def split() -> None:
+            known = adoptions(self.store, "docs").get(node.name, Adoptions()).of(definition)
+            undo_adoptions(self.store, "docs", known, definition)
+
+        if self._killed(kill, split):
+            assert self.adopted() >= left
+            split()
         live = [a.name for found in adoptions(self.store, "docs").values() for a in found.live]
         assert {*live} == self.adopted() == left
 
@@ -638,20 +657,19 @@ class World:
         files, adopted = main.content(), main.adopted() | self.adopted()
         before = {place: main.latest(place) for place in own}
         others = [p for p in own if before[p] not in (self._started[p], self.latest(p))]
+
+        def carry_out() -> None:
+            list(Promotion(self.store, main.store, "docs").carry_out())
+
         for kill in kills:
-            Storage.begin({}, kill)
             try:
-                list(Promotion(self.store, main.store, "docs").carry_out())
-                outcome = "promoted"
+                if not self._killed(kill, carry_out):
+                    outcome = "promoted"
             except StoreError:
                 if own and is_up_to_date and not others:
                     raise
                 assert main.content() == files, "a promotion that was refused has written"
                 return "refused"
-            except KilledError:
-                pass
-            finally:
-                Storage.end()
             assert main.adopted() <= adopted, "an adoption that was undone is in force"
             for place in others:
                 assert main.latest(place) == before[place], f"{place}: of another run"

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from support.simulation import PARTITIONS, Disturbance, Node, World
+from support.simulation import PARTITIONS, Disturbance, Kill, Node, World
 from vane_dagster import retries
 from vane_dagster.engine import slicing
 from vane_dagster.worker import recorded_rows
@@ -74,6 +74,8 @@ ORDER = st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple)
 SUFFIXES = st.sampled_from([".", "!", "?!"])
 NUMBERS = st.integers(0, 60)
 SOMEWHERE = st.sampled_from(["request", "answer"])
+KILL_OF_FEW = st.none() | st.tuples(st.integers(0, 1), SOMEWHERE)
+KILL_OF_MANY = st.none() | st.tuples(st.integers(0, 12), SOMEWHERE)
 
 
 class Simulation(RuleBasedStateMachine):
@@ -162,16 +164,16 @@ class Simulation(RuleBasedStateMachine):
             world.undo(node)
             world.run()
 
-    @rule(number=st.integers(0, 4), suffix=SUFFIXES)
-    def adopt(self, number: int, suffix: str) -> None:
+    @rule(number=st.integers(0, 4), suffix=SUFFIXES, kill=KILL_OF_FEW)
+    def adopt(self, number: int, suffix: str, kill: Kill | None) -> None:
         node = self._coded(number)
         if node is not None and node.suffix != suffix:
-            self.world.adopt(node, suffix)
+            self.world.adopt(node, suffix, kill)
 
-    @rule(number=st.integers(0, 4))
-    def undo(self, number: int) -> None:
+    @rule(number=st.integers(0, 4), kill=KILL_OF_FEW)
+    def undo(self, number: int, kill: Kill | None) -> None:
         if node := self._coded(number):
-            self.world.undo(node)
+            self.world.undo(node, kill)
 
     def _coded(self, number: int) -> Node | None:
         nodes = [node for node in self.world.nodes if node.calls_code]
@@ -180,16 +182,19 @@ class Simulation(RuleBasedStateMachine):
     @rule(
         partition=st.sampled_from(PARTITIONS),
         number=st.integers(0, 9),
+        kill=KILL_OF_MANY,
         kills=st.booleans(),
         undoes=st.booleans(),
     )
-    def patch_a_row(self, partition: str, number: int, kills: bool, undoes: bool) -> None:
-        """Patch a row; the run that takes it up may be killed. Then undo it, or not."""
+    def patch_a_row(
+        self, partition: str, number: int, kill: Kill | None, kills: bool, undoes: bool
+    ) -> None:
+        """Patch a row; it or the run that takes it up may be killed. Then undo it, or not."""
         nodes = [n for n in self.world.nodes if n.kind == "map" and n.options["reuse"] == "rows"]
         if nodes:
             self.world.run([partition])
             node = nodes[number % len(nodes)]
-            self.world.patch(node, partition, number)
+            self.world.patch(node, partition, number, kill)
             self.world.run([partition], Disturbance(kill_answer=number if kills else None))
             if undoes:
                 self.world.unpatch(node, partition)
