@@ -1,4 +1,4 @@
-"""Warm pools whose pool manager or constructors are killed."""
+"""Warm pools whose pool manager or driver is killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from support.pool_models import (  # noqa: F401  # fixtures  # noqa: F401  # fix
 )
 from support.pools_process import CLUSTER, Process
 from support.pools_run import ShortLease
-from support.results import failure
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.compute.processes import marked
 
@@ -56,22 +55,6 @@ def test_a_run_continues_while_the_pool_manager_is_killed(
     (pool,) = listed()
     assert pool["leases"] == []
     assert len(noted(tmp_path / "loads")) == 2
-
-
-class Dies:
-    def __init__(self) -> None:
-        os._exit(7)
-
-    def __call__(self, batch):
-        return batch
-
-
-def test_a_constructor_that_kills_its_process_fails_the_stage(tmp_path, local, materialize):
-    pipeline = docs(tmp_path)
-    pipeline.map_batches("out", Dies, schema=SCHEMA, concurrency=1)
-    message = failure(materialize(pipeline, local, raises=False))
-    assert "died while its model was constructed" in message
-    assert "exited with code 7" in message
 
 
 # Two runs at once, one of which is killed

@@ -1,4 +1,4 @@
-"""Processes of servers, of their clients and of drivers, killed at random times or by a row."""
+"""Processes of servers, of their clients and of drivers, killed at random times."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ import psutil
 import pytest
 
 import vane_dagster as vd
-from support.data import read_stage, write_source
-from support.misbehaving_server import requests
+from support.data import write_source
 from support.paths import TESTS
 from support.pool_models import until
 from support.server_kills import KINDS, ROWS, declared, living, servers
-from support.server_runs import echo, prompting
 
 KILLS, MAX_RUNS = 4, 6
 
@@ -73,17 +71,3 @@ def test_no_row_is_lost_and_nothing_is_left(own_home, compute, tmp_path):
         evict = [sys.executable, "-m", "vane_dagster", "pools", "evict", "echo", "--force"]
         subprocess.run(evict, check=False, capture_output=True)
     until(lambda: not servers(tmp_path), "no process of the server is left")
-
-
-# A row that ends its server
-
-
-def test_a_row_that_ends_the_server_costs_one_row(tmp_path, local, materialize):
-    server = echo("llm", f"--requests={tmp_path}/requests", version="1")
-    texts = [f"row {n}" + " poison" * (n == 7) for n in range(30)]
-    materialize(prompting(tmp_path / "src", server, texts, workers=2), local)
-    table = read_stage(tmp_path / "store", "prompting", "answers")
-    assert sorted(table["id"].to_pylist()) == [n for n in range(30) if n != 7]
-    aside = vd.quarantine("prompting/answers", store=str(tmp_path / "store"))
-    assert (aside["id"].to_pylist(), aside["error"].to_pylist()) == ([7], ["ServerDied"])
-    assert requests(tmp_path / "requests").count("row 7 poison") == 5

@@ -78,18 +78,6 @@ class Silent(Engine):
     check_health = None
 
 
-class Device(Loaded):
-    """After a poison row, each call fails as CUDA does when a kernel has failed in the process."""
-
-    lost = False
-
-    def __call__(self, batch):
-        self.lost = self.lost or 77 in batch["x"].to_pylist()
-        if self.lost:
-            raise RuntimeError("CUDA error: device-side assert triggered")
-        return doubled(batch)
-
-
 class Leaks(Loaded):
     def __init__(self, folder: str, size: int) -> None:
         super().__init__(folder)
@@ -139,13 +127,6 @@ def test_a_start_that_takes_too_long_tells_where_it_is(tmp_path, cluster, materi
 # A model that is dead while its process lives
 
 
-def test_an_engine_that_says_it_is_dead_is_replaced(tmp_path, local, materialize):
-    materialize(pipeline(tmp_path, Engine), local)
-
-    has_rows(tmp_path, loads=2)
-    assert lines(tmp_path / "probes")
-
-
 def test_a_warm_model_that_is_dead_by_the_next_run_is_replaced(tmp_path, cluster, materialize):
     compute = vd.RayCompute(cluster=cluster)
     docs = pipeline(tmp_path, Engine, {"calls": 10**6})
@@ -157,20 +138,6 @@ def test_a_warm_model_that_is_dead_by_the_next_run_is_replaced(tmp_path, cluster
 
     assert pid not in read(tmp_path)["pid"].to_pylist()
     has_rows(tmp_path, loads=2)
-
-
-def test_of_a_lost_device_only_the_row_that_broke_it_is_set_aside(tmp_path, local, materialize):
-    message = failure(materialize(pipeline(tmp_path, Device), local, raises=False))
-    assert "lost its worker or its data 4 times" in message
-    assert "CUDA error: device-side assert triggered" in message
-    assert 'raise RuntimeError("CUDA error' in message
-
-    docs = pipeline(tmp_path, Device, on_error="quarantine", max_error_rate=0.1)
-    materialize(docs, local)
-    assert read(tmp_path)["y"].to_pylist() == [2 * x for x in range(ROWS) if x != 77]
-    (fault,) = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()
-    assert (fault["id"], fault["error"]) == (77, "WorkerDied")
-    assert "device-side assert" in fault["message"]
 
 
 def test_failures_at_fragments_in_a_row_replace_the_worker(tmp_path, local, materialize):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,14 +116,3 @@ def materializations(
     found = [record.asset_materialization for record in records]
     assert len({each.partition for each in found}) == len(found), "one was logged twice"
     return {each.partition: each for each in found}
-
-
-def embed_slowly(batch: pa.Table) -> pa.Table:
-    time.sleep(0.05)
-    return embed(batch)
-
-
-def run_of_a_process(root: Path) -> None:
-    world = World(root, vd.LocalCompute(num_cpus=2))
-    with dg.DagsterInstance.from_config(str(root)) as instance:
-        world.run(instance, *KEYS, assets=[world.pipeline(embed_slowly).build_assets()])
