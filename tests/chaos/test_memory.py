@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from support import memory_run
 from support.data import read_stage, write_source
+from support.paths import TESTS
 
 STORE_BYTES = 256 << 20
 
@@ -32,8 +32,9 @@ def _head(_home: None) -> Iterator[None]:
 def check_run(root: Path, case: str, fragment_rows: int) -> None:
     """Materializes a case in a process of its own, which must not grow, nor make Ray spill."""
     options = {"case": case, "fragment_rows": fragment_rows, "store_bytes": STORE_BYTES}
-    command = [sys.executable, memory_run.__file__, json.dumps({"root": str(root), **options})]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    given = json.dumps({"root": str(root), **options})
+    command = [sys.executable, "-m", "support.memory_run", given]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=280)
 
     lines = [line for line in done.stdout.splitlines() if line.startswith("FACTS ")]
     assert lines, done.stdout[-3000:] + done.stderr[-3000:]

@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 import vane_dagster as vd
 from support.pools_run import ShortLease
-from support.results import over
+from support.results import failure, materializing
 
 KEYS = ("north", "south")
 STAGES = ("texts", "scores", "labels", "joined", "published")
@@ -91,17 +92,10 @@ def _materialized(options: Mapping[str, Any]) -> bool:
     if options["cluster"] is not None:
         cluster = vd.LocalCluster(**options["cluster"])
         compute = ShortLease(cluster=cluster, lease_seconds=LEASE_SECONDS)
-    result = dg.materialize(
-        [docs.build_assets()],
-        resources={"compute": compute, "store": vd.FragmentStore(root=f"{root}/store")},
-        raise_on_error=False,
-        **over(*([options["partition"]] if options["partition"] else KEYS)),
-    )
-    for event in result.all_events:
-        if event.is_step_failure:
-            data = event.step_failure_data
-            own = data.user_failure_data and data.user_failure_data.description
-            print(FAILURE, own or data.error)
+    partition = options["partition"] or KEYS
+    result = materializing(Path(root))(docs, compute, partition, raises=False)
+    if not result.success:
+        print(FAILURE, failure(result))
     return result.success
 
 

@@ -1,4 +1,4 @@
-"""A run on a small Ray head: ``python memory_run.py '{"root": ..., "case": "mixed"}'``.
+"""A run on a small Ray head: ``python -m support.memory_run '{"root": ..., "case": "mixed"}'``.
 
 Prints one line of JSON: whether it succeeded, by how many bytes this process grew, and Ray's
 figures of its object store before and after.
@@ -10,13 +10,14 @@ import hashlib
 import json
 import resource
 import sys
+from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import numpy as np
 import pyarrow as pa
 
 import vane_dagster as vd
+from support.results import materializing
 
 
 class Widen:
@@ -74,13 +75,7 @@ def main(root: str, case: str, fragment_rows: int, store_bytes: int) -> None:
     address = ray.get_runtime_context().gcs_address
     facts: dict[str, Any] = {"before": memory_summary(address, stats_only=True)}
     before = peak()
-    result = dg.materialize(
-        [pipeline.build_assets()],
-        resources={
-            "compute": vd.RayCompute(cluster=cluster),
-            "store": vd.FragmentStore(root=root + "/store"),
-        },
-    )
+    result = materializing(Path(root))(pipeline, vd.RayCompute(cluster=cluster))
     facts |= {"success": result.success, "driver_bytes": peak() - before}
     facts["after"] = memory_summary(address, stats_only=True)
     print("FACTS " + json.dumps(facts))

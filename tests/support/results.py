@@ -21,8 +21,8 @@ def materializing(folder: Path) -> Run:
     def run(
         pipeline: vd.Pipeline,
         compute: Any,
-        partition: str | None = None,
-        select: Sequence[str] | None = None,
+        partition: str | Sequence[str] | None = None,
+        select: Sequence[str] | dg.AssetSelection | None = None,
         raises: bool = True,
         instance: dg.DagsterInstance | None = None,
         config: Mapping[str, Any] | None = None,
@@ -31,15 +31,20 @@ def materializing(folder: Path) -> Run:
         assets = pipeline.build_assets()
         step = f"{pipeline.name}_pipeline"
         store = vd.FragmentStore(root=str(folder / "store"))
+        keys = [partition] if isinstance(partition, str) else partition or ()
+        if not isinstance(select, dg.AssetSelection | None):
+            select = dg.AssetSelection.assets(*(pipeline[name].key for name in select))
+        of_keys = over(*keys)
+        tags = {**of_keys.pop("tags", {}), **(tags or {})}
         return dg.materialize(
             [assets],
-            selection=None if select is None else [pipeline[name].key for name in select],
-            partition_key=partition,
+            selection=select,
             resources={"compute": compute, "store": store},
             raise_on_error=raises,
             instance=instance,
             tags=tags,
             run_config={"ops": {step: {"config": dict(config)}}} if config else None,
+            **of_keys,
         )
 
     return run

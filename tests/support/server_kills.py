@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import psutil
 
 import vane_dagster as vd
 from support.arguments import grouped
+from support.results import materializing
 from support.server_runs import SCHEMA, ask, echo
 
 ROWS = 300
@@ -48,12 +48,7 @@ def run(folder: Path, replicas: int, compute: str) -> bool:
     """Materialize the pipeline of a round, as the process that is called the driver."""
     cluster = vd.LocalCluster(num_cpus=2, idle_minutes=5)
     chosen = vd.LocalCompute() if compute == "local" else vd.RayCompute(cluster=cluster)
-    done = dg.materialize(
-        [declared(folder, replicas).build_assets()],
-        resources={"compute": chosen, "store": vd.FragmentStore(root=str(folder / "store"))},
-        raise_on_error=False,
-    )
-    return done.success
+    return materializing(folder)(declared(folder, replicas), chosen, raises=False).success
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -21,7 +21,7 @@ from support.counted_runs import (
 )
 from support.damage import stored_parts
 from support.paths import REPOSITORY
-from support.results import entries, over
+from support.results import entries, materializing
 from support.warm_workers import ForkedLocal
 from vane_dagster import testing
 from vane_dagster.events import WorkerReady
@@ -70,17 +70,8 @@ class Ran:
                 RunReport, "listen", lambda self, e: (events.append(e), listen(self, e))
             )
             began = time.perf_counter()
-            self.result = dg.materialize(
-                [made.build_assets()],
-                resources={
-                    "compute": compute,
-                    "store": vd.FragmentStore(root=str(folder / "store")),
-                },
-                raise_on_error=False,
-                instance=instance,
-                **over(*KEYS),
-                **given,
-            )
+            given = {**given, "raises": False, "instance": instance}
+            self.result = materializing(folder)(made, compute, KEYS, **given)
             self.seconds = time.perf_counter() - began
         self.events = events
         self.notes = Counter(notes.read_text().split())
@@ -147,8 +138,7 @@ def test_loads_and_work_add_up_to_those_of_the_runs(run, source):
         assert 0.01 * fragments * 3 <= in_code <= done.sum("worker_seconds", stage)
 
     # A forced one finds them warm.
-    forced = {"run_config": {"ops": {"sums_pipeline": {"config": {"force": True}}}}}
-    again = run(compute=compute, **forced)
+    again = run(compute=compute, config={"force": True})
     warm = [report.warm for report in again.ready()]
     assert again.sum("warm_hits") == warm.count(True) >= 1
     assert again.sum("model_loads") == again.notes["load"] == warm.count(False)
@@ -179,7 +169,7 @@ def test_loads_and_work_add_up_to_those_of_the_runs(run, source):
         testing.CallFault("two", "disconnect", ids=[1001, 2002], times=2),
         testing.CallFault("two", "kill", ids=[2203], times=1),
     ) as injected:
-        done = run(made, **forced)
+        done = run(made, config={"force": True})
     assert done.result.success
     assert done.sum("fragments_computed") == 3 * FILES * len(KEYS), "one of them started over"
     assert done.sum("model_loads") == len(done.ready()) == done.notes["load"] >= 2

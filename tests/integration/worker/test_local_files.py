@@ -125,14 +125,9 @@ def test_workers_that_cannot_see_a_file_get_its_content(
 
     shutil.rmtree(tmp_path / "store" / FILES)
     sample = {"reproduce_rows": 2, "reproduce_seed": 7}
-    checked = dg.materialize(
-        [declared(monkeypatch, "moved").build_assets()],
-        selection=dg.AssetSelection.checks(
-            dg.AssetCheckKey(dg.AssetKey(["docs", "scaled"]), "reproducible")
-        ),
-        run_config={"ops": {"docs_pipeline": {"config": sample}}},
-        resources={"compute": compute, "store": vd.FragmentStore(root=str(tmp_path / "store"))},
-    )
+    docs = declared(monkeypatch, "moved")
+    select = dg.AssetSelection.checks(dg.AssetCheckKey(docs["scaled"].key, "reproducible"))
+    checked = materialize(docs, compute, select=select, config=sample)
     (found,) = checked.get_asset_check_evaluations()
     assert found.passed, found.description
     assert "2 rows computed again" in (found.description or "")
