@@ -6,16 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
 from vane_dagster.engine.tasks import operation
-from vane_dagster.pipeline.contracts import BatchCall
-from vane_dagster.pipeline.udf import check_calls, make_udf
-from vane_dagster.types.schema import parse_schema
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.protocol import CallUdf, Work
 from vane_dagster.worker.retry import BatchError
@@ -25,44 +21,19 @@ IDS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30]})
 
 
 def call(
-    fn: Any,
-    schema: Any,
-    table: pa.Table = IDS,
-    batch_format: Any = "pyarrow",
-    batch_size: int | None = None,
-    cardinality: Any = "one_to_one",
-    columns: tuple[str, ...] | None = None,
-    max_concurrency: int = 16,
-    **kwargs: Any,
+    fn: Any, schema: Any, table: pa.Table = IDS, batch_format: Any = "pyarrow", **options: Any
 ) -> pa.Table:
     """Return a worker's output for a table, with everything but the process around it."""
-    udf = make_udf("here", fn, kwargs=kwargs)
-    contract = BatchCall(batch_format)
-    check_calls("here", udf, contract)
-    declared = parse_schema(schema, "here")
-    if "id" not in declared.names:
-        declared = pa.schema([table.schema.field("id"), *declared])
-    arguments = cloudpickle.dumps(kwargs)
-    made = tuple(parse_schema(schema, "here").names)
-    op = CallUdf(
-        arguments, columns, contract, batch_size, cardinality, max_concurrency, ("id",), made,
-        style=udf.style,
-    )  # fmt: skip
-    work = Work("stage 'docs/m', fragment 0", op, (), declared, "id", None, True)
-    caller = UdfCaller(ModelSpec("m", udf.stateful, "", b""), fn() if udf.stateful else fn)
-    try:
-        computed = caller.call(op, table, work, lambda: False)
-    except BatchError as error:
-        raise error.cause from None
-    assert not computed.report.cancelled
-    assert computed.rows.schema == declared
-    return computed.rows
+    stage = row_stage("map_batches", fn, schema=schema, batch_format=batch_format, **options)
+    rows = run_stage(stage, table)
+    assert rows.schema == stage.spec.output_schema(stage.pipeline, {"source": table.schema})
+    return rows
 
 
 def refused(fn: Any, schema: Any, *words: str, **given_: Any) -> str:
     with pytest.raises(vd.errors.UdfError) as raised:
         call(fn, schema, **given_)
-    for word in ("stage 'docs/m', fragment 0", *words):
+    for word in ("stage 'docs/out', fragment 0", *words):
         assert word in str(raised.value)
     return str(raised.value)
 
