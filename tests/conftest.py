@@ -17,6 +17,7 @@ import pytest
 # pytest-xdist's main process reads this file too, and needs no more than it imports here.
 if TYPE_CHECKING:
     import vane_dagster as vd
+    from support.llm_server import Server
     from support.results import Run
 
 pytest.register_assert_rewrite("support")
@@ -167,6 +168,15 @@ def materialize(tmp_path: Path) -> Run:
     from support.results import materializing
 
     return materializing(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[tuple[Server, str]]:
+    """A language model server that the tests of a module share, and its URL."""
+    from support.llm_server import serving
+
+    with serving() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

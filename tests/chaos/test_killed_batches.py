@@ -7,14 +7,13 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from support.llm_server import KEY, Server, serving
+from support.llm_server import KEY, Server
 from vane_dagster import testing
 from vane_dagster.engine import stage_batches
 from vane_dagster.providers.batch_api import AnthropicBatches, OpenAIBatches
@@ -24,12 +23,6 @@ AGAIN = ("expires", "busy")
 ROUNDS = int(os.environ.get("VANE_ROUNDS", "2"))
 KILLS, MAX_RUNS = 2, 12
 DOUBT_SECONDS = 2.0
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[tuple[Server, str]]:
-    with serving() as found:
-        yield found
 
 
 def run(folder: Path, url: str, provider: str) -> None:

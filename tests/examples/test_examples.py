@@ -16,7 +16,6 @@ from support.example_runs import (  # noqa: F401  # fixtures
     ON_FRAMEWORKS,
     ON_MODELS,
     PRINTED,
-    endpoint,
     example_cluster,
     runs_twice,
 )

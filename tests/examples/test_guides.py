@@ -30,7 +30,6 @@ from pathlib import Path
 import pytest
 
 from support import forked
-from support.example_runs import endpoint  # noqa: F401  # a fixture
 from support.llm_server import KEY, Server
 from support.paths import REPOSITORY
 from support.snippets import FENCED

@@ -9,7 +9,6 @@ import pytest
 
 from support.example_runs import (  # noqa: F401  # fixtures
     ON_FRAMEWORKS,
-    endpoint,
     example,
     example_cluster,
     runs_twice,

@@ -12,7 +12,6 @@ from support import forked
 from support.example_runs import (  # noqa: F401  # fixtures
     ON_MODELS,
     ON_VLLM,
-    endpoint,
     example,
     example_cluster,
     runs_twice,

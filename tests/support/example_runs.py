@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 
 from support import forked
-from support.llm_server import KEY, Server, serving
+from support.llm_server import KEY, Server
 from support.paths import REPOSITORY
 from vane_dagster.compute.local_head import LocalHead
 
@@ -93,12 +93,6 @@ ON_FRAMEWORKS = {
     "xgboost_model": "xgboost",
 }
 """Examples that call a framework, for tests of the same tier, with the module that they need."""
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[tuple[Server, str]]:
-    with serving() as (server, url):
-        yield server, url
 
 
 @pytest.fixture(scope="module")

@@ -69,11 +69,11 @@ def docs(tmp_path: Path, texts: list[str | None] = TEXTS, **columns: Any) -> vd.
     return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
 
 
-def asked(above: Any, url: str, messages: Any = "{text}", **kwargs: Any) -> vd.Stage:
-    options = {
-        "base_url": url,
-        "api_key_env": "LLM_KEY",
-        **kwargs.pop("options", {}),
-    }
+def asked(
+    above: Any, url: str, messages: Any = "{text}", name: str = "asked", **kwargs: Any
+) -> vd.Stage:
+    """Ask an endpoint, by its URL for OpenAI's API."""
+    base = url.removesuffix("/v1") if kwargs.get("provider") == "anthropic" else url
+    options = {"base_url": base, "api_key_env": "LLM_KEY", **kwargs.pop("options", {})}
     own = {"provider": "openai", "model": "m", "options": options, "env_vars": ["LLM_KEY"]}
-    return above.prompt("asked", messages, **grouped({**own, **kwargs}))
+    return above.prompt(name, messages, **grouped({**own, **kwargs}))

@@ -1,4 +1,4 @@
-"""A language model server that the tests of a module share."""
+"""Workers, and a language model server and its batches, for tests of providers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.llm_server import KEY, Server, serving
+from support.batch_server import Batches
+from support.llm_server import KEY, Server
+from support.warm_workers import ForkedBackend, workers_that_imported
+from vane_dagster.compute.local_backend import LocalBackend
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[tuple[Server, str]]:
-    with serving() as (server, url):
-        yield server, url
+def clients() -> Iterator[None]:
+    """Fork workers from a process that has imported the clients of both APIs."""
+    libraries = ("openai.resources.chat", "openai.resources.embeddings")
+    with workers_that_imported(*libraries, "anthropic.resources.messages"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def backend(clients: None) -> Iterator[LocalBackend]:
+    made = ForkedBackend(2)
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -22,3 +34,8 @@ def server(endpoint: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> Ser
     found = endpoint[0]
     found.clear()
     return found
+
+
+@pytest.fixture
+def batches(server: Server) -> Batches:
+    return server.batches

@@ -32,12 +32,6 @@ def made(request: pytest.FixtureRequest, server: Any, endpoint: Any) -> Iterator
     api.close()
 
 
-@pytest.fixture
-def batches(server: Any) -> Batches:
-    found: Batches = server.batches
-    return found
-
-
 def lines(made: Made, *prompts: str) -> list[bytes]:
     api, provider = made
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +12,18 @@ import pytest
 from click.testing import CliRunner
 
 import vane_dagster as vd
-from support.batch_server import Batches
 from support.data import read_stage, write_source
 from support.prompts import asked, docs
 from support.results import metadata
-from support.warm_workers import workers_that_imported
 from vane_dagster.cli.main import main
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _workers() -> Iterator[None]:
-    with workers_that_imported("openai.resources.chat", "anthropic.resources.messages"):
-        yield
-
-
-@pytest.fixture
-def batches(server: Any) -> Batches:
-    found: Batches = server.batches
-    return found
+pytestmark = pytest.mark.usefixtures("clients")
 
 
 def declared(tmp_path: Path, url: str, texts: Sequence[Any], **given: Any) -> vd.Pipeline:
     """docs -> asked -> below, in fragments of two rows."""
     pipeline = docs(tmp_path, list(texts))
     pipeline.fragment_rows = 2
-    if given.get("provider") == "anthropic":
-        url = url.removesuffix("/v1")
     stage = asked(pipeline, url, **{"mode": "batch", **given})
     stage.project("below", ["id", "asked"])
     return pipeline

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from support.prompts import Parity, Reversed
 # F403: all tests of the contract run here, over each provider.
 from support.provider_contract import *  # noqa: F403  # the contract's tests
 from support.provider_contract import SECRET, Arguments, Offered, quarantined
-from support.warm_workers import ForkedBackend, workers_that_imported
 from vane_dagster.compute.local_backend import LocalBackend
 
 Maker = Callable[[Any, Server, str], Offered]
@@ -21,15 +20,6 @@ Maker = Callable[[Any, Server, str], Offered]
 EMPTY = "the prompt is empty"
 NULL_PROMPT = "column 'text' is null; a prompt needs it"
 NULL_TEXT = "column 'text' is null; expected a text"
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[LocalBackend]:
-    clients = "openai.resources.chat", "openai.resources.embeddings", "anthropic.resources.messages"
-    with workers_that_imported(*clients):
-        made = ForkedBackend(2)
-        yield made
-        made.close()
 
 
 def echoes(texts: Sequence[str]) -> list[str]:

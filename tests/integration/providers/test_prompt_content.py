@@ -6,41 +6,23 @@ The server refuses requests in another form than the APIs publish.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import vane_dagster as vd
-from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.in_process import compute
 from support.media import PDF, PIXELS, picture, sound
-from support.warm_workers import ForkedBackend, workers_that_imported
-from vane_dagster.compute.local_backend import LocalBackend
+from support.prompts import asked
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 from vane_dagster.types.tensors import from_ndarray
 
-CLIENTS = ("openai.resources.chat", "anthropic.resources.messages")
 GREEDY = {"temperature": 0, "max_tokens": 9}
 
 
-@pytest.fixture(scope="module")
-def backend() -> Iterator[LocalBackend]:
-    with workers_that_imported(*CLIENTS):
-        made = ForkedBackend(2)
-        yield made
-        made.close()
-
-
-def ask(above: Any, url: str, name: str, messages: Any, **given: Any) -> vd.Stage:
-    own = {"provider": "openai", "model": "m", "sampling_params": GREEDY, **given}
-    base = url if own["provider"] == "openai" else url.removesuffix("/v1")
-    own |= {"options": {"base_url": base, "api_key_env": "LLM_KEY"}, "env_vars": ["LLM_KEY"]}
-    stage: vd.Stage = above.prompt(name, messages, **grouped(own))
-    return stage
+def ask(docs: vd.Pipeline, url: str, name: str, messages: Any, **given: Any) -> None:
+    asked(docs, url, messages, name, sampling_params=GREEDY, **given)
 
 
 def read(folder: Path, stage: str) -> dict[Any, str]:
