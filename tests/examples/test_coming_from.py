@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.coming_from_data import write_data
+from support.coming_from_data import TEXTS, write_data
 from support.data import read_stage
 from support.llm_server import KEY, Server, serving
 from support.results import Run
@@ -46,7 +46,6 @@ MOST_CHANGED = {"ray-data": 0, "daft": 2, "spark": 2, "vane": 1}
 """The most lines of a function that change, as the beginning of each page says."""
 
 IDS = [1, 2, 3, 4]
-TEXTS = ["Great lamp", "Broken on arrival", "Fine", "Great chair, great price"]
 STARS = [5, 1, 3, 4]
 VERDICT = {"is_good": True, "reason": "it shines"}
 ASKED = [f"Is this good, with {n} stars? {text}" for text, n in zip(TEXTS, STARS)]

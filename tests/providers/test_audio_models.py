@@ -13,6 +13,7 @@ from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.media import sound, tone
 from support.results import Run
+from support.tiny_answers import of_media
 from support.tiny_transformers import audio_text_model
 from support.vllm_stages import BY, ENV, arguments
 
@@ -24,23 +25,12 @@ TONES = [tone(hertz) for hertz in (200, 800, 2000, 6000)]
 
 def expected(folder: Path, sounds: list[np.ndarray]) -> list[str]:
     """Return transformers' own answer about each sound alone."""
-    import torch
-    from transformers import AutoProcessor, Qwen2AudioForConditionalGeneration
+    from transformers import Qwen2AudioForConditionalGeneration
 
-    processor = AutoProcessor.from_pretrained(folder)
-    model = Qwen2AudioForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     content = [{"type": "text", "text": ASKED}, {"type": "audio"}]
-    prompt = processor.apply_chat_template(
-        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-    )
-    found = []
-    for samples in sounds:
-        waves = [samples.astype(np.float32) / 2**15]
-        given = processor(text=prompt, audio=waves, sampling_rate=RATE, return_tensors="pt")
-        out = model.generate(**given, max_new_tokens=8, do_sample=False)
-        new = out[0, given["input_ids"].shape[1] :]
-        found.append(processor.tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
-    return found
+    waves = [samples.astype(np.float32) / 2**15 for samples in sounds]
+    asked = [(content, {"audio": [wave], "sampling_rate": RATE}) for wave in waves]
+    return of_media(folder, Qwen2AudioForConditionalGeneration, asked)
 
 
 @pytest.mark.parametrize("by", BY[1:])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import vane_dagster as vd
-from support.coming_from_data import write_data
+from support.coming_from_data import TEXTS, write_data
 from support.data import read_stage
 from support.results import materializing
 from support.snippets import PAGES, loaded, pipelines, snippets
@@ -21,7 +21,6 @@ MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 LENGTH = '"max_model_len": 192'
 OPTIONS = f'{LENGTH}, "dtype": "float32", "enforce_eager": True'
 """What the tiny model needs for equal answers, and to load fast."""
-TEXTS = ["Great lamp", "Broken on arrival", "Fine", "Great chair, great price"]
 
 
 @needs_vllm

@@ -106,17 +106,6 @@ def test_a_model_runs_on_the_gpu_and_a_function_beside_it_does_not(tmp_path, com
     assert gpus == [""]
 
 
-def test_models_that_each_need_the_gpu_run_in_waves(tmp_path, compute, materialize):
-    pipeline = vd.Pipeline("vectors", source=source(tmp_path), id="id")
-    for seed in (1, 2, 3):
-        stage(pipeline, f"projected_{seed}", seed)
-
-    materialize(pipeline, compute)
-
-    for seed in (1, 2, 3):
-        assert error(tmp_path, f"projected_{seed}", seed) < 1e-3
-
-
 def test_two_workers_share_a_gpu_by_fractions(tmp_path, compute, materialize):
     pipeline = vd.Pipeline("vectors", source=source(tmp_path), id="id", fragment_rows=500)
     (tmp_path / "meet").mkdir()

@@ -14,6 +14,7 @@ from support.arguments import grouped
 from support.data import read_stage, write_source
 from support.media import picture
 from support.results import Run
+from support.tiny_answers import of_media
 from support.tiny_transformers import image_text_model
 from support.vllm_stages import BY, ENV, arguments
 
@@ -29,29 +30,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected(model: Path, rows: list[list[bytes]]) -> list[str]:
     """Return transformers' own answer to each row alone."""
-    import torch
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoModelForImageTextToText
 
-    processor = AutoProcessor.from_pretrained(model)
-    loaded = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32)
-    found = []
+    asked = []
     for place, encoded in enumerate(rows):
         texts = [{"type": "text", "text": text} for text in (PARTS[0], f"Answer: {place}")]
         shown = [{"type": "image"} for _ in encoded]
         content = [texts[0], *shown, texts[1]]
         if not encoded:  # of texts alone, one text is made
             content = [{"type": "text", "text": f"{PARTS[0]}\nAnswer: {place}"}]
-        prompt = processor.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-        )
         images = [Image.open(io.BytesIO(each)) for each in encoded]
-        given = processor(
-            text=prompt, images=images or None, return_tensors="pt", add_special_tokens=False
-        )
-        out = loaded.generate(**given, max_new_tokens=8, do_sample=False)
-        new = out[0, given["input_ids"].shape[1] :]
-        found.append(processor.tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
-    return found
+        asked.append((content, {"images": images or None, "add_special_tokens": False}))
+    return of_media(model, AutoModelForImageTextToText, asked)
 
 
 @pytest.mark.parametrize("by", BY)

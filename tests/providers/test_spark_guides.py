@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 
 import vane_dagster as vd
-from support.coming_from_data import write_data
+from support.coming_from_data import TEXTS, write_data
 from support.data import read_stage
 from support.pytriton_programs import pytriton, pytriton_client  # noqa: F401  # fixtures
 from support.results import Run
 from support.snippets import Snippet, loaded, pipelines, snippets
 from support.tiny_answers import greedy
 from support.vllm_stages import ENV, needs_vllm
-
-TEXTS = ["Great lamp", "Broken on arrival", "Fine", "Great chair, great price"]
 
 
 @pytest.fixture

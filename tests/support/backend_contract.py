@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +12,7 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 
+from support.pool_models import until
 from vane_dagster.compute.api import Backend, CallResult, Lease, Worker
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.pipeline.contracts import BatchCall
@@ -28,12 +28,9 @@ CALL = CallUdf(cloudpickle.dumps({}), None, BatchCall(), 1, "one_to_one", 1, ("i
 
 
 def answer(lease: Lease, ticket: int) -> CallResult:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for result in lease.wait(1):
-            assert result.ticket == ticket
-            return result
-    raise TimeoutError("no call was answered")
+    (result,) = until(lambda: lease.wait(1), "the call is answered", 60)
+    assert result.ticket == ticket
+    return result
 
 
 def load(lease: Lease, worker: Worker) -> LoadReport:
@@ -92,10 +89,7 @@ def held_row(backend: Backend, folder: Path, pool: PoolSpec) -> Any:
     if report.pid == os.getpid():
         pytest.skip("its workers are not processes")
     ticket = start(lease, worker, CALL, lease.put(ROWS))
-    deadline = time.monotonic() + 60
-    while not calls(folder):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: calls(folder), "its first row has begun")
     return lease, worker, report.pid, ticket
 
 

@@ -38,7 +38,6 @@ class Made:
     endpoint: str = ""
     answers: list[tuple[str, str, int, Any]] | None = None
     canceling: bool = False
-    looks: int = 0
 
 
 class Batches:
@@ -47,8 +46,7 @@ class Batches:
     Attributes:
         made: The batches, in the order in which they were made.
         sent: How often each custom id's digest was sent.
-        looks_until_end: Looks at a batch until it ends; None: when `end` is called.
-        hidden: The number of coming listings that lack the latest batch.
+        ends_at_once: Whether a batch ends when it is first looked at; else when `end` is called.
         drop_connection: The number of coming batches that are made, with an error as the response.
         refuse: The error of the next batch's creation, as status and message.
         max_requests: More requests in a batch make it fail.
@@ -62,8 +60,8 @@ class Batches:
         self.made: list[Made] = []
         self.files: dict[str, bytes] = {}
         self.sent: Counter[str] = Counter()
-        self.looks_until_end: int | None = 0
-        self.hidden = self.drop_connection = 0
+        self.ends_at_once = True
+        self.drop_connection = 0
         self.refuse: tuple[int, str] | None = None
         self.max_requests = 50_000
         self.page = 2
@@ -245,17 +243,11 @@ class Batches:
         return shown(made)
 
     def _look(self, made: Made) -> None:
-        """Count a look at a batch, which time stands for: it may end."""
-        made.looks += 1
-        most = self.looks_until_end
-        if most is not None and made.looks > most and made.answers is None:
+        if self.ends_at_once and made.answers is None:
             self._answer(made)
 
     def _list(self, request: Request, shown: Callable[[Made], Any], cursor: str) -> Any:
         every = list(reversed(self.made))
-        if self.hidden:
-            self.hidden -= 1
-            every = every[1:]
         if after := request.query_params.get(cursor):
             every = every[[each.id for each in every].index(after) + 1 :]
         page = every[: self.page]

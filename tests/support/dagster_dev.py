@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import dagster as dg
 import psutil
 
+from support.heads import free_port
 from support.results import entries
 
 REPOSITORY = {"repositoryName": "__repository__", "repositoryLocationName": "definitions.py"}
@@ -71,7 +71,7 @@ class DagsterDev:
         self.instance = dg.DagsterInstance.from_config(str(self.home))
         (folder / "workspace.yaml").write_text(WORKSPACE)
         self._workspaces = [folder / "workspace.yaml", *filter(None, [workspace])]
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: set[psutil.Process] = set()
@@ -399,9 +399,3 @@ def _metadata(event: Mapping[str, Any]) -> dict[str, Any]:
     kinds = ("intValue", "text", "mdStr")
     every = event["metadataEntries"]
     return entries({e["label"]: next((e[k] for k in kinds if k in e), None) for e in every})
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,27 @@ def greedy(
         out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
         new = out[0, given["input_ids"].shape[1] :]
         found.append(tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
+    return found
+
+
+def of_media(
+    folder: Path, model: Any, asked: Sequence[tuple[list[Any], Mapping[str, Any]]]
+) -> list[str]:
+    """Return transformers' answer to each message alone: its parts, and its processor's files."""
+    import torch
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(folder)
+    loaded = model.from_pretrained(folder, dtype=torch.float32)
+    found = []
+    for content, files in asked:
+        prompt = processor.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        given = processor(text=prompt, return_tensors="pt", **files)
+        out = loaded.generate(**given, max_new_tokens=8, do_sample=False)
+        new = out[0, given["input_ids"].shape[1] :]
+        found.append(processor.tokenizer.decode(new, skip_special_tokens=True).rstrip("\ufffd"))
     return found
 
 

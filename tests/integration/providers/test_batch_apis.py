@@ -81,7 +81,7 @@ def test_batches_since_a_time_are_listed_over_pages(made, batches):
 
 def test_a_cancelled_batch_keeps_what_it_has(made, batches):
     api = made[0]
-    batches.looks_until_end = None
+    batches.ends_at_once = False
     found = api.submit(NAME, lines(made, "a", "slow"))
     api.cancel(found.id)
     assert api.get(found.id).is_canceled

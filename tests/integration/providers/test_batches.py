@@ -42,7 +42,7 @@ def made(result: dg.ExecuteInProcessResult) -> set[str]:
 def test_a_run_submits_and_ends_and_the_next_one_commits(
     tmp_path, local, endpoint, batches, materialize, provider, server
 ):
-    batches.looks_until_end = None
+    batches.ends_at_once = False
     texts = ["one", "two", "three", "expires", "lost", "twice", "busy"]
     prices = {"prompt": 2e6, "completion": 4e6}
     pipeline = declared(tmp_path, endpoint[1], texts, provider=provider, prices=prices)
@@ -98,7 +98,7 @@ def by_day(tmp_path: Path, url: str) -> vd.Pipeline:
 
 def test_a_sensor_requests_the_runs_that_go_on(tmp_path, local, endpoint, batches, server):
     """A run over two partitions submits; an asset of another step is skipped meanwhile."""
-    batches.looks_until_end = None
+    batches.ends_at_once = False
     days = by_day(tmp_path, endpoint[1])
     store = vd.FragmentStore(root=str(tmp_path / "store"))
 
@@ -176,7 +176,7 @@ defs = dg.Definitions([docs.build_assets()], resources=resources)
 def test_the_command_line_lists_cancels_and_collects(
     tmp_path, endpoint, batches, monkeypatch, materialize, local
 ):
-    batches.looks_until_end = None
+    batches.ends_at_once = False
     url, store = endpoint[1], str(tmp_path / "store")
     pipeline = declared(tmp_path, url, ["one", "slow"])
     file = tmp_path / "definitions_of_batches.py"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import cloudpickle
 
+from support.heads import free_port
 from vane_dagster.servers import triton_runner
 from vane_dagster.servers.triton_runner import stamped
 
@@ -67,9 +67,7 @@ def serve(ports, model_path):
 def test_a_function_serves_until_sigterm(tmp_path):
     """Only cloudpickle comes from the worker's environment; its files are beside the payload."""
     (tmp_path / "model").write_text("the model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     payload = stamped(cloudpickle.dumps(serve))
     line = command(tmp_path, payload, port, str(tmp_path / "model"))
     with subprocess.Popen(line, **TEXT, cwd="/", env={"PATH": os.environ["PATH"]}) as process:
