@@ -17,6 +17,7 @@ import pytest
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import read_stage, write_source
+from support.paths import TESTS
 from support.pool_models import until
 from support.pools_process import Process
 from support.warm_workers import EndingLocal
@@ -167,7 +168,8 @@ def search(): re.match("(a+)+b", "a" * 60)  # holds the interpreter lock
 
 
 def ended(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", HEAD + script], capture_output=True, text=True)
+    command = [sys.executable, "-c", HEAD + script]
+    return subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
 
 
 DISTURBED = """
@@ -198,14 +200,9 @@ def test_a_deadline_ends_the_process_and_prints_where_it_was(script, printed):
 
 
 ERRORS = """
-import cloudpickle, pyarrow as pa
+import pyarrow as pa
 import vane_dagster as vd
-from vane_dagster.pipeline.contracts import BatchCall, RowCall
-from vane_dagster.pipeline.udf import make_udf
-from vane_dagster.retries import Policy
-from vane_dagster.worker.udf_caller import UdfCaller
-from vane_dagster.worker.pools import ModelSpec
-from vane_dagster.worker.protocol import CallUdf, Work
+from support.udf_calls import row_stage, run_stage
 
 class Hangs(Exception):
     def __str__(self): time.sleep(60)
@@ -215,29 +212,24 @@ class Column:
 
 def raises(batch): raise ERROR
 async def raises_later(batch): raise ERROR
+def raises_for_a_row(id): raise ERROR
 
-policy = Policy("quarantine", 0, (), 0.3)
-call = CallUdf(cloudpickle.dumps({}), None, CONTRACT, 2, "one_to_one", 4, ("id",),
-               ("y",), style=make_udf("m", FN).style, policy=policy,
-               max_faults=5)
-caller = UdfCaller(ModelSpec("m", False, "", b""), FN)
-schema = pa.schema([("id", pa.int64()), ("y", pa.int64())])
-work = Work("m", call, (), schema, "id", None, True)
-caller.call(call, pa.table({"id": [2, 3]}), work, lambda: False)
+given = {"schema": {"y": "BIGINT"}, "on_error": "quarantine", "max_retries": 0, "version": "1"}
+stage = row_stage("METHOD", FN, **given, timeout_s=0.3)
+run_stage(stage, pa.table({"id": [2, 3]}))
 """
 
 
 @pytest.mark.parametrize(
-    ("fn", "contract", "error"),
+    ("method", "fn", "error"),
     [
-        ("raises", "BatchCall()", "vd.errors.RowErrors({0: ValueError()}, {'y': Column()})"),
-        ("raises_later", "BatchCall()", "Hangs()"),
-        ("raises", "RowCall(None, output='y')", "Hangs()"),
+        ("map_batches", "raises", "vd.errors.RowErrors({0: ValueError()}, {'y': Column()})"),
+        ("map_batches", "raises_later", "Hangs()"),
+        ("map", "raises_for_a_row", "Hangs()"),
     ],
 )
-def test_a_deadline_covers_the_handling_of_an_error(fn, contract, error):
-    script = ERRORS.replace("CONTRACT", contract)
-    done = ended(script.replace("ERROR", error).replace("FN", fn))
+def test_a_deadline_covers_the_handling_of_an_error(method, fn, error):
+    done = ended(ERRORS.replace("METHOD", method).replace("ERROR", error).replace("FN", fn))
 
     assert done.returncode == -(signal.SIGRTMAX - 3), done.stderr
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -75,11 +72,10 @@ except ClusterLostError as error:
 def test_a_cluster_that_comes_back_at_the_same_address_is_another(storage, tmp_path):
     """Also if it reuses a volume, and with it the ids of the cluster and of the session."""
     port = heads.free_port()
-    folders = [Path(tempfile.mkdtemp(prefix="vh-", dir="/tmp")) for _ in range(2)]
     volume = {"RAY_gcs_storage": storage, "RAY_gcs_storage_path": str(tmp_path / "volume")}
     clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with heads.head(folders[0], f"--port={port}", **volume) as first:
+    with heads.head(f"--port={port}", **volume) as first:
         watch = subprocess.Popen(
             [sys.executable, "-c", WATCHES, first.address],
             env={**clean, "RAY_AUTH_MODE": "disabled"},
@@ -87,10 +83,8 @@ def test_a_cluster_that_comes_back_at_the_same_address_is_another(storage, tmp_p
         )
         assert watch.stdout is not None
         assert watch.stdout.readline() == "watching\n"
-    with heads.head(folders[1], f"--port={port}", **volume) as second:
+    with heads.head(f"--port={port}", **volume) as second:
         assert second.address == first.address
         error, _ = watch.communicate("\n", timeout=60)
     what = {"memory": "another one answers at its address", "rocksdb": "(the raylet) is gone"}
     assert what[storage] in error
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 
 import psutil
@@ -57,10 +54,8 @@ def node(address: str) -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """The address of a head, to which each test adds nodes."""
-    folder = Path(tempfile.mkdtemp(prefix="vn-", dir="/tmp"))
-    with head(folder) as cluster:
+    with head() as cluster:
         yield cluster.address
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,10 +98,11 @@ def settings(address: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def growing(request: pytest.FixtureRequest) -> Iterator[Growing]:
-    folder = Path(tempfile.mkdtemp(prefix="va-", dir="/tmp"))
+def growing(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Growing]:
     port = free_port()
-    config = folder / "autoscaler.json"
+    config = tmp_path_factory.mktemp("growing") / "autoscaler.json"
     config.write_text(json.dumps(settings(f"127.0.0.1:{port}")))
     options = ["--num-cpus=1", "--num-gpus=0", f"--port={port}", f"--autoscaling-config={config}"]
     variables = {
@@ -113,11 +112,8 @@ def growing(request: pytest.FixtureRequest) -> Iterator[Growing]:
         "RAY_enable_autoscaler_v2": str(int(request.param == 2)),
         "PYTHONPATH": str(Path(vane_dagster.__file__).parent.parent),
     }
-    try:
-        with head(folder, *options, **variables) as started:
-            yield Growing(started.address, request.param)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with head(*options, **variables) as started:
+        yield Growing(started.address, request.param)
 
 
 @pytest.fixture

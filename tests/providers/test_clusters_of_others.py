@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,13 +24,9 @@ DOUBLED = [2 * n for n in range(40)]
 def own_head() -> Iterator[Cluster]:
     """A head that was started with ``ray start``."""
     ray.shutdown()  # from the head of tests before
-    folder = Path(tempfile.mkdtemp(prefix="vr-", dir="/tmp"))
     options = ("--no-monitor", "--include-log-monitor=false")
-    try:
-        with head(folder, *options, RAY_prestart_worker_first_driver="0") as cluster:
-            yield cluster
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with head(*options, RAY_prestart_worker_first_driver="0") as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import vane_dagster as vd
-from support.arguments import grouped
+from support.prompts import asked
 from support.results import Run, materializing, metadata
 from support.tiny_answers import greedy, vectors
 from support.vllm_stages import ENGINE, ENV, TEXTS, docs, engine, needs_vllm, read
@@ -97,15 +97,11 @@ def port(server: psutil.Process) -> str:
     return command[command.index("--port") + 1]
 
 
-def reached(url: str) -> dict[str, Any]:
-    options = {"base_url": url, "api_key_env": "LLM_KEY"}
-    return {"provider": "openai", "options": options, "env_vars": ["LLM_KEY"]}
-
-
 def ask(above: Any, url: str, name: str = "asked", **kwargs: Any) -> vd.Stage:
     sampling = {"temperature": 0, "max_tokens": 8, **kwargs.pop("sampling_params", {})}
-    given = {"model": "tiny", **reached(url), **kwargs}
-    return above.prompt(name, "{text}", sampling_params=sampling, **grouped(given))
+    return asked(
+        above, url, "{text}", name, **{"model": "tiny", **kwargs, "sampling_params": sampling}
+    )
 
 
 def completed(text: str, llm: Any) -> str:
@@ -212,16 +208,14 @@ def test_answers_usage_formats_and_prompts_that_are_too_long(
     """By OpenAI's two APIs and by Anthropic's, in one pipeline."""
     system = "The quick brown fox jumps over the lazy dog, and answers briefly."
     pipeline = docs(tmp_path, [*TEXTS, LONG, "x" * 100_000])
-    options = reached(url)["options"]
-    anthropic = {**options, "base_url": url.removesuffix("/v1")}
     aside = {"on_error": "quarantine", "max_error_rate": 0.5}
     said = ask(pipeline, url, system=system, include_columns=["text"], **aside)
-    ask(pipeline, url, "other", provider="anthropic", options=anthropic, system=system, **aside)
+    ask(pipeline, url, "other", provider="anthropic", system=system, **aside)
     free = {"temperature": 1, "max_tokens": 60}
     ask(said, url, "chosen", return_format=["yes", "no"], sampling_params=free)
     ask(said, url, "filled", return_format=SCHEMA, sampling_params=free)
     regex = {"extra_body": {"structured_outputs": {"regex": "[0-9]{4}"}}, "temperature": 1}
-    plain = {**options, "api": "completions"}
+    plain = {"api": "completions"}
     ask(said, url, "completed", options=plain, sampling_params=regex)
 
     done = materialize(pipeline, local)

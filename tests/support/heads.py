@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,8 +66,20 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def head(folder: Path, *options: str, **variables: str) -> Iterator[Cluster]:
+def head(*options: str, **variables: str) -> Iterator[Cluster]:
     """Start a head with 2 CPUs and 1 (logical) GPU, and end all of its processes afterwards."""
+    # In /tmp, because paths of sockets are limited.
+    with (
+        tempfile.TemporaryDirectory(prefix="vh-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        _started(Path(folder), options, variables) as cluster,
+    ):
+        yield cluster
+
+
+@contextlib.contextmanager
+def _started(
+    folder: Path, options: Sequence[str], variables: Mapping[str, str]
+) -> Iterator[Cluster]:
     client, python_path = free_port(), folder / "python"
     python_path.mkdir()
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PYTHONPATH"))}
