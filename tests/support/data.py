@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    import vane_dagster as vd
 
 SECRET = "a-secret-that-nobody-writes-down"
 """The secret key of the tests' S3 server."""
@@ -21,6 +24,20 @@ def write_source(
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table if isinstance(table, pa.Table) else pa.table(table), folder / name, **kw)
     return folder / name
+
+
+def partitioned(
+    source: Any, keys: Iterable[str], name: str = "docs", **options: Any
+) -> vd.Pipeline:
+    """Declare a pipeline over a source, or a folder with a folder of Parquet files for each key."""
+    import dagster as dg
+
+    import vane_dagster as vd
+
+    if isinstance(source, str | Path):
+        source = vd.parquet(f"{source}/{{partition_key}}")
+    partitions = dg.StaticPartitionsDefinition([*keys])
+    return vd.Pipeline(name, source=source, id="id", partitions_def=partitions, **options)
 
 
 def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = None) -> pa.Table:

@@ -7,14 +7,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import partitioned, write_source
 from support.in_process import InProcess, committed, compute, executed
 from vane_dagster.engine.committer import Commit, Committer
 from vane_dagster.events import Failed
@@ -138,12 +137,7 @@ def labelled(tmp_path: Path, labels: dict[str, list[str]], check: vd.checks.Chec
     """Two stages over partitions; the first has a check."""
     for key, texts in labels.items():
         write_source(tmp_path / "src" / key, {"id": range(len(texts)), "label": texts})
-    docs = vd.Pipeline(
-        "docs",
-        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition([*labels]),
-    )
+    docs = partitioned(tmp_path / "src", labels)
     docs.project("clean", ["label"], asset=vd.Asset(checks=[check])).project("below", ["label"])
     return docs
 

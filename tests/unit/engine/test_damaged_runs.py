@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +25,7 @@ from support.damage import (
     rows_of,
     source,  # noqa: F401  # fixtures
 )
-from support.data import read_stage, write_source
+from support.data import partitioned, read_stage, write_source
 from support.in_process import InProcessCompute
 from vane_dagster.engine import committer
 from vane_dagster.errors import VaneError
@@ -96,12 +95,7 @@ def test_partitions_that_wait_for_a_damaged_one_are_committed(tmp_path, run):
     """A check that compares partitions commits them in order: the second waits for the first."""
     for key, first in (("a", 0), ("b", 100)):
         write_source(tmp_path / "src" / key, rows(range(first, first + ROWS)))
-    docs = vd.Pipeline(
-        "docs",
-        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
-    )
+    docs = partitioned(f"{tmp_path}/src", ["a", "b"])
     drift = vd.Asset(checks=[vd.checks.Drift("y")])
     clean = docs.project("clean", ["x", "note"])
     clean.map_batches("double", double, schema={"y": "BIGINT"}, asset=drift)

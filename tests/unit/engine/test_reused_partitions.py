@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
+from support.data import partitioned
 from support.in_process import committed, compute
 from support.reused import upper
 from vane_dagster.engine import fragment_queue
@@ -56,13 +56,7 @@ class Snapshots:
     def run(self, days: list[str], **options: Any) -> int:
         self.notes.write_text("")
         source = vd.parquet(str(self.folder / "src" / "{partition_key}"))
-        docs = vd.Pipeline(
-            "docs",
-            source=source,
-            id="id",
-            partitions_def=dg.StaticPartitionsDefinition(self.keys),
-            fragment_rows=self.fragment_rows,
-        )
+        docs = partitioned(source, self.keys, fragment_rows=self.fragment_rows)
         given = {"version": "1", "on_error": "quarantine", "max_error_rate": 1.0}
         docs.project("clean", ["text"]).map(
             self.stage, upper, output_column="upper", **grouped(given | self.options)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import vane_dagster as vd
-from support.data import read_stage, write_source
+from support.data import partitioned, read_stage, write_source
 from support.in_process import InProcess, InProcessCompute
 from vane_dagster.cli.definitions import Definitions
 from vane_dagster.cli.main import main
@@ -80,12 +80,7 @@ def numbers(
     for day, key in enumerate(KEYS):
         rows = range(10 * day, 10 * day + 10)
         write_source(tmp_path / "src" / key, {"id": rows, "x": rows})
-    made = vd.Pipeline(
-        "numbers",
-        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(KEYS),
-    )
+    made = partitioned(tmp_path / "src", KEYS, "numbers")
     power = made.map_batches(
         "power", fn, schema={"y": kind}, fn_constructor_kwargs={"exponent": exponent}, **options
     )

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import partitioned, write_source
 from support.iceberg_tables import catalog_in, opened
 from support.in_process import InProcessCompute
 from vane_dagster.errors import PlanError, StoreError
@@ -46,12 +45,7 @@ def docs(
     names: tuple[str, str] = ("tagged", "loud"),
 ) -> vd.Pipeline:
     rows = [{"id": n, "n": n, "day": DAYS[n % 2]} for n in range(last)]
-    made = vd.Pipeline(
-        "docs",
-        source=vd.table(rows, partition_column="day"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(list(DAYS)),
-    )
+    made = partitioned(vd.table(rows, partition_column="day"), DAYS)
     clean = made.project("clean", ["id", "n"])
     tagged = clean.map_batches(
         names[0], Tag, fn_constructor_kwargs={"text": text}, schema={"tag": "VARCHAR"}

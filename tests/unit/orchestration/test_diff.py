@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 from click.testing import CliRunner
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import partitioned, write_source
 from support.in_process import InProcess, compute
 from vane_dagster.cli.main import main
 from vane_dagster.errors import DefinitionError, StoreError
@@ -33,12 +32,7 @@ def pipeline(tmp_path: Path, fn: Any, rows: int = 10, **options: Any) -> vd.Pipe
     for day, key in enumerate(KEYS):
         ids = range(10 * day, 10 * day + rows)
         write_source(tmp_path / "src" / key, {"id": ids, "x": ids})
-    made = vd.Pipeline(
-        "numbers",
-        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(KEYS),
-    )
+    made = partitioned(tmp_path / "src", KEYS, "numbers")
     made.map_batches("y", fn, schema={"y": "DOUBLE"}, **options)
     return made
 

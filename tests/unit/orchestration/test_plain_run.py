@@ -6,11 +6,11 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-import dagster as dg
 import pytest
 
 import vane_dagster as vd
 from support.counted_runs import Clock, counts, fragment
+from support.data import partitioned
 from support.in_process import InProcessCompute
 from vane_dagster.errors import DefinitionError, VaneError
 from vane_dagster.events import Failed, Progress
@@ -49,12 +49,7 @@ class Interrupting(vd.checks.Check):
 
 def numbers(last: int = 12, *checks: vd.checks.Check) -> vd.Pipeline:
     rows = [{"id": n, "n": n, "part": "ab"[n % 2]} for n in range(1, last + 1)]
-    made = vd.Pipeline(
-        "numbers",
-        source=vd.table(rows, partition_column="part"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
-    )
+    made = partitioned(vd.table(rows, partition_column="part"), ["a", "b"], "numbers")
     asset = vd.Asset(checks=checks)
     halved = made.map_batches("halved", Half, schema={"half": "DOUBLE"}, asset=asset)
     halved.project("last", ["id", "half"])

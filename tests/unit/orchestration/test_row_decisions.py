@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +13,7 @@ from deltalake import DeltaTable
 
 import vane_dagster as vd
 import vane_dagster.testing
-from support.data import read_stage
+from support.data import partitioned, read_stage
 from support.in_process import InProcessCompute
 from support.prompts import Reversed
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
@@ -411,12 +410,7 @@ def test_rows_without_keys_have_the_provenance_of_their_part(runs):
 def test_partitions_have_decisions_of_their_own(tmp_path, runs):
     keys = ["2026-01-01", "ä b"]
     rows = [{**row, "day": key} for key in keys for row in with_bad(3)[:6]]
-    docs = vd.Pipeline(
-        "docs",
-        source=vd.table(rows, partition_column="day"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(keys),
-    )
+    docs = partitioned(vd.table(rows, partition_column="day"), keys)
     read = docs.map_batches(
         "read", Reader, columns=["text"], schema={"words": "BIGINT"}, on_error="quarantine",
         fn_constructor_kwargs={"folder": f"in {tmp_path}"},

@@ -8,7 +8,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import dagster as dg
 import pytest
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -18,6 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import vane_dagster as vd
+from support.data import partitioned
 from support.in_process import InProcessCompute
 from support.paths import REPOSITORY
 from vane_dagster.errors import VaneError
@@ -86,12 +86,7 @@ class Half:
 
 def numbers(name: str, last: int) -> vd.Pipeline:
     rows = [{"id": n, "n": n, "part": "ab"[n % 2]} for n in range(1, last + 1)]
-    made = vd.Pipeline(
-        name,
-        source=vd.table(rows, partition_column="part"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
-    )
+    made = partitioned(vd.table(rows, partition_column="part"), ["a", "b"], name)
     clean = made.project("clean", ["id", "n"], where="n > 2")
     clean.map_batches("halved", Half, schema={"half": "DOUBLE"})
     return made

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import partitioned, write_source
 from support.in_process import InProcessCompute, compute
 from support.prompts import Reversed
 from vane_dagster.errors import BudgetError, DefinitionError
@@ -466,12 +466,7 @@ def test_what_the_run_would_warn_of_is_in_the_plan(stored):
 
 def test_warnings_of_several_partitions_are_one_and_the_types_are_the_kept_ones(stored):
     (stored.folder / "src").mkdir()
-    docs = vd.Pipeline(
-        "docs",
-        source=vd.csv(str(stored.folder / "src" / "{partition_key}.csv")),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(["a", "b", "c"]),
-    )
+    docs = partitioned(vd.csv(str(stored.folder / "src" / "{partition_key}.csv")), ["a", "b", "c"])
     docs.project("same", ["id", "price"])
     for key, row in (("a", "1,1"), ("b", "2,2,new"), ("c", "3,3.5,new")):
         names = "id,price,more"[: 8 if key == "a" else None]

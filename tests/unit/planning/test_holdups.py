@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import partitioned, write_source
 from support.in_process import InProcessCompute
 from support.prompts import Reversed
 from vane_dagster.errors import VaneError
@@ -40,12 +39,7 @@ class Odd:
 def numbers(tmp_path: Path, fn: Any = Slow, keys: str = "ab", **given: Any) -> vd.Pipeline:
     for key in keys:
         write_source(tmp_path / "src" / key, {"id": range(100), "x": range(100)})
-    made = vd.Pipeline(
-        "numbers",
-        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition([*keys]),
-    )
+    made = partitioned(tmp_path / "src", keys, "numbers")
     some = made.project("some", {"x": "x"}, asset=vd.Asset(checks=given.pop("checks", [])))
     some.map_batches("slow", fn, schema={"y": "BIGINT"}, **given).project("last", ["y"])
     return made

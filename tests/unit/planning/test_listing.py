@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import partitioned, write_source
 from support.plans import double, settle
 from vane_dagster.errors import SourceError
 from vane_dagster.planning.planner import plan_run
@@ -184,12 +184,7 @@ def test_finished_partitions_plan_by_listings_alone(tmp_path):
     keys = [f"p{n}" for n in range(5)]
     for key in keys:
         write_source(tmp_path / "src" / key, {"id": [1], "n": [1]})
-    many = vd.Pipeline(
-        "many",
-        source=vd.parquet(f"counted://{tmp_path}/src/{{partition_key}}"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(keys),
-    )
+    many = partitioned(f"counted://{tmp_path}/src", keys, "many")
     many.project("clean", ["n"]).map_batches("doubled", double, schema={"x": "BIGINT"})
     store = Store(Location(f"counted://{tmp_path}/store"))
     settle(plan_run(many, ["clean", "doubled"], keys, store), store)

@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -20,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import partitioned, write_source
 from support.plans import docs, keys, missing, plan, settle, source, triple
 from support.published import docs as publishing
 from vane_dagster.engine.executor import edited
@@ -505,12 +504,7 @@ def test_an_error_of_one_partition_names_it_and_leaves_the_others(tmp_path, stor
 def in_partitions(tmp_path: Path) -> vd.Pipeline:
     for key in "ab":
         write_source(tmp_path / "src" / key, {"id": [1]})
-    some = vd.Pipeline(
-        "some",
-        source=vd.parquet(f"{tmp_path}/src/{{partition_key}}"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
-    )
+    some = partitioned(f"{tmp_path}/src", ["a", "b"], "some")
     some.project("clean", ["id"])
     return some
 

@@ -6,11 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import partitioned, write_source
 from support.in_process import compute
 from vane_dagster.storage.definition_texts import differences
 from vane_dagster.storage.filesystem import Location
@@ -37,12 +36,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def numbers(folder: Path, fn: Any, factor: int, cleaned: str = "x") -> vd.Pipeline:
-    made = vd.Pipeline(
-        "numbers",
-        source=vd.parquet(f"{folder}/src/{{partition_key}}"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(KEYS),
-    )
+    made = partitioned(f"{folder}/src", KEYS, "numbers")
     clean = made.project("clean", {"id": "id", "x": cleaned})
     given = {"factor": factor, "api_key": "sk-not-for-eyes"}
     clean.map_batches("y", fn, schema={"y": "BIGINT"}, fn_kwargs=given)

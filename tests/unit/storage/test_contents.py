@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import dagster as dg
 import pytest
 from click.testing import CliRunner
 
 import vane_dagster as vd
+from support.data import partitioned
 from support.in_process import compute
 from vane_dagster.cli.main import main
 from vane_dagster.storage import contents
@@ -32,12 +32,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Any) -> Store:
 def docs(name: str, rows: int) -> vd.Pipeline:
     keys = ["a", "DE / 3"]
     given = [{"id": n, "day": key} for key in keys for n in range(rows)]
-    made = vd.Pipeline(
-        name,
-        source=vd.table(given, partition_column="day"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(keys),
-    )
+    made = partitioned(vd.table(given, partition_column="day"), keys, name)
     made.project("all", ["id"]).project("some", ["id"], where="id > 0")
     return made
 

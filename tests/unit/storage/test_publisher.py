@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import dagster as dg
 import lance
 import numpy as np
 import pyarrow as pa
@@ -14,6 +13,7 @@ import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
+from support.data import partitioned
 from support.published import docs
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.storage.filesystem import Location
@@ -104,12 +104,7 @@ def test_small_parts_are_written_together_in_their_order(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_refused_where_it_is_declared(given, words):
-    pipeline = vd.Pipeline(
-        "docs",
-        source=vd.parquet("/src/{partition_key}"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(["a"]),
-    )
+    pipeline = partitioned("/src", ["a"])
     clean = pipeline.project("clean", ["n"])
     placeholder = "" if given.get("format") == "delta" else "/{partition_key}"
     with pytest.raises(vd.errors.DefinitionError, match="'docs/out'") as raised:
@@ -178,12 +173,7 @@ def test_staged_files_are_found_below_every_partition(tmp_path):
 
 @pytest.mark.parametrize("key", ["acme", "zeta/eu", "..", "../outside", "s3://lake/b", "x" * 200])
 def test_a_key_is_one_folder_below_the_target(key):
-    docs = vd.Pipeline(
-        "docs",
-        source=vd.parquet("/src/{partition_key}"),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition([key]),
-    )
+    docs = partitioned("/src", [key])
     out = docs.project("clean", ["id"]).write("out", "/root/out/{partition_key}")
     target = out.spec.publisher(key).target.path
     assert os.path.normpath(target) == target
