@@ -62,11 +62,6 @@ def test_a_large_expansion_is_assumed_until_a_fragment_has_come_through():
     assert admitted(budget, waiting[3:]) == 25 - 3, "40 MiB each"
 
 
-def test_one_is_always_admitted():
-    budget, waiting = MemoryBudget(1, 100), runs(2)
-    assert admitted(budget, waiting) == 1
-
-
 def test_a_fragment_that_went_through_some_stages_says_nothing_of_all():
     budget, (resumed, abandoned, alike, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     for run in (resumed, alike):

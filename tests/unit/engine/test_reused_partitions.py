@@ -31,10 +31,8 @@ ROWS = 50
 class Snapshots:
     """A table as it was on each of some days, of which a few rows change from day to day."""
 
-    def __init__(self, folder: Path, fragment_rows: int = 20, **options: Any) -> None:
-        self.folder, self.fragment_rows, self.options = folder, fragment_rows, options
-        self.stage = "upper"
-        self.keys = DAYS
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.fragment_rows, self.options = folder, 20, dict[str, Any]()
         self.store = Store(Location(str(folder / "store")))
         self.notes = folder / "notes"
 
@@ -56,12 +54,12 @@ class Snapshots:
     def run(self, days: list[str], **options: Any) -> int:
         self.notes.write_text("")
         source = vd.parquet(str(self.folder / "src" / "{partition_key}"))
-        docs = partitioned(source, self.keys, fragment_rows=self.fragment_rows)
+        docs = partitioned(source, DAYS, fragment_rows=self.fragment_rows)
         given = {"version": "1", "on_error": "quarantine", "max_error_rate": 1.0}
         docs.project("clean", ["text"]).map(
-            self.stage, upper, output_column="upper", **grouped(given | self.options)
+            "upper", upper, output_column="upper", **grouped(given | self.options)
         )
-        self.events = compute(docs, self.store, days, keys=self.keys, **options)
+        self.events = compute(docs, self.store, days, keys=DAYS, **options)
         return len(self.notes.read_text().splitlines())
 
     def rows(self, day: str) -> list[str]:
@@ -72,12 +70,12 @@ class Snapshots:
 
 
 @pytest.fixture
-def notes(tmp_path, monkeypatch):
+def world(tmp_path, monkeypatch):
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    return Snapshots(tmp_path)
 
 
-def test_a_backfill_of_snapshots_pays_for_the_first_and_the_changes(tmp_path, notes):
-    world = Snapshots(tmp_path)
+def test_a_backfill_of_snapshots_pays_for_the_first_and_the_changes(world):
     texts = world.write_days(DAYS, changed=1)
     assert world.run(DAYS) == ROWS + 9
     for day, expected in zip(DAYS, texts):
@@ -87,8 +85,8 @@ def test_a_backfill_of_snapshots_pays_for_the_first_and_the_changes(tmp_path, no
 
 
 @pytest.mark.parametrize(("partitions", "calls"), [(0, ROWS), (1, ROWS), (2, 3)])
-def test_rows_are_looked_up_in_as_many_partitions_as_declared(tmp_path, notes, partitions, calls):
-    world = Snapshots(tmp_path, partitions=partitions)
+def test_rows_are_looked_up_in_as_many_partitions_as_declared(world, partitions, calls):
+    world.options = {"partitions": partitions}
     world.write_days(DAYS[:2], changed=3)
     world.run(DAYS[:1])
     world.write(DAYS[1], ["other"])
@@ -98,8 +96,7 @@ def test_rows_are_looked_up_in_as_many_partitions_as_declared(tmp_path, notes, p
     assert world.run(DAYS[2:3]) == calls
 
 
-def test_rows_that_move_to_the_next_partition_are_found_in_one_run(tmp_path, notes):
-    world = Snapshots(tmp_path)
+def test_rows_that_move_to_the_next_partition_are_found_in_one_run(world):
     for day in DAYS[:3]:
         world.write(day, [f"{day} {n}" for n in range(ROWS)])
     assert world.run(DAYS[:3]) == 3 * ROWS
@@ -109,8 +106,7 @@ def test_rows_that_move_to_the_next_partition_are_found_in_one_run(tmp_path, not
     assert world.rows(DAYS[1]) == [f"{DAYS[0 if n < 10 else 1]} {n}".upper() for n in range(ROWS)]
 
 
-def test_rows_from_before_a_forced_run_are_never_found_again(tmp_path, notes):
-    world = Snapshots(tmp_path)
+def test_rows_from_before_a_forced_run_are_never_found_again(world):
     world.write_days(DAYS[:3], changed=1)
     world.run(DAYS[:2])
     assert world.run(DAYS[:1], force=True, run_id="forced") == ROWS
@@ -121,8 +117,7 @@ def test_rows_from_before_a_forced_run_are_never_found_again(tmp_path, notes):
     assert world.run(DAYS[:2], force=True, run_id="again") == 2 * ROWS
 
 
-def test_a_forced_run_that_reuses_no_rows_hides_older_ones_too(tmp_path, notes):
-    world = Snapshots(tmp_path)
+def test_a_forced_run_that_reuses_no_rows_hides_older_ones_too(world):
     world.write_days(DAYS[:3], changed=0)
     world.run(DAYS[:2])
     world.options = {"reuse": "fragments"}
@@ -131,8 +126,7 @@ def test_a_forced_run_that_reuses_no_rows_hides_older_ones_too(tmp_path, notes):
     assert world.run(DAYS[2:3]) == ROWS
 
 
-def test_a_forced_run_takes_no_parts_of_another_one(tmp_path, notes):
-    world = Snapshots(tmp_path)
+def test_a_forced_run_takes_no_parts_of_another_one(tmp_path, world):
     world.write(DAYS[0], ["one", "two"])
     assert world.run(DAYS[:1], force=True, run_id="monday") == 2
     (name,) = (tmp_path / "store/docs/upper/manifests" / DAYS[0]).iterdir()
@@ -141,9 +135,8 @@ def test_a_forced_run_takes_no_parts_of_another_one(tmp_path, notes):
     assert world.run(DAYS[:1], force=True, run_id="tuesday") == 0, "its own are taken"
 
 
-def test_partitions_in_reverse_order_do_not_wait_forever(tmp_path, notes, monkeypatch):
+def test_partitions_in_reverse_order_do_not_wait_forever(world, monkeypatch):
     monkeypatch.setattr(fragment_queue, "_MAX_HELD", 3)
-    world = Snapshots(tmp_path)
     texts = world.write_days(DAYS[:8], changed=1)
     assert world.run(DAYS[:8][::-1]) <= 8 * ROWS
     assert [world.rows(day) for day in DAYS[:8]] == [[t.upper() for t in day] for day in texts]
@@ -151,8 +144,8 @@ def test_partitions_in_reverse_order_do_not_wait_forever(tmp_path, notes, monkey
 
 @pytest.mark.parametrize("suffix", [".rows.parquet", ".faults.parquet", "part"])
 @pytest.mark.parametrize(("damage", "own"), [("deleted", True), ("cut", False)])
-def test_rows_that_cannot_be_copied_are_computed(tmp_path, notes, suffix, damage, own):
-    world = Snapshots(tmp_path, fragment_rows=64)
+def test_rows_that_cannot_be_copied_are_computed(tmp_path, world, suffix, damage, own):
+    world.fragment_rows = 64
     texts = [f"text {n}" for n in range(ROWS)] + ["bad"]
     world.write(DAYS[0], texts)
     world.run(DAYS[:1])
@@ -173,8 +166,7 @@ def test_rows_that_cannot_be_copied_are_computed(tmp_path, notes, suffix, damage
     assert world.rows(day) == [text.upper() for text in [*texts[:-1], "another"]]
 
 
-def test_a_collection_keeps_the_records_of_what_is_in_force_alone(tmp_path, notes):
-    world = Snapshots(tmp_path)
+def test_a_collection_keeps_the_records_of_what_is_in_force_alone(tmp_path, world):
     world.write_days(DAYS[:2], changed=3)
     world.run(DAYS[:2])
     world.write(DAYS[0], ["other", "bad"])
@@ -207,8 +199,7 @@ def test_the_failure_of_a_row_that_was_not_read_is_not_that_of_an_equal_one(tmp_
     assert found == [(1, 1), (0, 2)]
 
 
-def test_a_trace_says_where_a_copied_row_was_computed(tmp_path, notes):
-    world = Snapshots(tmp_path)
+def test_a_trace_says_where_a_copied_row_was_computed(tmp_path, world):
     world.write_days(DAYS[:2], changed=3)
     world.run(DAYS[:1], run_id="first")
     world.run(DAYS[1:2], run_id="second")

@@ -188,6 +188,13 @@ class World(Leased):
             self.ready(worker)
 
 
+@pytest.fixture
+def world():
+    made = World()
+    made.start()
+    return made
+
+
 def test_workers_wait_until_all_replicas_are_ready():
     world = World()
     assert {worker.name for _, worker in world.lease.calls} == {"s1", "s2"}
@@ -224,18 +231,14 @@ def test_workers_wait_while_no_replica_is_up():
     assert ("load", fresh) in world.lease.calls
 
 
-def test_a_replica_that_cannot_be_replaced_holds_up_nobody():
-    world = World()
-    world.start()
+def test_a_replica_that_cannot_be_replaced_holds_up_nobody(world):
     world.report(REPLICAS[0], None, lost="its node is gone")
     world.group.replace_lost(CLIENTS[0], "its node is gone", starting=False)
     assert ("load", Worker("c1'", "client")) in world.lease.calls
     assert world.lease.told["c1'"] == ["http://two:2"]
 
 
-def test_replicas_on_draining_nodes_serve_until_another_one_is_ready():
-    world = World()
-    world.start()
+def test_replicas_on_draining_nodes_serve_until_another_one_is_ready(world):
     fresh = [world.lease.move(worker) for worker in REPLICAS]
     world.group.move_workers()
     assert world.lease.told["c1"] == ["http://one:1", "http://two:2"]
@@ -245,9 +248,7 @@ def test_replicas_on_draining_nodes_serve_until_another_one_is_ready():
     assert world.lease.told["c1"] == world.lease.told["c2"] == ["http://three:3"]
 
 
-def test_a_restart_is_noticed_and_keeps_the_url():
-    world = World()
-    world.start()
+def test_a_restart_is_noticed_and_keeps_the_url(world):
     told = dict(world.lease.told)
     world.lease.told.clear()
     world.report(REPLICAS[0], ServerStatus("restarting", None, reason="exit code 3"))
@@ -264,9 +265,7 @@ def test_a_restart_is_noticed_and_keeps_the_url():
     assert told["c1"] == ["http://one:1", "http://two:2"]
 
 
-def test_a_replica_whose_worker_died_is_replaced_and_the_others_go_on():
-    world = World()
-    world.start()
+def test_a_replica_whose_worker_died_is_replaced_and_the_others_go_on(world):
     world.report(REPLICAS[0], None, lost="killed")
     assert world.lease.told["c1"] == ["http://two:2"]
     fresh = Worker("s1'", "server")
@@ -286,9 +285,7 @@ def test_a_worker_that_starts_late_is_told_the_endpoints_of_now():
     assert world.lease.told["c1"] == ["http://two:2"]
 
 
-def test_a_server_that_has_failed_for_good_fails_its_stages():
-    world = World()
-    world.start()
+def test_a_server_that_has_failed_for_good_fails_its_stages(world):
     world.report(REPLICAS[0], ServerStatus("failed", reason="crashed 8 times\nlast line"))
     assert world.lease.evicted == ["server"]
     stages, error = world.given_up[0]
@@ -296,9 +293,7 @@ def test_a_server_that_has_failed_for_good_fails_its_stages():
     assert "vLLM server tiny has failed: crashed 8 times\nlast line" in error
 
 
-def test_restarts_and_the_state_of_replicas_are_counted_once():
-    world = World()
-    world.start()
+def test_restarts_and_the_state_of_replicas_are_counted_once(world):
     world.report(REPLICAS[0], ServerStatus("ready", ENDPOINTS[0], restarts=2))
     world.report(REPLICAS[0], ServerStatus("ready", ENDPOINTS[0], restarts=3))
     world.report(REPLICAS[1], None, lost="its node is gone")

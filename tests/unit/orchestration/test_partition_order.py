@@ -1,4 +1,4 @@
-"""The partitions before a partition, for each kind of Dagster's definitions."""
+"""The order of partitions, for each kind of Dagster's definitions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dagster as dg
 import pytest
 
 from vane_dagster.orchestration.partition_order import DagsterOrder
+from vane_dagster.orchestration.promote import _by_stages
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-05")
 NAMES = dg.StaticPartitionsDefinition(["c", "a", "b"])
@@ -35,3 +36,28 @@ def test_the_partitions_before_a_partition_are_those_of_its_other_dimensions(
 
 def test_an_unpartitioned_pipeline_has_none():
     assert list(DagsterOrder(None, None).all()) == []
+
+
+# The runs that publish and report what was promoted
+
+LETTERS = dg.StaticPartitionsDefinition([*"abcdef"])
+TWO = dg.MultiPartitionsDefinition({"day": LETTERS, "kind": dg.StaticPartitionsDefinition(["x"])})
+
+
+@pytest.mark.parametrize(
+    ("definition", "keys", "ranges"),
+    [
+        (LETTERS, "abcdef", ["af"]),
+        (LETTERS, "fcba", ["ac", "ff"]),
+        (LETTERS, "e", ["ee"]),
+        (TWO, ["a|x", "b|x"], [("a|x", "a|x"), ("b|x", "b|x")]),
+        (None, [None], [(None, None)]),
+    ],
+)
+def test_neighbouring_partitions_are_reported_by_one_run(definition, keys, ranges):
+    assert list(DagsterOrder(definition, None).ranges([*keys])) == [tuple(each) for each in ranges]
+
+
+def test_partitions_with_the_same_stages_are_together():
+    places = [("s", "a"), ("t", "a"), ("s", "b"), ("s", "c"), ("t", "c")]
+    assert _by_stages(places) == {("s", "t"): ["a", "c"], ("s",): ["b"]}

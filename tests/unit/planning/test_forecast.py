@@ -454,16 +454,6 @@ def test_what_does_not_exist_is_refused(stored, partitions, given, message):
         stored.plan(stored.adding(), *partitions, **given)
 
 
-def test_what_the_run_would_warn_of_is_in_the_plan(stored):
-    (stored.folder / "src").mkdir()
-    for name, price in (("a", 1), ("b", 2), ("c", "n/a")):
-        (stored.folder / "src" / f"{name}.csv").write_text(f"id,price\n{name},{price}\n")
-    docs = vd.Pipeline("docs", source=vd.csv(str(stored.folder / "src")), id="id")
-    docs.project("same", ["id", "price"])
-    (text,) = stored.plan(docs).warnings
-    assert text.startswith("pipeline 'docs': column 'price' is kept as VARCHAR because of ")
-
-
 def test_warnings_of_several_partitions_are_one_and_the_types_are_the_kept_ones(stored):
     (stored.folder / "src").mkdir()
     docs = partitioned(vd.csv(str(stored.folder / "src" / "{partition_key}.csv")), ["a", "b", "c"])

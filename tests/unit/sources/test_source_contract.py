@@ -161,7 +161,7 @@ MAKERS: dict[str, Callable[[Path], Kept]] = {
     "iceberg": iceberg,
     "table": lambda folder: in_memory(lambda made: vd.table(made, partition_column="key"), folder),
     "huggingface": lambda folder: in_memory(
-        lambda made: vd.huggingface(LazyModule("datasets").Dataset(made), partition_column="key"),
+        lambda made: vd.huggingface(DATASETS.Dataset(made), partition_column="key"),
         folder,
     ),
 }

@@ -169,6 +169,11 @@ TABLES = st.lists(TEXTS, max_size=8).map(
 KINDS = st.sampled_from([(False, False), (True, False), (False, True)])
 
 
+@pytest.fixture
+def stage(tmp_path):
+    return Stage(tmp_path)
+
+
 @settings(max_examples=40)
 @given(before=TABLES, now=TABLES, kind=KINDS)
 def test_known_rows_have_the_outcome_that_they_would_be_computed_with(
@@ -186,8 +191,7 @@ def test_known_rows_have_the_outcome_that_they_would_be_computed_with(
     assert reused.copied + len(missing) == now.num_rows
 
 
-def test_records_say_where_a_row_was_first_computed(tmp_path):
-    stage = Stage(tmp_path)
+def test_records_say_where_a_row_was_first_computed(stage):
     first = stage.write(stage.run(rows(("1", "a")), run_id="first"), "first")
     second = stage.write(
         stage.run(rows(("2", "a"), ("3", "b")), stage.lookup(first), "second"), "second"
@@ -201,8 +205,7 @@ def test_records_say_where_a_row_was_first_computed(tmp_path):
     assert (third.copied, third.report.tally.rows_in) == (2, 2)
 
 
-def test_failures_are_inherited_in_their_own_partition_alone(tmp_path):
-    stage = Stage(tmp_path)
+def test_failures_are_inherited_in_their_own_partition_alone(stage):
     table = rows(("1", "bad"), ("2", "a"))
     part = stage.write(stage.run(table))
     for own, calls in ((True, []), (False, ["bad"])):
@@ -214,8 +217,7 @@ def test_failures_are_inherited_in_their_own_partition_alone(tmp_path):
     assert stage.model.calls == ["bad"]
 
 
-def test_a_retry_computes_the_failed_rows_of_a_part_alone(tmp_path):
-    stage = Stage(tmp_path)
+def test_a_retry_computes_the_failed_rows_of_a_part_alone(tmp_path, stage):
     table = rows(("1", "a"), ("2", "bad"), ("3", "none"), ("4", "bad passing"), ("5", "bad"))
     part = stage.write(stage.run(table, run_id="first"), "first")
     stage.model.calls.clear()
@@ -244,8 +246,7 @@ def patched(stage: Stage, outputs: dict[str, str], table: pa.Table, name: str) -
     return RecordedPart(folder, f"{name}.parquet", records)
 
 
-def test_a_patch_wins_over_stored_and_computed_outcomes_of_its_row_alone(tmp_path):
-    stage = Stage(tmp_path)
+def test_a_patch_wins_over_stored_and_computed_outcomes_of_its_row_alone(stage):
     table = rows(("1", "bad"), ("2", "a"), ("3", "a"), ("4", "bad"), ("5", "none"))
     part = stage.write(stage.run(table))
     old = patched(stage, {"1": "old", "2": "two"}, table, "old")
@@ -285,8 +286,7 @@ def test_a_patched_row_of_nulls_has_no_error(tmp_path):
     assert (found.report.tally.nulled, found.patched) == (1, 1)
 
 
-def test_a_patch_that_cannot_be_read_is_never_passed_over(tmp_path):
-    stage = Stage(tmp_path)
+def test_a_patch_that_cannot_be_read_is_never_passed_over(stage):
     table = rows(("1", "bad"))
     patch = patched(stage, {"1": "one"}, table, "new")
     lookup = RowLookup(patches=(patch,), id="id")
@@ -299,8 +299,7 @@ def test_a_patch_that_cannot_be_read_is_never_passed_over(tmp_path):
     assert not isinstance(found.value, DamagedPartError)
 
 
-def test_a_part_that_lacks_recorded_rows_is_damaged(tmp_path):
-    stage = Stage(tmp_path)
+def test_a_part_that_lacks_recorded_rows_is_damaged(stage):
     table = rows(("1", "a"), ("2", "b"))
     computed = stage.run(table)
     part = stage.write(replace(computed, rows=computed.rows.slice(1)))
@@ -308,8 +307,7 @@ def test_a_part_that_lacks_recorded_rows_is_damaged(tmp_path):
         stage.run(table, stage.lookup(part))
 
 
-def test_records_are_in_the_order_of_the_input(tmp_path):
-    stage = Stage(tmp_path)
+def test_records_are_in_the_order_of_the_input(stage):
     first = stage.write(stage.run(rows(("1", "b"))))
     part = stage.write(stage.run(rows(("3", "b"), ("2", "a")), stage.lookup(first)), "second")
     assert read_part(part.folder, part.records, ["id"])["id"].to_pylist() == ["3", "2"]

@@ -79,8 +79,12 @@ def test_only_the_columns_asked_for_are_given():
 def test_rows_without_an_id_are_matched_by_position():
     output = call(lambda batch: {"x": batch["n"]}, {"x": "BIGINT"}, columns=("n",), batch_size=2)
     assert output.to_pydict() == {"id": IDS["id"].to_pylist(), "x": IDS["n"].to_pylist()}
-    words = ("2 rows came back for 3", "Return the id, which columns= may have to name")
-    refused(lambda batch: {"x": batch["n"][:2]}, {"x": "BIGINT"}, *words, columns=("n",))
+    words = (
+        "2 rows came back for 3 and without 'id'",
+        "Return the id, which columns= may have to name, or one row for each input row",
+    )
+    for given in ({"columns": ("n",)}, {}, {"cardinality": "filter"}):
+        refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words, **given)
 
 
 # What is returned
@@ -156,12 +160,6 @@ WRONG_IDS = {
 def test_ids_that_are_not_those_given(case):
     ids, words = WRONG_IDS[case]
     refused(lambda batch: {"id": ids, "x": [0] * len(ids)}, {"x": "BIGINT"}, *words)
-
-
-def test_rows_without_ids_have_to_be_as_many():
-    words = ["2 rows came back for 3 and without 'id'", "or one row for each input row"]
-    refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words)
-    refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words, cardinality="filter")
 
 
 # Ways to answer

@@ -31,7 +31,6 @@ from vane_dagster.worker.protocol import (
     Work,
 )
 
-IDS = pa.schema([("id", pa.string())])
 READ = pa.schema([("id", pa.string()), ("n", pa.int64())])
 
 

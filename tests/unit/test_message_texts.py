@@ -1,8 +1,10 @@
-"""Equal errors of partitions as text."""
+"""Numbers, and equal errors of partitions, as text."""
 
 from __future__ import annotations
 
-from vane_dagster._texts import EqualErrors
+import pytest
+
+from vane_dagster._texts import EqualErrors, amount
 
 
 def test_errors_that_differ_in_the_partition_and_in_numbers_are_one():
@@ -28,3 +30,22 @@ def test_errors_without_partitions_are_equal_only_if_their_text_is():
     errors = EqualErrors()
     assert [errors.add(None, f"stage 'm{n}': no") for n in (1, 2, 2)] == [1, 2, 2]
     assert errors.texts() == ["stage 'm1': no", "stage 'm2': no"]
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (0, 2, "0"),
+        (2.4e-6, 2, "0.0000024"),
+        (0.5, 2, "0.5"),
+        (5.0, 2, "5"),
+        (99.7, 2, "100"),
+        (1234.5, 2, "1,234"),
+        (2e6, 2, "2,000,000"),
+        (12.25, 6, "12.25"),
+        (2_000_000, 6, "2,000,000"),
+        (1e-9, 6, "0.000000001"),
+    ],
+)
+def test_amounts_have_no_exponent(value: float, digits: int, text: str) -> None:
+    assert amount(value, digits) == text
