@@ -1,14 +1,16 @@
-"""Stages that make many rows of one: ids, parents, downstream stages, and traces back."""
+"""Stages that make many rows of one: declarations, ids, parents, downstream stages, and traces."""
 
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import read_stage
 from support.in_process import InProcessCompute, compute
-from support.sentences import ASIDE, TEXTS, pipeline, rows, split, words
+from support.sentences import ASIDE, SCHEMA, TEXTS, pipeline, rows, split, words
+from vane_dagster.planning.definition import stage_definition
 
 
 def letters(batch: pa.Table) -> pa.Table:
@@ -127,3 +129,46 @@ def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path, s
     missing = [word for word, found in rows(table, "word", "letters") if found is None]
     assert missing == ["g", "h", "i", "j"]
     assert table.num_rows == len(expected())
+
+
+# As they are declared and keyed
+
+
+def test_keys_of_a_left_join_change_only_where_its_lists_do(tmp_path):
+    def definitions(how, **failures):
+        docs = pipeline(tmp_path)
+        clean = docs.project("clean", ["text"])
+        return stage_definition(
+            docs, docs.join("j", clean, words(clean, **failures), how=how, children="list").spec
+        )
+
+    assert definitions("left") != definitions("left", **ASIDE)
+    assert definitions("inner") == definitions("inner", **ASIDE)
+
+
+def test_declarations_that_do_not_fit():
+    docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+    with pytest.raises(vd.errors.DefinitionError, match="cardinality is 'one_to_many'; expected"):
+        docs.map_batches("a", split, schema=SCHEMA, cardinality="one_to_many")
+    with pytest.raises(
+        vd.errors.DefinitionError, match=r"vd\.Children: id is ''; expected the name of a"
+    ):
+        vd.Children("")
+    with pytest.raises(
+        vd.errors.DefinitionError, match=r"'id' .*: write cardinality=vd.Children\(id="
+    ):
+        docs.map_batches("a", split, schema=SCHEMA, id="word_id")
+    with pytest.raises(vd.errors.DefinitionError, match="give the new id a name of its own"):
+        docs.map_batches("a", split, schema=SCHEMA, cardinality=vd.Children("id"))
+    made = words(docs)
+    other = docs.map_batches("others", split, schema=SCHEMA, cardinality=vd.Children("word_id"))
+    clean = docs.project("clean", ["text"])
+    with pytest.raises(vd.errors.DefinitionError, match="say children='rows'"):
+        docs.join("joined", clean, made)
+    with pytest.raises(vd.errors.DefinitionError, match="neither was made from the other"):
+        docs.join("joined", made, other, children="rows")
+    with pytest.raises(vd.errors.DefinitionError, match="name 'words' first"):
+        docs.join("joined", clean, made, children="rows", how="left")
+    with pytest.raises(vd.errors.DefinitionError, match="ids pass through unchanged"):
+        made.project("computed", {"id": "id + 1"})
+    docs.join("joined", clean, made, other, children="list")
