@@ -40,6 +40,10 @@ def partitioned(
     return vd.Pipeline(name, source=source, id="id", partitions_def=partitions, **options)
 
 
+def same(batch: Any) -> Any:
+    return batch
+
+
 def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = None) -> pa.Table:
     """Read the rows of a stage through its manifest in force, in fragment order."""
     from vane_dagster.storage.filesystem import Location

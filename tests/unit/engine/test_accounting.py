@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from support.data import write_source
+from support.data import same, write_source
 from support.in_process import committed, compute
 from support.plans import plan
 from vane_dagster.compute.api import Worker
@@ -29,16 +29,12 @@ from vane_dagster.storage.store import Store
 from vane_dagster.worker.reports import SharedSeconds
 
 
-def model(batch: Any) -> Any:
-    return batch
-
-
 @pytest.fixture
 def pipeline() -> vd.Pipeline:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     docs.project("all", ["n"])
     docs.project("some", ["n"], where="n > 1")
-    docs.map_batches("many", model, schema={"x": "BIGINT"}, cardinality=vd.Children("part_id"))
+    docs.map_batches("many", same, schema={"x": "BIGINT"}, cardinality=vd.Children("part_id"))
     return docs
 
 
@@ -133,8 +129,8 @@ def test_rows_that_the_source_could_not_read_were_not_computed(tmp_path, store):
     docs = vd.Pipeline("docs", source=source, id="id")
     docs.project("all", ["n"])
     lenient = vd.Failures("quarantine", max_error_rate=1.0)
-    docs.map("sliced", same, output_column="m", on_error=lenient)
-    docs.map("keyless", same, output_column="m", on_error=lenient, reuse="fragments")
+    docs.map("sliced", as_it_is, output_column="m", on_error=lenient)
+    docs.map("keyless", as_it_is, output_column="m", on_error=lenient, reuse="fragments")
     events = compute(docs, store)
     for stage in docs.stages:
         (event,) = committed(events, stage)
@@ -154,7 +150,7 @@ def itself(parts: int) -> int:
     return parts
 
 
-def same(n: int) -> int:
+def as_it_is(n: int) -> int:
     return n
 
 
@@ -163,7 +159,7 @@ def test_rows_below_a_fan_out_may_be_more_than_those_of_the_source(tmp_path, sto
     pq.write_table(pa.table({"id": range(100), "n": range(100)}), tmp_path / "src/0.parquet")
     docs = vd.Pipeline("docs", source=vd.parquet(tmp_path / "src"), id="id")
     strict = {"on_error": vd.Failures("quarantine", max_error_rate=0.5)}
-    docs.map("direct", same, output_column="m", **strict)
+    docs.map("direct", as_it_is, output_column="m", **strict)
     parts = docs.flat_map("parts", repeated, id="part", **strict)
     parts.map("below", itself, output_column="m", **strict)
 
@@ -192,7 +188,7 @@ def test_a_run_is_limited_by_failures_else_by_a_blocking_error_rate(
     pq.write_table(pa.table({"id": range(100), "n": range(100)}), tmp_path / "0.parquet")
     docs = vd.Pipeline("docs", source=vd.parquet(tmp_path / "0.parquet"), id="id")
     failures, asset = vd.Failures("quarantine", max_error_rate=rate), vd.Asset(checks=checks)
-    docs.map("m", same, on_error=failures, asset=asset)
+    docs.map("m", as_it_is, on_error=failures, asset=asset)
 
     state = RunState(plan(docs, store), store, "run", [].append, {}, CheckRunner(docs, store))
 

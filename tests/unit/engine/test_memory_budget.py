@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
-
 import vane_dagster as vd
+from support.data import same
 from vane_dagster.engine.fragment_state import FragmentState, bytes_read, make_task_states
 from vane_dagster.engine.memory_budget import MemoryBudget
 from vane_dagster.planning.plan import Part
@@ -16,10 +15,6 @@ from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.protocol import RecordGroup, RowLookup
 
 MIB = 1 << 20
-
-
-def same(batch: pa.Table) -> pa.Table:
-    return batch
 
 
 def runs(count: int, mib: int = 10, read_mib: int = 0) -> list[FragmentState]:

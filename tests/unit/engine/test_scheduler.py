@@ -16,6 +16,7 @@ import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
+from support.data import same
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Worker
 from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
 from vane_dagster.engine.run_state import RunState
@@ -37,10 +38,6 @@ SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])
 MIB = 1 << 20
 
 
-def model(batch: Any) -> Any:
-    return batch
-
-
 QUARANTINE = {"on_error": "quarantine", "max_error_rate": 1.0}
 
 
@@ -48,7 +45,7 @@ def mapped(**options: Any) -> vd.Pipeline:
     """A pipeline of one map, with slices of whole rows."""
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     options = {"batch_size": 8, **options}
-    docs.map_batches("model", model, schema={"x": "BIGINT"}, **grouped(options))
+    docs.map_batches("model", same, schema={"x": "BIGINT"}, **grouped(options))
     return docs
 
 
@@ -378,8 +375,8 @@ def test_fragments_beyond_the_memory_budget_wait(wave):
 @pytest.mark.parametrize("slow", ["first", "last"])
 def test_workers_wait_for_input_behind_a_slow_stage_and_for_room_before_it(wave, slow):
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
-    first = docs.map_batches("first", model, schema={"x": "BIGINT"}, batch_size=8)
-    first.map_batches("last", model, schema={"x": "BIGINT"}, batch_size=8)
+    first = docs.map_batches("first", same, schema={"x": "BIGINT"}, batch_size=8)
+    first.map_batches("last", same, schema={"x": "BIGINT"}, batch_size=8)
     made = wave(
         docs,
         lambda call: replace(done(call), seconds=5.0 if call.stage == slow else 0.01),
@@ -416,7 +413,7 @@ def test_quick_fragments_without_a_gpu_are_computed_whole_by_one_worker(wave):
 def chain() -> vd.Pipeline:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     clean = docs.project("clean", ["x"])
-    clean.map_batches("model", model, schema={"x": "BIGINT"}, batch_size=1)
+    clean.map_batches("model", same, schema={"x": "BIGINT"}, batch_size=1)
     return docs
 
 

@@ -8,20 +8,17 @@ import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
+from support.data import same
 from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.worker.pools import PoolSpec
-
-
-def model(batch: Any) -> Any:
-    return batch
 
 
 async def remote(batch: Any) -> Any:
     return batch
 
 
-def spec(function: Any = model, **options: Any) -> Any:
+def spec(function: Any = same, **options: Any) -> Any:
     docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     return docs.map_batches("model", function, schema={"x": "BIGINT"}, **grouped(options)).spec
 

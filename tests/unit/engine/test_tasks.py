@@ -10,6 +10,7 @@ import pyarrow as pa
 
 import vane_dagster as vd
 from support.arguments import grouped
+from support.data import same
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.fragment_state import FragmentState, Held, make_task_states
 from vane_dagster.engine.slicing import SliceSizer
@@ -35,17 +36,13 @@ SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])
 FIRST, SECOND = Worker("m-1", "m"), Worker("m-2", "m")
 
 
-def model(batch: Any) -> Any:
-    return batch
-
-
 class Fragment:
     """A fragment of 100 rows in a pipeline of a project and a map, and its builders."""
 
     def __init__(self, *stages: str, sample: Any = None, **options: Any) -> None:
         docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
         clean = docs.project("clean", ["x"])
-        clean.map_batches("model", model, schema={"x": "BIGINT"}, batch_size=10, **grouped(options))
+        clean.map_batches("model", same, schema={"x": "BIGINT"}, batch_size=10, **grouped(options))
         names = stages or ("clean", "model")
         record = FragmentRecord(URL, 0, 100, "f", 10)
         states = make_task_states([docs[name].spec for name in names])

@@ -7,12 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
+from support.data import same
 
 ROWS = pa.table({"id": [1], "text": [" a "], "n": pa.array([1], pa.int32())})
-
-
-def same(batch):
-    return batch
 
 
 def declared(url: str = "rows.parquet", **kwargs) -> vd.Pipeline:
