@@ -429,13 +429,6 @@ def test_force_computes_again_once(tmp_path, store):
     assert all(s.done for s in plan(docs(tmp_path), store).partitions[0].stages.values())
 
 
-def test_force_of_an_upstream_reaches_what_is_below_it(tmp_path, store):
-    source(tmp_path, {"a.parquet": 3})
-    settle(plan(docs(tmp_path), store), store)
-    settle(plan(docs(tmp_path), store, "scaled", force=True), store)
-    assert missing(plan(docs(tmp_path), store)) == {"joined": 1, "out": 1}
-
-
 def test_a_stage_that_reuses_nothing_is_computed_in_each_run(tmp_path, store):
     source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
 
@@ -466,14 +459,6 @@ def test_parts_without_a_manifest_are_kept(tmp_path, store):
     assert stages["clean"].done is None
     assert len(stages["clean"].parts) == 2
     assert stages["out"].done is not None
-
-
-def test_a_part_that_was_deleted_is_computed_again(tmp_path, store):
-    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
-    settle(plan(docs(tmp_path), store), store)
-    next((tmp_path / "store/docs/clean/parts").rglob("*.parquet")).unlink()
-    planned = plan(docs(tmp_path, fn=triple), store)
-    assert missing(planned) == {"clean": 1, "doubled": 2, "joined": 2, "out": 2}
 
 
 def test_a_manifest_that_is_broken_is_named(tmp_path, store):
