@@ -2,8 +2,8 @@
 
 A source lists files, splits them into fragments, and reads fragments. The rest of the package works
 with `FileRecord` and `FragmentRecord` and is independent of the format. A new source is one file
-with a subclass, and one line in ``vane_dagster/sources/__init__.py``. A class in the user's own
-code needs no registration: its code is part of the keys, and is sent to the workers.
+with a subclass, and one line in ``vane_dagster/__init__.py``. A class in the user's own code needs
+no registration: its code is part of the keys, and is sent to the workers.
 
 | phase | process | methods |
 |---|---|---|
