@@ -16,6 +16,7 @@ from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import DefinitionError, SourceError, first_line, names
 from vane_dagster.sources.rows_source import Positions, Rows, RowsSource
 from vane_dagster.sources.schemas import plain_schema
+from vane_dagster.types.casts import cast_table
 from vane_dagster.types.schema import check_distinct, check_storable
 
 _LABEL = "vd.huggingface"
@@ -137,10 +138,11 @@ def _rows(dataset: Any, partition_column: str | None) -> Rows:
         if embeds:
             inner: Any = importlib.import_module("datasets.table")
             table = inner.embed_table_storage(table)
-        return table.cast(schema)
+        return cast_table(table, schema)
 
     def column(name: str) -> pa.ChunkedArray:
-        return arrow.select_columns([name])[:].cast(pa.schema([schema.field(name)])).column(name)
+        wanted = pa.schema([schema.field(name)])
+        return cast_table(arrow.select_columns([name])[:], wanted).column(name)
 
     return Rows(schema, len(dataset), take, column, partition_column)
 

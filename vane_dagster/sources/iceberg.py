@@ -32,6 +32,7 @@ from vane_dagster.storage.iceberg_catalog import (
     parse_identifier,
 )
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.types.casts import cast_table
 
 _REFRESH_SECONDS = 300.0
 """A catalog may lend credentials that expire: workers load the table again after this time."""
@@ -192,7 +193,7 @@ class IcebergSource(LakeSource):
             table = self._opened(detail)
             wanted = table.schemas()[detail["schema"]].select(*schema.names)
             found = rows(table, span.url, detail["constants"], wanted, span.start, span.stop)
-            return pa.concat_tables(each.select(schema.names).cast(schema) for each in found)
+            return pa.concat_tables(cast_table(each, schema) for each in found)
 
         return with_retries(_failpoints.failing("read", span.url, read))
 

@@ -33,6 +33,7 @@ from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import open_table
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
+from vane_dagster.types.casts import cast_table
 
 _BLOBS = "all_binary"
 """Lance's name for reading blobs as their bytes, and not as descriptions of them."""
@@ -144,7 +145,7 @@ class LanceSource(FolderSource):
                 limit=span.stop - span.start,
                 blob_handling=_BLOBS,
             )
-            return found.to_table().select(schema.names).cast(schema)
+            return cast_table(found.to_table(), schema)
 
         return with_retries(_failpoints.failing("read", span.url, read))
 

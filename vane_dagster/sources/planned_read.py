@@ -19,6 +19,7 @@ from vane_dagster.sources.files import file_version
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
+from vane_dagster.types.casts import cast_table
 
 
 def read_planned(
@@ -55,7 +56,7 @@ def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast rows of the source to a schema, and keep the errors of rows that could not be read."""
     if ROW_ERROR in table.column_names:
         schema = schema.append(pa.field(ROW_ERROR, ROW_ERROR_TYPE))
-    return table.select(schema.names).cast(schema)
+    return cast_table(table, schema)
 
 
 def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location: str) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from vane_dagster.errors import SourceError
+from vane_dagster.types.casts import cast_table
 from vane_dagster.types.kinds import holds
 from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
 
@@ -64,10 +65,10 @@ def conform(
         elif index < 0 or pa.types.is_null(table.schema.field(index).type):
             columns.append(pa.chunked_array([pa.nulls(count, column.type)]))
         else:
-            columns.append(table.column(index).cast(column.type))
+            columns.append(table.column(index))
     if not columns:
         return table.select([])
-    return pa.Table.from_arrays(columns, schema=schema)
+    return cast_table(pa.table(columns, schema.names), schema)
 
 
 def wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

@@ -23,6 +23,7 @@ from vane_dagster.storage.dataframes import (
     known_forms,
 )
 from vane_dagster.storage.row_keys import encoded_rows
+from vane_dagster.types.casts import cast_table
 from vane_dagster.types.schema import check_distinct, check_storable, empty_table
 from vane_dagster.types.to_arrow import as_column
 
@@ -91,7 +92,7 @@ def _rows(data: Any, partition_column: str | None) -> Rows:
         check_distinct(schema.names, _LABEL)
         check_storable(schema, _LABEL)
         encoded_rows(empty_table(schema).columns)  # refuses types without an identity
-        rows = found.cast(schema)
+        rows = cast_table(found, schema)
     except VaneError as error:
         raise SourceError(str(error)) from error
     except (pa.ArrowException, TypeError, ValueError) as error:

@@ -19,6 +19,7 @@ from vane_dagster.errors import StoreError, first_line
 from vane_dagster.storage.damage import is_damage, verified
 from vane_dagster.storage.filesystem import duckdb_path
 from vane_dagster.storage.reader import StoredRows
+from vane_dagster.types.casts import cast_table
 from vane_dagster.types.duckdb_connection import spill_below
 from vane_dagster.types.frames import to_pandas, to_polars
 from vane_dagster.types.schema import empty_table, plain_type, seen_by_sql, sql_name
@@ -86,7 +87,7 @@ def _cast(found: Iterable[Any], schema: pa.Schema, label: str) -> Iterator[pa.Re
     for piece in found:
         table = pa.Table.from_batches([piece]) if isinstance(piece, pa.RecordBatch) else piece
         try:
-            table = table.select(schema.names).cast(schema)
+            table = cast_table(table, schema)
         except (pa.ArrowException, KeyError) as error:
             raise StoreError(
                 f"{label}: rows do not have the columns that were announced: {first_line(error)}; "

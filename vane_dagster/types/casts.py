@@ -47,11 +47,21 @@ def cast(values: Any, kind: pa.DataType) -> Any:
         raise Mismatch(values.type, kind, str(error)) from error
 
 
+def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Select the columns of a schema, and cast those of another type.
+
+    Arrow damages lists with nulls in each element, if it casts them to the type that they have.
+    """
+    columns = [table.column(field.name) for field in schema]
+    found = [c if c.type == field.type else c.cast(field.type) for c, field in zip(columns, schema)]
+    return pa.Table.from_arrays(found, schema=schema)
+
+
 def checked_cast(values: Any, kind: pa.DataType) -> Any:
     """Cast an array as Arrow does, but raise an error where Arrow changes a value silently."""
     if pa.types.is_integer(values.type) and pa.types.is_decimal(kind):
         values = values.cast(pa.decimal128(_UINT64_DIGITS, 0))  # as wide as the type, else refused
-    result = values.cast(kind)
+    result = values if values.type == kind else values.cast(kind)
     _check_kept(values, result)
     return result
 

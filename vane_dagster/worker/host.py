@@ -37,6 +37,7 @@ from vane_dagster.storage.manifest import PartInfo, PartProvenance
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.quarantine import attach, detach, write_faults
 from vane_dagster.storage.row_records import write_records
+from vane_dagster.types.casts import cast_table
 from vane_dagster.types.schema import empty_table
 from vane_dagster.worker import operators, row_reuse, unread_rows, user_code
 from vane_dagster.worker.calls import LoadCall
@@ -360,7 +361,7 @@ def without_code(work: Work, tables: Sequence[pa.Table]) -> Computed:
         if op.provenance is not None:
             table = with_provenance(table, op.provenance, work.schema)
         return unread_rows.computed(table, table.num_rows, unread, work)
-    return Computed(table.cast(work.schema), WorkReport(work.tally), faults)
+    return Computed(cast_table(table, work.schema), WorkReport(work.tally), faults)
 
 
 def _calls_model(work: Work) -> bool:

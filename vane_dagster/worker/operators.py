@@ -17,6 +17,7 @@ from vane_dagster.pipeline.keys import JoinSide
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS
+from vane_dagster.types.casts import cast_table
 from vane_dagster.types.schema import empty_table, seen_by_sql
 from vane_dagster.types.sql import (
     computed_from,
@@ -94,7 +95,7 @@ def _computed(
     wanted = computed_from(columns, where, table.schema)
     seen = pa.schema([(f.name, seen_by_sql(f.type) or f.type) for f in map(table.field, wanted)])
     place = unused("row", [*table.column_names, *(name for name, _ in columns)])
-    given = dict(zip(wanted, table.select(wanted).cast(seen).columns))
+    given = dict(zip(wanted, cast_table(table, seen).columns))
     given[place] = pa.array(np.arange(table.num_rows))  # keeps the row count without columns
     connection().register("source", pa.table(given))
 
@@ -200,7 +201,7 @@ def _lists(
     for rows in op.quarantined.get(side.node, ()):
         unknown |= _are_quarantined(rows, base)
     mask = pa.array(unknown & (counts == 0))
-    return pa.ListArray.from_arrays(pa.array(offsets), structs, mask=mask).cast(kind)
+    return pa.ListArray.from_arrays(pa.array(offsets), structs, kind, mask=mask)
 
 
 def _are_quarantined(rows: Quarantined, base: pa.Table) -> npt.NDArray[np.bool_]:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster.errors import UdfError, names
+from vane_dagster.types.casts import cast_table
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.id_checks import repeated_or_null
 from vane_dagster.worker.protocol import CallUdf, Work
@@ -29,7 +30,7 @@ def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.T
         _check_returned(returned, ids, work, op)
     if op.parent and work.id not in output.column_names:
         output = output.append_column(work.id, numbered(output.column(origin)))
-    return _carried(output, batch, origin, work, op).select(work.schema.names).cast(work.schema)
+    return cast_table(_carried(output, batch, origin, work, op), work.schema)
 
 
 def _check_returned(

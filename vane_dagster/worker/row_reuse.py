@@ -45,6 +45,7 @@ from vane_dagster.storage.row_records import (
     RecordedPart,
     records_schema,
 )
+from vane_dagster.types.casts import cast_table
 from vane_dagster.types.kinds import is_text
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.sql import unused
@@ -355,7 +356,7 @@ class _Restored:
     def _add_known(self, own: pa.Table, owners: Places) -> None:
         if self._nulls and ERROR_COLUMN not in own.column_names:
             own = own.append_column(ERROR_COLUMN, pa.nulls(own.num_rows, pa.string()))
-        self._rows.add(own.cast(self._own), owners)
+        self._rows.add(cast_table(own, self._own), owners)
 
     def _inherit_faults(self, part: RecordedPart, owners: Places, ids: pa.Array) -> None:
         """Take over the records of rows that failed; with rows of nulls, if they are kept so."""
@@ -390,18 +391,12 @@ class _Restored:
         call, work = self._call, self._work
         names = [n for n in self._given.column_names if n in {*call.ids, *work.schema.names}]
         rows = taken(self._given.select(names), owners)
-        columns = []
-        for each in work.schema:
-            if each.name in own.column_names:
-                column = own.column(each.name)
-            elif each.name == (call.parent or call.ids[0]):
-                column = rows.column(call.ids[0])
-            elif call.parent and each.name == work.id:
-                column = numbered(rows.column(call.ids[0]))
-            else:
-                column = rows.column(each.name)
-            columns.append(column if column.type == each.type else column.cast(each.type))
-        return pa.Table.from_arrays(columns, schema=work.schema)
+        ids = rows.column(call.ids[0])
+        columns = dict(zip(rows.column_names, rows.columns)) | {call.parent or call.ids[0]: ids}
+        if call.parent and work.id not in own.column_names:
+            columns[work.id] = numbered(ids)
+        columns |= dict(zip(own.column_names, own.columns))
+        return cast_table(pa.table(columns), work.schema)
 
     def _tally(self) -> Tally:
         """Count all rows by their outcome, and keep what was measured of the computed ones."""

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from vane_dagster.errors import SourceError
 from vane_dagster.retries import TRANSIENT
 from vane_dagster.sources.base import ROW_ERROR
+from vane_dagster.types.casts import cast_table
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
@@ -43,4 +44,5 @@ def computed(rows: pa.Table, given: int, unread: Sequence[RowFault], work: Work)
     """Return the result of an operation without user code."""
     tally = Tally(given + len(unread), given - rows.num_rows, len(unread), unread=len(unread))
     records = fault_table(unread, work, [work.id]) if unread else None
-    return Computed(rows.cast(work.schema), WorkReport(tally, faults=reported(records)), records)
+    rows = cast_table(rows, work.schema)
+    return Computed(rows, WorkReport(tally, faults=reported(records)), records)

@@ -128,17 +128,18 @@ def test_lists_of_children_are_what_a_loop_gathers(parents, children, how):
             "child": pa.array(range(len(children)), pa.int64()),
             "id": pa.array(children, pa.int64()),
             "v": pa.array([f"v{c}" for c in children], pa.string()),
+            "none": pa.nulls(len(children)),  # a column without a type
         }
     )
-    struct = pa.list_(pa.struct([("child", pa.int64()), ("w", pa.string())]))
+    fields = [("child", pa.int64()), ("w", pa.string()), ("none", pa.null())]
+    struct = pa.list_(pa.struct(fields))
     schema = pa.schema([("id", pa.int64()), ("below", struct)])
     side = JoinSide("below", "child", ("id",), "below")
-    op = Join(how, JoinShape("above", "id", (side,)), ("above", "below"), {"below": (("w", "v"),)})
+    taken = (("w", "v"), ("none", "none"))
+    op = Join(how, JoinShape("above", "id", (side,)), ("above", "below"), {"below": taken})
     found, *_ = join(op, [above, below], work(schema, "id"))
-    wanted = [
-        {"id": p, "below": [{"child": n, "w": f"v{c}"} for n, c in enumerate(children) if c == p]}
-        for p in parents
-    ]
+    made = [{"child": n, "w": f"v{c}", "none": None} for n, c in enumerate(children)]
+    wanted = [{"id": p, "below": [m for m in made if m["w"] == f"v{p}"]} for p in parents]
     if how == "inner":
         wanted = [row for row in wanted if row["below"]]
     assert found.to_pylist() == wanted

@@ -18,6 +18,7 @@ from vane_dagster._private_folder import temporary_folder
 from vane_dagster.storage.filesystem import Location, beside
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import DICTIONARY_BYTES, id_range
+from vane_dagster.types.casts import cast_table
 
 _WRITERS = 4
 _GROUP_BYTES = 32 << 20
@@ -97,7 +98,7 @@ def staged_rows(parts: Parts, staging: Location, schema: pa.Schema) -> Iterator[
             for batch in file.iter_batches(batch_size=most):
                 table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
                 if table.num_rows:
-                    yield table.cast(schema)
+                    yield cast_table(table, schema)
 
 
 def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

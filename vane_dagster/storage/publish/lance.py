@@ -29,6 +29,7 @@ from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.table_options import driver_options, driver_url
+from vane_dagster.types.casts import cast_table
 from vane_dagster.types.sql import literal
 
 _WRITERS = 4
@@ -142,7 +143,7 @@ class LancePublisher(TablePublisher):
             for rows in tables:
                 if self._column:
                     rows = rows.append_column(self._column, pa.repeat(self._key, len(rows)))
-                writer.write_batch(rows.select(schema.names).cast(schema))
+                writer.write_batch(cast_table(rows, schema))
                 written += len(rows)
         made = DataFile.create(table, file[len(_FOLDER) :])
         return FragmentMetadata(id=0, files=[made], physical_rows=written)
