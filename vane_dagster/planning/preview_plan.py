@@ -7,9 +7,10 @@ executed like any other plan; see `PartitionPlan.preview`.
 
 from __future__ import annotations
 
+import functools
 import secrets
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -55,23 +56,23 @@ class _Preview:
     partition: PartitionPlan
     stage: str
 
-    @property
+    @functools.cached_property
     def fragments(self) -> dict[int, int]:
         """The fragments that may have rows for the stage, and the number of rows to read of each.
 
-        Those with an empty stored part have none.
+        Those with an empty stored part have none. All are counted in rows of one node.
         """
-        rows = {index: self._rows(index) for index in range(len(self.partition.fragments))}
-        return {index: count for index, count in rows.items() if count}
+        found = [i for i in range(len(self.partition.fragments)) if sum(self._rows([i]))]
+        return dict(zip(found, self._rows(found)))
 
-    def _rows(self, index: int) -> int:
-        """Return the rows of a fragment from which the stage would be computed."""
+    def _rows(self, indexes: Sequence[int]) -> list[int]:
+        """Return the rows of fragments in the nearest node that is stored for all of them."""
         pipeline, node = self.planned.pipeline, self.stage
         while (node := pipeline[node].spec.base_node(pipeline)) != SOURCE:
-            if (part := self._stored(node, index)) is not None:
-                return part.rows
-        fragment = self.partition.fragments[index]
-        return fragment.stop - fragment.start
+            parts = [part for index in indexes if (part := self._stored(node, index))]
+            if len(parts) == len(indexes):
+                return [part.rows for part in parts]
+        return [f.stop - f.start for f in map(self.partition.fragments.__getitem__, indexes)]
 
     def _stored(self, stage: str, index: int) -> PartInfo | None:
         if stage in self.partition.inputs:
@@ -85,22 +86,22 @@ class _Preview:
         computed, read = self._needed(cuts)
         whole = _matched(planned, computed)
 
-        def first(name: str, info: PartInfo, rows: int) -> PartInfo:
-            return info if name in whole else replace(info, rows=min(rows, info.rows))
+        def first(name: str, info: PartInfo, index: int) -> PartInfo:
+            if name in whole or cuts[index] == self.fragments[index]:
+                return info
+            return replace(info, rows=min(cuts[index], info.rows))
 
         stages: dict[str, StagePlan] = {}
         for name in planned.selected:
             plan = partition.stages[name]
+            stored = [(index, plan.parts[index]) for index in cuts if name in read]
+            parts = [Part(part.folder, first(name, part.info, index)) for index, part in stored]
+            keys = tuple(part.info.key for part in parts)
             if name in computed:  # no other plan finds these parts
                 keys = tuple(secrets.token_hex(20) for _ in cuts)
-                stages[name] = StagePlan(plan.digest, plan.generation, None, keys)
-            elif name in read:
-                stored = [(plan.parts[index], rows) for index, rows in cuts.items()]
-                parts = [Part(part.folder, first(name, part.info, rows)) for part, rows in stored]
-                keys = tuple(part.info.key for part in parts)
-                stages[name] = StagePlan(
-                    plan.digest, plan.generation, None, keys, dict(enumerate(parts))
-                )
+            if keys:
+                given = plan.digest, plan.generation, None, keys, dict(enumerate(parts))
+                stages[name] = StagePlan(*given)
         cut = PartitionPlan(
             key=partition.key,
             listed=partition.listed,
@@ -114,7 +115,7 @@ class _Preview:
             inputs={
                 name: replace(
                     manifest,
-                    parts=[first(name, manifest.parts[i], rows) for i, rows in cuts.items()],
+                    parts=[first(name, manifest.parts[index], index) for index in cuts],
                 )
                 for name, manifest in partition.inputs.items()
                 if name in read

@@ -69,6 +69,18 @@ def test_stored_parts_are_read_and_empty_ones_are_skipped(tmp_path, store):
     assert read == [[("1", 16)], [("1", 20), ("2", 10)]]
 
 
+def test_all_rows_are_read_though_a_part_of_some_has_fewer(tmp_path, store):
+    source(tmp_path, {"a.parquet": 50})
+    planned = plan(docs(tmp_path, fragment_rows=25), store, "clean", "doubled")
+    for rows in (20, 80):  # after a filter, or after a stage with several rows for one
+        *_, last = previews(stored(planned, "clean", [rows]), "doubled", 16)
+        assert last.needed() == ("clean", "doubled")
+        assert rows_read(last) == [("a.parquet", 0, 25), ("a.parquet", 25, 50)]
+        *_, last = previews(stored(planned, "clean", [rows, 30]), "doubled", 16)
+        parts = last.partitions[0].stages["clean"].parts.values()
+        assert [part.info.rows for part in parts] == [rows, 30]
+
+
 def test_rows_that_a_join_matches_are_read_from_whole_parts(tmp_path, store):
     source(tmp_path, {"a.parquet": 100})
     planned = plan(docs(tmp_path), store, *STAGES)
