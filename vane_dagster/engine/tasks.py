@@ -394,7 +394,7 @@ class WorkBuilder:
         compression = None
         if publisher := spec.publisher(partition.key):
             folder, compression = publisher.staging, publisher.compression
-        measured = spec.made_columns(self._pipeline, partition.schemas[task.stage])
+        measured = spec.measured_columns(self._pipeline, partition.schemas[task.stage])
         id = self._pipeline[task.stage].id
         sums = {} if (usage := spec.usage) is None else usage.sums
         made = (sums, self._plan.definitions.get(task.stage, ""))

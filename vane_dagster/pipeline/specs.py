@@ -262,12 +262,8 @@ class JoinSpec(StageKind):
         return Table(fields, reads, is_complete)
 
     def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """For a left join, all columns but ids and lists."""
-        if self.how != "left":
-            return ()
-        ids = {key.column for key in pipeline._keys_of(self.name)}
-        lists = {side.label for side in self.shape(pipeline).sides}
-        return tuple(name for name in schema.names if name not in ids | lists)
+        """All columns of a left join, since its rows may be without a counterpart."""
+        return tuple(schema.names) if self.how == "left" else ()
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]

@@ -158,6 +158,15 @@ class StageKind(abc.ABC):
         """Return the columns with values that the stage computes rather than passes through."""
         return ()
 
+    def measured_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
+        """Return the columns of which parts have statistics: all but ids, if it makes any.
+
+        Checks read them. Of other columns they would have to read the rows.
+        """
+        makes_any = self.made_columns(pipeline, schema)
+        ids = {key.column for key in pipeline._keys_of(self.name)}
+        return tuple(name for name in schema.names if makes_any and name not in ids)
+
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """Return the columns that it computes; None if the declaration does not determine them."""
         return None

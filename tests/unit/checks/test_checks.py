@@ -25,8 +25,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vane_dagster as vd
+from support.data import write_source
+from support.in_process import compute
 from vane_dagster.checks.builtin import defaults_for, findings_of, merge
-from vane_dagster.engine.check_runner import ManifestContext, evaluate, results_for, sample
+from vane_dagster.engine.check_runner import (
+    CheckRunner,
+    ManifestContext,
+    evaluate,
+    results_for,
+    sample,
+)
+from vane_dagster.events import Committed
 from vane_dagster.storage.column_stats import measure, merge_measures
 from vane_dagster.storage.manifest import (
     MANIFEST,
@@ -293,6 +302,31 @@ def closed(context: ManifestContext) -> ManifestContext:
         raise AssertionError("data was opened")
 
     return replace(context, dataset=refuse, previous=refuse)
+
+
+def sizes(batch: pa.Table) -> dict[str, Any]:
+    return {"size": [len(text) for text in batch["text"].to_pylist()]}
+
+
+def test_default_checks_read_no_rows_of_columns_that_are_passed_on(tmp_path, store, monkeypatch):
+    vectors = pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2))
+    write_source(tmp_path / "src", {"id": [1, 2], "text": ["a", " "], "vector": vectors})
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")
+    sized = docs.map_batches(
+        "sized", sizes, columns=["text"], schema={"size": "BIGINT"}, include_columns=True
+    )
+    passed = sized.project("passed", {"text": "text", "vector": "vector", "more": "size + 1"})
+    docs.join("both", sized, passed.project("some", ["more"], where="id = 1"), how="left")
+    monkeypatch.setattr(CheckRunner, "_dataset", lambda *_: pytest.fail("rows were read"))
+
+    events = compute(docs, store)
+
+    found = {each.stage: each.manifest for each in events if isinstance(each, Committed)}
+    for name, columns in (("sized", 3), ("passed", 3), ("both", 4)):
+        (result,) = [each for each in found[name].checks if each.name == "quality"]
+        rates = {k: v for k, v in result.metadata.items() if "null_rate/" in k}
+        assert len(rates) == columns, name
+        assert rates["null_rate/vector"] == 0.5
 
 
 def one(check: vd.checks.Check, context: ManifestContext) -> CheckResult:
