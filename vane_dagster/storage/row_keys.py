@@ -58,8 +58,8 @@ def has_keys(kind: pa.DataType) -> bool:
         return "view" not in str(kind.value_type) and has_keys(kind.value_type)
     if str(kind).partition("<")[0] in _NESTED:
         return all(has_keys(kind.field(place).type) for place in range(kind.num_fields))
-    plain = (pa.types.is_primitive, pa.types.is_null, pa.types.is_decimal)
-    is_fixed = pa.types.is_fixed_size_binary(kind) or any(is_kind(kind) for is_kind in plain)
+    is_fixed = pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
+    is_fixed |= pa.types.is_null(kind) or pa.types.is_fixed_size_binary(kind)
     return is_fixed or str(kind) in _BYTES
 
 

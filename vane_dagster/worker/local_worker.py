@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from vane_dagster._user_errors import contained
-from vane_dagster._worker_process import mark_worker
+from vane_dagster._worker_process import become_worker
 from vane_dagster.errors import described
 from vane_dagster.servers.directory import directory
 from vane_dagster.worker.arrow_files import read_table, write_table
@@ -119,7 +119,7 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
 
 def main() -> None:
     """Serve the driver at the other end of the socket given on the command line."""
-    mark_worker()
+    become_worker()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)

@@ -16,7 +16,7 @@ import ray
 from ray.util.placement_group import get_current_placement_group, placement_group_table
 
 from vane_dagster._secrets import masked
-from vane_dagster._worker_process import mark_worker
+from vane_dagster._worker_process import become_worker
 from vane_dagster.servers.directory import Endpoints, directory
 from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.calls import LoadCall
@@ -36,7 +36,7 @@ class HostActor:
     """A host that the pool manager created, with control calls that never wait for tasks."""
 
     def __init__(self, claim: PoolRequest, threads: int) -> None:
-        mark_worker()
+        become_worker()
         if not claim.bundle.get("GPU"):
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves it as it is without a reserved GPU
         set_threads(threads)  # here, because Ray sets OMP_NUM_THREADS in tasks that find it unset

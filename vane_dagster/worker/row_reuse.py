@@ -73,8 +73,6 @@ from vane_dagster.worker.reports import Computed, Tally, WorkReport
 COMPUTED, DUPLICATE = -1, -2
 _KEYED_BYTES, _KEYED_ROWS = 3 << 20, 1 << 14
 """What is encoded at a time: about these bytes, at most these rows, so that it stays in caches."""
-_PIECES = 32
-"""About the bytes that encoding a value takes besides its own, unless it is a plain number."""
 
 _Numbers = npt.NDArray[Any]
 
@@ -140,15 +138,14 @@ def _keys(
         values = rows.column(name).to_pylist()
         named = [None if value is None else versions.get(str(value)) for value in values]
         chosen.append(pa.chunked_array([pa.array(named, pa.string())]))
-    found = np.empty((rows.num_rows, 2), np.uint64)
-    pieces = sum(not pa.types.is_primitive(column.type) for column in chosen)
-    encoded_bytes = sum(column.nbytes for column in chosen) + _PIECES * pieces * rows.num_rows
-    size = min(_KEYED_ROWS, 1 + rows.num_rows // (1 + encoded_bytes // _KEYED_BYTES))
+    found = np.empty((2, rows.num_rows), np.uint64)
+    pieces = 1 + sum(column.nbytes for column in chosen) // _KEYED_BYTES
+    size = min(_KEYED_ROWS, 1 + rows.num_rows // pieces)
     for start in range(0, rows.num_rows, size):
         keys = row_keys([column.slice(start, size) for column in chosen])
         halves = np.frombuffer(keys.buffers()[1], "<u8").reshape(-1, 2)
-        found[start : start + len(halves)] = halves
-    return found[:, 0].copy(), found[:, 1].copy()
+        found[:, start : start + len(halves)] = halves.T
+    return found[0], found[1]
 
 
 def _with_identities(
@@ -212,11 +209,11 @@ class _KnownPlaces:
     def _without_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
         """Return the first row with each key, by their keys; the others are duplicates of it."""
         # A number of each row has the first bits of its key, then its place among the wanted ones.
-        bits = np.uint64(len(wanted).bit_length())
-        numbers = high[wanted] >> bits << bits | np.arange(len(wanted), dtype=np.uint64)
+        mask = np.uint64((1 << len(wanted).bit_length()) - 1)
+        numbers = high[wanted] & ~mask | np.arange(len(wanted), dtype=np.uint64)
         numbers.sort()
-        by_key: Places = wanted[numbers & ((np.uint64(1) << bits) - np.uint64(1))]
-        is_equal = equals_former(numbers >> bits)
+        by_key: Places = wanted[numbers & mask]
+        is_equal = equals_former(numbers & ~mask)
         equal, starts = np.flatnonzero(is_equal), np.flatnonzero(~is_equal)
         rows, first = by_key[equal], by_key[starts[equal - np.arange(len(equal)) - 1]]
         # If keys share their first bits, the rows of all but one of them are computed again.

@@ -21,7 +21,7 @@ import pytest
 
 import vane_dagster as vd
 from support.udf_calls import IDS, row_stage, run_stage
-from vane_dagster._worker_process import mark_worker
+from vane_dagster._worker_process import become_worker
 from vane_dagster.errors import DefinitionError, SchemaError
 from vane_dagster.pipeline.contracts import ColumnsCall
 from vane_dagster.pipeline.decorators import CallOptions
@@ -414,7 +414,7 @@ def test_a_worker_constructs_at_once_except_what_a_module_declares(tmp_path, mon
     defs = importlib.import_module("lazy_defs")
     assert isinstance(defs.Model(1), LazyInstance)
     monkeypatch.setenv("VANE_DAGSTER_WORKER", "")  # is restored after the test
-    mark_worker()
+    become_worker()
     made = defs.Model(1)
     assert type(made) is defs.Model
     assert type(made.inner()) is defs.Model
