@@ -99,11 +99,6 @@ def is_mapping(annotation: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, abc.Mapping)
 
 
-def _is_typed_dict(annotation: Any) -> bool:
-    """Return whether an annotation is a TypedDict, of typing or typing_extensions."""
-    return isinstance(annotation, type) and hasattr(annotation, "__optional_keys__")
-
-
 def _arrow(annotation: Any, above: tuple[Any, ...]) -> pa.DataType:
     annotation = plain(annotation)
     if isinstance(annotation, pa.DataType):
@@ -180,7 +175,8 @@ def _fields(annotation: Any) -> dict[str, Any] | None:
     if dataclasses.is_dataclass(annotation):
         found = hints(annotation)
         return {field.name: found[field.name] for field in dataclasses.fields(annotation)}
-    if _is_typed_dict(annotation) or hasattr(annotation, "_fields"):
+    is_typed_dict = isinstance(annotation, type) and hasattr(annotation, "__optional_keys__")
+    if is_typed_dict or hasattr(annotation, "_fields"):
         return hints(annotation)
     return None
 

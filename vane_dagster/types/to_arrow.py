@@ -156,7 +156,8 @@ _LISTS = (list, tuple, set, frozenset, np.ndarray)
 def _from_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
     first = next((row for row in rows if row is not None), None)
     ndim = first.ndim if isinstance(first, np.ndarray) else None
-    records = holds(kind, _is_record)
+    kinds = (pa.types.is_struct, pa.types.is_map, is_tensor)
+    records = any(holds(kind, is_kind) for is_kind in kinds)
     if ndim is not None and all(isinstance(row, (np.ndarray, type(None))) for row in rows):
         several = len({row.dtype for row in rows if row is not None}) > 1
         stack = row_shape(kind) is not None or ndim > 1 or not pa.types.is_nested(kind)
@@ -168,10 +169,6 @@ def _from_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
     if records:
         return _nested_rows(rows, kind, closed)
     return _inferred(rows, kind)
-
-
-def _is_record(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind) or is_tensor(kind))
 
 
 def _inferred(rows: list[Any], kind: pa.DataType) -> pa.Array:

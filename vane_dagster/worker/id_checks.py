@@ -12,12 +12,9 @@ def repeated_or_null(ids: pa.ChunkedArray) -> str | None:
     """Describe why ids are not unique and non-null; None if they are."""
     if ids.null_count:
         return f"{ids.null_count} null ids"
-    if len(ids) < 2 or _are_increasing(ids) or len(ids.unique()) == len(ids):
+    increases = pc.all(pc.less(ids.slice(0, max(0, len(ids) - 1)), ids.slice(1))).as_py()
+    if increases or len(ids.unique()) == len(ids):
         return None
     counts = ids.value_counts()
     repeated = counts.field(0).filter(pc.greater(counts.field(1), 1)).to_pylist()
     return f"{len(repeated)} ids more than once: {names(repeated)}"
-
-
-def _are_increasing(ids: pa.ChunkedArray) -> bool:
-    return bool(pc.all(pc.less(ids.slice(0, len(ids) - 1), ids.slice(1))).as_py())

@@ -219,8 +219,7 @@ class _KnownPlaces:
         # If keys share their first bits, the rows of all but one of them are computed again.
         is_equal[equal] = same = (high[rows] == high[first]) & (low[rows] == low[first])
         self.part[rows[same]], self.record[rows[same]] = DUPLICATE, first[same]
-        kept: Places = by_key[~is_equal]
-        return kept
+        return np.compress(~is_equal, by_key)
 
 
 def restore(
