@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import textwrap
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+import vane_dagster as vd
 
 
 def in_a_process(code: str) -> Any:
@@ -138,3 +142,9 @@ def test_the_driver_of_a_step_imports_nothing_of_workers(tmp_path):
     """)
     assert keyed
     assert imported == []
+
+
+def test_collections_of_a_step_leave_out_what_existed_before_it():
+    with dg.build_resources({"compute": vd.LocalCompute()}):
+        assert gc.get_freeze_count()
+    assert not gc.get_freeze_count()

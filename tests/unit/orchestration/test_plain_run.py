@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 from dataclasses import dataclass
 from typing import Any
 
-import dagster as dg
 import pytest
 
 import vane_dagster as vd
@@ -166,9 +164,3 @@ def test_the_error_of_a_partition_is_masked_wherever_it_is_reported():
     """That of the driver too, as of its store."""
     error = VaneError("stage 'docs/m': s3://key:hidden-secret@bucket/part is gone")
     assert "***@bucket" in failure_message(Failed("m", "a", error))
-
-
-def test_collections_of_a_step_leave_out_what_existed_before_it():
-    with dg.build_resources({"compute": InProcessCompute()}):
-        assert gc.get_freeze_count()
-    assert not gc.get_freeze_count()
