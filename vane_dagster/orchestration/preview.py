@@ -157,7 +157,7 @@ class _Asked:
             reading = pipeline._with_input(self.stage, self.input, None)
             found = inference.first_rows(reading, self.stage, self.rows)
         if found is None:
-            raise DefinitionError(f"{self.location}: preview: the source has no rows")
+            raise DefinitionError(f"{self.location}: preview: no row of the source reaches it")
         table = pa.concat_tables(found.tables).slice(0, self.rows)
         ids = [*self._input_ids(found)]
         id = input_id(found.plan.pipeline, self.stage)
