@@ -17,7 +17,8 @@ _VARIABLE = "VANE_DAGSTER_WORKER"
 def become_worker() -> None:
     """Mark this process as a worker, and let glibc keep 64 MiB of freed memory.
 
-    It would map, zero and unmap arrays of some megabytes for each call.
+    By default it returns arrays of a few megabytes to the kernel after each call, and the next call
+    pays for new pages.
     """
     os.environ[_VARIABLE] = "1"
     with contextlib.suppress(AttributeError):  # another C library

@@ -82,14 +82,14 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
     )
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Keep full garbage collections of the step from what exists: modules and definitions.
+        """Exclude existing objects, such as modules, from garbage collection during the step.
 
-        The imports of Ray and of a step cause two or more, of 0.15 s each.
+        Its imports trigger full collections, which would take 0.15 s each.
         """
         gc.freeze()
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Let them look at it again, in processes that live longer than the step."""
+        """Include them again, for processes that outlive the step."""
         gc.unfreeze()
 
     @property

@@ -159,9 +159,9 @@ class StageKind(abc.ABC):
         return ()
 
     def measured_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """Return the columns of which parts have statistics: all but ids, if it makes any.
+        """Return the columns whose statistics are stored with each part, for checks.
 
-        Checks read them. Of other columns they would have to read the rows.
+        All but the ids, or none if the stage only passes columns on.
         """
         makes_any = self.made_columns(pipeline, schema)
         ids = {key.column for key in pipeline._keys_of(self.name)}

@@ -48,9 +48,9 @@ def cast(values: Any, kind: pa.DataType) -> Any:
 
 
 def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Select the columns of a schema, and cast those of another type.
+    """Select the columns of a schema, casting only those whose type differs.
 
-    Arrow damages lists with nulls in each element, if it casts them to the type that they have.
+    Arrow damages lists with a null-typed field when it casts them to their own type.
     """
     columns = [table.column(field.name) for field in schema]
     found = [c if c.type == field.type else c.cast(field.type) for c, field in zip(columns, schema)]
