@@ -61,13 +61,11 @@ def write_part(
         target.key, "", table.num_rows, 0, low, high,
         measures=counted, sample=sample_rows(table), **facts,
     )  # fmt: skip
-    codecs = _codecs(table.schema, target.compression)
     data = encoded(
         table.replace_schema_metadata({"vane": part_footer(info)}),
         target.id,
-        compression=codecs,
-        use_dictionary=[path for path in codecs if path != target.id],
         dictionary_pagesize_limit=DICTIONARY_BYTES,
+        **_column_options(table.schema, target),
     )
     digest = rows_digest(data, target.salt)
     target.folder.write(part_name(target.key, digest), data)
@@ -124,13 +122,22 @@ def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
     return found["min"], found["max"]
 
 
-def _codecs(schema: pa.Schema, declared: str | None) -> dict[str, str]:
-    """Return the codec of each Parquet column; floats hardly compress, and get the fastest."""
+def _column_options(schema: pa.Schema, target: PartTarget) -> dict[str, Any]:
+    """Return the options of `write_table` that name Parquet columns.
+
+    Floats hardly compress, and get the fastest codec. Floats in lists, such as vectors, hardly
+    repeat and get no dictionary; nothing looks for a row by the statistics of elements.
+    """
     sink = pa.BufferOutputStream()
     pq.write_table(empty_table(schema), sink)
     parquet = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
     columns = [parquet.column(i) for i in range(len(parquet))]
+    floats = {column.path for column in columns if column.physical_type in _FLOATS}
+    elements = {column.path for column in columns if column.max_repetition_level}
+    paths = [column.path for column in columns]
+    plain = (floats & elements) | {target.id}
     return {
-        column.path: declared or ("lz4" if column.physical_type in _FLOATS else "zstd")
-        for column in columns
+        "compression": {p: target.compression or ("lz4" if p in floats else "zstd") for p in paths},
+        "use_dictionary": [path for path in paths if path not in plain],
+        "write_statistics": [path for path in paths if path not in elements],
     }

@@ -174,7 +174,7 @@ def test_other_names_are_passed_over():
     assert parse_part_name(f"{'a' * 40}-{'b' * 16}.parquet") == ("a" * 40, "b" * 16)
 
 
-def test_nested_columns_are_compressed(tmp_path):
+def test_how_nested_columns_are_encoded(tmp_path):
     table = pa.table(
         {
             "id": range(1000),
@@ -185,12 +185,19 @@ def test_nested_columns_are_compressed(tmp_path):
         }
     )
 
-    def codecs(**given: Any) -> set[str]:
+    def columns(**given: Any) -> dict[str, pq.ColumnChunkMetaData]:
         target = PartTarget(Location(str(tmp_path)), "c" * 40, "id", **given)
         group = pq.read_metadata(tmp_path / write_part(table, target).name).row_group(0)
-        columns = [group.column(i) for i in range(group.num_columns)]
-        assert len(columns) == 7
-        return {column.compression for column in columns}
+        chunks = [group.column(i) for i in range(group.num_columns)]
+        assert len(chunks) == 7
+        return {chunk.path_in_schema: chunk for chunk in chunks}
+
+    def codecs(**given: Any) -> set[str]:
+        return {chunk.compression for chunk in columns(**given).values()}
+
+    plain = {name for name, chunk in columns().items() if not chunk.has_dictionary_page}
+    assert plain == {"id", "vector.list.element"}, "floats of vectors hardly repeat"
+    assert {name for name, chunk in columns().items() if chunk.is_stats_set} == {"id", "doc.title"}
 
     assert "UNCOMPRESSED" not in codecs()
     for name in ("zstd", "snappy", "gzip"):
