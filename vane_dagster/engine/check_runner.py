@@ -34,6 +34,7 @@ from vane_dagster.storage.column_stats import Measures, measure, merge_measures
 from vane_dagster.storage.damage import verified
 from vane_dagster.storage.manifest import CheckResult, Manifest, PartInfo
 from vane_dagster.storage.packages import version_of
+from vane_dagster.storage.packed_tensors import schema_of_file, unpacked
 from vane_dagster.storage.quarantine import first_faults
 from vane_dagster.storage.reader import find, find_all, places, with_rows
 from vane_dagster.storage.store import Store
@@ -446,7 +447,7 @@ def _batches(
         scan = ds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
         options["fragment_scan_options"] = scan
     scanner = fragment.scanner(
-        schema=schema,
+        schema=schema_of_file(schema, fragment.physical_schema),
         columns=selected,
         batch_size=_BATCH,
         batch_readahead=1,
@@ -454,7 +455,7 @@ def _batches(
         **options,
     )
     for batch in scanner.to_batches():
-        rows = unsliced(pa.Table.from_batches([batch]))
+        rows = unsliced(unpacked(pa.Table.from_batches([batch]), schema))
         if where is not None:
             rows = rows.filter(rows.column(passes)).drop_columns([passes])
         yield from rows.to_batches()

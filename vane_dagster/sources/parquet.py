@@ -27,6 +27,7 @@ from vane_dagster.sources.parquet_scan import scan
 from vane_dagster.sources.schemas import common_columns
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
+from vane_dagster.storage.packed_tensors import schema_of_rows
 
 SmallFiles = Literal["separate", "group"]
 
@@ -158,7 +159,7 @@ def read_footer(
 
     try:
         metadata = with_retries(_failpoints.failing("read", file.url, read))
-        return metadata.schema.to_arrow_schema(), metadata
+        return schema_of_rows(metadata.schema.to_arrow_schema()), metadata
     except Exception as error:  # from pyarrow, or from a file system's driver
         raise SourceError(
             f"{location}: {file.url!r} ({file.size} bytes) cannot be read as Parquet: "

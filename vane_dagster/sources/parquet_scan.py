@@ -17,6 +17,7 @@ from vane_dagster.sources.schemas import conform
 from vane_dagster.storage.damage import is_damage
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FileSpan
+from vane_dagster.storage.packed_tensors import schema_of_rows, unpacked
 from vane_dagster.types.tensors import unsliced
 
 
@@ -33,6 +34,7 @@ def scan(
     columns = [name for name in schema.names if name not in constants]
     try:
         rows = read_rows(place, span.start, span.stop, columns)
+        rows = unpacked(rows, schema_of_rows(rows.schema))
         return conform(unsliced(rows), schema, constants)
     except Exception as error:  # drivers raise their own exception classes
         fix = "Write it again, or take it out of the source" if is_damage(error) else None

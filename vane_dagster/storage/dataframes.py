@@ -18,13 +18,14 @@ from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError, first_line
 from vane_dagster.storage.damage import is_damage, verified
 from vane_dagster.storage.filesystem import duckdb_path
+from vane_dagster.storage.packed_tensors import may_be_packed, schema_of_file, unpacked
 from vane_dagster.storage.reader import StoredRows
 from vane_dagster.types.casts import cast_table
 from vane_dagster.types.duckdb_connection import spill_below
 from vane_dagster.types.frames import to_pandas, to_polars
 from vane_dagster.types.schema import empty_table, plain_type, seen_by_sql, sql_name
 from vane_dagster.types.sql import literal, quote, unpruned
-from vane_dagster.types.tensors import holds_tensors
+from vane_dagster.types.tensors import as_storage, holds_tensors
 
 _BATCH = 65_536
 
@@ -48,7 +49,10 @@ def known_forms() -> str:
 
 
 def loaded(rows: StoredRows, form: str) -> Any:
-    """Load rows in a form. Datasets, lazy frames, relations and readers read files on use."""
+    """Load rows in a form. Datasets, lazy frames, relations and readers read files on use.
+
+    Rows with tensors are read at once, but by readers and Ray Data.
+    """
     try:
         return _LOADERS[form](rows)
     except ImportError as error:
@@ -98,7 +102,7 @@ def _cast(found: Iterable[Any], schema: pa.Schema, label: str) -> Iterator[pa.Re
 
 def _table(rows: StoredRows) -> pa.Table:
     try:
-        return _dataset(rows).to_table()
+        return pa.concat_tables(_pieces(rows)) if _has_bytes(rows) else _files(rows).to_table()
     except Exception as error:
         if isinstance(error, FileNotFoundError) or is_damage(error):
             raise _of_damage(rows, error) from error
@@ -121,7 +125,32 @@ def _of_damage(rows: StoredRows, error: Exception) -> StoreError:
     )
 
 
+def _has_bytes(rows: StoredRows) -> bool:
+    """Return whether files may have tensors as bytes, so that only this package reads them."""
+    return bool(rows.paths) and may_be_packed(rows.schema)
+
+
+def _pieces(rows: StoredRows) -> Iterator[pa.Table]:
+    """Read rows file by file."""
+    for file in _files(rows).get_fragments():
+        schema = schema_of_file(rows.schema, file.physical_schema)
+        yield unpacked(file.to_table(schema=schema, columns=schema.names), rows.schema)
+
+
+def _reader(rows: StoredRows) -> pa.RecordBatchReader:
+    if not _has_bytes(rows):
+        return _files(rows).scanner().to_reader()
+    found = (batch for piece in _pieces(rows) for batch in piece.to_batches())
+    return pa.RecordBatchReader.from_batches(rows.schema, found)
+
+
 def _dataset(rows: StoredRows) -> Any:
+    import pyarrow.dataset as ds
+
+    return ds.dataset(_table(rows)) if _has_bytes(rows) else _files(rows)
+
+
+def _files(rows: StoredRows) -> Any:
     import pyarrow.dataset as ds  # imports pandas if it is installed
 
     if not rows.paths:
@@ -165,8 +194,10 @@ def _relation(rows: StoredRows) -> Any:
     connection = duckdb.connect()  # the relation keeps it open
     connection.execute("SET TimeZone='UTC'")
     spill_below(connection, user_folder("spill"))
-    if not rows.paths:
-        return connection.from_arrow(empty_table(rows.schema))
+    if not rows.paths or _has_bytes(rows):
+        table = _table(rows)
+        columns = {name: as_storage(table.column(name)) for name in table.column_names}
+        return connection.from_arrow(pa.table(columns))
     fs = rows.fs
     if not rows.is_local:
         connection.register_filesystem(fs)
@@ -196,13 +227,18 @@ def _ray_dataset(rows: StoredRows) -> Any:
         return data.from_arrow(empty_table(rows.schema))
     fs = None if rows.is_local else PyFileSystem(FSSpecHandler(rows.fs))
     read = data.read_parquet(list(rows.paths), filesystem=fs, partitioning=None)
-    return read.select_columns(rows.schema.names)
+    read = read.select_columns(rows.schema.names)
+    if not _has_bytes(rows):
+        return read
+    return read.map_batches(
+        unpacked, fn_args=(rows.schema,), batch_format="pyarrow", batch_size=None
+    )
 
 
 _LOADERS: Mapping[str, Any] = {
     "pyarrow.Table": _table,
     "pyarrow.dataset.Dataset": _dataset,
-    "pyarrow.RecordBatchReader": lambda rows: _dataset(rows).scanner().to_reader(),
+    "pyarrow.RecordBatchReader": _reader,
     "pandas.DataFrame": _pandas,
     "polars.DataFrame": _polars,
     "polars.LazyFrame": _polars_lazy,

@@ -14,8 +14,11 @@ from vane_dagster.storage.column_stats import measure
 from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo, part_footer, part_name
+from vane_dagster.storage.packed_tensors import packed, schema_of_rows, unpacked
 from vane_dagster.storage.sample import sample_rows
+from vane_dagster.types.kinds import is_floats
 from vane_dagster.types.schema import empty_table
+from vane_dagster.types.tensors import is_tensor
 
 DICTIONARY_BYTES = 1 << 17
 """Larger dictionaries cost more time than they save bytes; a column then goes on without."""
@@ -31,7 +34,8 @@ class PartTarget:
         key: Its fragment key.
         id: Name of the id column; None for rows without one.
         measured: The columns that checks need statistics of.
-        compression: A codec; without one, each column has the best for it.
+        compression: The codec of a published file; without one, each column has the best for it,
+            and tensors are stored as bytes.
         salt: A text that changes the digest, because a file with the same rows is about to be
             deleted.
         sums: Fields of measured struct columns to add up.
@@ -57,15 +61,16 @@ def write_part(
     """Write a table as a part, once and atomically, under its key and the digest of its rows."""
     low, high = id_range(table.column(target.id)) if target.id else (None, None)
     counted = measure(table, target.measured, target.sums, wasted)
+    stored = packed(table) if target.compression is None else table
     info = PartInfo(
         target.key, "", table.num_rows, 0, low, high,
         measures=counted, sample=sample_rows(table), **facts,
     )  # fmt: skip
     data = encoded(
-        table.replace_schema_metadata({"vane": part_footer(info)}),
+        stored.replace_schema_metadata({"vane": part_footer(info)}),
         target.id,
         dictionary_pagesize_limit=DICTIONARY_BYTES,
-        **_column_options(table.schema, target),
+        **_column_options(stored.schema, target),
     )
     digest = rows_digest(data, target.salt)
     target.folder.write(part_name(target.key, digest), data)
@@ -111,7 +116,8 @@ def read_part(folder: Location, name: str, columns: Sequence[str] | None = None)
     def read(file: Any) -> pa.Table:
         return pq.read_table(file, columns=wanted, page_checksum_verification=True)
 
-    return read_whole(folder, name, read).replace_schema_metadata(None)
+    table = read_whole(folder, name, read).replace_schema_metadata(None)
+    return unpacked(table, schema_of_rows(table.schema))
 
 
 def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
@@ -125,17 +131,20 @@ def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
 def _column_options(schema: pa.Schema, target: PartTarget) -> dict[str, Any]:
     """Return the options of `write_table` that name Parquet columns.
 
-    Floats hardly compress, and get the fastest codec. Floats in lists, such as vectors, hardly
-    repeat and get no dictionary; nothing looks for a row by the statistics of elements.
+    Floats hardly compress, and get the fastest codec. Vectors and tensors hardly repeat and get no
+    dictionary; nothing looks for a row by the statistics of elements.
     """
+    tensors = [field for field in schema_of_rows(schema) if is_tensor(field.type)]
     sink = pa.BufferOutputStream()
     pq.write_table(empty_table(schema), sink)
     parquet = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
     columns = [parquet.column(i) for i in range(len(parquet))]
     floats = {column.path for column in columns if column.physical_type in _FLOATS}
     elements = {column.path for column in columns if column.max_repetition_level}
+    plain = (floats & elements) | {tensor.name for tensor in tensors} | {target.id}
+    elements |= {tensor.name for tensor in tensors}
+    floats |= {tensor.name for tensor in tensors if is_floats(tensor.type.storage_type)}
     paths = [column.path for column in columns]
-    plain = (floats & elements) | {target.id}
     return {
         "compression": {p: target.compression or ("lz4" if p in floats else "zstd") for p in paths},
         "use_dictionary": [path for path in paths if path not in plain],

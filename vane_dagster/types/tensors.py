@@ -27,7 +27,8 @@ from vane_dagster.types.kinds import holds, is_list, mapped
 def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
     """Return the type of a column with a tensor of one shape in each row.
 
-    It is Arrow's fixed-shape tensor (``arrow.fixed_shape_tensor``), which Parquet files keep.
+    It is Arrow's fixed-shape tensor (``arrow.fixed_shape_tensor``), which published Parquet files
+    keep. The store has the bytes of each tensor, which `load` reads without a copy.
 
     Functions get a batch of tensors as one array of shape ``(rows, *shape)`` in the formats "numpy"
     and "torch", arrays in a column in "pandas", an ``Array`` in "polars" and a

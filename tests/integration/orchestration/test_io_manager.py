@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -14,7 +15,10 @@ import pytest
 import vane_dagster as vd
 from support.data import column_of, write_source
 from support.results import over
+from support.stored import keep
+from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
+from vane_dagster.storage.store import Store
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::dagster.BetaWarning", "ignore::dagster.PreviewWarning"
@@ -102,6 +106,10 @@ def test_ordinary_assets_take_stages_by_their_annotations(store, local, ray_data
     result = dg.materialize([stages, asset], selection=[asset], resources=resources)
     assert materialization(result).metadata["dagster/row_count"].value == 9
     assert sorted(values(vd.load("copied", store=store))) == [10 * n + 1 for n in range(9)]
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(2, 2, 3))
+    keep(Store(Location(store.root)), "tensors", None, pa.table({"m": [0, 1], "t": tensors}))
+    read = vd.load("tensors", as_=ray_data.Dataset, store=store)
+    assert read.take_batch(2)["t"].tolist() == tensors.to_numpy_ndarray().tolist()
 
 
 # What ordinary assets return
