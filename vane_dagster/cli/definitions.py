@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,6 @@ from vane_dagster.orchestration.assets import PIPELINES
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCluster
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
 
@@ -141,18 +140,13 @@ def with_definitions(is_optional: bool = False) -> Callable[[Callable[..., Any]]
     return decorate
 
 
-def opened(
-    store: str | None, definitions: Definitions | None = None, options: Mapping[str, Any] = {}
-) -> Store:
+def opened(store: str | None, definitions: Definitions | None = None) -> Store:
     """Open the store that a command names, else that of the definitions, else this user's."""
     if store is None and definitions is None:
         with contextlib.suppress(click.UsageError):  # the working folder is in no dg project
             definitions = Definitions(None, None)
     if store is not None or definitions is None:
-        found = open_store(store, "--store")
-        return Store(Location(found.root.url, options)) if options else found
-    if options:
-        raise click.UsageError("leave out --storage-options: the definitions have the store's")
+        return open_store(store, "--store")
     return open_store(definitions.resource("store"), "the resource 'store'")
 
 

@@ -9,7 +9,7 @@ import click
 
 from vane_dagster._texts import table
 from vane_dagster.cli.definitions import opened
-from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORAGE_OPTIONS, STORE, print_json
+from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
 from vane_dagster.orchestration.diff import diff as compare
 
 
@@ -24,7 +24,6 @@ from vane_dagster.orchestration.diff import diff as compare
 )
 @PARTITIONS
 @STORE
-@STORAGE_OPTIONS
 @click.option("--tolerance", default=0.0, show_default=True, help="Of numbers and vectors.")
 @click.option("--sample", default=20_000, show_default=True, help="Rows to measure columns over.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write it to a file too.")
@@ -34,7 +33,6 @@ def diff(
     between: tuple[str, str],
     partitions: list[str] | None,
     store: str | None,
-    storage_options: dict[str, Any],
     html: str | None,
     as_json: bool,
     **options: Any,
@@ -46,7 +44,7 @@ def diff(
 
     Example: vane-dagster diff docs/embedding --between 3f9c21aa latest
     """
-    place = opened(store, options=storage_options)
+    place = opened(store)
     found = compare(stage, *between, partitions=partitions, store=place, **options)
     if html:
         Path(html).write_text(f'<meta charset="utf-8">{found._repr_html_()}', "utf-8")

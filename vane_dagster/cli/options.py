@@ -10,17 +10,6 @@ from typing import Any
 import click
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Return a JSON object."""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise click.BadParameter(f"not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise click.BadParameter("expected a JSON object, such as '{\"anon\": true}'")
-    return found
-
-
 def texts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
     """Return the texts of a repeatable option with comma-separated values; None without it.
 
@@ -46,13 +35,6 @@ STORE = click.option(
     "--store",
     help="The store's root. [default: that of the definitions or of the dg project, else "
     "$VANE_DAGSTER_STORE, else this user's]",
-)
-STORAGE_OPTIONS = click.option(
-    "--storage-options",
-    type=json_object,
-    metavar="JSON",
-    default="{}",
-    help="Options of fsspec, as JSON.",
 )
 PARTITION = click.option("--partition", help="The partition's key. [default: none]")
 PARTITIONS = click.option(

@@ -15,7 +15,7 @@ import pyarrow as pa
 from vane_dagster._lazy import pc, pq
 from vane_dagster._texts import count, listed
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
-from vane_dagster.cli.options import AS_JSON, IDS, PARTITIONS, STORAGE_OPTIONS, STORE, print_json
+from vane_dagster.cli.options import AS_JSON, IDS, PARTITIONS, STORE, print_json
 from vane_dagster.errors import described
 from vane_dagster.orchestration.decide import patch, undo, waive
 from vane_dagster.orchestration.forecasts import partition_keys
@@ -31,7 +31,6 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 @click.argument("stage")
 @PARTITIONS
 @STORE
-@STORAGE_OPTIONS
 @click.option("--retry", is_flag=True, help="Compute them again, with their rows downstream.")
 @click.option("--waive", "reason", help="Accept their failure, for this reason.")
 @IDS
@@ -44,7 +43,6 @@ def quarantine(
     stage: str,
     partitions: list[str] | None,
     store: str | None,
-    storage_options: dict[str, Any],
     retry: bool,
     reason: str | None,
     ids: list[str] | None,
@@ -80,7 +78,7 @@ def quarantine(
         )
     if definitions is None and (retry or fixes is not None):
         definitions = Definitions(None, None)
-    place = opened(store, definitions, storage_options)
+    place = opened(store, definitions)
     found: Any = stage if definitions is None else definitions.stage(stage)
     if definitions is not None and partitions is not None:
         partitions = _keys(partition_keys(found.pipeline, partitions, "--partitions"))

@@ -12,13 +12,12 @@ import click
 
 from vane_dagster._texts import count, table
 from vane_dagster.cli.definitions import Definitions, with_definitions
-from vane_dagster.cli.options import AS_JSON, STORAGE_OPTIONS, print_json
+from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.promote import promote as run_promotion
+from vane_dagster.orchestration.read import open_store
 from vane_dagster.storage.contents import Size, results, sizes
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
-from vane_dagster.storage.store import Store
 
 _RESULTS = ["STAGE", "PARTITION", "PARTITIONS", "ROWS", "PARTS", "BYTES", "LAST COMMIT"]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -56,12 +55,9 @@ def store() -> None:
     help="Time between marking a part for deletion and deleting it; longer than any run.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@STORAGE_OPTIONS
 @click.option("-v", "--verbose", is_flag=True, help="Name every file.")
 @AS_JSON
-def gc(
-    root: str, storage_options: dict[str, Any], verbose: bool, as_json: bool, **policy: Any
-) -> None:
+def gc(root: str, verbose: bool, as_json: bool, **policy: Any) -> None:
     """Removes parts of the store at ROOT that nobody needs any more.
 
     A part is needed while a manifest names it that is in force, was superseded within --keep, or
@@ -69,13 +65,13 @@ def gc(
     --keep: runs compute such a part again rather than build on it. A later gc deletes them, --grace
     after that. So run gc regularly, for example daily. Copies of local files that arguments name
     are deleted once no run has needed them for --keep and --grace together. In the targets of write
-    stages only files of killed runs in _vane_staging are collected, with --storage-options for
-    targets of ROOT's protocol. With --json, one object a line, with the size of each file.
+    stages only files of killed runs in _vane_staging are collected. With --json, one object a line,
+    with the size of each file.
     """
     terms = GcPolicy(time.time(), **policy)
     stages = nothing = 0
     would = "would have " * terms.dry_run
-    for stage in collect(Store(Location(root, storage_options)), terms):
+    for stage in collect(open_store(root, "ROOT"), terms):
         stages += 1
         if as_json:
             print_json(asdict(stage), indent=None)
@@ -101,16 +97,15 @@ def gc(
 @store.command("ls")
 @click.argument("root")
 @click.argument("path", default="")
-@STORAGE_OPTIONS
 @AS_JSON
-def list_results(root: str, path: str, storage_options: dict[str, Any], as_json: bool) -> None:
+def list_results(root: str, path: str, as_json: bool) -> None:
     """Lists the results in force in the store at ROOT: each stage, or the partitions of one.
 
     PATH is a pipeline, or a stage as docs/embedding. Rows, parts and bytes are those that the
     manifests name; `store du` has what the store occupies. With --json, one object a line.
     """
     lines = [_RESULTS]
-    for each in results(Store(Location(root, storage_options)), path):
+    for each in results(open_store(root, "ROOT"), path):
         if as_json:
             print_json(asdict(each), indent=None)
         last = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.committed_at))
@@ -125,9 +120,8 @@ def list_results(root: str, path: str, storage_options: dict[str, Any], as_json:
 @store.command("du")
 @click.argument("root")
 @click.argument("path", default="")
-@STORAGE_OPTIONS
 @AS_JSON
-def usage(root: str, path: str, storage_options: dict[str, Any], as_json: bool) -> None:
+def usage(root: str, path: str, as_json: bool) -> None:
     """Says what the folders directly below ROOT, or below PATH in it, occupy.
 
     All files count, also those that `store gc` removes. PATH is a pipeline, a stage as
@@ -135,7 +129,7 @@ def usage(root: str, path: str, storage_options: dict[str, Any], as_json: bool) 
     line.
     """
     lines, total = [("FOLDER", "FILES", "BYTES")], Size("total")
-    for each in sizes(Store(Location(root, storage_options)), path):
+    for each in sizes(open_store(root, "ROOT"), path):
         total.files, total.bytes = total.files + each.files, total.bytes + each.bytes
         if as_json:
             print_json(asdict(each), indent=None)
@@ -151,13 +145,11 @@ def usage(root: str, path: str, storage_options: dict[str, Any], as_json: bool) 
 @click.argument("target", metavar="TO")
 @click.argument("pipeline")
 @with_definitions(is_optional=True)
-@STORAGE_OPTIONS
 def promote(
     definitions: Definitions | None,
     branch: str,
     target: str,
     pipeline: str,
-    storage_options: dict[str, Any],
 ) -> None:
     """Puts what a branch has committed of PIPELINE in force in the store that it started from.
 
@@ -172,13 +164,13 @@ def promote(
 
     Example: vane-dagster store promote s3://lake/dev/feature-x s3://lake/.vane docs -f defs.py
     """
-    given: Any = {"storage_options": storage_options}
+    given: Any = {}
     found = compute = None
     if definitions is not None:
         found, compute = definitions.pipeline(pipeline), definitions.resource("compute")
         if (declared := definitions.resource("store")) is not None:
             given = {
-                "storage_options": storage_options or declared.storage_options,
+                "storage_options": declared.storage_options,
                 "keep_sources": declared.keep_sources,
             }
     promoted = run_promotion(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
-from vane_dagster.cli.options import AS_JSON, PARTITION, STORAGE_OPTIONS, STORE, print_json
+from vane_dagster.cli.options import AS_JSON, PARTITION, STORE, print_json
 from vane_dagster.orchestration.trace import trace as trace_row
 
 
@@ -17,7 +15,6 @@ from vane_dagster.orchestration.trace import trace as trace_row
 @PARTITION
 @click.option("--forward", is_flag=True, help="Follow the row to all rows made from it.")
 @STORE
-@STORAGE_OPTIONS
 @with_definitions(is_optional=True)
 @AS_JSON
 def trace(
@@ -27,7 +24,6 @@ def trace(
     partition: str | None,
     forward: bool,
     store: str | None,
-    storage_options: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Follows a row of STAGE, such as docs/enriched, back to the source file.
@@ -38,6 +34,6 @@ def trace(
     hold what that takes: CSV and JSON files, Iceberg tables.
     """
     found_in = stage if definitions is None else definitions.stage(stage, or_source=True)
-    place = opened(store, definitions, storage_options)
+    place = opened(store, definitions)
     found = trace_row(found_in, id, partition, forward=forward, store=place)
     print_json(found.to_dict()) if as_json else click.echo(str(found))

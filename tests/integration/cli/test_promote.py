@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import fsspec
 import pytest
 from click.testing import CliRunner
 
@@ -78,13 +78,13 @@ def test_a_branch_on_this_machine_is_promoted_into_s3(tmp_path, load, s3, monkey
     (tmp_path / "home/dagster.yaml").write_text("")
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     asked = ["store", "promote", place, root, "docs"]
-    options = ["--storage-options", json.dumps(s3)]
+    monkeypatch.setitem(fsspec.config.conf, "s3", s3)
     monkeypatch.delitem(sys.modules, "old")
     wrong = CliRunner().invoke(main, [*asked, "-f", "old.py"])
     assert wrong.exit_code == 1
     assert "is not up to date with the definitions" in wrong.output
     assert Location(root, s3).walk() == held
-    done = CliRunner().invoke(main, [*asked, *options])
+    done = CliRunner().invoke(main, asked)
     assert done.output.startswith("docs/labelled: 2 partitions promoted, copied 2 parts (0.0 MiB)")
     assert "Nothing is published or reported yet" in done.output
     monkeypatch.delitem(sys.modules, "new")  # as in a process of its own
@@ -101,6 +101,6 @@ def test_a_branch_on_this_machine_is_promoted_into_s3(tmp_path, load, s3, monkey
     assert edited.plan(["a", "b"], store=production).is_up_to_date
 
     load("other")[0].run("a", store=production)
-    refused = CliRunner().invoke(main, [*asked, *options])
+    refused = CliRunner().invoke(main, asked)
     assert refused.exit_code == 1
     assert "docs/labelled, partition 'a': the branch was made from" in refused.output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from typing import Any
 
@@ -62,7 +61,7 @@ def add_five(batch: pa.Table) -> dict[str, Any]:
     return {"more": pa.compute.add(batch["n"], 5)}
 
 
-def test_source_store_and_target_on_s3(s3, cluster):
+def test_source_store_and_target_on_s3(s3, cluster, monkeypatch):
     base = f"s3://lake/{uuid.uuid4().hex}"
     fs = fsspec.filesystem("s3", **s3)
     for file in range(2):
@@ -112,7 +111,8 @@ def test_source_store_and_target_on_s3(s3, cluster):
         with fs.open(step.url) as file:
             assert pq.read_table(file).slice(step.row, 1)["id"].to_pylist() == ["1-4"]
     arguments = ["trace", "docs/more", "--id", "1-4", "--partition", "1", "--store", store.root]
-    shown = CliRunner().invoke(main, [*arguments, "--storage-options", json.dumps(s3)])
+    monkeypatch.setitem(fsspec.config.conf, "s3", s3)
+    shown = CliRunner().invoke(main, arguments)
     assert shown.output == f"{traced}\n"
 
     # Rows are counted and previewed from there, too.

@@ -46,10 +46,6 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan", "two", "-f", "none.py"], "there is no file 'none.py'"),
         (["preview", "one/none", "-m", "defs_of_test"], "'none' is not a stage of one: same"),
         (["preview", "three/same", "-m", "defs_of_test"], "name one of the pipelines"),
-        (
-            ["quarantine", "one/same", "--storage-options", '{"a": 1}', "-m", "defs_of_test"],
-            "have the store's",
-        ),
     ],
 )
 def test_wrong_usage(words: list[str], message: str) -> None:

@@ -31,7 +31,6 @@ from vane_dagster.cli.options import IDS
         ("cluster list --json --wrong", 2, "No such option"),
         ("trace docs/x --json --id 1 --store nowhere", 1, "holds no stage of a pipeline 'docs'"),
         ("trace docs/x --json --id 1 --store nosuch://x", 1, "no file system"),
-        ("trace docs/x --json --id 1 --storage-options {", 2, "not JSON"),
         ("trace docs/x --json", 2, "Missing option '--id'"),
     ],
 )
@@ -107,9 +106,6 @@ SHARED = {
     "--python-file": {
         *("adopt", "batches cancel", "batches collect", "batches list", "plan", "preview"),
         *("quarantine", "store promote", "trace"),
-    },
-    "--storage-options": {
-        *("diff", "quarantine", "store du", "store gc", "store ls", "store promote", "trace"),
     },
     "--json": {
         *("adopt", "advise", "batches list", "cluster list", "cluster status", "diff", "logs"),
