@@ -36,8 +36,7 @@ def trace(
     Args:
         stage: As "docs/enriched", or a stage or its asset key. A forward trace also accepts
             "docs/source", "docs" or the pipeline, for a row of the source.
-        id: The row's id; a text is converted if the ids are numbers. Of an id that is a path, the
-            last names are enough, as "cats/17.jpg", if no other path ends with them.
+        id: The row's id; a text is converted if the ids are numbers.
         partition: The partition's key; None for an unpartitioned pipeline.
         forward: Whether to trace forward from the row.
         store: A `FragmentStore` or the URL of a store's root. Default: ``$VANE_DAGSTER_STORE``,

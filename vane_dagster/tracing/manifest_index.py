@@ -25,7 +25,6 @@ from vane_dagster.sources.raw_files import FilesSource
 from vane_dagster.sources.row_ids import rule_of
 from vane_dagster.sources.stored import StoredSource
 from vane_dagster.storage.adoptions import Adoptions, adoptions
-from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import (
     FileRecord,
     FileSpan,
@@ -51,7 +50,6 @@ from vane_dagster.storage.row_search import Found, RowFile, find, find_any
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import identity_of
 from vane_dagster.tracing.steps import RowOrigin
-from vane_dagster.types.kinds import is_text
 
 Wanted = dict[int, dict[Any, Sequence[Any] | None]]
 """Rows to find, by key position: the values there, each with all keys of the row if known."""
@@ -189,35 +187,6 @@ class ManifestIndex:
         indexes = [i for i, part in parts if part.rows and part.id_min <= id <= part.id_max]
         hit = find_any(self._files(manifest, indexes), manifest.keys, id)
         return None if hit is None else (indexes[hit[0]], hit[1])
-
-    def only_ending(self, manifest: Manifest, key: int, id: Any) -> str | None:
-        """Return the only id that is a path with the trailing part `id`, else None.
-
-        It is one of the rows of a stage, also of the failed ones, else of a stage upstream.
-
-        Raises:
-            TraceError: If several are.
-        """
-        column, parts = manifest.keys[key], manifest.parts
-        if not is_text(manifest.schema.field(column).type):
-            return None
-        files = self._files(manifest, [i for i, part in enumerate(parts) if part.rows])
-        columns = [(file, column) for file in files]
-        if column == manifest.keys[manifest.input_key]:
-            folder = self.store.parts_of(manifest)
-            columns += [(RowFile(folder, part.faults), "id") for part in parts if part.faults]
-        listed = in_threads(lambda f: read_part(f[0].folder, f[0].name, f[1:]).column(0), columns)
-        ids = pa.chunked_array([chunk for each in listed for chunk in each.chunks], pa.string())
-        found = ids.filter(pc.ends_with(ids, f"/{id}")).unique().to_pylist()
-        if len(found) > 1:
-            raise TraceError(
-                f"{self.label(manifest.stage)!r} has {len(found)} rows whose {column} ends with "
-                f"{id!r}: {names(found)}; give more of the path"
-            )
-        upstream = (self.above(manifest, stage) for stage in manifest.reads)
-        same = (each for each in upstream if each and len(each.keys) == len(manifest.keys))
-        elsewhere = (self.only_ending(each, key, id) for each in same)
-        return found[0] if found else next(filter(None, elsewhere), None)
 
     def _files(self, manifest: Manifest, indexes: Sequence[int]) -> list[RowFile]:
         """Return the files with the rows of parts."""

@@ -79,8 +79,6 @@ def _located(
             "Materialize it again"
         ) from error
     if located is None:
-        if path := manifest_index.only_ending(manifest, 0, key):
-            return _located(manifest_index, stage, path)
         raise not_found(manifest_index, manifest, key)
     return name, manifest, key, *located
 
@@ -341,8 +339,6 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
     indexes = (_index_by_part(manifest_index, newest, head, key) for head in heads)
     index = next((i for i in indexes if i is not None), None)
     if index is None:
-        if path := manifest_index.only_ending(newest, -1, key):
-            return _from_source(manifest_index, path)
         try:
             hit = search_source(manifest_index, newest, key)
         except (FileNotFoundError, StoreError) as error:

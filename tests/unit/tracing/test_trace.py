@@ -456,28 +456,6 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
     assert row_at(trace(tmp_path, "docs/below", 8, None).steps[0])["id"] == 8
 
 
-def six_fails(n: int) -> int:
-    if n == 6:
-        raise ValueError("six")
-    return n
-
-
-def test_the_end_of_a_path_names_a_row_that_failed_or_was_filtered(tmp_path):
-    rows = [{"id": f"{'ab'[n % 2]}/{n}.jpg", "n": n} for n in (6, 7, 8)]
-    pipeline = vd.Pipeline("docs", source=vd.table(rows), id="id")
-    read = pipeline.map("read", six_fails, on_error=vd.Failures("quarantine", 1))
-    read.project("below", ["read"]).project("last", ["read"], where="read > 7")
-    compute(pipeline, store(tmp_path))
-
-    for stage in ("read", "below", "last"):
-        refused = f"docs/{stage}' has no row with id 'a/6.jpg'.* quarantined by 'docs/read': .*six"
-        with pytest.raises(vd.errors.TraceError, match=refused):
-            trace(tmp_path, f"docs/{stage}", "6.jpg", None)
-    with pytest.raises(vd.errors.TraceError, match=r"'b/7.jpg'.* was filtered by 'docs/last'"):
-        trace(tmp_path, "docs/last", "7.jpg", None)
-    assert trace(tmp_path, "docs/last", "8.jpg", None).id == "a/8.jpg"
-
-
 def test_a_pipeline_stands_for_its_source(traced):
     pipeline = docs(traced / "src" / "{partition_key}", partitions_def=DAYS)
     assert trace(traced, pipeline, 42, forward=True) == trace(traced, "docs", 42, forward=True)

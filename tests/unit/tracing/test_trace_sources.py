@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -105,44 +104,3 @@ def test_rows_in_the_store_are_read_whatever_the_pipeline_declares_now(traced):
     assert dropped["steps"][0]["row"] == 2
     assert dropped["missing"]["table/some"] == "filtered by 'table/some'"
     assert dropped["missing"]["table/mapped"] == "quarantined by 'table/mapped': ValueError: two"
-
-
-def size(file: vd.File) -> int:
-    return len(file.read())
-
-
-@pytest.fixture(scope="module")
-def animals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of a pipeline whose ids are paths."""
-    root = tmp_path_factory.mktemp("animals")
-    for path in ("cats/17.jpg", "cats/18.jpg", "dogs/17.jpg", "more/cats/18.jpg"):
-        (root / "photos" / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / "photos" / path).write_bytes(path.encode())
-    photos = vd.Pipeline("photos", source=vd.files(f"{root}/photos/**"), id="path")
-    photos.map("size", size, schema={"size": "BIGINT"})
-    compute(photos, Store(Location(str(root / "store"))))
-    return root / "store"
-
-
-@pytest.mark.parametrize(("stage", "options"), [("size", ()), ("source", ("--forward",))])
-def test_the_end_of_a_path_is_enough(animals, stage, options):
-    step = on_command(f"photos/{stage}", "cats/17.jpg", animals, *options)["steps"][0]
-    assert step["keys"]["path"].endswith("/photos/cats/17.jpg")
-    step = on_command(f"photos/{stage}", "photos/cats/18.jpg", animals, *options)["steps"][0]
-    assert step["keys"]["path"].endswith("/photos/cats/18.jpg")
-
-
-@pytest.mark.parametrize("options", [(), ("--forward",)])
-@pytest.mark.parametrize(
-    ("id", "message"),
-    [
-        ("17.jpg", r"'photos/size' has 2 rows whose path ends with '17.jpg': .*dogs/17.jpg"),
-        ("7.jpg", "has no row with .*'7.jpg'"),
-    ],
-)
-def test_several_paths_with_the_same_end_are_named(animals, id, message, options):
-    stage = "photos/source" if options else "photos/size"
-    command = ["trace", stage, "--id", id, "--store", str(animals), *options]
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 1
-    assert re.search(message, result.output)
