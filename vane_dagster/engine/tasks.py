@@ -260,7 +260,7 @@ class WorkBuilder:
     def _restore(self, task: Task, call: CallUdf) -> Restore:
         spec = task.spec
         assert spec.runs_udf
-        return Restore(call, spec.made_columns(self._pipeline, spec.schema), task.state.known)
+        return Restore(call, spec.made_columns(self._pipeline), task.state.known)
 
     def op(self, task: Task) -> Op:
         """The operation of a stage, with how many rows may still fail in the partition."""

@@ -91,7 +91,7 @@ def patch(stage: Stage, partition: str | None, rows: pa.Table, store: Any) -> De
     pipeline = pinned(stage.pipeline, stage.name, opened)
     spec, where = pipeline[stage.name].spec, "" if partition is None else f", {partition!r}"
     location = f"stage '{pipeline.name}/{stage.name}'{where}: patch"
-    made = spec.made_columns(pipeline, spec.schema) if spec.runs_udf else ()
+    made = spec.made_columns(pipeline) if spec.runs_udf else ()
     if not spec.runs_udf or not made or spec.makes_rows:
         raise StoreError(
             f"{location}: a patch has one output row for each input row, of a stage whose function "

@@ -420,7 +420,11 @@ class MapBatchesSpec(StageKind):
                 "rename yours in the schema, and use 'quarantine' for a one-to-many stage"
             )
 
-    def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
+    def makes_values(self, pipeline: Pipeline) -> bool:
+        """Whether a column is declared besides the ids."""
+        return bool(self.made_columns(pipeline))
+
+    def made_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
         """All declared columns except ids; they are what a copy of a row copies."""
         ids = {key.column for key in pipeline._keys_of(self.name)}
         return tuple(name for name in self.schema.names if name not in ids)
@@ -429,7 +433,7 @@ class MapBatchesSpec(StageKind):
         """All declared columns except ids."""
         if self.is_inferred:
             return None
-        made = self.made_columns(pipeline, self.schema)
+        made = self.made_columns(pipeline)
         return pa.schema([self.schema.field(name) for name in made])
 
     def columns_read(

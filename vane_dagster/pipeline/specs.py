@@ -89,18 +89,13 @@ class ProjectSpec(StageKind):
             reads[name] = [(upstream, each) for each in first.fields if each.lower() in named]
         return Table(fields, reads, self.include is not True or first.is_complete)
 
-    def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """The columns with expressions other than a plain input column."""
-        return tuple(
-            name
-            for name, expression in self.columns
-            if sql.plain_column(expression, self.name) is None
-        )
+    def makes_values(self, pipeline: Pipeline) -> bool:
+        """Whether an expression is other than a plain input column."""
+        return any(sql.plain_column(each, self.name) is None for _, each in self.columns)
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """Empty if no column is computed; None otherwise, since DuckDB determines the types."""
-        none = pa.schema([])
-        return None if self.made_columns(pipeline, none) else none
+        return None if self.makes_values(pipeline) else pa.schema([])
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
@@ -261,9 +256,9 @@ class JoinSpec(StageKind):
         is_complete = all(node in self.columns or inputs[node].is_complete for node in inputs)
         return Table(fields, reads, is_complete)
 
-    def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """All columns of a left join, since its rows may be without a counterpart."""
-        return tuple(schema.names) if self.how == "left" else ()
+    def makes_values(self, pipeline: Pipeline) -> bool:
+        """Whether rows may be without a counterpart."""
+        return self.how == "left"
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]

@@ -154,18 +154,18 @@ class StageKind(abc.ABC):
         reads = self.outputs(pipeline, _tables(inputs)).reads
         return {name: reads[name] for name in schemas[self.name].names}
 
-    def made_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
-        """Return the columns with values that the stage computes rather than passes through."""
-        return ()
+    def makes_values(self, pipeline: Pipeline) -> bool:
+        """Return whether it has values that are in no input, as a left join has nulls."""
+        return False
 
     def measured_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """Return the columns whose statistics are stored with each part, for checks.
 
         All but the ids, or none if the stage only passes columns on.
         """
-        makes_any = self.made_columns(pipeline, schema)
         ids = {key.column for key in pipeline._keys_of(self.name)}
-        return tuple(name for name in schema.names if makes_any and name not in ids)
+        measured = schema.names if self.makes_values(pipeline) else ()
+        return tuple(name for name in measured if name not in ids)
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """Return the columns that it computes; None if the declaration does not determine them."""

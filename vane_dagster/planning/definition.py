@@ -58,7 +58,7 @@ def row_definition(
     """
     if spec.reuse.mode != "rows" or spec.is_inferred:
         return ""
-    made = [spec.schema.field(name) for name in spec.made_columns(pipeline, spec.schema)]
+    made = [spec.schema.field(name) for name in spec.made_columns(pipeline)]
     read = [inputs.field(name) for name in spec.key_columns(pipeline)]
     if spec.reuse.per_row:
         read[0] = read[0].with_name("")  # the code does not see it

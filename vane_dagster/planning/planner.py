@@ -344,7 +344,7 @@ class _Planner:
         for each in self.decisions.get((stage, key), ()):
             found.append(each.covering(former))
             spec = self.pipeline[stage].spec
-            made = spec.made_columns(self.pipeline, spec.schema) if spec.runs_udf else ()
+            made = spec.made_columns(self.pipeline) if spec.runs_udf else ()
             columns = pa.schema([schema.field(name) for name in made])
             fits = each.schema is None or (keyed and each.schema.equals(columns))
             if each.ids and not fits:
