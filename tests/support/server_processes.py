@@ -54,6 +54,20 @@ def launch(*flags: object, **fields: Any) -> Launch:
     return Launch(**{**made, **fields})
 
 
+def guard_of(server: ServerProcess) -> psutil.Process:
+    """Return the guard of a server that runs."""
+    found = psutil.Process(server.status().pid).parent()
+    assert found is not None
+    return found
+
+
+def processes(server: ServerProcess) -> set[int]:
+    """Return the processes of a server; none if it does not run."""
+    if server.status().pid is None:
+        return set()
+    return {one.pid for one in guard_of(server).children(recursive=True)}
+
+
 @contextlib.contextmanager
 def running(launch: Launch, host: str = "", **limits: Any) -> Iterator[ServerProcess]:
     """Yield a server that is stopped at the end; at which nothing may be left of it."""
@@ -61,7 +75,7 @@ def running(launch: Launch, host: str = "", **limits: Any) -> Iterator[ServerPro
     pids: set[int] = set()
     try:
         yield server
-        pids = {one.pid for one in server._processes()}
+        pids = processes(server)
     finally:
         server.stop()
     until(lambda: not left(pids))

@@ -74,7 +74,7 @@ _PYTRITON_ADDRESSES = {
     f"PYTRITON_TRITON_CONFIG_{protocol}_ADDRESS": "{host}" for protocol in ("HTTP", "GRPC")
 }
 """Where PyTriton listens unless its function says otherwise; its default is every address."""
-_OF_STAGES = ("max_batches", "keyed_env_vars", "execution_backend")
+_OF_STAGES = ("max_batches", "max_rss", "keyed_env_vars", "execution_backend")
 """The fields of `Workers` that only workers of stages have."""
 _FIELDS = {each.name: f"write replicas=vd.Workers({each.name}=...)" for each in fields(Workers)}
 _ADVICE = advice({"gpus": "gpus=..."})
@@ -156,7 +156,6 @@ class ModelServer:
             startup_timeout_s=replicas.startup_timeout_s or STARTUP_SECONDS,
             liveness_timeout_s=liveness_timeout_s,
             drain_timeout_s=drain_timeout_s,
-            max_rss=replicas.max_rss,
         )
         # Plain text alone: no file is read, because workers import declarations too.
         started = (repr(self._launch), sorted(launch.env.items()), self.keyed.get("version"))
@@ -227,7 +226,7 @@ class Server(ModelServer):
     count. If they differ, the server has the name and `idle_minutes` of the run that used it last,
     and the timeouts of the run that started it.
 
-    A replica that crashes, hangs or exceeds ``max_rss`` is restarted on the same ports, after 1 to
+    A replica that crashes or hangs is restarted on the same ports, after 1 to
     30 s. Rows whose requests were in flight are requested again, and no others. Three starts that
     fail in a row, or twelve crashes without ten minutes of uptime, fail the stages with the last
     lines of the log. A row that ends its server three times fails alone, with `ServerDied`.
@@ -250,7 +249,7 @@ class Server(ModelServer):
             that the command does not name decides its answers.
         name: Name for people and the command line. Default: from the model or the program.
         replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
-            `vd.Workers` with what each reserves, ``max_rss``, and the names of environment
+            `vd.Workers` with what each reserves, and the names of environment
             variables that are sent to it. ``startup_timeout_s`` (1800) is then the time until it
             must be ready, and ``max_concurrency`` the number of requests in flight to a replica
             from one worker of `prompt` or `embed`.
@@ -356,7 +355,7 @@ class VLLMServer(ModelServer):
         python: The Python interpreter with vLLM. Default: the worker's.
         name: Name for people and the command line. Default: from the model.
         replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
-            `vd.Workers` with what each reserves, ``max_rss``, and the names of environment
+            `vd.Workers` with what each reserves, and the names of environment
             variables that are sent to it. ``startup_timeout_s`` (1800) is then the time until it
             must be ready, and ``max_concurrency`` the number of requests in flight to a replica
             from one worker of `prompt` or `embed`.
@@ -425,7 +424,7 @@ class TritonServer(ModelServer):
             once Triton answers, which PyTriton lets it do before.
         name: Name for people and the command line. Default: from the model or function.
         replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
-            `vd.Workers` with what each reserves, ``max_rss``, and the names of environment
+            `vd.Workers` with what each reserves, and the names of environment
             variables that are sent to it. ``startup_timeout_s`` (1800) is then the time until it
             must be ready, and ``max_concurrency`` the number of requests in flight to a replica
             from one worker of `prompt` or `embed`.

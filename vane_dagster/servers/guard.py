@@ -51,7 +51,6 @@ class GuardedServer:
 
     Attributes:
         pid: The server's process id; None before it was started.
-        guard_pid: The guard's process id; None before it was started.
         ended: Set after the server, its descendants and the guard have ended.
         error: Why the command could not be started; empty if it was.
     """
@@ -66,7 +65,6 @@ class GuardedServer:
         folder: str,
     ) -> None:
         self.pid: int | None = None
-        self.guard_pid: int | None = None
         self.ended = threading.Event()
         self.error = ""
         self._code: int | None = None
@@ -118,7 +116,6 @@ class GuardedServer:
         with self._launcher.stdout as reports:
             for line in reports:
                 report = json.loads(line)
-                self.guard_pid = report.get("guard", self.guard_pid)
                 self.pid = report.get("pid", self.pid)
                 self._code = report.get("code", self._code)
                 self.error = report.get("error", self.error)
@@ -149,7 +146,6 @@ def _main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the server gets them from `stop`
     _control(_SET_CHILD_SUBREAPER, 1)
-    _report(guard=os.getpid())
     orders = open(0, "rb", buffering=0)  # noqa: SIM115  # until the end
     if not (line := orders.readline()):
         return

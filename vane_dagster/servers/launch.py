@@ -38,7 +38,6 @@ class Launch:
             ready is restarted.
         drain_timeout_s: Seconds between SIGTERM, which the command's own process alone gets, and
             SIGKILL.
-        max_rss: Bytes of private memory of all its processes after which it is restarted.
     """
 
     label: str
@@ -52,7 +51,6 @@ class Launch:
     startup_timeout_s: float = 1800.0
     liveness_timeout_s: float = 60.0
     drain_timeout_s: float = 30.0
-    max_rss: int | None = None
 
 
 @dataclass(frozen=True)

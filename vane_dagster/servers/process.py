@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
@@ -201,9 +201,8 @@ class ServerProcess:
             try:
                 ready_at = self._start(deadline)
                 policy.record_ready()
-                reason, is_planned = self._watch()
-                uptime = time.monotonic() - ready_at
-                delay = 0.0 if is_planned else policy.after_crash(uptime)
+                reason = self._watch()
+                delay = policy.after_crash(time.monotonic() - ready_at)
             except _StartError as error:
                 reason = str(error)
                 delay = policy.after_failed_start()
@@ -272,7 +271,7 @@ class ServerProcess:
         self._settled.set()
         return now
 
-    def _watch(self) -> tuple[str, bool]:
+    def _watch(self) -> str:
         """Check a server that is ready, and return after it has ended."""
         launch, guard = self._launch, self._guard
         assert guard is not None
@@ -280,10 +279,10 @@ class ServerProcess:
         problem = ""
         while True:
             if guard.ended.wait(self._limits.check_interval_s):
-                return guard.outcome, False
+                return guard.outcome
             if self._stopping.is_set():  # it may drain, without an answer to health checks
                 guard.end(launch.drain_timeout_s)
-                return guard.outcome, False
+                return guard.outcome
             problem = health_problem(self._endpoint(), self._limits.probe_timeout_s)
             silent = time.monotonic() - answered_at
             if not problem:
@@ -292,13 +291,7 @@ class ServerProcess:
                 reason = f"was not healthy for {silent:.0f} s: GET {launch.health}: {problem}"
                 self._note("restarting", reason)
                 guard.end(0.0)
-                return reason, False
-            if launch.max_rss is not None and (held := self._memory()) > launch.max_rss:
-                limit = f"max_rss={launch.max_rss / 2**20:.0f} MiB"
-                reason = f"held {held / 2**20:.0f} MiB of memory, {limit}"
-                self._note("restarting", reason)  # no new requests while it drains
-                guard.end(launch.drain_timeout_s)
-                return reason, True
+                return reason
 
     def _note(self, state: ServerState, reason: str) -> None:
         with self._lock:
@@ -331,26 +324,6 @@ class ServerProcess:
             health=self._launch.health,
             node=socket.gethostname(),
         )
-
-    def _memory(self) -> int:
-        """Return the bytes that the server's processes hold in memory alone."""
-        import psutil
-
-        total = 0
-        for process in self._processes():
-            with contextlib.suppress(psutil.Error):
-                found = process.memory_info()
-                total += found.rss - getattr(found, "shared", 0)
-        return total
-
-    def _processes(self) -> list[Any]:
-        """Return the server's processes, those in sessions of their own too."""
-        import psutil
-
-        if self._guard is not None and self._guard.guard_pid is not None:
-            with contextlib.suppress(psutil.Error):
-                return list(psutil.Process(self._guard.guard_pid).children(recursive=True))
-        return []
 
 
 def _node_address() -> str:

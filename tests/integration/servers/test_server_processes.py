@@ -23,12 +23,14 @@ from support.server_processes import (
     Worker,
     answer,
     ask,
+    guard_of,
     guarded,
     in_flight,
     is_free,
     launch,
     left,
     port,
+    processes,
     ready,
     running,
     tree,
@@ -110,7 +112,6 @@ def test_a_server_from_its_start_to_its_end(tmp_path):
             assert restarts == 1 or asked.result() is None
             assert (after.endpoint, reason in after.reason) == (endpoint, True)
             assert answer(endpoint, "a") == "echo: a"
-            assert server._memory() > 2**20
             assert not left(children | {status.pid})
             assert len(left(numbers(file))) == 2
             *gone, block = blocks.read_text().split()
@@ -118,7 +119,7 @@ def test_a_server_from_its_start_to_its_end(tmp_path):
             assert Path("/dev/shm", block).exists()
 
         # Its end waits for the requests in flight; after it, nothing is left.
-        pids = {one.pid for one in server._processes()} | {server._guard.guard_pid}
+        pids = processes(server) | {guard_of(server).pid}
         with ThreadPoolExecutor(4) as threads:
             found = [threads.submit(answer, endpoint, str(i)) for i in range(4)]
             until(lambda: in_flight(endpoint) == 4)
@@ -149,7 +150,7 @@ def test_a_start_that_fails_and_an_end_without_sigterm_leave_nothing(tmp_path):
     assert not left(numbers(file))
 
     server = ServerProcess(launch(*leaks, "--ignore-sigterm", drain_timeout_s=0.5), limits=FAST)
-    pids = {one.pid for one in server._processes()} | {server._guard.guard_pid}
+    pids = processes(server) | {guard_of(server).pid}
     assert len(left(pids)) == 4
     began = time.monotonic()
     server.stop()
@@ -187,9 +188,9 @@ def test_no_process_outlives_its_worker_or_its_guard(tmp_path):
     made = replace(launch(), command=("sh", "-c", 'sleep 1000 & "$@"', "sh", *own))
     with running(made) as server:
         before = server.status()
-        pids = {one.pid for one in server._processes()}
+        pids = processes(server)
         assert len(pids) == 3
-        os.kill(server._guard.guard_pid, signal.SIGKILL)
+        guard_of(server).kill()
         after = ready(server, restarts=1)
         assert after.endpoint == before.endpoint
         until(lambda: not left(pids))

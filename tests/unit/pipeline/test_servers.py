@@ -140,7 +140,7 @@ def test_declarations_that_are_written_differently_are_the_same_server(one, othe
         {"api_key_env": "KEY"},
         {"model": "b"},
         {"health": "/v1/models"},
-        {"replicas": vd.Workers(max_rss=1)},
+        {"replicas": vd.Workers(startup_timeout_s=1)},
         {"gpus": 0.5},
         {"version": "b"},
     ],
