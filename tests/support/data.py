@@ -47,16 +47,15 @@ def same(batch: Any) -> Any:
 def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = None) -> pa.Table:
     """Read the rows of a stage through its manifest in force, in fragment order."""
     from vane_dagster.storage.filesystem import Location
+    from vane_dagster.storage.part_file import read_part
     from vane_dagster.storage.store import Store
 
     opened = Store(Location(str(store)))
     name = opened.latest(pipeline, stage, [partition])[partition]
     manifest = opened.read(pipeline, stage, partition, name)
     folder = opened.parts(pipeline, stage, partition)
-    files = [folder.file(part.name) for part in manifest.parts]
-    if not files:
-        return manifest.schema.empty_table()
-    return ds.dataset(files, schema=manifest.schema).to_table()
+    parts = [read_part(folder, part.name) for part in manifest.parts]
+    return pa.concat_tables([manifest.schema.empty_table(), *parts])
 
 
 def column_of(read: Any, column: str) -> list[Any]:
