@@ -49,8 +49,9 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collections of garbage pass over all that was imported until now."""
+    """Collections of garbage pass over all that was imported until now, and are rare."""
     gc.freeze()
+    gc.set_threshold(100_000, 20)
     gc.enable()
 
 

@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -150,6 +151,7 @@ def marks_secret(name: str, named: re.Pattern[str] = _NAMED) -> bool:
     return _marks(name, named) and not _NAME_OF_VARIABLE.search(_SEPARATOR.sub("_", name))
 
 
+@lru_cache(maxsize=4096)
 def _marks(name: str, named: re.Pattern[str]) -> bool:
     """Return whether a name marks secrets, with ``_``, ``-``, ``.`` or case between its words."""
     return named.search(_SEPARATOR.sub("_", name)) is not None
