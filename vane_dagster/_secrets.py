@@ -78,9 +78,9 @@ def masked(text: str) -> str:
     """Replace secrets in a text with ``***``: registered ones, and those of URLs and variables."""
     keep(
         value
-        for name, value in os.environ.items()
-        if len(value) >= _SHORTEST and value not in _known
-        if _marks(name, _NAMED) and not value.isdigit() and not os.path.exists(value)
+        for name in os.environ
+        if _marks(name, _NAMED) and (value := os.environ.get(name, "")) not in _known
+        if len(value) >= _SHORTEST and not value.isdigit() and not os.path.exists(value)
     )
     if _pattern is not None:
         text = _pattern.sub(MASK, text)

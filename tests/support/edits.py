@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from support.paths import REPOSITORY
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders
@@ -38,7 +39,8 @@ class Project:
 
     def forget(self) -> None:
         """Forget every module of this folder, so that the next import reads it anew."""
-        root, temporary, environment = str(self.root), tempfile.gettempdir(), sys.prefix
+        root, temporary = str(self.root), tempfile.gettempdir()
+        environment = sys.prefix, str(REPOSITORY)
         for known in sys.modules.keys() - self._installed:
             loaded = sys.modules[known]
             places = module_attribute(loaded, "__file__"), *(module_folders(loaded) or ())

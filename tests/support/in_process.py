@@ -82,7 +82,9 @@ class InProcess:
         def answer(ticket: int) -> CallResult:
             # The code that a worker is sent has part of `support`, which processes that later tests
             # spawn with this path must not find first.
-            with mock.patch.object(sys, "path", list(sys.path)):
+            # To find the libraries whose threads it limits takes longer than all else that it does.
+            limits = mock.patch("threadpoolctl.threadpool_limits")
+            with mock.patch.object(sys, "path", list(sys.path)), limits:
                 return CallResult(ticket, _silent(host.load(call)))
 
         return self._call(answer)

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Container, Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import files
 from pathlib import Path
 
 import pytest
@@ -140,7 +140,7 @@ def test_what_is_imported_is_declared(trees):
     lines = (REPOSITORY / "pyproject.toml").read_text()
     block = re.search(r"^dependencies = \[\n(.*?)^\]", lines, re.MULTILINE | re.DOTALL)
     declared = {re.match(r'\s*"([\w-]+)', line)[1] for line in block[1].splitlines()}
-    known = packages_distributions()
+    provided = {str(file).split("/")[0] for name in declared for file in files(name) or ()}
     missing = set()
     for name, tree in trees.items():
         for node in import_statements(tree):
@@ -148,7 +148,7 @@ def test_what_is_imported_is_declared(trees):
             modules = [each.name for each in node.names] if is_plain else [node.module]
             for top in {module.split(".")[0] for module in modules}:
                 standard = top in sys.stdlib_module_names or top in {"vane_dagster", *OPTIONAL}
-                if not standard and not declared & {d.lower() for d in known.get(top, ["?"])}:
+                if not standard and not provided & {top, f"{top}.py"}:
                     missing.add((name, top))
     assert not missing
 
@@ -165,7 +165,11 @@ def private_modules(tree: ast.AST) -> Iterator[str]:
             if PRIVATE.fullmatch(node.module) or (private and node.module.startswith(PRIVATE_OF)):
                 yield node.module
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
-            if PRIVATE.fullmatch(text := ast.unparse(node)):
+            root: ast.AST = node
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            named = isinstance(root, ast.Name) and f"{root.id}." in PRIVATE_OF
+            if named and PRIVATE.fullmatch(text := ast.unparse(node)):
                 yield text
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             imported = re.findall(r"from (ray\._\w+) import (\w+)", node.value)
@@ -183,11 +187,11 @@ def test_the_list_of_private_modules_is_complete(trees):
             for module in cells[0]:
                 listed.setdefault(module.removesuffix(".*"), set()).update(cells[1])
     found: dict[str, set[str]] = {}
-    files = module_names(ROOT)
+    paths = module_names(ROOT)
     for name, tree in trees.items():
         for module in private_modules(tree):
             known = [each for each in listed if module == each or module.startswith(f"{each}.")]
-            found.setdefault(*(known or [module]), set()).add(str(files[name].relative_to(ROOT)))
+            found.setdefault(*(known or [module]), set()).add(str(paths[name].relative_to(ROOT)))
     assert found == listed
 
 

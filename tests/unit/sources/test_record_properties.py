@@ -73,7 +73,7 @@ def test_csv_that_was_written_is_read_back(rows, newlines, quoting, is_ended, ha
         assert found == expected
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     body=st.lists(st.sampled_from([*'ab1,,"\n\n\r é', '""', '"x"', "\r\n"]), max_size=30).map(
         "".join
