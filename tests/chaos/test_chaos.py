@@ -1,4 +1,6 @@
-"""Kills at random times and failing storage: and then one run that puts all of it right.
+"""Processes killed at random times, and then one run that puts all of it right.
+
+Storage that fails, rows that fail and kills between two operations are in `test_simulation.py`.
 
 ``VANE_CHAOS_ROUNDS=500`` makes more rounds, ``VANE_CHAOS_SEED=17 VANE_CHAOS_ROUNDS=1`` repeats one;
 the kills of a round come at the same moments then, while the processes run at their own speed.
@@ -29,15 +31,12 @@ from support.chaos_run import FRAGMENT_ROWS, KEYED, KEYS, RAN, STAGES
 from support.data import read_stage, write_source
 from support.paths import REPOSITORY, TESTS
 from support.pools_process import CLUSTER
-from vane_dagster import testing
-from vane_dagster._failpoints import VARIABLE
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import VaneError
 from vane_dagster.storage.filesystem import TEMPORARY, Location
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.publish.base import STAGING
-from vane_dagster.storage.quarantine import read_faults
 from vane_dagster.storage.store import Store
 
 _START_SECONDS, _WORK_SECONDS = 1.5, 2.5
@@ -66,105 +65,26 @@ class Disturbed(NamedTuple):
     """A disturbed run; `partition` is None for all."""
 
     partition: str | None
-    faults: tuple[testing.Fault, ...]
     kills: tuple[Kill, ...]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The plan of one round.
-
-    Attributes:
-        seed: The seed of all draws.
-        labels: Handling of rows that cannot be labeled.
-        raising: Ids that fail on every computation, by stage.
-        killing: Ids that end their worker on every computation, by stage.
-        runs: The disturbed runs.
-    """
-
-    seed: int
-    labels: str
-    raising: dict[str, tuple[int, ...]]
-    killing: dict[str, tuple[int, ...]]
-    runs: tuple[Disturbed, ...]
-
-    def errors(self, stage: str) -> dict[int, str]:
-        found = dict.fromkeys(self.raising.get(stage, ()), "PoisonError")
-        return {**found, **dict.fromkeys(self.killing.get(stage, ()), "WorkerDied")}
-
-    def poison(self) -> list[testing.Fault]:
-        return [
-            *(
-                testing.CallFault(s, ids=ids, error="PoisonError")
-                for s, ids in self.raising.items()
-            ),
-            *(testing.CallFault(s, "kill", ids=ids) for s, ids in self.killing.items()),
-        ]
-
-    def __str__(self) -> str:
-        own = f"seed {self.seed}: labels={self.labels}, {self.raising=}, {self.killing=}"
-        return "\n  ".join([own, *map(str, self.runs)])
-
-
-def drawn(seed: int, ids: list[int], kinds: tuple[str, ...]) -> Plan:
-    """Draw the plan of a round."""
+def drawn(seed: int, kinds: tuple[str, ...]) -> list[Disturbed]:
+    """Draw the runs of a round."""
     draw = random.Random(seed)
-    poisoned = draw.sample(ids, 7)
-    raising = {
-        "scores": tuple(poisoned[: draw.randint(0, 3)]),
-        "labels": tuple(poisoned[3 : 3 + draw.randint(0, 2)]),
-    }
-    killing = {}
-    if draw.random() < 0.08:  # the search for such a row starts a dozen workers
-        killing[draw.choice(("scores", "labels"))] = (poisoned[6],)
     runs = []
-    for number in range(2 if draw.random() < 0.25 else 1):
+    for _ in range(2 if draw.random() < 0.25 else 1):
         partition = draw.choice((None, None, *chaos_run.KEYS))
-        partitions = 1 if partition else len(chaos_run.KEYS)
-        faults = [draw.choice(_FAULTS)(draw, partitions) for _ in range(draw.randint(0, 2))]
         killed = [draw.choice(kinds) for _ in range(draw.randint(0, 4))]
-        if draw.random() < 0.4 or not (faults or killed or number):
+        if draw.random() < 0.4 or not killed:
             killed.append("driver")
-        kills = sorted(_kill(draw, kind) for kind in killed)
-        runs.append(Disturbed(partition, tuple(faults), tuple(kills)))
-    labels = draw.choice(("quarantine", "null"))
-    raising = {stage: ids for stage, ids in raising.items() if ids}
-    return Plan(seed, labels, raising, killing, tuple(runs))
+        runs.append(Disturbed(partition, tuple(sorted(_kill(draw, kind) for kind in killed))))
+    return runs
 
 
 def _kill(draw: random.Random, kind: str) -> Kill:
     at_work = draw.random() < 0.8
     most = _WORK_SECONDS if at_work else _START_SECONDS
     return Kill(at_work, round(draw.uniform(0.0, most), 2), kind)
-
-
-def _some(draw: random.Random, most: int) -> list[int]:
-    return sorted(draw.sample(range(1, most), draw.randint(1, 3)))
-
-
-def _models(draw: random.Random) -> str:
-    return draw.choice(("scores", "labels"))
-
-
-# Each takes the number of partitions, to draw when the fault occurs. No fault exhausts memory: a
-# warm worker remembers the batch size that fits, so after some rounds single rows would fail.
-_FAULTS: tuple[Callable[[random.Random, int], testing.Fault], ...] = (
-    lambda draw, n: testing.StorageFault(
-        "*", "disconnect", draw.choice(("write", "read", "list")), calls=_some(draw, 30 * n)
-    ),
-    lambda draw, n: testing.StorageFault(
-        draw.choice(("*/store/*", "*/out/*", "*/joined/parts/*")), calls=draw.randint(1, 6 * n)
-    ),
-    lambda draw, n: testing.StorageFault("*/manifests/*", "kill", calls=draw.randint(1, 6 * n)),
-    lambda draw, n: testing.StorageFault("*/out/*", "kill", calls=draw.randint(1, 12 * n)),
-    lambda draw, n: testing.StorageFault("*/parts/*", "kill", calls=draw.randint(1, 24 * n)),
-    lambda draw, n: testing.StorageFault("*", "kill", "delete", calls=draw.randint(1, 3)),
-    lambda draw, n: testing.StorageFault("*", "denied", "delete", calls=draw.randint(1, 3)),
-    lambda draw, n: testing.StorageFault("*", "denied", "list", calls=draw.randint(1, 30)),
-    lambda draw, n: testing.CallFault(_models(draw), "disconnect", calls=_some(draw, 20 * n)),
-    lambda draw, n: testing.CallFault(_models(draw), "kill", calls=draw.randint(1, 20 * n)),
-    lambda draw, n: testing.LoadFault(draw.choice(("Scorer", "Labeller")), "kill", calls=1),
-)
 
 
 @dataclass
@@ -175,31 +95,24 @@ class Place:
         source: The source's folder.
         cluster: The local cluster's settings; None for subprocesses.
         raylet: The cluster's raylet.
-        blocks: The faults of the round's runs.
         happened: Log lines of the round.
     """
 
     source: Path
     cluster: dict[str, Any] | None
     raylet: psutil.Process | None
-    blocks: contextlib.ExitStack
     happened: list[str] = field(default_factory=list)
 
-    def run(self, root: Path, labels: str, run: Disturbed) -> int:
+    def run(self, root: Path, run: Disturbed) -> int:
         """Execute one run to its end, successful or not, and return the driver's exit status."""
         options = {
             "root": str(root),
             "source": str(self.source),
-            "labels": labels,
             "cluster": self.cluster,
             "partition": run.partition,
         }
-        injected = self.blocks.enter_context(testing.faults(*run.faults))
-        # The queued work of a killed run executes later and must meet the same faults. So the
-        # block ends with the round, and its variable is removed until then.
         env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         env["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(REPOSITORY)])
-        del os.environ[VARIABLE]
         started, before = time.monotonic(), _files(root)
         program = [chaos_run.__file__, json.dumps(options)]
         with open(root / "log", "a") as out, open(root / "log", "a") as err:
@@ -210,19 +123,17 @@ class Place:
         driver.kill()
         status = driver.wait()
         seconds = time.monotonic() - started
-        self.happened.append(
-            f"run ended with {status} after {seconds:.1f} s; fired: {injected.fired}"
-        )
+        self.happened.append(f"run ended with {status} after {seconds:.1f} s")
         if status == chaos_run.FAILED:
             failure = (root / "log").read_text().rpartition(chaos_run.FAILURE)[2]
             self.happened.append(" ".join(failure.split())[:300])
         assert ended, f"the run did not end within {_MAX_SECONDS:g} s\n{self.summary(root)}"
         return status
 
-    def finish(self, root: Path, plan: Plan) -> None:
+    def finish(self, root: Path) -> None:
         """Execute the final run; repeat it if a busy machine missed heartbeats."""
         for _ in range(_MAX_LAST_RUNS):
-            status = self.run(root, plan.labels, Disturbed(None, tuple(plan.poison()), ()))
+            status = self.run(root, Disturbed(None, ()))
             if status == chaos_run.RAN:
                 return
             if _NO_HEARTBEAT not in self.happened[-1]:
@@ -288,12 +199,6 @@ on_ray = [("ray", SEED + n) for n in range(ROUNDS)]
 on_subprocesses = [("local", SEED + n) for n in range(max(1, ROUNDS // 3))]
 
 
-@pytest.fixture
-def blocks() -> Iterator[contextlib.ExitStack]:
-    with contextlib.ExitStack() as stack:
-        yield stack
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two partitions of two files, three fragments each."""
@@ -310,9 +215,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """The rows that the pipeline publishes where nothing happens."""
     root = tmp_path_factory.mktemp("undisturbed")
-    with contextlib.ExitStack() as blocks:
-        place = Place(source, None, None, blocks)
-        assert place.run(root, "quarantine", Disturbed(None, (), ())) == RAN, place.summary(root)
+    place = Place(source, None, None)
+    assert place.run(root, Disturbed(None, ())) == RAN, place.summary(root)
     rows = {
         key: {row["id"]: row for row in table.to_pylist()} for key, table in published(root).items()
     }
@@ -332,32 +236,24 @@ def published(root: Path) -> dict[str, pa.Table]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("compute", "seed"), [*on_ray, *on_subprocesses])
 def test_one_run_puts_right_whatever_has_happened(
-    compute, seed, source, undisturbed, tmp_path, blocks, request
+    compute, seed, source, undisturbed, tmp_path, request
 ):
-    place = Place(source, None, None, blocks)
+    place = Place(source, None, None)
     kinds = ("worker",)
     if compute == "ray":
         request.getfixturevalue("cluster").connect()
         head = LocalHead(**CLUSTER).find()
-        place = Place(source, CLUSTER, psutil.Process(head.raylet_pid), blocks)
+        place = Place(source, CLUSTER, psutil.Process(head.raylet_pid))
         kinds = ("worker",) * 5 + ("pool_manager", "idle")
-    plan = drawn(seed, [i for ids in IDS.values() for i in ids], kinds)
-    print(plan)
-
-    def explained(look: Callable[[], None]) -> None:
-        """Check the files of a round; its error has the plan and the events of the round."""
-        try:
-            look()
-        except (AssertionError, VaneError) as error:
-            raise AssertionError(f"{error}\n{plan}\n{place.summary(tmp_path)}") from error
-
-    for run in plan.runs:
-        faults = (*plan.poison(), *run.faults)
-        place.run(tmp_path, plan.labels, run._replace(faults=faults))
-        explained(lambda: check_in_force(tmp_path))
-    explained(lambda: place.finish(tmp_path, plan))
-    print(*place.happened, sep="\n")
-    explained(lambda: check(tmp_path, plan, undisturbed))
+    runs = drawn(seed, kinds)
+    try:
+        for run in runs:
+            place.run(tmp_path, run)
+            check_in_force(tmp_path)
+        place.finish(tmp_path)
+        check(tmp_path, undisturbed)
+    except (AssertionError, VaneError) as error:
+        raise AssertionError(f"{error}\n{runs}\n{place.summary(tmp_path)}") from error
     shutil.rmtree(tmp_path)
 
 
@@ -379,44 +275,21 @@ def check_in_force(root: Path) -> None:
             assert not lost, f"{name} lacks {lost}"
 
 
-def check(root: Path, plan: Plan, undisturbed: Rows) -> None:
+def check(root: Path, undisturbed: Rows) -> None:
     """What holds after the last run, whatever came before it."""
     store = Store(Location(str(root / "store")))
-    for stage in KEYED:
-        faults = [
-            read_faults(store.parts("chaos", stage, key), store.in_force("chaos", stage, key))
-            for key in KEYS
-        ]
-        rows = pa.concat_tables(faults).to_pylist()
-        assert len(rows) == len({row["id"] for row in rows}), f"{stage}: a row is quarantined twice"
-        found = {row["id"]: row["error"] for row in rows}
-        assert found == plan.errors(stage), f"{stage}: other rows are quarantined"
-
-    check_rows(root, plan, undisturbed)
+    check_rows(root, undisturbed)
     check_files(root)
     for _ in range(2):
         list(collect(store, GcPolicy(time.time() + 60, keep=0, grace=-60)))
     check_files(root, collected=True)
-    check_rows(root, plan, undisturbed)
+    check_rows(root, undisturbed)
 
 
-def check_rows(root: Path, plan: Plan, undisturbed: Rows) -> None:
-    gone, unlabelled = set(plan.errors("scores")), set(plan.errors("labels"))
-    gone |= unlabelled if plan.labels == "quarantine" else set()
+def check_rows(root: Path, undisturbed: Rows) -> None:
     for key, table in published(root).items():
-        ids = table["id"].to_pylist()
-        assert ids == [i for i in IDS[key] if i not in gone], f"{key}: other ids are published"
-        for row in table.to_pylist():
-            error = row.pop("error", None)
-            expected = undisturbed[key][row["id"]]
-            if row["id"] in unlabelled:
-                expected = {**expected, "label": None}
-                kind = plan.errors("labels")[row["id"]]
-                assert error.startswith(f"{kind}: "), f"id {row['id']}: {error}"
-            else:
-                assert error is None, f"id {row['id']}: {error}"
-            assert row == expected, f"{key}: other values"
-        assert read_stage(root / "store", "chaos", "joined", key).num_rows == len(ids)
+        assert table.to_pylist() == [*undisturbed[key].values()], f"{key}: other rows"
+        assert read_stage(root / "store", "chaos", "joined", key).num_rows == len(table)
 
 
 def check_files(root: Path, collected: bool = False) -> None:

@@ -51,7 +51,7 @@ class Labeller:
         return pa.table({"label": picked})
 
 
-def pipeline(source: str, out: str, labels: str) -> vd.Pipeline:
+def pipeline(source: str, out: str) -> vd.Pipeline:
     """Declare two models side by side, joined and published."""
     docs = vd.Pipeline(
         "chaos",
@@ -78,7 +78,7 @@ def pipeline(source: str, out: str, labels: str) -> vd.Pipeline:
         columns=["text"],
         batch_size=16,
         concurrency=1,
-        on_error=vd.Failures(labels, max_error_rate=0.1),
+        on_error=vd.Failures("quarantine", max_error_rate=0.1),
         fn_constructor_kwargs={"words": ("low", "mid", "high")},
     )
     docs.join("joined", scored, labelled).write("published", out + "/{partition_key}")
@@ -87,7 +87,7 @@ def pipeline(source: str, out: str, labels: str) -> vd.Pipeline:
 
 def _materialized(options: Mapping[str, Any]) -> bool:
     root = options["root"]
-    docs = pipeline(options["source"], f"{root}/out", options["labels"])
+    docs = pipeline(options["source"], f"{root}/out")
     compute: Any = vd.LocalCompute(num_cpus=2)
     if options["cluster"] is not None:
         cluster = vd.LocalCluster(**options["cluster"])
