@@ -30,7 +30,7 @@ GROUPS = {
     "planner": ("planning/planner.py", "planning test_simulation.py"),
     "scheduler": (
         "engine/scheduler.py engine/fragment_state.py engine/fragment_queue.py retries.py",
-        "engine/test_scheduler.py engine/test_tasks.py test_retries.py "
+        "engine/test_scheduler.py test_retries.py "
         "engine/test_memory_budget.py engine/test_accounting.py engine/test_slicing.py "
         "compute/test_work_claims.py test_simulation.py",
     ),

@@ -26,12 +26,6 @@ def test_errors_that_differ_in_the_partition_and_in_numbers_are_one():
     ]
 
 
-def test_errors_without_partitions_are_equal_only_if_their_text_is():
-    errors = EqualErrors()
-    assert [errors.add(None, f"stage 'm{n}': no") for n in (1, 2, 2)] == [1, 2, 2]
-    assert errors.texts() == ["stage 'm1': no", "stage 'm2': no"]
-
-
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
     [

@@ -17,7 +17,6 @@ from vane_dagster.retries import (
     MAX_CONSECUTIVE_FAILURES,
     STORAGE,
     TIMED_OUT,
-    TRANSACTION_ATTEMPTS,
     WORKER_DIED,
     Backoff,
     FailureStreaks,
@@ -29,7 +28,6 @@ from vane_dagster.retries import (
     is_transient,
     loss_after,
     seconds_before_alone,
-    transactions,
     with_retries,
 )
 
@@ -107,12 +105,6 @@ def test_storage_is_asked_four_times(fails, calls, passes):
     with pytest.raises(ValueError, match="wrong"):
         with_retries(lambda: (made.append(1), int("wrong")), waits.append)
     assert len(made) == 1, "no other error is retried"
-
-
-def test_transactions_are_attempted_sixty_times_with_short_waits():
-    waits: list[float] = []
-    assert list(transactions(waits.append)) == list(range(1, TRANSACTION_ATTEMPTS + 1))
-    assert max(waits) <= 1.6
 
 
 # Calls

@@ -38,13 +38,6 @@ def test_a_url_with_a_password_or_a_signature_is_refused(url):
         assert secret not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "url", ["abfs://container@account.dfs.core.windows.net/x", "s3://lake/a:b", "/a:b@c"]
-)
-def test_an_ordinary_url_is_taken(url):
-    assert Location(url).url == url
-
-
 def test_what_is_masked():
     key, other, deep, plain, short = (planted() for _ in range(5))
     keep_options(

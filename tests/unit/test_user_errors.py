@@ -12,10 +12,9 @@ import pytest
 import vane_dagster as vd
 from support.poison import (
     EXCEPTIONS,
-    NoText,
 )
 from vane_dagster._user_errors import contained, hinted, is_shutdown
-from vane_dagster.errors import CostlyError, RowErrors, described
+from vane_dagster.errors import CostlyError, described
 from vane_dagster.retries import is_transient
 from vane_dagster.worker.row_errors import user_frames, user_traceback
 
@@ -84,21 +83,6 @@ def test_the_end_of_a_ray_worker_is_no_error_of_its_rows():
     assert not is_shutdown(SystemExit(1))
 
 
-def test_errors_of_rows_are_made_safe_one_by_one():
-    error = contained(
-        vd.errors.RowErrors(
-            {0: NoText(), 1: ValueError("fine"), 2: "no exception"}, None, used={"n": 1}
-        )
-    )
-    assert [str(inner) for inner in error.errors.values()] == [
-        "<str() of the exception raised ValueError>",
-        "fine",
-        "no exception",
-    ]
-    assert isinstance(error, vd.errors.RowErrors)
-    assert error.used == {"n": 1}
-
-
 # Hints
 
 TABLE = pa.table({"id": [1], "text": ["a"]})
@@ -147,12 +131,6 @@ def test_other_errors_have_no_hint(error):
     assert hinted(error, TABLE.column_names) is error
     assert hinted(error) is error, "code that gets no columns"
     assert contained(error) is error
-
-
-def test_the_errors_of_rows_have_hints_of_their_own():
-    errors = hinted(RowErrors({2: KeyError("txt"), 3: ValueError("x")}), ["text"])
-    assert "Did you mean 'text'?" in str(errors.errors[2])
-    assert str(errors.errors[3]) == "x"
 
 
 # Frames

@@ -9,12 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import vane_dagster as vd
-from benchmarks import contracts, harness, smoke
+from benchmarks import harness, smoke
 from benchmarks.harness import CONTENDERS, BenchmarkError, prepare, verify
 from benchmarks.job import Step
 from benchmarks.workloads import workload
-from support.udf_calls import run_stage
 
 BARE = CONTENDERS[0]
 
@@ -63,17 +61,6 @@ def test_wrong_rows_are_found(bench: harness.Bench, tmp_path: Path, change, mess
     pq.write_table(change(correct(bench)), out / "0.parquet")
     with pytest.raises(BenchmarkError, match=message):
         verify(bench, BARE, [Step("p0", "", str(out))], [])
-
-
-@pytest.mark.parametrize("name", contracts.PAIRS)
-def test_a_contract_and_batches_compute_the_same(name: str) -> None:
-    found = []
-    for data, add in contracts.PAIRS[name]:
-        rows = vd.Pipeline("rows", source=vd.parquet("rows.parquet"), id="id")
-        output = run_stage(add(rows), contracts.tables(40)[data])
-        found.append([np.asarray(value).ravel().tolist() for value in output["out"].to_pylist()])
-        assert len(found[-1]) == 40 // contracts.SHARE[data]
-    assert found[0] == found[1]
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, *sessions: dict[str, float]) -> int:

@@ -17,7 +17,6 @@ from typing import Any
 import dagster as dg
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
@@ -38,7 +37,6 @@ from vane_dagster.engine.check_runner import (
 from vane_dagster.events import Committed
 from vane_dagster.storage.column_stats import measure, merge_measures
 from vane_dagster.storage.manifest import (
-    MANIFEST,
     CheckResult,
     Manifest,
     PartInfo,
@@ -408,58 +406,6 @@ def test_what_a_check_finds_and_says(
     assert {**found.metadata, **metadata} == found.metadata
 
 
-def test_counts_of_several_parts_are_added_up_but_do_not_cancel_out(tmp_path: Path):
-    context = stage(tmp_path, rows(x=[1, 2, None]), rows(x=[1]), rows_in=2)
-    found = one(vd.checks.IdsComplete(), closed(context))
-    assert (found.passed, found.metadata["lost"], found.metadata["invented"]) == (False, 1, 1)
-    nulls = one(vd.checks.NullRate(), closed(context))
-    assert nulls.metadata == {"rows": 4, "null_rate/x": 0.25}
-
-
-@pytest.mark.parametrize(
-    ("rows_in", "filtered", "passed"), [(2, 0, True), (5, 2, True), (5, 1, False), (2, 3, False)]
-)
-def test_children_may_be_more_but_none_of_a_row_is_a_loss(
-    tmp_path: Path, rows_in: int, filtered: int, passed: bool
-):
-    context = stage(tmp_path, rows(x=[1, 2, 3]), rows_in=rows_in, filtered=filtered)
-    many = replace(context.manifest, info={"children": True})
-    assert one(vd.checks.IdsComplete(), closed(replace(context, manifest=many))).passed == passed
-
-
-@pytest.mark.parametrize(
-    ("rate", "rows_in", "failed", "passed"),
-    [
-        (None, 50, 10, True),
-        (None, 50, 11, False),
-        (None, 10, 10, False),
-        (None, 0, 0, True),
-        (0.29, 100, 29, True),
-        (1.0, 10, 10, True),
-    ],
-)
-def test_rows_that_may_fail(tmp_path: Path, rate, rows_in, failed, passed):
-    table = rows(x=range(rows_in - failed))
-    context = closed(stage(tmp_path, table, rows_in=rows_in, quarantined=failed))
-    context = replace(context, first_faults=lambda limit: ["id 'a.png': OSError: b"] * limit)
-    found = one(vd.checks.ErrorRate(rate), context)
-    assert found.passed == passed
-    if not passed and failed == rows_in:
-        assert found.description.startswith("All 10 rows failed. The first: id 'a.png': OSError: b")
-
-
-def test_parts_written_without_measures_are_measured_now(tmp_path: Path):
-    table = rows(x=[1, None, None, 2], v=vectors([[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]))
-    subjects = [stage(tmp_path, table, table, measured=each) for each in (True, False)]
-    for check in (vd.checks.NullRate(0.4), vd.checks.Vectors()):
-        assert one(check, subjects[0]) == one(check, subjects[1])
-    mixed = stage(tmp_path, table, table)
-    bare = replace(mixed.manifest.parts[1], measures={})
-    parts = [mixed.manifest.parts[0], bare]
-    mixed = replace(mixed, manifest=replace(mixed.manifest, parts=parts))
-    assert one(vd.checks.NullRate(), mixed) == one(vd.checks.NullRate(), subjects[0])
-
-
 def test_a_partition_without_rows_passes(tmp_path: Path):
     empty = SCHEMA.empty_table()
     context = stage(tmp_path, empty)
@@ -504,20 +450,6 @@ def test_a_check_that_raises_has_failed_unless_the_run_is_interrupted(
     assert f"{error.__name__}: no access" in found[1].description
     kept = results_for(checks, replace(context.manifest, checks=found))
     assert list(kept) == ["ids_complete"], "the other is evaluated again"
-
-
-def test_only_checks_that_are_still_defined_so_have_verdicts(tmp_path: Path):
-    expected = {"id": [0], "x": [1]}
-    context = stage(tmp_path, rows(x=[1]))
-    checks = [vd.checks.IdsComplete(), vd.checks.NullRate(0.1), vd.checks.Golden(expected)]
-    stored = replace(context.manifest, checks=evaluate(checks, context))
-    stored = MANIFEST.load(json.loads(stored.dumps()))
-    assert list(results_for(checks, stored)) == ["ids_complete", "null_rate", "golden"]
-    assert results_for(checks, stored)["null_rate"] == evaluate(checks, context)[1]
-    changed = [checks[0], vd.checks.NullRate(0.2), vd.checks.Drift("x"), checks[2]]
-    assert list(results_for(changed, stored)) == ["ids_complete", "golden"]
-    other = [*checks[:2], vd.checks.Golden({"id": [0], "x": [2]})]
-    assert list(results_for(other, stored)) == ["ids_complete", "null_rate"]
 
 
 # --- drift
@@ -763,16 +695,6 @@ def test_the_example_of_the_documentation_works():
     assert (found.passed, found.description) == (False, "1 of 3 texts are too long")
 
 
-def test_a_check_has_the_name_and_the_description_of_its_class():
-    assert LongTexts("text").name == "long_texts"
-    assert LongTexts("text", name="other").name == "other"
-    assert LongTexts("text").description == "Few texts are long. More follows"
-    assert Returns().description == "returns", "what dataclasses writes is not a description"
-    assert LongTexts("text", blocking=True, severity="WARN").severity == "ERROR"
-    with pytest.raises(vd.errors.DefinitionError, match="name is 'a b'"):
-        LongTexts("text", name="a b")
-
-
 class WithoutText(Exception):
     def __str__(self) -> str:
         raise KeyError("inside")
@@ -834,24 +756,6 @@ def test_a_context_has_rows_statistics_and_the_previous_partition():
     assert previous == [context]
 
 
-def test_rows_of_large_files_that_a_check_selects_have_their_nested_lists(tmp_path):
-    """A file is read in batches that are slices, from which Arrow's selections are wrong."""
-    import pyarrow.dataset as ds
-
-    nested = pa.array([[[n], [n]] for n in range(20_000)], pa.list_(pa.list_(pa.int32(), 1), 2))
-    path = str(tmp_path / "rows.parquet")
-    context = stored(x=nested)
-    pq.write_table(context.dataset().to_table(), path)
-    context = replace(context, dataset=lambda: ds.dataset(path))
-    some = pa.array([3, 9_000, 17_000])
-    assert context.lookup(some, ["x"])["x"].to_pylist() == [[[n], [n]] for n in some.to_pylist()]
-    where = pc.field("id") > 19_997
-    found = [row for batch in context.batches(["x"], where) for row in batch["x"].to_pylist()]
-    assert found == [[[n], [n]] for n in (19_998, 19_999)]
-    for batch in context.sample(["id", "x"], 100):
-        assert [x[0][0] for x in batch["x"].to_pylist()] == batch["id"].to_pylist()
-
-
 MODULE = """
 from dataclasses import dataclass
 import vane_dagster as vd
@@ -908,11 +812,3 @@ def test_a_definition_follows_the_code_and_the_fields(module: Any):
     far = module(MODULE).Far
     others = [far("y"), far(name="other"), far(blocking=True), far(severity="WARN")]
     assert len({before, *(check.definition for check in others)}) == 5
-
-
-def test_a_subclass_of_a_built_in_check_has_a_definition_of_its_own(module: Any):
-    lenient = module(MODULE).Lenient
-    assert lenient().definition != vd.checks.NullRate().definition
-    assert lenient(0.1).definition != lenient(0.2).definition
-    assert not lenient().is_built_in
-    assert vd.checks.NullRate().is_built_in

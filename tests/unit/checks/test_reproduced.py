@@ -183,22 +183,3 @@ def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
     found = checked.result(by_text)
     assert not found.passed
     assert "identified by 'id' in the store, and by 'text' now" in found.description
-
-
-def kinds(batch: pa.Table) -> dict[str, Any]:
-    return {"kind": [f"{batch['n'].type}, {batch.column_names}"] * len(batch)}
-
-
-def test_a_sample_is_read_with_the_columns_of_all_files(checked):
-    """Nearly all rows are of the narrow file, which alone has other columns."""
-    narrow = pa.table({"id": range(300), "n": pa.array(range(300), pa.int16())})
-    write_source(checked.folder / "source", narrow, "a.parquet")
-    wide = pa.table({"id": [999], "n": [1 << 40], "extra": ["e"]})
-    write_source(checked.folder / "source", wide, "b.parquet")
-    docs = pipeline(checked.folder)
-    check = vd.checks.Reproducible(rows=1)
-    docs.map_batches("kinds", kinds, schema={"kind": "VARCHAR"}, asset=vd.Asset(checks=[check]))
-    checked.run(docs)
-    found = checked.result(docs)
-    assert found.passed, found.description
-    assert (found.metadata["rows"], found.metadata["differing"]) == (1, 0)

@@ -64,15 +64,6 @@ def test_idle_pools_make_room_before_nodes_are_added(pool_state):
     assert list(pool_state.pools) == ["a"], "it stays warm until the lease is granted"
 
 
-def test_workers_that_exist_are_not_wanted_again(pool_state):
-    ask(pool_state, "1", claim("a", GPU=1), nodes=ONE)
-    assert ask(pool_state, "2", claim("a", (3, 3), GPU=1), nodes=ONE) is None
-    assert ask(pool_state, "3", claim("a", (2, 2), GPU=1), nodes=ONE) is None
-    assert short_of_nodes(pool_state, ONE, 0.0) == {"2": [GPU] * 2}, "3 shares those of 2"
-    pool_state.release("2", 0.0)
-    assert short_of_nodes(pool_state, ONE, 0.0) == {"3": [GPU]}
-
-
 def test_who_does_not_poll_any_more_wants_nothing(pool_state):
     assert ask(pool_state, "1", claim("a", GPU=1), nodes=BARE) is None
     assert short_of_nodes(pool_state, BARE, POLL_SECONDS - 1) == {"1": [GPU]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,6 @@ from vane_dagster.events import PoolTime, StageStats
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
-from vane_dagster.worker.reports import SharedSeconds
 
 
 @pytest.fixture
@@ -93,15 +91,6 @@ def test_more_faults_than_a_stage_allows():
     assert "id 7: ValueError" in str(error)
 
 
-def test_partitions_share_the_seconds_of_a_stage_by_their_calls_in_flight():
-    seconds = SharedSeconds()
-    changes = [("a", 1, 10.0), ("b", 1, 12.0), ("b", 1, 14.0), ("a", -1, 17.0), ("b", -2, 20.0)]
-    found = [seconds.change("ab".index(key), calls, now) for key, calls, now in changes]
-    assert found == pytest.approx([0, 0, 1, 2 + 1 + 1, 2 + 3])
-    assert seconds.change(0, 1, 30.0) == 0, "nobody is charged for the time without calls"
-    assert seconds.change(0, -1, 31.0) == pytest.approx(1)
-
-
 def test_the_time_of_workers_ends_with_their_last_call():
     queue, pool, worker = WorkerQueue(2), PoolClock(PoolTime(("a",))), Worker("w", "p")
     queue.loading.add(worker)
@@ -142,32 +131,8 @@ def test_rows_that_the_source_could_not_read_were_not_computed(tmp_path, store):
 # The limit of a run
 
 
-def repeated(n: int) -> list[int]:
-    return [n] * 9
-
-
-def itself(parts: int) -> int:
-    return parts
-
-
 def as_it_is(n: int) -> int:
     return n
-
-
-def test_rows_below_a_fan_out_may_be_more_than_those_of_the_source(tmp_path, store):
-    (tmp_path / "src").mkdir()
-    pq.write_table(pa.table({"id": range(100), "n": range(100)}), tmp_path / "src/0.parquet")
-    docs = vd.Pipeline("docs", source=vd.parquet(tmp_path / "src"), id="id")
-    strict = {"on_error": vd.Failures("quarantine", max_error_rate=0.5)}
-    docs.map("direct", as_it_is, output_column="m", **strict)
-    parts = docs.flat_map("parts", repeated, id="part", **strict)
-    parts.map("below", itself, output_column="m", **strict)
-
-    planned = plan(docs, store)
-    state = RunState(planned, store, "run", [].append, {}, CheckRunner(docs, store))
-
-    limits = [state.max_faults(0, stage) for stage in ("direct", "parts", "below")]
-    assert limits == [50, 50, sys.maxsize]
 
 
 @pytest.mark.parametrize(

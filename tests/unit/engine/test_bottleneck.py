@@ -43,24 +43,6 @@ def test_the_option_that_saves_most(pools: list[PoolTime], option: str, saved: f
     assert found.gain == pytest.approx(100 / (100 - saved), rel=0.01)
 
 
-def test_more_workers_say_what_the_cluster_lacks() -> None:
-    given = {"bundle": {"GPU": 1.0, "CPU": 2.0}}
-    pools = pool("a", 2, 180, **given), pool("b", 1, 90, bundle={"CPU": 1.0})
-    assert advised(*pools, GPU=2, CPU=16) == Advice(pools[0])
-    pools = pool("a", 2, 180, **given), pool("b", 1, 45, bundle={"CPU": 1.0})
-    found = advised(*pools, GPU=2, CPU=8)
-    assert found is not None
-    assert found.option.endswith("in place of 2, for which there are 2 GPU and 1 CPU too few")
-    found = advised(pool("a", 2, 180), pool("b", 1, 30), CPU=4)
-    assert found is not None
-    assert found.option.endswith(", if its code waits more than it computes: there are 4 CPUs")
-
-
-def test_workers_that_share_a_limit_by_the_minute_are_not_advised() -> None:
-    paced = pool("a", 2, 180, is_paced=True)
-    assert advised(paced, pool("b", 1, 30)) == Advice(paced)
-
-
 def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
     assert advised(pool("a", 0, 0)) is None
     found = advised(pool("a", 2, 6), pool("b", 1, 3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,6 @@ from support.data import partitioned, read_stage, write_source
 from support.in_process import InProcessCompute
 from vane_dagster.engine import committer
 from vane_dagster.errors import VaneError
-from vane_dagster.storage.damage import damage_of
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.publish.base import publish as committer_publish
 
 DOUBLED = [2 * x for x in range(ROWS)]
@@ -75,20 +72,6 @@ def test_damaged_parts_are_computed_again_by_the_next_run(harm, tmp_path, source
     }
     assert {p: p.stat().st_mtime_ns for p in others} == others
     assert manifests(tmp_path).items() >= before.items()
-
-
-def test_a_damaged_part_above_a_damaged_part(tmp_path, source, run):
-    """To make the one again the other is read, which turns out to be damaged too."""
-    run(select=["clean", "double"])
-    flip(parts(tmp_path, "double")[1])
-    for path in parts(tmp_path, "clean"):
-        flip(path, "x")
-    for _ in range(2):
-        assert run()
-    assert run() == ""
-    assert rows_of(tmp_path, "negate", "z") == NEGATED
-    assert sum(damage_of(Location(str(p.parent)), p.name) is None
-               for p in parts(tmp_path, "double")) == 3  # fmt: skip
 
 
 def test_partitions_that_wait_for_a_damaged_one_are_committed(tmp_path, run):
@@ -180,20 +163,3 @@ def harming(staging: Path) -> Callable[..., Any]:
 
 
 # Damaged source files
-
-
-def test_a_source_file_with_a_damaged_page(tmp_path, run):
-    """Its footer is whole: it is found in a worker, and what is made of other files is kept."""
-    write_source(tmp_path / "src", rows(range(ROWS)), "a.parquet")
-    more = rows(range(100, 100 + ROWS), range(ROWS))
-    bad = write_source(tmp_path / "src", more, "b.parquet", use_dictionary=False)
-    whole = bad.read_bytes()
-    place = pq.read_metadata(bad).row_group(0).column(1).data_page_offset
-    bad.write_bytes(whole[:place] + bytes(20) + whole[place + 20 :])
-    message = run()
-    assert "stage 'docs/clean', fragment" in message
-    assert re.search(r"b\.parquet' cannot be read: .*Write it again", message)
-    assert not manifests(tmp_path)
-    bad.write_bytes(whole)
-    assert run() == ""
-    assert rows_of(tmp_path, "double", "y") == [*DOUBLED, *DOUBLED]

@@ -94,14 +94,6 @@ def test_a_row_that_fails_its_partition_is_kept_too(tmp_path, store):
     assert ids(vd.quarantine("docs/root", store=store.root.path), False) == [0]
 
 
-def test_a_stage_without_failures_has_no_row_to_waive(tmp_path, store):
-    assert not run(tmp_path, store, 0, "first")
-    rows = vd.quarantine("docs/root", store=store.root.path)
-    assert rows.schema.field("committed").type == "bool"
-    with pytest.raises(vd.errors.StoreError, match="not quarantined in a committed partition"):
-        waive("docs/root", None, ["1"], "negative", store.root.path)
-
-
 def test_the_command_lists_them_last_and_names_the_run(tmp_path, store):
     def listed(*words: str) -> str:
         done = CliRunner().invoke(main, ["quarantine", "docs/root", *words, "--store", place])

@@ -99,10 +99,3 @@ def test_another_constructor_or_other_arguments_do_not(tmp_path, project, old, n
     after = planned(tmp_path, project, **given)
     assert with_kept_instances(after, {pool(before)}, print).kept == {}
     assert pool(after) != pool(before)
-
-
-def test_a_class_that_imports_modules_when_it_is_called_is_loaded_again(tmp_path, project):
-    """They cannot travel beside those that the instance's process has imported."""
-    before = planned(tmp_path, project)
-    project.edit("defs.py", "        return {", "        import helpers\n        return {")
-    assert with_kept_instances(planned(tmp_path, project), {pool(before)}, print).kept == {}

@@ -9,10 +9,7 @@ from support.data import same
 from vane_dagster.engine.fragment_state import FragmentState, bytes_read, make_task_states
 from vane_dagster.engine.memory_budget import MemoryBudget
 from vane_dagster.planning.plan import Part
-from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
-from vane_dagster.storage.row_records import RecordedPart
-from vane_dagster.worker.protocol import RecordGroup, RowLookup
 
 MIB = 1 << 20
 
@@ -66,14 +63,6 @@ def test_a_fragment_that_went_through_some_stages_says_nothing_of_all():
     finish(budget, abandoned, 20)
     assert admitted(budget, waiting) == 3
     assert budget.has_room_for(alike), "its like is known: 30 MiB"
-
-
-def test_repaired_fragments_say_nothing_of_whole_ones():
-    budget, (repaired, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
-    former = RecordedPart(Location("/parts"), "part", "", "faults")
-    repaired.known["slow"] = RowLookup((RecordGroup((former,), "id", True),))
-    finish(budget, repaired, 20)
-    assert admitted(budget, waiting) == 3
 
 
 def test_a_fragment_that_outgrows_what_was_expected_stops_admission_and_those_after_it():

@@ -10,7 +10,6 @@ from support.arguments import grouped
 from support.data import read_stage
 from support.in_process import InProcessCompute, compute
 from support.sentences import ASIDE, SCHEMA, TEXTS, pipeline, rows, split, words
-from vane_dagster.planning.definition import stage_definition
 
 
 def letters(batch: pa.Table) -> pa.Table:
@@ -112,38 +111,7 @@ def test_a_list_is_null_where_quarantine_left_no_children(tmp_path, store):
     assert lists() == expected_lists
 
 
-def test_a_list_is_null_where_what_its_children_need_was_quarantined(tmp_path, store):
-    """Quarantined rows that the base was made from too, in a branch beside it."""
-    docs = pipeline(tmp_path)
-    clean = docs.project("clean", ["text"])
-    made = words(clean)
-    scored = fails_for("text", "g h i j", then=lambda b: pa.table({"score": b["id"]}))
-    score = clean.map_batches("score", scored, schema={"score": "BIGINT"}, **grouped(ASIDE))
-    both = docs.join("both", made, score, children="rows")
-    spelled = both.map_batches(
-        "letters", letters, schema={"letter": "VARCHAR"}, cardinality=vd.Children("letter_id")
-    )
-    docs.join("joined", made, spelled, how="left", children="list")
-    compute(docs, store)
-    table = read_stage(tmp_path / "store", "docs", "joined")
-    missing = [word for word, found in rows(table, "word", "letters") if found is None]
-    assert missing == ["g", "h", "i", "j"]
-    assert table.num_rows == len(expected())
-
-
 # As they are declared and keyed
-
-
-def test_keys_of_a_left_join_change_only_where_its_lists_do(tmp_path):
-    def definitions(how, **failures):
-        docs = pipeline(tmp_path)
-        clean = docs.project("clean", ["text"])
-        return stage_definition(
-            docs, docs.join("j", clean, words(clean, **failures), how=how, children="list").spec
-        )
-
-    assert definitions("left") != definitions("left", **ASIDE)
-    assert definitions("inner") == definitions("inner", **ASIDE)
 
 
 def test_declarations_that_do_not_fit():

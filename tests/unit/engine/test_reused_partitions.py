@@ -84,18 +84,6 @@ def test_a_backfill_of_snapshots_pays_for_the_first_and_the_changes(world):
     assert sum(each.copied for each in stats) == 9 * (ROWS - 1)
 
 
-@pytest.mark.parametrize(("partitions", "calls"), [(0, ROWS), (1, ROWS), (2, 3)])
-def test_rows_are_looked_up_in_as_many_partitions_as_declared(world, partitions, calls):
-    world.options = {"partitions": partitions}
-    world.write_days(DAYS[:2], changed=3)
-    world.run(DAYS[:1])
-    world.write(DAYS[1], ["other"])
-    world.run(DAYS[1:2])
-    texts = [f"text {n}" for n in range(ROWS)]
-    world.write(DAYS[2], [text + "?" * (n < 3) for n, text in enumerate(texts)])
-    assert world.run(DAYS[2:3]) == calls
-
-
 def test_rows_that_move_to_the_next_partition_are_found_in_one_run(world):
     for day in DAYS[:3]:
         world.write(day, [f"{day} {n}" for n in range(ROWS)])
@@ -104,35 +92,6 @@ def test_rows_that_move_to_the_next_partition_are_found_in_one_run(world):
         world.write(day, [f"{before if n < 10 else day} {n}" for n in range(ROWS)])
     assert world.run(DAYS[:3]) == 10
     assert world.rows(DAYS[1]) == [f"{DAYS[0 if n < 10 else 1]} {n}".upper() for n in range(ROWS)]
-
-
-def test_rows_from_before_a_forced_run_are_never_found_again(world):
-    world.write_days(DAYS[:3], changed=1)
-    world.run(DAYS[:2])
-    assert world.run(DAYS[:1], force=True, run_id="forced") == ROWS
-    # The second day's rows are older than the forced run, the first day's are not.
-    world.write(DAYS[1], [f"text {n}" for n in range(ROWS)])
-    assert world.run(DAYS[1:2]) == 0
-    assert world.run(DAYS[2:3]) == 2
-    assert world.run(DAYS[:2], force=True, run_id="again") == 2 * ROWS
-
-
-def test_a_forced_run_that_reuses_no_rows_hides_older_ones_too(world):
-    world.write_days(DAYS[:3], changed=0)
-    world.run(DAYS[:2])
-    world.options = {"reuse": "fragments"}
-    assert world.run(DAYS[:1], force=True, run_id="forced") == ROWS
-    world.options = {}
-    assert world.run(DAYS[2:3]) == ROWS
-
-
-def test_a_forced_run_takes_no_parts_of_another_one(tmp_path, world):
-    world.write(DAYS[0], ["one", "two"])
-    assert world.run(DAYS[:1], force=True, run_id="monday") == 2
-    (name,) = (tmp_path / "store/docs/upper/manifests" / DAYS[0]).iterdir()
-    name.unlink()  # as if it had been killed right before its commit
-    assert world.run(DAYS[:1], force=True, run_id="tuesday") == 2
-    assert world.run(DAYS[:1], force=True, run_id="tuesday") == 0, "its own are taken"
 
 
 def test_partitions_in_reverse_order_do_not_wait_forever(world, monkeypatch):

@@ -96,15 +96,6 @@ def test_partitions_wait_as_long_as_a_twentieth_of_the_rows_is_found(found, wait
     assert days.waiting() == waiting
 
 
-def test_partitions_in_progress_do_not_count():
-    days = Days(4)
-    days.parts[0, "m"][0] = "part"
-    days.write(1, 100, 50)
-    days.write(2, 1_000, 0)
-    del days.parts[2, "m"][0]
-    assert days.waiting() == [3]
-
-
 def test_nobody_waits_for_a_partition_that_failed_or_has_a_damaged_part():
     for name, place in (("failed", (0, "m")), ("damaged", (0, 0))):
         days = Days(2)

@@ -10,7 +10,6 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.data import same
 from vane_dagster.engine.slicing import SliceSizer
-from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.worker.pools import PoolSpec
 
 
@@ -107,24 +106,6 @@ def test_a_measurement_replaces_no_estimate_but_a_warm_worker_supplies_the_first
     made.seed_estimate("model", 99.0)
     assert not made.is_learning(["model"])
     assert made.slice_rows(spec(batch_size=1), 10_000, 10_000, 4, last=False) == 50
-
-
-def test_a_stage_is_learned_even_if_its_first_fragment_has_no_rows():
-    made = sizer()
-    assert made.is_learning(["model", "other"])
-    assert not made.is_learning(["other"])
-    made.learn("model", 0.1, 0)
-    assert not made.is_learning(["model"])
-
-
-@pytest.mark.parametrize(
-    "pool",
-    [{"bundle": {"GPU": 1}}, {"slots": 2}, {"lifecycle": WorkerLifecycle(max_batches=5)}],
-)
-def test_some_pools_never_run_whole_fragments(pool):
-    assert sizer(1e-6).should_run_whole("model", 100, 100, 1)
-    assert not sizer(1e-6, **pool).should_run_whole("model", 100, 100, 1)
-    assert not sizer(**pool).is_learning(["model"])
 
 
 @pytest.mark.parametrize(

@@ -92,24 +92,6 @@ def test_a_worker_on_a_draining_node_works_until_another_is_ready_and_ends_after
     assert group.notices == [notice, "worker m-1 has answered 2 calls: a fresh one takes its place"]
 
 
-@pytest.mark.parametrize("is_loading", [True, False])
-def test_a_worker_that_is_lost_with_its_draining_node_has_been_replaced(is_loading):
-    group = leased(FIRST)
-    if not is_loading:
-        group.answer(FIRST)
-    fresh = group.lease.move(FIRST)
-    group.group.move_workers()
-    if is_loading:
-        group.answer(FIRST, lost="its node has died")
-    else:
-        group.group.replace_lost(FIRST, "its node has died", starting=False)
-    assert group.lease.loading == [fresh]
-    group.answer(fresh)
-    group.group.move_workers()
-    assert group.lease.replaced == [FIRST]
-    assert group.group.worker_queues["m"].pick_worker() == fresh
-
-
 def test_an_unused_gpu_is_noticed_once_for_each_pool_that_reserves_one():
     group = leased(FIRST, SECOND)
     group.group.notice_unused_gpu(FIRST, "torch has used no memory of it")
@@ -231,13 +213,6 @@ def test_workers_wait_while_no_replica_is_up():
     assert ("load", fresh) in world.lease.calls
 
 
-def test_a_replica_that_cannot_be_replaced_holds_up_nobody(world):
-    world.report(REPLICAS[0], None, lost="its node is gone")
-    world.group.replace_lost(CLIENTS[0], "its node is gone", starting=False)
-    assert ("load", Worker("c1'", "client")) in world.lease.calls
-    assert world.lease.told["c1'"] == ["http://two:2"]
-
-
 def test_replicas_on_draining_nodes_serve_until_another_one_is_ready(world):
     fresh = [world.lease.move(worker) for worker in REPLICAS]
     world.group.move_workers()
@@ -271,18 +246,6 @@ def test_a_replica_whose_worker_died_is_replaced_and_the_others_go_on(world):
     fresh = Worker("s1'", "server")
     world.ready(fresh, replace(ENDPOINTS[0], url="http://one:7"))
     assert sorted(world.lease.told["c1"]) == ["http://one:7", "http://two:2"]
-
-
-def test_a_worker_that_starts_late_is_told_the_endpoints_of_now():
-    """Its start waits for a call of another run, and overwrites what was announced meanwhile."""
-    world = World()
-    for worker, endpoint in zip(REPLICAS, ENDPOINTS):
-        world.ready(worker, endpoint)
-    stale = world.lease.told["c1"]
-    world.report(REPLICAS[0], None, lost="killed")
-    world.lease.told["c1"] = stale
-    world.ready(CLIENTS[0])
-    assert world.lease.told["c1"] == ["http://two:2"]
 
 
 def test_a_server_that_has_failed_for_good_fails_its_stages(world):

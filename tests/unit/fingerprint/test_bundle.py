@@ -25,7 +25,7 @@ from vane_dagster.errors import CodeIdentityError, ComputeError
 from vane_dagster.fingerprint.bundle import CodeBundle, pack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.portable import portable_payload
-from vane_dagster.worker.user_code import activate, load, unpack
+from vane_dagster.worker.user_code import unpack
 
 
 def test_archive_holds_the_own_modules_and_their_packages(folder: Path) -> None:
@@ -126,21 +126,6 @@ def test_root_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     archive, digest = archive_of("a.py")
     with pytest.raises(ComputeError, match="code is not private: it belongs to"):
         unpack(archive, digest, tmp_path / "code")
-
-
-def test_activation_leaves_other_places_alone(folder: Path, tmp_path: Path) -> None:
-    import helpers  # type: ignore[import-not-found]  # made by the test
-
-    archive, digest = archive_of("only_here.py")
-    unpacked = unpack(archive, digest, tmp_path / "code")
-    activate(unpacked)
-    activate(unpacked)
-    assert sys.path.count(str(unpacked)) == 1
-    assert sys.path[0] == str(unpacked)
-    assert str(folder) in sys.path
-    assert sys.modules["helpers"] is helpers
-    payload = pack((), len).payload
-    assert load(payload) is len
 
 
 HELPERS = """

@@ -6,7 +6,6 @@ import ast
 import itertools
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,35 +17,8 @@ from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest, modules
 from vane_dagster.fingerprint.code import code_identity, files_read_once
 from vane_dagster.fingerprint.files import LocalFiles
-from vane_dagster.fingerprint.module_attributes import module_folders
 from vane_dagster.fingerprint.modules import path_kind
 from vane_dagster.fingerprint.objects import value_digest
-from vane_dagster.worker.user_code import activate
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "old", "new", "changes"),
-    [
-        ("udf", "defs.py", "    # cut it\n", "\n\n    # shorten it\n", False),
-        ("udf", "defs.py", "import never_there", "import never_there_either", False),
-        ("udf", "unrelated.py", "LATER = 1", "LATER = 2", False),
-        ("udf", "defs.py", "import normalise", "import normalise, unused", False),
-        ("Model", "helpers.py", "strip", "lstrip", False),
-        ("udf", "defs.py", "text[:LIMIT]", "text[LIMIT:]", True),
-        ("udf", "defs.py", "LIMIT = 10", "LIMIT = 11", True),
-        ("udf", "defs.py", "fast = None", "fast = 1", True),
-        ("udf", "defs.py", "return function(*args)", "return function(*args) or 1", True),
-        ("udf", "helpers.py", "strip", "lstrip", True),
-        ("Model", "defs.py", "factor = 2", "factor = 3", True),
-        ("Model", "deeper.py", "return x", "return -x", True),
-    ],
-)
-def test_what_is_reached_counts(
-    defs: Project, name: str, file: str, old: str, new: str, changes: bool
-) -> None:
-    before = defs.digest(name)
-    defs.edit(file, old, new)
-    assert (defs.digest(name) != before) == changes
 
 
 def test_the_parts_name_what_changed(project: Project) -> None:
@@ -70,40 +42,6 @@ def test_the_parts_name_what_changed(project: Project) -> None:
         assert [name for name in names if name in changed] == changed
         assert set(names) <= {*changed, "top-level statements"}
         before = parts
-
-
-@pytest.mark.parametrize(
-    ("defs", "named"),
-    [
-        ("P = '{root}/w/a.txt'\ndef udf(b):\n    return P\n", True),
-        ("P = '{root}/w'\ndef udf(b):\n    return P\n", True),
-        ("import os\nP = os.path.join(__file__, '../w/a.txt')\ndef udf(b):\n    return P\n", False),
-        ("P = __file__[:-7] + 'w/a.txt'\ndef udf(b):\n    return P\n", True),
-        ("from helpers import P\ndef udf(b):\n    return P\n", True),
-        ("import helpers\ndef udf(b):\n    return helpers.read()\n", True),
-        ("class A:\n    P = '{root}/w/a.txt'\ndef udf(b):\n    return A.P\n", True),
-        ("P = '{root}/w/a.txt'\ndef udf(b):\n    return b\n", False),
-        ("P = '{root}/w/c.txt'\ndef udf(b):\n    return P\n", False),
-        ("P = 'w'\ndef udf(b):\n    return P\n", False),
-        ("P = '{root}'\ndef udf(b):\n    return P\n", False),
-    ],
-)  # fmt: skip
-def test_literals_of_top_level_statements_and_defaults_that_name_files(
-    project: Project, monkeypatch: pytest.MonkeyPatch, defs: str, named: bool
-) -> None:
-    (project.root / "w").mkdir()
-    (project.root / "w/a.txt").write_text("1")
-    monkeypatch.chdir(project.root)
-    helpers = "P = '{root}/w/a.txt'\ndef read(path='{root}/w/a.txt'):\n    return path\n"
-    project.write(
-        defs=defs.replace("{root}", str(project.root)),
-        helpers=helpers.replace("{root}", str(project.root)),
-    )
-    before = project.identity()
-    assert any(kind == "file" for kind, *_ in before.parts) == named
-    assert project.identity(version="1").digest == project.identity(version="1").digest
-    (project.root / "w/a.txt").write_text("2")
-    assert (project.digest() != before.digest) == named
 
 
 def test_modules_and_packages(defs: Project) -> None:
@@ -278,19 +216,6 @@ def test_identities_of_one_reading_are_those_of_their_own(defs: Project) -> None
     assert defs.identity("Model").parts == alone["Model"]
 
 
-def test_what_a_statement_does_to_a_stage_does_not_depend_on_other_stages(project: Project) -> None:
-    project.write(
-        defs="import logging\nCONFIG = logging.Filter()\nTABLE = {}\n"
-        "def other(n):\n    TABLE[n] = 1\n"
-        "X = [CONFIG.__dict__.update(n=3), other(1)]\n"
-        "def plain(x): return TABLE\ndef udf(x): return CONFIG.n\n"
-    )
-    alone = project.identity().parts
-    with files_read_once():
-        project.identity("plain")
-        assert project.identity().parts == alone
-
-
 def test_script_functions_are_found_by_their_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,28 +249,3 @@ def test_code_without_any_source_counts_by_its_bytecode() -> None:
     first, _, words, code, _ = digests_of_cells("")
     for edited in (words, code):
         assert set(edited[:2]).isdisjoint(first[:2])
-
-
-class _Anything(types.ModuleType):
-    """A module that has every attribute, none of which is what it should be."""
-
-    __path__ = object()  # type: ignore[assignment]  # no package has such a path
-    __file__ = "_classes.py"
-
-
-@pytest.fixture
-def strange() -> Iterator[types.ModuleType]:
-    module = sys.modules["strange_classes"] = _Anything("strange_classes")
-    yield module
-    del sys.modules["strange_classes"]
-
-
-def test_a_module_without_real_folders_stops_neither_keys_nor_workers(strange, tmp_path):
-    before = list(sys.path)
-    try:
-        activate(tmp_path / "code" / "digest")
-    finally:
-        sys.path[:] = before
-
-    assert module_folders(strange) is None
-    assert code_identity(test_a_module_without_real_folders_stops_neither_keys_nor_workers).digest

@@ -121,36 +121,6 @@ def test_an_edit_of_the_code_of_a_class_loads_its_model_again(old, new, project)
     assert pool(project) == before
 
 
-FALLBACK = """
-try:
-    from vane_dagster import cls
-except ImportError:
-    def cls(kind):
-        return kind
-"""
-
-
-@pytest.mark.parametrize(
-    ("head", "decorator"),
-    [
-        ("import other", "@other.cls"),
-        ("import other as vd", "@vd.cls"),
-        ("from other import cls", "@cls"),
-        (FALLBACK, "@cls"),
-    ],
-)
-def test_a_decorator_that_may_be_another_counts(head, decorator, project):
-    project.write(defs=PLAIN.replace("class Model", f"{decorator}\nclass Model"), other=OTHER)
-    path = project.root / "defs.py"
-    path.write_text(head + path.read_text())
-    decorated = project.digest("Model")
-    path.write_text(head + PLAIN)
-    assert project.digest("Model") != decorated
-
-
-OTHER = "def cls(kind):\n    return kind\n"
-
-
 # Declarations in the module of the class
 
 DECLARED = (
@@ -167,11 +137,3 @@ def test_a_declaration_runs_nothing_of_the_class(project):
     project.edit("defs.py", "os.environ['MODEL'] = path", "os.environ['MODEL'] = path + '1'")
     assert pool(project) != before
     assert project.digest("udf") == function
-
-
-@pytest.mark.parametrize("called", ["Model('m').embed('a')", "MODEL.embed('a')"])
-def test_a_method_that_an_import_calls_constructs(called, project):
-    project.write(defs=DECLARED.partition("docs =")[0] + f"N = {called}\n")
-    before = project.digest("udf")
-    project.edit("defs.py", "os.environ['MODEL'] = path", "os.environ['MODEL'] = path + '1'")
-    assert project.digest("udf") != before

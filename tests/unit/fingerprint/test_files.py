@@ -70,14 +70,6 @@ def test_a_word_is_a_path_by_its_suffix_or_its_form(tmp_path, monkeypatch):
     assert not counts("model", tmp_path / "model/config.json")
 
 
-def test_where_a_folder_is_does_not_count(tmp_path, monkeypatch):
-    digests = []
-    for copy in ("one", "two"):
-        monkeypatch.chdir(write(tmp_path / copy, data__a__b="1"))
-        digests.append(value_digest(["data/a", Path("data")]))
-    assert digests[0] == digests[1]
-
-
 def test_a_long_text_or_one_that_is_no_name_is_a_text():
     for text in ("a/" * 2000, "a/" + "b" * 300, "/\udcff", "a\0/b", "file:", "file://host/x", "/"):
         assert value_digest(text) == value_digest(text)
@@ -157,14 +149,6 @@ def test_too_many_files_or_bytes_are_refused(limit, most, named, tmp_path, monke
     message = str(found.value)
     assert message.startswith(f"fn_kwargs['m']: {str(folder)!r} names {named} or more.")
     assert "version=" in message
-
-
-def test_links_that_are_broken_count_among_the_files_of_a_folder(tmp_path, monkeypatch):
-    folder = write(tmp_path / "model", b="1", c="1", d="1")
-    (folder / "a").symlink_to("absent")
-    monkeypatch.setattr(files, "MAX_FILES", 3)
-    with pytest.raises(CodeIdentityError, match="in 4 files or more"):
-        value_digest(str(folder), "kwargs")
 
 
 _SIZE = 1 << 20
@@ -279,30 +263,6 @@ def test_folders_of_the_source_and_the_target_count_by_name(
     assert counts(0, tmp_path / file, lambda _: definition(tmp_path, **given)) is expected
 
 
-def test_a_folder_with_the_code_counts_by_name(tmp_path, monkeypatch):
-    code = write(tmp_path / "code", data__x="1")
-    (code / "defs_beside_data.py").write_text("def udf(batch, path):\n    return batch\n")
-    monkeypatch.syspath_prepend(str(code))
-    # The module was written just now.
-    import defs_beside_data  # type: ignore[import-not-found]  # written above
-
-    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-
-    def named(path: Path) -> str:
-        given = {"schema": {"y": "BIGINT"}, "fn_kwargs": {"path": str(path)}}
-        stage = docs.map_batches(f"x{len(docs.stages)}", defs_beside_data.udf, **given)
-        return stage_definition(docs, stage.spec)
-
-    assert not counts(code, code / "data/x", named)
-    assert counts(code / "data", code / "data/x", named)
-
-
-def test_the_default_store_counts_by_name(tmp_path, monkeypatch):
-    monkeypatch.setenv("VANE_DAGSTER_STORE", str(write(tmp_path / "a/store", x="1")))
-    assert not counts(str(tmp_path / "a"), tmp_path / "a/b")
-    assert not counts(str(tmp_path / "a/store/docs"), tmp_path / "a/store/docs/b")
-
-
 def test_a_version_stands_for_content_and_for_what_has_no_identity(tmp_path, monkeypatch):
     folder = write(tmp_path / "model", a="1")
     given = {"fn_kwargs": {"path": str(folder)}}
@@ -344,20 +304,6 @@ def test_only_content_and_name_count(weights):
     weights = moved(weights, "second", "other.pt")
     renamed = value_digest({"weights": vd.local_file(weights)})
     assert len({before, edited, renamed}) == 3
-
-
-def test_the_files_of_a_folder_count_by_their_names(tmp_path):
-    folder = tmp_path / "tokenizer"
-    (folder / "inner").mkdir(parents=True)
-    (folder / "inner" / "vocab.txt").write_text("a")
-    (folder / ".lock").write_text("hidden")
-    file = vd.local_file(f"{folder}/")
-    before = value_digest(file)
-    (folder / ".lock").write_text("other")
-    assert value_digest(file) == before
-    (folder / "inner" / "vocab.txt").rename(folder / "vocab.txt")
-    assert value_digest(file) != before
-    assert file.name == "tokenizer"
 
 
 def test_a_relative_path_is_that_of_the_declaration(weights, monkeypatch):

@@ -70,10 +70,6 @@ class Picky(Power):
         return super().__call__(batch)
 
 
-def cut(text: str, most: int) -> str:
-    return text[:most]
-
-
 def numbers(
     tmp_path: Path, fn: Any = Power, exponent: int = 2, kind: str = "DOUBLE", **options: Any
 ) -> vd.Pipeline:
@@ -219,21 +215,6 @@ def test_stages_upstream_are_adopted_first(tmp_path):
     for stage in ("x", "y"):
         assert edited[stage].adopt(**given).is_all
     assert edited.plan(store=given["store"]).is_up_to_date
-
-
-def test_the_longest_and_the_shortest_row_are_compared(tmp_path):
-    texts = ["ab"] * 500 + ["a"] + ["abcd"] + ["abc"] * 498
-    write_source(tmp_path / "src", {"id": range(1000), "text": texts})
-    given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
-
-    def pipeline(most: int) -> vd.Pipeline:
-        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-        docs.map("cut", cut, columns={"text": "text"}, schema="VARCHAR", fn_kwargs={"most": most})
-        return docs
-
-    pipeline(9).run(**given)
-    with pytest.raises(PlanError, match="ids 501"):
-        pipeline(3)["cut"].adopt(1, **given)
 
 
 def test_what_is_undone_returns_to_the_definition_that_computed_it(

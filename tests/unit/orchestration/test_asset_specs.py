@@ -120,16 +120,6 @@ def test_an_unknown_argument_is_refused(resource, given, line):
     assert line in str(refused.value)
 
 
-def test_a_subclass_has_arguments_of_its_own():
-    class Dated(vd.FragmentStore):
-        day: str
-
-    assert Dated(root="/x", day="monday").day == "monday"
-    assert Dated(root=Path("/x"), day="monday") == Dated(root="/x", day="monday")
-    with pytest.raises(vd.errors.DefinitionError, match=r"'dai' of vd\.Dated\. Did you mean 'day'"):
-        Dated(root="/x", dai="monday")
-
-
 def test_values_without_names_are_refused():
     for kind in (vd.FragmentStore, vd.LocalCompute, vd.RayCompute):
         with pytest.raises(

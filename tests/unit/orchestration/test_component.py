@@ -147,13 +147,6 @@ def test_overrides_name_the_field_that_is_wrong(sandbox):
     assert "overrides: concurrency is -1" in refused(sandbox, path)
 
 
-def test_components_with_equal_resources_share_them(sandbox):
-    scaffolded(sandbox, "first", store={"root": "store"})
-    scaffolded(sandbox, "second", store={"root": "store", "keep_sources": True})  # as by default
-    with sandbox.build_all_defs() as definitions:
-        assert definitions.resources["store"].root == "store"
-
-
 def test_a_component_without_resources_takes_those_of_the_project(sandbox):
     path = scaffolded(sandbox)
     file = path / "defs.yaml"

@@ -12,7 +12,6 @@ import pytest
 import vane_dagster as vd
 from support.counted_runs import Clock
 from vane_dagster._texts import duration, rate
-from vane_dagster.engine.accounting import StageRows
 from vane_dagster.events import (
     Committed,
     Connected,
@@ -26,12 +25,10 @@ from vane_dagster.events import (
     WaveStarted,
     WorkerReady,
 )
-from vane_dagster.orchestration.check_events import describe_checks
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary
-from vane_dagster.orchestration.reporting import RunReport, failure_message
+from vane_dagster.orchestration.reporting import RunReport
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.servers.launch import Endpoint, ServerStatus
-from vane_dagster.storage.manifest import CheckResult
 from vane_dagster.worker.reports import LoadReport
 
 
@@ -89,24 +86,6 @@ def test_durations_and_slow_rates():
 
 
 # Totals
-
-
-def test_a_total_follows_the_filter_above_and_ends_exact():
-    rows = StageRows()
-    for fragment in range(10):
-        rows.expect(0, fragment, 100)
-    assert rows.total == 1000
-    rows.set_input_rows(0, 0, 10)
-    assert rows.total == 100
-    rows.set_input_rows(0, 1, 30)
-    assert rows.total == 200
-    for fragment in range(2, 10):
-        rows.set_input_rows(0, fragment, 7)
-    rows.done = 96
-    assert (rows.done, rows.total) == (96, 96)
-    rows.done = 0
-    rows.drop(0, 1)
-    assert rows.total == 66
 
 
 # The summary
@@ -237,26 +216,6 @@ def test_the_failure_has_the_first_five_errors_in_full_and_the_log_the_others(tm
     assert raised.value.description.endswith(f"The log has 2 more\n\n{logs}")
 
 
-def test_equal_errors_of_partitions_are_logged_once(tmp_path):
-    lines: list[str] = []
-    report = reporting(lines, tmp_path)
-    for key in ("b", "c"):
-        report.listen(Failed("a", key, vd.errors.UdfError(f"no file at '/in/{key}'\n\nframes")))
-    assert lines == ["stage 'a', partition 'b': no file at '/in/b'"]
-    with pytest.raises(dg.Failure) as raised:
-        list(report.results())
-    assert raised.value.description.startswith(
-        "2 partitions (b, c), the first: stage 'a', partition 'b': no file at '/in/b'\n\n"
-        "frames\n\nWhat"
-    )
-
-
-def test_an_error_that_begins_with_a_place_has_no_other():
-    for text in ("pipeline 'docs': no file for partition 'b'", "stage 'docs/a': no"):
-        assert failure_message(Failed("a", "b", vd.errors.SourceError(text))) == text
-    assert failure_message(Failed("a", "b", vd.errors.SourceError("x"))).endswith("'b': x")
-
-
 @pytest.mark.parametrize(
     ("failed", "said"),
     [
@@ -271,14 +230,3 @@ def test_the_failure_says_how_many_partitions_failed(failed, said, tmp_path):
     with pytest.raises(dg.Failure) as raised:
         list(report.results())
     assert raised.value.description.startswith(said)
-
-
-def test_equal_failures_of_a_blocking_check_are_one_line():
-    def failed(key: str, rows: int) -> tuple[str, str, CheckResult]:
-        return "a", key, CheckResult("rows", False, True, "ERROR", f"{rows} rows lost", {}, "")
-
-    text = describe_checks([failed("x", 2), failed("y", 3)])
-    assert text == (
-        "checks: 2 failed\n"
-        "    2 partitions (x, y), the first: stage 'a', partition 'x': rows failed: 2 rows lost"
-    )

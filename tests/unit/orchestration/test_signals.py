@@ -43,25 +43,6 @@ def test_commits_of_a_cancelled_run_are_handed_over(monkeypatch):
     assert taken == ["first", "second", "third"]
 
 
-def test_a_slow_report_stalls_nothing():
-    """All is emitted while the first event is still being reported."""
-    emitted = threading.Event()
-
-    def work(emit: Any, cancelled: threading.Event) -> None:
-        for number in range(5):
-            emit(number)
-        emitted.set()
-
-    taken: list[Any] = []
-
-    def listen(event: Any) -> None:
-        assert emitted.wait(60), "the work waits for its report"
-        taken.append(event)
-
-    on_a_thread(work, context(listen))
-    assert taken == [*range(5)]
-
-
 def test_a_cancelled_run_that_does_not_stop_is_left_in_time(monkeypatch):
     monkeypatch.setattr(run, "_STOP_SECONDS", 0.1)
     monkeypatch.setattr(run, "_CHECK_SECONDS", 0.0)

@@ -20,7 +20,6 @@ import vane_dagster as vd
 from support.data import partitioned
 from support.in_process import InProcessCompute
 from support.paths import REPOSITORY
-from vane_dagster.errors import VaneError
 from vane_dagster.events import (
     CallEnded,
     CallStarted,
@@ -119,15 +118,6 @@ def test_a_run_has_metrics_and_spans(tmp_path):
 
     numbers("whole", 12).run(**given)
     assert recorded("whole")["partitions"][("unchanged", "halved")] == 2
-
-
-def test_what_fails_is_the_status_of_its_spans(tmp_path):
-    with pytest.raises(VaneError):
-        numbers("partly", 14).run(store=str(tmp_path / "store"), compute=InProcessCompute())
-    found = failed()
-    assert {*found} == {"run partly", "partition halved", "call halved"}
-    assert "thirteen" in (found["partition halved"].status.description or "")
-    assert recorded("partly")["partitions"][("failed", "halved")] == 1
 
 
 def test_what_workers_report_is_counted():

@@ -313,19 +313,6 @@ def test_columns_are_arrays_of_the_library_that_an_annotation_names(
     assert contract.format == format
 
 
-def test_arguments_of_a_stage_override_those_of_decorators() -> None:
-    found = spec(
-        Transcriber("m").count,
-        gpus=0, concurrency=vd.Workers(2, num_cpus=0), batch_size=2, schema="INTEGER",
-        on_error=vd.Failures("raise", max_retries=0),
-    )  # fmt: skip
-    assert (found.gpus, found.workers.num_cpus, found.concurrency) == (0, 0, (2, 2))
-    assert spec(Transcriber("m").count, concurrency=vd.Workers()).workers.num_cpus == 2
-    assert (found.failures.max_retries, found.failures.on_error) == (0, "raise")
-    assert found.batch_size == 2
-    assert found.schema == pa.schema({"out": pa.int32()})
-
-
 @dataclass
 class Answer:
     text: str

@@ -12,7 +12,6 @@ from support.udf_calls import row_stage, run_stage
 from vane_dagster.pipeline.specs import StageSpec
 
 GIVEN = pa.schema({"id": pa.int64(), "text": pa.string(), "n": pa.int64()})
-ROWS = pa.table({"id": [1, 2], "text": ["a", None], "n": [None, 5]}, GIVEN)
 
 
 def pipeline() -> vd.Pipeline:
@@ -44,27 +43,6 @@ def test_every_kind_of_stage_passes_on_columns(kind):
     assert set(columns(stages(include_columns=False)[kind])) == own
     with pytest.raises(vd.errors.SchemaError, match="'lost'"):
         columns(stages(include_columns=["lost"])[kind])
-
-
-def test_a_column_of_the_schema_is_the_functions():
-    def shout(text: str | None) -> str:
-        return (text or "").upper()
-
-    stage = row_stage("map", shout, output_column="text", include_columns=True)
-    assert run_stage(stage, ROWS).to_pylist() == [
-        {"id": 1, "n": None, "text": "A"}, {"id": 2, "n": 5, "text": ""},
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("form", ["pyarrow", "numpy", "pandas"])
-def test_a_batch_that_is_returned_with_a_new_column(form):
-    def fn(batch):
-        return {**{name: batch[name] for name in ("id", "text", "n")}, "new": [1, 2]}
-
-    given = {"schema": {"new": "BIGINT"}, "batch_format": form, "include_columns": True}
-    table = run_stage(row_stage("map_batches", fn, **given), ROWS)
-    assert table.select(ROWS.column_names).equals(ROWS)
-    assert table["new"].to_pylist() == [1, 2]
 
 
 def test_keys_change_only_if_columns_are_included():

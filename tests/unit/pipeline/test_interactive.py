@@ -83,14 +83,6 @@ def test_a_stage_that_is_refused_changes_nothing(pipeline, execute):
     assert (pipeline["a"].spec.kind, pipeline["a"].id) == ("project", "id")
 
 
-def test_assets_are_of_the_stages_when_they_were_built(pipeline, execute):
-    execute("1", A)
-    built = pipeline._snapshot()
-    execute("1", 'a = p.project("a", {"y": "x"})')
-    assert built["a"].spec.columns[-1] == ("x", '"x"')
-    assert pipeline["a"].spec.columns[-1] == ("y", "x")
-
-
 def test_two_declarations_of_a_name_are_refused(pipeline, execute):
     execute("1", A)
     for cell, code in (("2", A), ("3", f"{B}; {B}")):

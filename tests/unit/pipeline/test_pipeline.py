@@ -233,17 +233,6 @@ def test_refused_schemas(case):
         assert word in str(raised.value)
 
 
-def test_columns_that_an_expression_names():
-    def named(text):
-        return set(referenced_columns(text, "here"))
-
-    assert named("trim(text) || other") == {"text", "other"}
-    assert named("doc.title") == {"doc"}
-    assert named("source.text") == {"source", "text"}
-    assert {"words", "bad"} <= named("list_filter(words, w -> w <> bad)")
-    assert named("1") == set()
-
-
 def test_no_function_that_duckdb_declares_as_unstable_is_accepted():
     query = (
         "SELECT function_name, unnest(list(DISTINCT len(parameters))) FROM duckdb_functions() "

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from vane_dagster.pipeline.preview import FailedRow, Preview, StageCost, shortened, thumbnail
+from vane_dagster.pipeline.preview import FailedRow, Preview, StageCost, thumbnail
 
 ROWS = pa.table({"id": ["a", "c"], "text": ["x" * 300, "<b>"], "vector": [[0.5] * 9, [1.0]]})
 
@@ -29,12 +29,6 @@ def test_failed_rows_are_in_the_place_of_their_input():
         ["z", "", "", "in clean: OSError: gone"],
     ]
     assert shown(failed=[]).cells()[0] == ["id", "text", "vector"]
-
-
-def test_rows_that_one_row_became_stay_together():
-    table = pa.table({"part": ["b1", "a1", "a2"], "id": ["b", "a", "a"]})
-    found = shown(table=table, input_ids=["a", "b", "c"], failed=[FailedRow("c", "model", "E: e")])
-    assert [row[0] for row in found.cells()[1:]] == ["a1", "a2", "b1", ""]
 
 
 def test_it_is_text_html_and_plain_values():
@@ -58,21 +52,6 @@ def test_nothing_but_failures_can_be_shown():
     assert "E: e" in found._repr_html_()
     empty = shown(table=ROWS.slice(0, 0), input_ids=[], failed=[])
     assert empty.cells() == [["id", "text", "vector"]]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (b"1234", "4 bytes"),
-        (None, "None"),
-        (0.123456, "0.1235"),
-        ("two\nlines", "two lines"),
-        ([1, 2, 3, 4], "[1, 2, 3, 4]"),
-        ([[1.0] * 5] * 5, "[[1, 1, 1, ... 5 values], [1, 1, 1, ... 5 values], [1, 1, 1, ... 5 "),
-    ],
-)
-def test_values_are_cut(value, text):
-    assert shortened(value).startswith(text)
 
 
 def test_images_are_thumbnails():

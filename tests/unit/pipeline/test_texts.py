@@ -74,16 +74,6 @@ def test_a_secret_of_several_lines_is_masked_as_a_whole() -> None:
     assert text({"pem": secret, "more": f"a {secret} b"}) == "pem: ***\nmore: a *** b"
 
 
-def test_arguments_of_one_name_have_texts_of_their_own() -> None:
-    found = texts_of({"code": "x"}, fn_kwargs={"code": "y", "token": "z"}, column={"code": "w"})
-    assert found == {
-        "code": "x",
-        "fn_kwargs['code']": "y",
-        "fn_kwargs['token']": "***",
-        "column['code']": "w",
-    }
-
-
 def test_literals_with_names_of_secrets_are_masked_in_code() -> None:
     (code,) = code_identity(called).texts().values()
 

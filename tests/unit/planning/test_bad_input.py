@@ -80,17 +80,6 @@ def test_files_that_are_no_source(name, tmp_path):
     assert "secret" not in refuse(tmp_path, make(tmp_path), *words)
 
 
-@pytest.mark.parametrize("pattern", ["{}", "{}/*.parquet", "{}/a.parquet"])
-def test_a_folder_whose_name_is_a_pattern(pattern, tmp_path):
-    write_source(tmp_path / "a [z]", GOOD)
-    url = f"{tmp_path}/{pattern}"
-    docs = make(tmp_path, source=vd.parquet(url.format("a [z]")))
-    refuse(tmp_path, docs, "no Parquet file", "make a URL a pattern: in a name, write")
-
-    escaped = vd.parquet(url.format("a [[]z]"))
-    assert len(escaped.list_files([None], "here")[None]) == 1
-
-
 @pytest.mark.parametrize(
     ("rows", "given", "words"),
     [

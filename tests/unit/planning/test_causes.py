@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-import vane_dagster as vd
 from support.data import write_source
 from support.plans import docs, plan, settle, source, triple
-from vane_dagster.planning.causes import causes, describe
+from vane_dagster.planning.causes import describe
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -88,54 +87,10 @@ def test_other_causes(tmp_path, store, empty):
     assert factor["clean"] == factor["doubled"] == {"stored parts are missing": 1}
 
 
-def test_options_of_the_source_and_the_types_that_they_change_are_named(tmp_path, empty):
-    files = tmp_path / "texts"
-    files.mkdir()
-    (files / "a.csv").write_text("id,price\n1,10\n2,20\n")
-
-    def priced(**options: Any) -> vd.Pipeline:
-        made = vd.Pipeline("priced", source=vd.csv(str(files), **options), id="id")
-        made.project("clean", ["id", "price"]).project("last", ["id"])
-        return made
-
-    settle(plan(priced(), empty), empty)
-    stages = plan(priced(types={"price": "DOUBLE"}), empty).partitions[0].stages
-    assert stages["clean"].causes == {
-        "the source's options changed": 1,
-        "column 'price' is DOUBLE and was BIGINT": 1,
-    }
-    assert stages["last"].causes == {"upstream stage 'clean' changed": 1}
-    unseen = plan(priced(types={"price": "BIGINT"}), empty).partitions[0].stages
-    assert unseen["clean"].causes == {"the source's options or fragment_rows changed": 1}
-
-
 def test_a_column_of_a_new_file_that_has_another_type_is_named(tmp_path, store):
     write_source(tmp_path / "src", {"id": ["x"], "n": [0.5], "text": ["x"]}, "c.parquet")
     causes = found(tmp_path, store)["clean"]
     assert causes == {"new files": 1, "column 'n' is DOUBLE and was BIGINT": 1}
-
-
-def test_an_adoption_that_was_undone_is_named(tmp_path, store):
-    former = store.in_force("docs", "doubled", None)
-    assert former is not None
-    given = (former.plan + "?", former.components, "", [], {}, (), ("undone",), former.schema)
-    assert causes(former, *given) == {"an adoption was undone": 1}
-
-
-def test_a_stage_downstream_of_a_forced_one_says_so(tmp_path, store):
-    settle(plan(docs(tmp_path), store, "doubled", force=True), store)
-    forced = "upstream stage 'doubled' changed by force or retry_quarantined"
-    assert found(tmp_path, store)["joined"] == {forced: 1}
-    assert found(tmp_path, store, fn=triple)["joined"] == {forced: 1}
-
-    def sampled(batch):
-        return batch
-
-    always = {"fn": sampled, "reuse": "none"}
-    settle(plan(docs(tmp_path, **always), store), store)
-    causes = found(tmp_path, store, **always)
-    assert causes["doubled"] == {'reuse="none"': 1}
-    assert causes["joined"] == {"upstream stage 'doubled' changed by reuse=\"none\"": 1}
 
 
 def test_causes_of_many_partitions_fit_in_a_line():

@@ -89,15 +89,6 @@ def test_rows_are_counted_through_sql_and_bounded_below_a_model(tmp_path, store)
     assert made.plan(store=store, rows=True).is_up_to_date
 
 
-def test_what_is_stored_of_a_model_lets_those_below_be_counted(tmp_path, store):
-    write(tmp_path, {id: id for id in range(10)})
-    numbers(tmp_path).run(store=store, compute=InProcessCompute())
-    changed = numbers(tmp_path, number=5)
-    changed.run(store=store, compute=InProcessCompute(), select="added")
-    found = counted(changed.plan(store=store, rows=True))
-    assert found == {"last": (5, "exact", 0), "less": (2, "exact", 3)}
-
-
 def test_equal_rows_of_two_fragments_are_counted_once_at_least(tmp_path, store):
     write(tmp_path, {1: 2, 2: 4, 3: 4})
     found = counted(numbers(tmp_path).plan(store=store, rows=True))
@@ -109,30 +100,6 @@ def test_equal_rows_of_two_fragments_are_counted_once_at_least(tmp_path, store):
     assert counted(plan)["added"] == (4, "at_most", 1)
     line = "at most 4 rows in 2 fragments (1 of them copied, unless a row takes less than 10 µs), 1"
     assert line in str(plan)
-
-
-def test_equal_rows_of_a_fragment_that_stays_may_be_computed(tmp_path, store):
-    write(tmp_path, {1: 2, 2: 4, 3: 4})
-    made = numbers(tmp_path)
-    made.fragment_rows = 3
-    made.run(store=store, compute=InProcessCompute())
-    write(tmp_path, {4: 6, 5: 4}, "b.parquet")
-    plan = made.plan(store=store, rows=True)
-    assert counted(plan)["added"] == (2, "at_most", 0)
-    assert [each.may_be_copied for each in plan.stages if each.stage == "added"] == [1]
-
-
-def test_rows_of_preceding_partitions_are_found(tmp_path, store):
-    write(tmp_path, {id: id for id in range(10)}, key="a")
-    write(tmp_path, {id: id for id in range(6, 14)}, key="b")
-    made = numbers(tmp_path, "ab")
-    assert counted(made.plan("b", store=store, rows=True))["added"] == (4, "exact", 0)
-    assert counted(made.plan(store=store, rows=True))["added"] == (9, "at_most", 0)
-    made.run("a", store=store, compute=InProcessCompute())
-    assert counted(made.plan("b", store=store, rows=True))["added"] == (2, "exact", 2)
-    assert counted(made.plan("b", store=store, rows=True, force=True))["added"] == (4, "exact", 0)
-    alone = numbers(tmp_path, "ab", reuse=vd.Reuse("rows", partitions=0))
-    assert counted(alone.plan(store=store, rows=True))["added"] == (4, "exact", 0)
 
 
 def test_rows_that_cannot_be_read_are_not_counted_and_said(tmp_path, store):

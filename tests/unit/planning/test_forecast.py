@@ -154,16 +154,6 @@ def test_a_forecast_is_text_and_plain_values():
     assert first["due"] == {key: {"code of Model changed": 1} for key in ("a", "b")}
 
 
-def test_partitions_with_equal_errors_are_one_line():
-    missing = {f"partition '{key}'": f"no file at '/in/{key}'" for key in ("a", "b", "c", "d")}
-    others = {"partition 'e'": "partition 'e' holds no rows", "stage 'm'": "its schema is inferred"}
-    assert str(Forecast("docs", [], {**missing, **others})).splitlines()[1:] == [
-        "  4 partitions (a, b, c and 1 more), the first: partition 'a': no file at '/in/a'",
-        "  partition 'e' holds no rows",
-        "  stage 'm': its schema is inferred",
-    ]
-
-
 def test_nothing_to_do_is_known():
     done = stage(up_to_date=3)
     assert Forecast("docs", [done], {}).is_up_to_date
@@ -266,28 +256,6 @@ def test_a_gpu_hour_has_the_price_of_the_compute_resource(stored):
     assert (found[0].causes, found[1].worker_seconds[0]) == ({"new files": 1}, 0)
 
 
-def test_input_rows_of_a_join_are_those_of_its_base(stored):
-    stored.write("", *range(40))
-    docs = stored.docs()
-    odd = docs.project("odd", {"id": "id", "x": "x"}, where="x % 2 = 1")
-    every = docs.project("every", {"id": "id", "z": "x"})
-    compute(docs, stored.store)
-    docs.join("joined", odd, every)
-    parts = every.map_batches(
-        "parts", twice, schema={"id": "BIGINT", "part": "VARCHAR"}, cardinality=vd.Children("part")
-    )
-    docs.join("each", odd, parts, children="rows")
-    docs.join("listed", odd, parts, children="list")
-    found = brief(stored.plan(docs))
-    assert found["joined"] == found["listed"] == (0, 1, 20, "exact")
-    assert found["each"] == (0, 1, 40, "unknown"), "the function never ran"
-    each = next(stage for stage in stored.plan(docs).stages if stage.stage == "each")
-    assert next(each.lines()) == "1 of 1 partition: if each row makes one, 40 rows in 1 fragment"
-    compute(docs, stored.store)
-    stored.write("", *range(40, 50), name="b.parquet")
-    assert brief(stored.plan(docs))["each"] == (0, 1, 20, "about")
-
-
 def test_tokens_and_their_price(stored):
     table = {"id": range(3), "text": ["one", "three", "fifteen"]}
     write_source(stored.folder / "src", table)
@@ -324,20 +292,6 @@ def asked(stored: Stored, question: str, long: int = 1) -> vd.Pipeline:
     return docs
 
 
-def test_a_retry_of_some_rows_is_not_the_measure_of_others(stored, monkeypatch):
-    docs = asked(stored, "{text}", long=2000)
-    monkeypatch.setenv("FLAKY", "1")
-    compute(docs, stored.store, ["a"])
-    first = stored.plan(docs, "b").stages[0]
-    monkeypatch.delenv("FLAKY")
-    compute(docs, stored.store, ["a"], retry_quarantined=True)
-    latest = stored.store.in_force("docs", "asked", "a")
-    assert latest is not None
-    assert [part.rows_in - part.copied for part in latest.parts] == [1]
-    found = stored.plan(docs, "b").stages[0]
-    assert 0.9 * first.tokens[0] < found.tokens[0] < found.tokens[1] < 1.1 * first.tokens[1]
-
-
 def test_results_from_before_an_edit_are_a_measure_that_is_named_and_sampled(stored):
     docs, edited = asked(stored, "{text}"), asked(stored, "Answer at length, and twice: {text}")
     compute(docs, stored.store, ["a"])
@@ -358,23 +312,6 @@ def test_results_from_before_an_edit_are_a_measure_that_is_named_and_sampled(sto
     assert (later.before_edit, later.tokens[1] > found.tokens[1]) == (False, True)
     unmeasured = stored.plan(edited, "b", compute=InProcessCompute(), sample=5).stages[0]
     assert unmeasured.sampled == 0
-
-
-def test_copied_answers_have_a_price_although_none_was_asked_for(stored):
-    write_source(stored.folder / "src", {"id": range(3), "text": ["one", "three", "fifteen"]})
-
-    def asking(question: str, text: str) -> vd.Pipeline:
-        docs = stored.docs()
-        model = vd.Model("m", prices={"prompt": 1e6, "completion": 2e6})
-        docs.project("clean", {"text": text}).prompt(
-            "asked", question, provider=Reversed, model=model
-        )
-        return docs
-
-    compute(asking("{text}", "text"), stored.store)  # for 15 tokens of prompts, and of answers
-    compute(asking("{text}", "lower(text)"), stored.store)
-    asked = stored.plan(asking("Why {text}", "text")).stages[1]
-    assert asked.cost[1] > 45
 
 
 class Limited(Reversed):

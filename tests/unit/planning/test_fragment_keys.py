@@ -13,7 +13,7 @@ import vane_dagster as vd
 from support.in_process import InProcessCompute
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
-from vane_dagster.planning.source_code import keyed, pack_source, source_definition
+from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.sources import (
     FileRecord,
     FileSource,
@@ -23,7 +23,6 @@ from vane_dagster.sources import (
     fragment_record,
 )
 from vane_dagster.storage.manifest import PartInfo
-from vane_dagster.worker.source_rows import unpack_source
 
 ABOVE = (("u0", "u1"),)
 
@@ -149,22 +148,6 @@ def test_the_definition_counts_in_each_fragment():
     one, other = keyed(fragments, "a"), keyed(fragments, "b")
     assert len({fragment.identity for fragment in (*fragments, *one, *other)}) == 6
     assert [(f.url, f.start, f.stop) for f in one] == [("u", 0, 1), ("u", 1, 2)]
-
-
-def test_a_source_comes_back_as_it_was():
-    source = Lines("/data", encoding="latin-1", storage_options={"anon": True})
-    back = unpack_source(pack_source(source))
-    assert (back.url_for(None), back.options_for("x")) == ("/data", {"anon": True})
-    assert vars(back) == vars(source)
-    parquet = vd.parquet("/data", small_files="group")
-    assert unpack_source(pack_source(parquet)) == parquet
-
-
-def test_own_code_travels_by_value():
-    payload = pack_source(Lines("/data"))
-    assert __name__.encode() in payload  # as a name, in which nothing is imported
-    assert b"range" in payload
-    assert b"range" not in pack_source(vd.parquet("/data"))
 
 
 def test_rows_are_computed_by_its_code_and_traced_by_the_pipeline_that_declares_it(tmp_path):

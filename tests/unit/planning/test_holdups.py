@@ -13,7 +13,6 @@ from support.data import partitioned, write_source
 from support.in_process import InProcessCompute
 from support.prompts import Reversed
 from vane_dagster.errors import VaneError
-from vane_dagster.storage.store import Store
 
 
 class Slow:
@@ -147,28 +146,3 @@ def test_servers_that_have_to_start_are_said(tmp_path, store):
     assert text.endswith("has to start, unless it is running")
     (text,) = docs.plan(store=store, compute=vd.LocalCompute()).holdups
     assert text.endswith("has to start")
-
-
-def test_each_manifest_is_opened_once_for_costs_and_edits(tmp_path, store, monkeypatch):
-    numbers(tmp_path).run(store=store, compute=InProcessCompute())
-    edited = numbers(tmp_path, batch_size=7, columns=["x"])
-    opened: list[tuple[str, ...]] = []
-    read = Store.opened
-
-    def counting(self: Store, *place: str) -> Any:
-        opened.append(place)
-        return read(self, *place)
-
-    from vane_dagster.planning import forecast
-    from vane_dagster.planning.planner import plan_run
-    from vane_dagster.storage.filesystem import Location
-
-    stored = Store(Location(store))
-    plan = plan_run(edited, tuple(edited.stages), ["a", "b"], stored, keep=False)
-    monkeypatch.setattr(Store, "opened", counting)
-    found = forecast.forecast(plan, stored)
-    assert found.stages[1].worker_seconds
-    assert len(opened) == len({*opened}) == 4  # of `slow` and `last`
-    opened.clear()
-    assert list(forecast.check_limits(plan, stored, {"max_cost": 1.0})) == []
-    assert len(opened) == len({*opened}) == 4

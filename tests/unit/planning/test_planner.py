@@ -30,8 +30,6 @@ from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.grouping import _ranges
 from vane_dagster.sources.parquet import ParquetSource
-from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.store import Store
 
 
 def list_files(source: Any, partition: str | None, location: str) -> Any:
@@ -84,28 +82,6 @@ def test_ranges_cover_every_row_once(groups, most, max_bytes):
         stop - start == 1 or held <= 2 * max_bytes
         for (start, stop), held in zip(ranges, np.diff(above))
     ), "cut evenly, a piece may have a row more than its share"
-
-
-def test_fragment_rows_of_the_pipeline(tmp_path, store):
-    source(tmp_path, {"a.parquet": 10, "b.parquet": 3})
-    planned = plan(docs(tmp_path, fragment_rows=4), store)
-    ranges = [(Path(f.url).name, f.start, f.stop) for f in planned.partitions[0].fragments]
-    assert ranges == [
-        ("a.parquet", 0, 3), ("a.parquet", 3, 6), ("a.parquet", 6, 10), ("b.parquet", 0, 3),
-    ]  # fmt: skip
-    assert not (tmp_path / "store").exists(), "nothing to remember"
-
-
-def test_the_default_is_decided_once(tmp_path, store):
-    """What the first run decided stays, so that another batch size recomputes nothing."""
-    source(tmp_path, {"a.parquet": 5000})
-    first = plan(docs(tmp_path, batch_size=16), store)
-    second = plan(docs(tmp_path, batch_size=4096), store)
-    assert first.rule == second.rule == FragmentRule(1024)
-    assert len(first.partitions[0].fragments) == 5
-    assert keys(first) == keys(second)
-    elsewhere = plan(docs(tmp_path, batch_size=4096), Store(Location(str(tmp_path / "other"))))
-    assert elsewhere.rule.rows > 5000
 
 
 ALL = {"clean", "doubled", "scaled", "joined", "out"}
@@ -171,53 +147,6 @@ def test_keyed_variables_count_by_their_values(tmp_path, store, monkeypatch):
     assert docs(tmp_path, **given)["doubled"].spec.workers._env_vars == ("LANGUAGE_OF_TEST",)
 
 
-@vd.cls
-class Later:
-    async def __call__(self, batch):
-        return batch
-
-    async def again(self, batch):
-        return batch
-
-    def now(self, batch):
-        return batch
-
-
-class Now:
-    def __call__(self, batch):
-        return batch
-
-
-def test_synchronous_and_async_methods_have_workers_of_their_own():
-    def pools() -> list[Any]:
-        pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
-        schema = {"n": "BIGINT"}
-        stages = [
-            pipeline.map_batches("now", Later().now, schema=schema),
-            pipeline.map_batches("later", Later, schema=schema),
-            pipeline.map_batches("other", Now, schema=schema),
-        ]
-        assert [stage.spec.slots for stage in stages] == [1, 16, 1]
-        return [pool_identity(pipeline, stage.spec) for stage in stages]
-
-    now, later, _ = pools()
-    assert now != later
-
-
-def asked(batch, llm):
-    return batch
-
-
-def test_workers_are_shared_by_calls_of_the_same_declaration_of_a_server():
-    """Others know it under another key, which the worker was not told."""
-    pipeline = vd.Pipeline("docs", source=vd.parquet("docs.parquet"), id="id")
-    for name, replicas in (("one", 1), ("again", 1), ("two", 2)):
-        llm = vd.Server(["serve", "{port}"], replicas=replicas)
-        pipeline.map_batches(name, asked, schema={"n": "BIGINT"}, fn_kwargs={"llm": llm})
-    one, again, two = (pool_identity(pipeline, stage.spec) for stage in pipeline)
-    assert one == again != two
-
-
 def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatch):
     (tmp_path / "secret-model").write_text("123")
     monkeypatch.setenv("LANGUAGE_OF_TEST", str(tmp_path / "secret-model"))
@@ -230,62 +159,7 @@ def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatc
     assert "secret-model" not in "".join(traceback.format_exception(found.value))
 
 
-def test_arguments_by_name_are_passed_and_count_in_the_order_of_their_names(tmp_path):
-    def seen(fn: Any, **named: Any) -> str:
-        made = docs(tmp_path, fn=fn, fn_kwargs=named)
-        return stage_definition(made, made["doubled"].spec)
-
-    def every(batch, **named):
-        return batch
-
-    def two(batch, a, b):
-        return batch
-
-    assert seen(two, a=1, b=2) == seen(two, b=2, a=1)
-    assert seen(two, a=1, b={1: 1, 2: 2}) != seen(two, a=1, b={2: 2, 1: 1})
-    assert seen(every, a=1, b=2) == seen(every, b=2, a=1)
-    made = docs(tmp_path, fn=every, fn_kwargs={"b": 2, "a": 1})
-    assert [*made["doubled"].spec.udf.kwargs] == ["a", "b"]
-
-
-def test_a_renamed_stage_and_those_below_it_are_computed(tmp_path, store):
-    """Its rows may differ this time; those beside it are not computed."""
-    source(tmp_path, {"a.parquet": 10})
-
-    def named(name: str) -> vd.Pipeline:
-        source = vd.parquet(str(tmp_path / "src"))
-        made = vd.Pipeline("docs", source=source, id="id", fragment_rows=4)
-        made.project("beside", ["n"])
-        made.project(name, ["n"]).project("below", ["n"])
-        return made
-
-    settle(plan(named("former"), store), store)
-    assert missing(plan(named("new"), store)) == {"new": 3, "below": 3}
-    settle(plan(named("new"), store), store)
-    assert missing(plan(named("former"), store)) == {}, "both are in the store"
-
-
 # Files
-
-
-def rewritten(file: Path) -> None:
-    table = {"id": ["x", "y", "z"], "n": [7, 8, 9], "text": ["x", "y", "z"]}
-    write_source(file.parent, table, file.name)
-
-
-def flipped(file: Path) -> None:
-    """Change a byte, and neither the size nor the footer."""
-    data = bytearray(file.read_bytes())
-    data[40] ^= 1
-    file.write_bytes(data)
-
-
-@pytest.mark.parametrize("change", [rewritten, flipped])
-def test_a_changed_file_is_all_that_is_computed(change, tmp_path, store):
-    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
-    settle(plan(docs(tmp_path), store), store)
-    change(tmp_path / "src/b.parquet")
-    assert missing(plan(docs(tmp_path), store)) == dict.fromkeys(ALL, 1)
 
 
 def test_a_file_less_makes_another_manifest_and_computes_nothing(tmp_path, store):
@@ -309,18 +183,6 @@ def test_a_touched_file_is_the_same_file(tmp_path, store):
     grown = plan(docs(tmp_path), store)
     assert missing(grown) == dict.fromkeys(ALL, 1)
     assert set(keys(first)["out"]) < set(keys(grown)["out"])
-
-
-def test_a_touched_file_agrees_with_an_unselected_upstream_and_one_more_does_not(tmp_path, store):
-    source(tmp_path, {"a.parquet": 3})
-    docs_ = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
-    one, two = docs_.project("one", ["n"]), docs_.project("two", ["text"])
-    docs_.join("both", one, two)
-    settle(plan(docs_, store, "one"), store)
-    os.utime(tmp_path / "src/a.parquet", ns=(1, 10**18))
-    assert missing(plan(docs_, store, "two", "both")) == {"two": 1, "both": 1}
-    source(tmp_path, {"b.parquet": 3})
-    assert "and is not selected. Materialize it too" in refusal(plan(docs_, store, "two", "both"))
 
 
 def test_a_hash_of_a_file_that_changed_meanwhile_is_not_kept(tmp_path, store):
@@ -364,17 +226,6 @@ def test_a_key_with_glob_characters_is_taken_by_the_letter(tmp_path):
     for key in ("a*", "[x]"):
         (file,) = list_files(found, key, "here")
         assert Path(file.url).parent.name == key
-
-
-def test_an_upstream_is_read_from_its_manifest(tmp_path, store):
-    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
-    settle(plan(docs(tmp_path), store, "clean"), store)
-    source(tmp_path, {"c.parquet": 3})
-    planned = plan(docs(tmp_path, text="upper(text)"), store, "doubled")
-    assert missing(planned) == {"doubled": 2}, "neither the new file nor the new code of clean"
-    (manifest,) = settle(planned, store)
-    assert set(manifest.upstream) == {"clean"}
-    assert missing(plan(docs(tmp_path), store, "doubled")) == {}
 
 
 @pytest.mark.parametrize(
@@ -443,22 +294,6 @@ def test_a_stage_that_reuses_nothing_is_computed_in_each_run(tmp_path, store):
         settle(again, store)
     assert missing(plan(docs(tmp_path), store)) == {}, "a stage that reuses results again"
     assert missing(plan(docs(tmp_path, reuse="none"), store, "joined", "out")) == {}
-
-
-def test_parts_without_a_manifest_are_kept(tmp_path, store):
-    """As a killed run leaves them."""
-    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
-    first = plan(docs(tmp_path), store)
-    settle(first, store)
-    for manifest in (tmp_path / "store/docs/clean/manifests").rglob("*.json"):
-        manifest.unlink()
-    (tmp_path / "store/docs/clean/parts/~unpartitioned" / "stray.parquet").write_bytes(b"?")
-    resumed = plan(docs(tmp_path), store)
-    assert missing(resumed) == {}
-    stages = resumed.partitions[0].stages
-    assert stages["clean"].done is None
-    assert len(stages["clean"].parts) == 2
-    assert stages["out"].done is not None
 
 
 def test_a_manifest_that_is_broken_is_named(tmp_path, store):

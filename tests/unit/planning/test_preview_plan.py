@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from support.plans import docs, plan, settle, source
+from support.plans import docs, plan, source
 from vane_dagster.pipeline.pipeline import Stage
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.preview_plan import first_rows, previews
@@ -69,18 +69,6 @@ def test_stored_parts_are_read_and_empty_ones_are_skipped(tmp_path, store):
     assert read == [[("1", 16)], [("1", 20), ("2", 10)]]
 
 
-def test_all_rows_are_read_though_a_part_of_some_has_fewer(tmp_path, store):
-    source(tmp_path, {"a.parquet": 50})
-    planned = plan(docs(tmp_path, fragment_rows=25), store, "clean", "doubled")
-    for rows in (20, 80):  # after a filter, or after a stage with several rows for one
-        *_, last = previews(stored(planned, "clean", [rows]), "doubled", 16)
-        assert last.needed() == ("clean", "doubled")
-        assert rows_read(last) == [("a.parquet", 0, 25), ("a.parquet", 25, 50)]
-        *_, last = previews(stored(planned, "clean", [rows, 30]), "doubled", 16)
-        parts = last.partitions[0].stages["clean"].parts.values()
-        assert [part.info.rows for part in parts] == [rows, 30]
-
-
 def test_rows_that_a_join_matches_are_read_from_whole_parts(tmp_path, store):
     source(tmp_path, {"a.parquet": 100})
     planned = plan(docs(tmp_path), store, *STAGES)
@@ -90,30 +78,6 @@ def test_rows_that_a_join_matches_are_read_from_whole_parts(tmp_path, store):
     stages = found.partitions[0].stages
     rows = {name: each.parts[0].info.rows for name, each in stages.items() if each.parts}
     assert rows == {"clean": 16, "doubled": 100, "scaled": 100}
-
-
-def test_manifests_of_stages_that_are_not_selected_are_read(tmp_path, store):
-    source(tmp_path, {"a.parquet": 10})
-    pipeline = docs(tmp_path)
-    settle(plan(pipeline, store, "clean"), store)
-    planned = plan(pipeline, store, "doubled")
-    (partition,) = planned.partitions
-    (info,) = partition.inputs["clean"].parts
-    manifest = replace(partition.inputs["clean"], parts=[replace(info, rows=40)])
-    planned = replace(planned, partitions=[replace(partition, inputs={"clean": manifest})])
-    found = list(previews(planned, "doubled", 16))
-    assert [each.partitions[0].inputs["clean"].parts[0].rows for each in found] == [16, 40]
-    assert [each.selected for each in found] == [("doubled",)] * 2
-
-
-def test_small_fragments_are_read_together(tmp_path, store):
-    source(tmp_path, {f"{n:02}.parquet": 1 for n in range(40)})
-    planned = plan(docs(tmp_path, fragment_rows=10), store, "clean", "doubled")
-    found = next(previews(planned, "doubled", 16))
-    assert rows_read(found) == [(f"{n:02}.parquet", 0, 1) for n in range(16)]
-    assert found.partitions[0].preview == (1,) * 16
-    keys = {key for each in found.partitions[0].stages.values() for key in each.keys}
-    assert len(keys) == 32
 
 
 def test_plans_read_more_and_more_rows_up_to_a_limit(tmp_path, store):

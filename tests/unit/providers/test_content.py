@@ -21,7 +21,7 @@ from vane_dagster.errors import RowErrors
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.providers.base import Answer, Media, Request
 from vane_dagster.providers.prompting import PromptTask
-from vane_dagster.providers.template import PrefixOrder, Template, parse_template
+from vane_dagster.providers.template import Template, parse_template
 
 
 def parsed(messages: Any, system: str | None = None) -> Template:
@@ -151,16 +151,6 @@ def test_one_text_counts_as_it_did_before_there_was_other_content(tmp_path):
     assert len(found) == len(forms)
 
 
-def test_prompts_are_ordered_by_the_texts_before_the_first_content():
-    task = PromptTask(parsed(["Of {a}:", vd.image("b"), "{c}"]), "said")
-    assert task.needed == ("a", "b", "c")
-    assert isinstance(task.order, PrefixOrder)
-    assert task.order.template.fields == ("a",)
-    assert task.order.keys(pa.table({"a": ["x"]})) == [("x:", "Of x:")]
-    assert PromptTask(parsed(["What is this?", vd.image("b"), "{c}"]), "said").order is None
-    assert task.describe("m") == "m is asked: Of {a}: [image `b`] {c}"
-
-
 # Messages
 
 
@@ -245,16 +235,6 @@ def test_formats_that_models_do_not_take_are_sent_as_png(value, media_type):
     assert part.media_type == media_type
     assert opened(part).convert("RGB").getpixel((0, 0)) == (0, 0, 128)
     assert (part.data == value) == (media_type != "image/png")
-
-
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
-def test_large_images_are_scaled_down(kind):
-    large = picture(kind, (600, 400))
-    (part,) = media(vd.image("a", max_pixels=150), large)
-    assert part.media_type == ("image/jpeg" if kind == "JPEG" else "image/png")
-    assert opened(part).size == (15, 10)
-    (part,) = media(vd.image("a", max_pixels=240_000), picture("PNG", (600, 400)))
-    assert part.data == picture("PNG", (600, 400))
 
 
 def test_scaled_images_are_upright_and_keep_their_transparency():

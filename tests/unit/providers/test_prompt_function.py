@@ -84,14 +84,6 @@ def test_arguments_that_do_not_fit(arguments, message, tmp_path):
         declared(tmp_path, **arguments)
 
 
-def test_it_gets_all_columns_or_those_that_are_named(tmp_path):
-    assert declared(tmp_path, asks).spec.columns is None
-    heat = {"sampling_params": {"temperature": "{heat}"}}
-    named = declared(tmp_path, asks, columns=["title"], **heat)
-    assert named.spec.columns == ("title", "heat")
-    assert declared(tmp_path, asks).spec.schema.names == ["asked", "asked_usage"]
-
-
 def test_it_counts_in_keys_and_not_in_the_identity_of_workers(tmp_path):
     stages = [
         declared(tmp_path, "{text}"),

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pydantic
 import pytest
 
 import vane_dagster as vd
 from support.prompts import Person, Reversed, docs, in_turns
 from support.udf_calls import row_stage, run_stage
 from vane_dagster.errors import RowErrors
-from vane_dagster.planning.definition import pool_identity
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer, parse_format
 from vane_dagster.providers.prompting import PromptTask
@@ -57,20 +55,6 @@ def test_the_assets_say_what_is_asked(tmp_path):
         "Column `text` is embedded by Reversed('m')",
     ]
     assert [specs[name].kinds for name in ("asked", "vectors")] == [{"prompt"}, {"embed"}]
-
-
-def test_stages_share_a_worker_unless_their_answers_are_validated_by_other_classes(tmp_path):
-    class Pet(pydantic.BaseModel):
-        name: str
-
-    formats = {"plain": None, "choices": ["yes", "no"], "person": Person, "pet": Pet}
-    pipeline = docs(tmp_path)
-    for name, form in formats.items():
-        pipeline.prompt(name, "{text}", provider=Reversed, model="m", return_format=form)
-    pools = {name: pool_identity(pipeline, pipeline[name].spec) for name in formats}
-    vectors = pipeline.embed("vectors", "text", provider=Reversed, model="m")
-    assert pools["plain"] == pools["choices"] == pool_identity(pipeline, vectors.spec)
-    assert len(set(pools.values())) == 3
 
 
 @pytest.mark.parametrize(
@@ -139,17 +123,6 @@ def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(arguments, me
     with pytest.raises(vd.errors.DefinitionError, match=re.escape(message)) as raised:
         docs(tmp_path).prompt("asked", "{text}", provider="openai", model="m", **arguments)
     assert "planted" not in str(raised.value)
-
-
-def test_a_providers_own_check_runs_at_declaration(tmp_path):
-    class Checked(Reversed):
-        @classmethod
-        def check_options(cls, options: Any, sampling: Any) -> None:
-            raise ValueError(f"{options} {sampling}")
-
-    given = {"model": "m", "sampling_params": {"a": "{text}", "b": 1}}
-    with pytest.raises(vd.errors.DefinitionError, match=r"asked': \{\} \{'a': None, 'b': 1\}"):
-        docs(tmp_path).prompt("asked", "{text}", provider=Checked, **given)
 
 
 # What is asked
@@ -343,15 +316,6 @@ def test_answers_are_validated_and_become_columns():
     (*_, asked) = (r for r in said.requests if r.messages[0]["content"].startswith("better"))
     assert "age: Field required" in asked.messages[-1]["content"]
     assert asked.schema["title"] == "Person"
-
-
-def test_reasoning_has_a_column_of_text():
-    odd = {"a": "Hm.", "b": None, "c": "", "d": 7, "e": "\ud800", "f": "x"}
-    said = Said(**{name: [Answer("yes", reasoning=value)] for name, value in odd.items()})
-    said.answers["f"] = [ValueError("no")]
-    rows = run_task(said, include_reasoning=True).rows
-    assert rows["response_reasoning"].to_pylist() == ["Hm.", None, None, None, "?"]
-    assert [*rows] == ["response", "response_reasoning", "response_usage"]
 
 
 def test_adapters_of_a_rows_own():

@@ -12,17 +12,9 @@ import pytest
 from support.heads import free_port
 from vane_dagster._secrets import keep
 from vane_dagster.servers import server_log, triton_runner
-from vane_dagster.servers.launch import Endpoint, flags, health_problem
+from vane_dagster.servers.launch import Endpoint, health_problem
 from vane_dagster.servers.process import _filled
 from vane_dagster.servers.server_log import ServerLog
-
-
-def test_flags_are_known_by_their_names():
-    command = ("serve", "--api-key", "one", "--hf-token=two", "-q", "--model", "m")
-    named = flags(command)
-    assert {"api-key": "one"} in named
-    assert {"hf-token": "two"} in named
-    assert {"model": "m"} in named
 
 
 def test_placeholders_are_replaced_literally():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 import vane_dagster as vd
 from support.ingested import RULE, bound, misfits, read, refusal, rows, split, types
-from support.plans import plan
 from vane_dagster.sources import FragmentRule
 
 
@@ -165,44 +163,6 @@ def test_a_declared_column_that_no_file_of_the_source_has_is_an_error(declared, 
     )
 
 
-FOUND = r"\(Columns that types= does not declare have the types of the first run's files\)$"
-
-
-@pytest.mark.parametrize(
-    ("given", "expression", "message"),
-    [
-        ({}, "amout * 2", rf"Did you mean 'amount'\? {FOUND}"),
-        ({}, "trim(amount)", rf"'amount int64' {FOUND}"),
-        ({"types": {"amount": "DOUBLE"}}, "trim(amount)", rf"'amount double' {FOUND}"),
-    ],
-)
-def test_a_projection_that_does_not_fit_names_where_the_types_come_from(
-    given, expression, message, tmp_path, store
-):
-    source = vd.csv(write(tmp_path, a__csv=b"id,amount\n1,2\n"), **given)
-    docs = vd.Pipeline("docs", source=source, id="id")
-    docs.project("made", {"x": expression})
-    assert re.search(message, str(plan(docs, store).failed[None]))
-    docs = vd.Pipeline("docs", source=source, id="id")
-    docs.project("same", ["id", "amount"]).project("made", {"x": expression})
-    assert not re.search(FOUND, str(plan(docs, store).failed[None])), "its input is a stage"
-
-
-def test_a_partition_without_files_has_the_columns_that_are_known(tmp_path, store):
-    url = write(tmp_path, a__csv=b"id,c\n1,\n") + "/{partition_key}.csv"
-    with pytest.raises(vd.errors.SourceError, match="by allow_empty=True"):
-        split(vd.csv(url), partition="b")
-    source = vd.csv(url, allow_empty=True, types={"c": "DATE"}).bind(store)
-    with pytest.raises(vd.errors.SourceError, match="has no file to find columns in"):
-        split(source, partition="b")
-    split(source, partition="a")
-    table = split(source, partition="b")
-    assert (table.fragments, str(table.schema)) == ((), "id: int64\nc: date32[day]")
-    declared = vd.csv(url, allow_empty=True, schema={"c": "DATE"})
-    assert split(declared, partition="b").schema.names == ["c"]
-    assert split(vd.text(url, allow_empty=True), partition="b").schema.names == ["text"]
-
-
 MORNING = datetime(2024, 1, 31, 8, tzinfo=UTC)
 
 
@@ -338,13 +298,6 @@ def test_bad_files_are_refused(data, expected, tmp_path, monkeypatch):
     message = refusal(one(tmp_path, data))
     assert f"'file://{tmp_path}/a.csv'" in message
     assert expected in message
-
-
-def test_all_bad_files_are_named_at_once(tmp_path):
-    source = vd.csv(write(tmp_path, a__csv=b"", b__csv=b"x,x\n1,2\n", c__csv=b"x\n1\n"))
-    message = refusal(source)
-    assert "a.csv': it has no header" in message
-    assert "b.csv': the header has the column 'x' twice" in message
 
 
 def test_a_source_declares_its_columns_before_a_run(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from support.delta_tables import commit, delete_positions, log_actions, use_feat
 from support.ingested import rows
 from vane_dagster.sources.base import FragmentRule
 from vane_dagster.sources.planned_read import read_planned
-from vane_dagster.types.sql import conjuncts
 
 
 @pytest.mark.parametrize(
@@ -155,38 +152,3 @@ def test_rows_that_deletion_vectors_delete_are_not_read(tmp_path):
         delete_positions(table, path, deleted)
         found = rows(vd.delta(str(table)), FragmentRule(10))
         assert [row["id"] for row in found] == [i for i in range(25) if i not in deleted]
-
-
-def test_statistics_skip_files(tmp_path):
-    table, start = tmp_path / "t", datetime.datetime(2024, 1, 1)
-    for hour in range(4):
-        ids = range(hour * 5, hour * 5 + 5)
-        columns = {
-            "id": ids,
-            "n": [i * 10 for i in ids],
-            "moment": pa.array([start + datetime.timedelta(hours=hour)] * 5, pa.timestamp("us")),
-            "name": [f"{hour}-{i}" for i in range(5)],
-            "price": pa.array([decimal.Decimal("1.50")] * 5, pa.decimal128(9, 2)),
-        }
-        write_deltalake(table, pa.table(columns), mode="append")
-    numbers = tmp_path / "numbers"  # they are ordered otherwise as texts
-    write_deltalake(numbers, pa.table({"id": [1, 2], "word": ["9", "10"]}))
-    write_deltalake(numbers, pa.table({"id": [3], "word": ["+8"]}), mode="append")
-    for url, text, files, expected in (
-        (table, "'2024-01-01 01:00:00' > moment AND n <> 20", 1, [0, 1, 3, 4]),
-        (table, "name IN ('1-1', '2-2')", 2, [6, 12]),
-        (table, "n = 50", 1, [5]),
-        (table, "n = 50.0", 4, [5]),
-        (table, "price > 1.499", 4, list(range(20))),
-        (table, "replace(name, '-', '')::INT = 12 AND id < 10", 2, [7]),
-        (numbers, "word IN (10, 8)", 2, [2, 3]),
-    ):
-        source = vd.delta(str(url), filter=text)
-        assert len(source.list_files([None], "here")[None]) == files, text
-        assert sorted(row["id"] for row in rows(source)) == expected, text
-
-
-def test_filters_are_split_at_their_outer_ands():
-    found = conjuncts("a = 1 AND (b = 2 AND (c = 3 OR d = 4)) AND NOT (e AND f)", "here")
-    assert found == ("(a = 1)", "(b = 2)", "((c = 3) OR (d = 4))", "(NOT (e AND f))")
-    assert conjuncts("a IS NULL", "here") == ("(a IS NULL)",)

@@ -51,18 +51,6 @@ def test_a_link_to_nothing_is_an_error(pattern, tmp_path):
     assert "gone.parquet'. Check the URL and the credentials, and remove broken" in str(error)
 
 
-@pytest.mark.parametrize("pattern", ["", "/**/*.parquet", "/*"])
-def test_a_folder_that_two_links_lead_to_is_no_cycle(pattern, tmp_path):
-    write(tmp_path / "data" / "x.parquet", tmp_path / "src" / "own" / "y.parquet")
-    for name in ("one", "two"):
-        (tmp_path / "src" / name).symlink_to(tmp_path / "data")
-    files = listed(f"{tmp_path}/src{pattern}")
-    assert isinstance(files, tuple)
-    assert [file.url.rpartition("src/")[2] for file in files] == [
-        "one/x.parquet", "own/y.parquet", "two/x.parquet",
-    ]  # fmt: skip
-
-
 class _Unversioned(MemoryFileSystem):
     """A file system that knows names and sizes alone, as some HTTP servers do."""
 
@@ -80,15 +68,6 @@ def test_files_without_a_version_are_refused():
         stream.write(b"x")
     with pytest.raises(SourceError, match=r"has no ETag, modification time or size.*Copy"):
         file_record(fs, fs.info("/plain.txt"))
-
-
-def test_a_listing_with_names_alone_is_completed():
-    fs = MemoryFileSystem()
-    with fs.open("/known.txt", "wb") as stream:
-        stream.write(b"x")
-    complete = file_record(fs, fs.info("/known.txt"))
-    assert file_record(fs, {"name": "/known.txt", "size": None}) == complete
-    assert complete.modified is not None
 
 
 class _Quiet(SimpleHTTPRequestHandler):

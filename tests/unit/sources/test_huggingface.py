@@ -73,14 +73,6 @@ def test_any_view_of_a_dataset(name, saved, store):
     assert rows.cast(expected.schema).equals(expected)
 
 
-def test_partitions(saved, store):
-    shuffled = datasets.load_from_disk(str(saved)).shuffle(seed=3)
-    for given in (saved, shuffled):
-        source = vd.huggingface(given, partition_column="day")
-        found = read(source, RULE, "d2", store)["id"].to_pylist()
-        assert sorted(found) == list(range(2_000, 3_000))
-
-
 def test_folders_of_data_files_and_splits(tmp_path, store):
     folder = tmp_path / "data"
     folder.mkdir()

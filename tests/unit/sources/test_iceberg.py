@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -121,20 +119,6 @@ def test_columns_are_read_by_field_id(catalog):
         vd.iceberg(catalog, "db.docs", columns=["m"]).schema("here")
 
 
-def test_partition_values_are_columns_that_files_lack(catalog):
-    """As in files of Hive tables that were added to an Iceberg table."""
-    day, price = [datetime.date(2026, 1, 1), None], [decimal.Decimal("1.50")] * 2
-    columns = {"day": pa.array(day), "price": pa.array(price, pa.decimal128(9, 2))}
-    table = opened(catalog).create_table("db.docs", made([1, 2], **columns).schema)
-    with table.update_spec() as spec:
-        spec.add_identity("day").add_identity("price")
-    table.append(made([1, 2], **columns))
-    for task in table.scan().plan_files():
-        file = task.file.file_path.removeprefix("file://")
-        pq.write_table(pq.read_table(file).drop_columns(["day", "price"]), file)
-    assert read(catalog, filter="price = 1.50") == made([1, 2], **columns).to_pylist()
-
-
 STRUCTS = pa.list_(pa.struct([("a", pa.int64())]))
 
 
@@ -189,14 +173,3 @@ def test_null_partition_values_are_filtered_as_null_values(where, catalog):
     table = opened(catalog).load_table("db.docs")
     table.append(pa.table({"id": [3, 4, 5], "text": ["a", None, "b"]}))
     assert [row["id"] for row in read(catalog, filter=where)] == [1, 3]
-
-
-def test_a_filter_on_a_name_that_is_given_to_another_column(catalog):
-    table = created(catalog, made(range(6), high=pa.array(range(60, 0, -10), pa.int64())))
-    filtered = vd.iceberg(catalog, "db.docs", columns=["id", "text"], filter="high < 30")
-    before = filtered.list_files([None], "here")[None]
-    assert [row["id"] for row in rows(filtered)] == [4, 5]
-    with table.update_schema() as change:
-        change.rename_column("high", "low").rename_column("n", "high")
-    assert filtered.list_files([None], "here")[None] != before
-    assert [row["id"] for row in rows(filtered)] == [0, 1, 2]

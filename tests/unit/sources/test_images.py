@@ -37,16 +37,6 @@ def test_images_are_resized_like_pillow_does(tmp_path):
     assert np.array_equal(arrays(found)[0], np.asarray(expected))
 
 
-def test_a_large_jpeg_file_is_close_to_its_full_decoding(tmp_path):
-    rng = np.random.default_rng(0)
-    smooth = Image.fromarray(rng.integers(0, 255, (20, 30, 3), np.uint8)).resize((1200, 800))
-    smooth.save(tmp_path / "a.jpg", quality=95)
-    found = arrays(read(vd.images(str(tmp_path), size=(64, 96))))[0]
-    with Image.open(tmp_path / "a.jpg") as whole:
-        expected = np.asarray(whole.resize((96, 64), Image.Resampling.BILINEAR))
-    assert np.abs(found.astype(int) - expected).mean() < 2
-
-
 @pytest.mark.parametrize(
     ("mode", "shape"), [("L", (6, 4)), ("RGB", (6, 4, 3)), ("RGBA", (6, 4, 4))]
 )
@@ -64,13 +54,6 @@ def test_16_bits_are_scaled_to_8(tmp_path):
     Image.fromarray(values).save(tmp_path / "a.png")
     found = arrays(read(vd.images(str(tmp_path), size=(2, 2), mode="L")))
     assert found[0].tolist() == [[0, 1], [128, 255]]
-
-
-def test_without_a_size_images_stay_encoded(tmp_path):
-    picture().save(tmp_path / "a.png")
-    (row,) = read(vd.images(str(tmp_path))).to_pylist()
-    assert row["image"] == (tmp_path / "a.png").read_bytes()
-    assert (row["height"], row["width"]) == (6, 4)
 
 
 def broken(folder) -> list[str]:
@@ -102,15 +85,6 @@ def test_the_limit_of_pixels_replaces_that_of_pillow(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     picture(50, 50).save(tmp_path / "large.png")
     assert ROW_ERROR not in read(vd.images(str(tmp_path), size=(6, 4))).column_names
-
-
-def test_if_no_file_can_be_read_the_cause_is_not_the_files(tmp_path):
-    picture().save(tmp_path / "a.png")
-    source = vd.images(str(tmp_path), size=(6, 4))
-    (fragment,) = ingested.split(source).fragments
-    (tmp_path / "a.png").unlink()
-    with pytest.raises(SourceError, match=r"a.png' cannot be read: .*No such file"):
-        source.read(fragment, source.columns, "here")
 
 
 def test_nothing_is_decoded_for_paths_alone(tmp_path):

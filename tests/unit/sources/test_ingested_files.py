@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,27 +112,6 @@ def read(source: Any, column: str = "t") -> list[Any]:
     return [ROW_ERROR if row.get(ROW_ERROR) else row[column] for row in rows(source)]
 
 
-def test_columns_that_the_first_files_lacked_are_said(tmp_path):
-    (tmp_path / "a.csv").write_text("id\n1\n")
-    source = bound(vd.csv(str(tmp_path)))
-    assert split(source).warnings == ()
-    for name in "bc":
-        (tmp_path / f"{name}.csv").write_text("id,country,x\n2,DE,1\n")
-
-    def said(**options: Any) -> list[str]:
-        texts = split(replace(source, **options)).warnings
-        return [text.replace(f"file://{tmp_path}/", "") for text in texts]
-
-    assert said() == [
-        "here: columns that the first run's files lacked are not read: 'country', 'x' in 'b.csv', "
-        "'c.csv'. To read them, declare their types, such as types={'country': 'VARCHAR'}"
-    ]
-    country = pa.schema({"country": pa.string()})
-    assert "not read: 'x' in 'b.csv'" in said(types=country)[0]
-    assert rows(replace(source, types=country))[1] == {"id": 2, "country": "DE"}
-    assert said(columns=pa.schema({"id": pa.int64()})) == [], "schema= names all columns to read"
-
-
 @pytest.mark.parametrize(
     ("first", "later", "expected"),
     [
@@ -151,34 +129,6 @@ def test_texts_by_which_another_type_would_have_been_found(first, later, expecte
     (tmp_path / "b.csv").write_text("i,t\n" + "".join(f"2,{text}\n" for text in later))
     found = read(source)[1:]
     assert [each if not hasattr(each, "year") else "date" for each in found] == expected
-
-
-def test_a_column_that_few_files_make_a_text_is_said_as_long_as_it_is_kept(tmp_path):
-    for name, price in (("a", "1"), ("b", "2"), ("c", "n/a"), ("d", "")):
-        (tmp_path / f"{name}.csv").write_text(f"id,price,title\n{name},{price},{price or 5}\n")
-
-    def said(**options: Any) -> list[str]:
-        source = bound(vd.csv(str(tmp_path), **options))
-        texts = split(source).warnings
-        (tmp_path / "c.csv").write_text("id,price,title\nc,3,3\n")
-        assert split(source).warnings == texts, "the types are kept"
-        (tmp_path / "c.csv").write_text("id,price,title\nc,n/a,n/a\n")
-        kept = {f.name: f.type for f in source.schema("here")}
-        assert kept == {f.name: f.type for f in split(source).schema}
-        own = replace(source, types=pa.schema({"price": pa.int64(), "title": pa.int64()}))
-        assert split(own).warnings == ()
-        return [text.removeprefix("here: ").replace(f"file://{tmp_path}/", "") for text in texts]
-
-    assert said() == [
-        f"column {name!r} is kept as VARCHAR because of 'c.csv'; {others} would make it BIGINT. "
-        "Declare types=, or name a text that means null in null_values= of vd.csv"
-        for name, others in (("price", "2 other files"), ("title", "3 other files"))
-    ]
-    assert len(said(types={"price": "BIGINT"})) == 1
-    assert said(null_values=["n/a"]) == []
-    for name in "efg":
-        (tmp_path / f"{name}.csv").write_text(f"id,price,title\n{name},?,?\n")
-    assert said() == [], "most files have texts"
 
 
 @pytest.mark.parametrize(

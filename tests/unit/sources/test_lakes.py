@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import time
-from pathlib import Path
 from typing import Any
 
 import lance
@@ -14,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
-from support import delta_tables
 from support.in_process import InProcessCompute
 from support.ingested import read, refusal, rows, split
 from support.lakes import Delta, Iceberg, Lance, lake, made  # noqa: F401  # fixtures
@@ -130,15 +128,6 @@ def test_rows_of_all_types(lake, tmp_path):
         assert found.schema.field("vector").type == pa.list_(pa.float32(), 2)
 
 
-def test_only_the_columns_that_are_read_count(lake):
-    lake.append(made(range(5)))
-    few, every = lake.source(columns=["id", "n"]), lake.source()
-    before, known = identities(few), identities(every)
-    lake.add_column("extra")
-    assert before <= identities(few)
-    assert not known & identities(every)
-
-
 def test_delta_partition_columns_are_columns_of_their_types(tmp_path):
     lake, moment = Delta(tmp_path), datetime.datetime(2024, 5, 6, 7, 8, 9, 123456)
     named = {
@@ -157,22 +146,6 @@ def test_delta_partition_columns_are_columns_of_their_types(tmp_path):
     expected["word"] = ["it's/x y%", None]  # Delta's partitions have no empty texts
     assert found.to_pydict() == expected
     assert ids(lake.source(filter="size = 7 AND zoned < '2025-01-01'")) == [1]
-
-
-def test_delta_columns_that_are_added_and_widened(tmp_path):
-    lake = Delta(tmp_path)
-    lake.append(made(range(5)))
-    lake.append(made(range(100, 105), extra=["e"] * 5), schema_mode="merge")
-    # As Spark does: the type is changed in the schema, and old files keep theirs.
-    text = delta_tables.log_actions(Path(lake.url), "metaData")[-1]
-    text = {**text, "schemaString": text["schemaString"].replace('"integer"', '"long"')}
-    features = {"readerFeatures": ["typeWidening"], "writerFeatures": ["typeWidening"]}
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
-    delta_tables.commit(Path(lake.url), [{"protocol": protocol}, {"metaData": text}])
-    found = read(lake.source()).sort_by("id")
-    assert found["extra"].to_pylist() == [None] * 5 + ["e"] * 5
-    assert found.schema.field("n").type == pa.int64()
-    assert ids(lake.source(filter="n >= 20 AND extra IS NULL")) == [2, 3, 4]
 
 
 def test_a_filter_over_deleted_rows_of_a_delta_table(tmp_path):

@@ -50,17 +50,6 @@ def test_small_files_are_grouped(folder):
     assert vd.parquet(str(folder), small_files="group").splitting
 
 
-def test_a_changed_file_changes_its_group_alone(folder):
-    before = split(folder, small_files="group").fragments
-    table = pq.read_table(folder / "007.parquet").slice(0, 5)
-    table = table.set_column(1, "n", pa.array([9] * 5))
-    pq.write_table(table, folder / "007.parquet", compression="none")
-    after = split(folder, small_files="group").fragments
-    old = {fragment.identity for fragment in before}
-    (changed,) = [fragment for fragment in after if fragment.identity not in old]
-    assert any(span.url.endswith("007.parquet") for span in changed.spans)
-
-
 def test_a_group_is_read_in_the_order_of_its_spans(folder):
     source = vd.parquet(str(folder), small_files="group")
     table = split(folder, small_files="group")

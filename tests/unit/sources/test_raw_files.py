@@ -6,7 +6,6 @@ import datetime as dt
 import os
 import pickle
 import socket
-import threading
 from pathlib import Path
 
 import fsspec
@@ -15,8 +14,7 @@ import pytest
 
 import vane_dagster as vd
 from support.ingested import listed, read, split
-from vane_dagster.errors import DefinitionError, SchemaError, SourceError
-from vane_dagster.pipeline.stage_kind import SOURCE
+from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.sources.file import TaskFiles, path_of, url_of
 from vane_dagster.storage.manifest import FileRecord
 
@@ -91,17 +89,6 @@ def test_what_is_no_regular_file_is_left_out(tmp_path, pattern):
     assert [file.url for file in listed(source)] == expected
 
 
-def test_a_function_that_reads_no_column_of_files_gets_a_hint(tmp_path):
-    def size(content) -> int:
-        return len(content)
-
-    raw = vd.Pipeline("raw", source=vd.files(tmp_path))
-    stage = raw.map("sizes", size)
-    given = {SOURCE: vd.files(tmp_path).columns}
-    with pytest.raises(SchemaError, match=r"'content'.*annotate it as vd\.File"):
-        stage.spec.output_schema(raw, given)
-
-
 @pytest.fixture
 def text(tmp_path) -> Path:
     path = tmp_path / "note.txt"
@@ -162,26 +149,6 @@ def test_paths_and_urls_convert():
     assert path_of("file:///a/b c%20.txt") == "/a/b c%20.txt"
     assert url_of("/a/b c%20.txt") == "file:///a/b c%20.txt"
     assert path_of("s3://b/a") == url_of("s3://b/a") == "s3://b/a"
-
-
-def test_the_files_of_a_task_have_the_options_of_its_source():
-    source = vd.files("s3://lake/*", storage_options={"key": "k", "secret": "sssssss"})
-    planned = [FileRecord(f"s3://lake/{name}", 1, "v") for name in "ab"]
-    files = TaskFiles(source, planned)
-    assert TaskFiles.options_of("s3://lake/a") == {}
-    with files.active():
-        options: list[object] = []
-        thread = threading.Thread(
-            target=lambda: options.append(TaskFiles.options_of("s3://lake/a"))
-        )
-        thread.start()
-        thread.join()
-        assert options == [source.storage_options]
-        assert TaskFiles.options_of("s3://lake/beside") == source.storage_options
-        assert TaskFiles.options_of("gs://lake/a") == {}
-    assert files.used == {"s3://lake/a"}
-    assert files.records() == planned[:1]
-    assert TaskFiles.options_of("s3://lake/b") == {}
 
 
 def test_local_files_of_rows_may_have_been_opened_by_any_code(text):

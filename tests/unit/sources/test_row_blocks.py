@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from vane_dagster.sources.row_blocks import BLOCK_ROWS, blocks
 
@@ -36,16 +35,6 @@ def test_blocks_hold_all_rows_in_order():
     assert [block.rows for block, _ in found] == [len(part) for _, part in found]
     whole, rest = divmod(ROWS, BLOCK_ROWS)
     assert [block.rows for block, _ in found] == [BLOCK_ROWS] * whole + [rest]
-
-
-@pytest.mark.parametrize("size", [1, 2, 7])
-def test_chunks_have_no_influence(size):
-    table = rows(0, 10_000)
-    step = size * BLOCK_ROWS
-    chunks = [table.slice(start, step) for start in range(0, len(table), step)]
-    assert digests(*chunks) == digests(table)
-    divided = pa.concat_tables(table.slice(start, 999) for start in range(0, len(table), 999))
-    assert digests(divided) == digests(table)
 
 
 def test_a_change_leaves_the_blocks_before_it():

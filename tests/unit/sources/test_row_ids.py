@@ -24,7 +24,7 @@ from vane_dagster.sources import (
     Source,
 )
 from vane_dagster.sources.base import SourceTable
-from vane_dagster.sources.row_ids import IdRule, row_of, rule_of, with_ids
+from vane_dagster.sources.row_ids import IdRule, rule_of, with_ids
 
 DATA = {"doc": ["a", "a", "b|", "b|"], "page": [1, 2, 1, 2], "text": ["w", "x", "y", "z"]}
 DOC_PAGE = IdRule("id", ("doc", "page"))
@@ -77,22 +77,6 @@ def test_ids_of_row_numbers(tmp_path):
     assert alone.to_pydict() == {"row_id": [f"{url}#0", f"{url}#1"]}
 
 
-def test_row_numbers_in_a_group_of_small_files(tmp_path):
-    for name in ("a", "b"):
-        write_source(tmp_path, DATA, f"{name}.parquet")
-    own = Identified(vd.parquet(str(tmp_path), small_files="group"), vd.row_id())
-    (fragment,) = own.split(rows=1000).fragments
-    rows = own.read(fragment, pa.schema([("row_id", pa.string())]))
-    names = [id.rpartition("/")[2] for id in rows["row_id"].to_pylist()]
-    assert names == [f"{name}.parquet#{row}" for name in "ab" for row in range(4)]
-    by_columns = Identified(vd.parquet(str(tmp_path), small_files="group"), DOC_PAGE)
-    (fragment,) = by_columns.split(rows=1000).fragments
-    rows = by_columns.read(fragment, pa.schema([("id", pa.string())]))
-    assert rows["id"].to_pylist() == ["a|1", "a|2", "b\\||1", "b\\||2"] * 2
-    hit = by_columns.find(list(fragment.spans)[1:], "a|2")
-    assert hit == (fragment.spans[1], 1)
-
-
 def test_a_row_is_found_without_reading(tmp_path):
     own = source(tmp_path, vd.row_id())
     own.split()
@@ -101,13 +85,6 @@ def test_a_row_is_found_without_reading(tmp_path):
     (tmp_path / "a.parquet").unlink()
     assert own.find(spans, f"{url}#3") == (spans[1], 3)
     assert own.find(spans, f"{url}#4") is None
-
-
-def test_a_row_is_found_by_the_columns_of_its_id(tmp_path):
-    own = source(tmp_path, DOC_PAGE)
-    spans = [span for f in own.split(rows=2).fragments for span in f.spans]
-    assert own.find(spans, "b\\||2") == (spans[1], 3)
-    assert own.find(spans, "b||2") is None
 
 
 def test_the_rule_and_its_types_identify_rows(tmp_path):
@@ -185,19 +162,6 @@ def test_the_id_of_a_pipeline():
     assert (several.id, several.id_rule, several.source) == ("id", DOC_PAGE, plain)
     assert vd.Pipeline("docs", source=plain, id=vd.row_id()).id == "row_id"
     assert str(several).startswith("docs: rows of x, by 'id', made of 'doc', 'page'")
-
-
-@pytest.mark.parametrize(
-    ("id", "place"),
-    [
-        ("s3://b/a#b.parquet#17", ("s3://b/a#b.parquet", 17)),
-        ("a#0", ("a", 0)),
-        ("a#017", None),
-        ("a#" + "1" * 5000, None),
-    ],
-)
-def test_file_and_row_of_an_id(id, place):
-    assert row_of(id) == place
 
 
 def test_row_ids_hold_no_secrets(monkeypatch):

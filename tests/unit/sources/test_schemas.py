@@ -82,29 +82,6 @@ def test_types_that_have_nothing_in_common(one, other):
     assert wider_type(other, one) is None
 
 
-def test_columns_are_in_the_order_of_the_files():
-    schema, _ = common(
-        {"id": pa.int32(), "a": pa.string()},
-        {"c": pa.bool_(), "id": pa.int64()},
-        {"b": pa.int8(), "id": pa.int16(), "c": pa.bool_()},
-    )
-    assert schema == pa.schema(
-        [("id", pa.int64()), ("a", pa.string()), ("c", pa.bool_()), ("b", pa.int8())]
-    )
-
-
-def test_encodings_and_metadata_are_no_differences():
-    found = common_columns(
-        [
-            ("a", pa.schema([("x", pa.dictionary(pa.int8(), pa.string()))], metadata={"k": "1"})),
-            ("b", pa.schema([("x", pa.large_string())], metadata={"k": "2"})),
-            ("c", pa.schema([("x", pa.string_view())])),
-        ],
-        "here",
-    )
-    assert found == (pa.schema([("x", pa.string())]), [""] * 3)
-
-
 def test_every_column_and_file_that_differs_is_in_one_error():
     first = {"id": pa.int64(), "n": pa.int64(), "t": pa.string(), "v": pa.list_(pa.float32(), 2)}
     with pytest.raises(vd.errors.SourceError) as caught:
@@ -208,26 +185,6 @@ def assert_read_together(
             .combine_chunks()
             .equals(values.slice(start, stop - start))
         )
-
-
-@pytest.mark.parametrize(
-    "kind", [pa.int64(), pa.float16(), STRUCT, TENSOR, pa.duration("s"), pa.null()]
-)
-@pytest.mark.parametrize("small_files", ["separate", "group"])
-def test_a_column_that_a_file_lacks_is_null(kind, small_files, tmp_path):
-    write_source(tmp_path, {"id": [0, 1, 2]}, "a.parquet")
-    write_source(tmp_path, pa.table({"id": [3], "x": pa.nulls(1, kind)}), "b.parquet")
-    table = split(tmp_path, small_files)
-    assert table.schema == pa.schema([("id", pa.int64()), ("x", kind)])
-    only = pa.schema([("x", kind)])
-    found, nulls = [], 0
-    for fragment in table.fragments:
-        found += read(fragment, table.schema)["id"].to_pylist()
-        nulls += read(fragment, only)["x"].null_count
-    assert (found, nulls) == ([0, 1, 2, 3], 4)
-    part = table.fragments[0].spans[0]
-    some = FragmentRecord(part.url, 1, 3, "", 0, detail=part.detail)
-    assert read(some, only)["x"].null_count == 2
 
 
 @pytest.mark.parametrize("small_files", ["separate", "group"])

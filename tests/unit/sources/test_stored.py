@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from support.stored import KEYS, keep
 from support.stored import local_store as store  # noqa: F401  # fixture
 from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.store import Store
 
-DAY = 86_400.0
 STAGES = ["clean"]
 
 
@@ -96,21 +93,3 @@ def test_rows_that_were_added_or_changed_are_all_that_is_computed(store, monkeyp
             assert stage.fragments == computed
             compute(pipeline, store)
             assert ids(store, pipeline.name) == sorted(numbers)
-
-
-def test_garbage_and_superseded_plans(store):
-    """What is in force stays; a run over what was superseded and deleted fails with a message."""
-    docs = over(vd.stored("raw"))
-    keep(store, "raw", None, rows(300))
-    former = plan_run(docs, STAGES, [None], store)
-    keep(store, "raw", None, rows(300, 1000))
-    for days in (1, 2):
-        list(collect(store, GcPolicy(time.time() + days * DAY, 60.0, 3600.0)))
-    (gone,) = (Path(file.url.removeprefix("file://")) for file in former.partitions[0].files)
-    assert not gone.exists()
-    compute(docs, store)
-    assert ids(store) == [*range(1000, 1300)]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("support.in_process.plan_run", lambda *given, **options: former)
-        with pytest.raises(vd.errors.VaneError, match=f"{gone.name}.* cannot be read"):
-            compute(docs, store)

@@ -101,20 +101,6 @@ def test_partitions(store):
         listed(days, "x")
 
 
-@pytest.mark.parametrize(
-    ("values", "key"),
-    [
-        (pa.array([20, 21]), "21"),
-        (pa.array([0, 1], pa.date32()), "1970-01-02"),
-        (pa.array([False, True]), "true"),
-        (pa.array(["x", "y"]).dictionary_encode(), "y"),
-    ],
-)
-def test_a_partition_is_the_text_of_a_value(values, key, store):
-    source = vd.table({"id": [1, 2], "part": values}, partition_column="part")
-    assert read(source, partition=key)["id"].to_pylist() == [2]
-
-
 @pytest.mark.parametrize("days", [["a", None], [[1], [2]]])
 def test_rows_without_a_partition_are_refused(days):
     source = vd.table({"id": [1, 2], "day": days}, partition_column="day")

@@ -17,7 +17,6 @@ from support.store_contract import interrupted_after
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.adoptions import Adoption, adoptions, keep_adoption, undo_adoptions
 from vane_dagster.storage.dataframes import loaded
-from vane_dagster.storage.definition_texts import keep_texts, read_texts
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import Component, Manifest, ManifestName
@@ -26,14 +25,6 @@ from vane_dagster.storage.reader import read
 from vane_dagster.storage.row_floor import raise_floor, read_floor
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store, open_branch
-from vane_dagster.storage.stored_tables import (
-    ParquetRows,
-    Piece,
-    StoredTable,
-    borrow,
-    create_record,
-    tables,
-)
 
 
 @pytest.fixture(params=["local", "memory", "local over memory"])
@@ -66,24 +57,6 @@ def rows(store: Store, stage: str = "s") -> list[int]:
     return sorted(loaded(found, "pyarrow.Table").column("id").to_pylist())
 
 
-def test_a_partition_that_the_branch_has_committed_is_its_own_and_others_are_the_fallbacks(
-    store, branch
-):
-    commit(store, [1], partition="p")
-    commit(store, [2], partition="q")
-    before = content(store)
-    assert rows(branch) == [1, 2]
-    commit(branch, [3], partition="p")
-    assert rows(branch) == [2, 3]
-    assert content(store) == before
-    now = commit(store, [4], partition="p")
-    commit(store, [5], partition="q")
-    assert rows(branch) == [3, 5], "a partition is never one of both"
-    assert branch.latest("docs", "s", ["p", "q"])["p"] != now
-    many = ["p", "q", *map(str, range(9))]
-    assert branch.latest("docs", "s", many) == branch.latest("docs", "s", ["p", "q"])
-
-
 @pytest.mark.parametrize(
     "form", ["pyarrow.dataset.Dataset", "polars.LazyFrame", "duckdb.DuckDBPyRelation"]
 )
@@ -95,17 +68,6 @@ def test_rows_of_both_are_one_table(store, branch, form):
     found = found.collect() if "polars" in form else found
     column = found.fetchall() if "duckdb" in form else [(n,) for n in list(found["id"])]
     assert [int(str(each[0])) for each in column] == [2, 3]
-
-
-def test_publications_of_the_fallback_are_not_the_branchs(store, branch):
-    commit(store, [1])
-    store.announce(manifest(plan="1"))
-    assert store.latest("docs", "s", ["p"])["p"].unfinished
-    assert not branch.latest("docs", "s", ["p"])["p"].unfinished
-    branch.announce(manifest(plan="1"))
-    branch.forget_announced("docs", "s", "p")
-    assert list(branch.published_before("docs", "s", "p")) == []
-    assert store.latest("docs", "s", ["p"])["p"].unfinished
 
 
 def test_nothing_in_the_fallback_can_be_changed(store, branch):
@@ -124,18 +86,6 @@ def test_nothing_in_the_fallback_can_be_changed(store, branch):
     assert [*folder.names()] == [name]
 
 
-def test_parts_of_the_branch_come_first_and_marked_ones_do_not_count(store, branch):
-    place = ("docs", "s", "p")
-    info = part(store.parts(*place), [1])
-    folders = [each.parts(*place) for each in reversed(branch.layers)]
-    assert branch.existing_parts(*folders)[info.key][info.name].is_read_only
-    part(branch.parts(*place), [1])
-    assert not branch.existing_parts(*folders)[info.key][info.name].is_read_only
-    store.root.child("docs", "s").write("condemned.json", b'{"p/a": 1}')
-    branch.root.child("docs", "s").write("condemned.json", b'{"p/b": 1}')
-    assert branch.condemned("docs", "s") == {"p/a": 1.0, "p/b": 1.0}
-
-
 OLD, NEW, NEWER, LEFT = (letter * 40 for letter in "abcd")
 
 
@@ -146,47 +96,6 @@ def adoption(definition: str, at: int = 1) -> Adoption:
 
 def adopted(store: Store) -> list[Adoption]:
     return list(adoptions(store, "docs")["s"].live)
-
-
-def test_records_start_from_the_fallbacks(store, branch):
-    schema = pa.schema([("id", pa.int64())])
-    pin = SchemaPin(schema, 1, "run", 1.0)
-    keep_pin(store, "docs", "s", "d", pin)
-    keep_texts(store, "docs", "s", "d", lambda: {"f": "text"})
-    keep_adoption(store, "docs", adoption(NEW))
-    assert store.setting("docs", "fragments", {"rows": 7}) == {"rows": 7}
-    raise_floor(store, "docs", "s", "run")
-    before = content(store)
-
-    assert read_pin(branch, "docs", "s", "d") == pin
-    assert read_texts(branch, "docs", "s", "d") == {"f": "text"}
-    assert branch.setting("docs", "fragments", {"rows": 8}) == {"rows": 7}
-    assert adopted(branch) == [adoption(NEW)]
-    undo_adoptions(branch, "docs", adopted(branch), NEW)
-    assert adopted(branch) == []
-    assert list(adoptions(branch, "docs")["s"].undone) == [adoption(NEW)]
-    assert adopted(store) == [adoption(NEW)]
-    keep_adoption(branch, "docs", adoption(NEW, at=2))
-    assert adopted(branch) == [adoption(NEW, at=2)]
-
-    floor = read_floor(store, "docs", "s")
-    assert read_floor(branch, "docs", "s") == floor
-    assert raise_floor(branch, "docs", "s", "other") > floor
-    assert content(store) == before
-
-
-def test_a_table_of_the_fallback_is_copied_once(store, branch):
-    name = "made/x/1.parquet"
-    tables(store.root).write(name, b"rows")
-    piece = Piece("1", 4, 4, (ParquetRows(name, 0, 4),))
-    table = create_record(store.root, "x", StoredTable(pa.schema([]), (piece,)))
-    fallback = branch.fallback.root
-    assert borrow(branch.root, fallback, "x") == table
-    assert borrow(branch.root, fallback, "unknown") is None
-    tables(store.root).delete([name])
-    assert borrow(branch.root, fallback, "x") == table
-    assert tables(branch.root).read(name) == b"rows"
-    assert borrow(Location(f"{branch.root.url}2"), fallback, "x") is None, "it was collected"
 
 
 def test_a_collection_of_a_branch_removes_nothing_else(store, branch):

@@ -13,7 +13,7 @@ from support.data import partitioned
 from support.in_process import compute
 from vane_dagster.cli.main import main
 from vane_dagster.storage import contents
-from vane_dagster.storage.contents import results, sizes
+from vane_dagster.storage.contents import results
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -54,19 +54,6 @@ def test_results_in_force_are_those_of_manifests(store, monkeypatch):
     assert total.committed_at == max(each.committed_at for each in some)
     assert list(results(store, "docs/absent")) == []
     assert list(results(Store(store.root.child("nowhere")))) == []
-
-
-def test_sizes_are_those_of_all_files(store, monkeypatch):
-    monkeypatch.setattr(contents, "_AT_ONCE", 2)
-    entries = store.root.entries()
-    found = {each.folder: each for each in sizes(store)}
-    assert {"docs", "more", "~tables"} == {*found}
-    assert sum(each.files for each in found.values()) == len(entries)
-    assert sum(each.bytes for each in found.values()) == sum(e.size for e in entries.values())
-    parts = {each.folder: each.files for each in sizes(store, "docs/some/parts")}
-    names = [path for path in entries if path.startswith("docs/some/parts/")]
-    assert (len(parts), sum(parts.values())) == (2, len(names))
-    assert list(sizes(store, "docs/absent")) == []
 
 
 def test_the_commands_print_tables_and_json(store):

@@ -61,21 +61,6 @@ def store(tmp_path: Path) -> Store:
     return Store(Location(str(tmp_path)))
 
 
-def test_decisions_are_read_by_stage_and_partition_the_earliest_first(store):
-    key = "2026/ä b"
-    here, elsewhere = stored(store, *FRAGMENTS), stored(store, *FRAGMENTS, partition=key)
-    first = waive(store, here, ["2"], "empty", "here")
-    second = waive(store, here, [2, 3], "gone", "here")
-    third = waive(store, elsewhere, [3], "empty", "here")
-    Path(store.root.path, "docs", "waived-s-1.json").write_text("{}")
-
-    found = decisions(store, "docs", ["s"])
-
-    assert found == {("s", "p"): (first, second), ("s", key): (third,)}
-    assert (first.ids, first.keys, first.reason) == ((2,), (f"{2:016x}" * 2,), "empty")
-    assert decisions(store, "docs", ["other"]) == decisions(store, "none", ["s"]) == {}
-
-
 def test_a_patch_holds_outputs_and_the_fragments_that_have_none_of_its_rows(store):
     columns = pa.table({"y": [40, 20], "z": [None, [1.0]]})
 
@@ -174,13 +159,6 @@ def test_ids_that_the_partition_lacks_are_refused(store, ids, message):
     with pytest.raises(StoreError, match=message):
         waive(store, stored(store, *FRAGMENTS), ids, "empty", "here")
     assert decisions(store, "docs", ["s"]) == {}
-
-
-def test_rows_without_keys_are_refused(store):
-    made = stored(store, *FRAGMENTS)
-    made = replace(made, parts=[replace(each, row_records="") for each in made.parts])
-    with pytest.raises(StoreError, match="no row keys, by which a decision is found again"):
-        waive(store, made, [2], "empty", "here")
 
 
 def test_a_damaged_record_stops_plans(store):

@@ -129,18 +129,6 @@ def test_rows_that_a_table_cannot_hold_are_refused_before_they_are_computed(colu
         publisher.stored(schema, "stage 'docs/out'")
 
 
-def test_a_catalog_is_in_the_definition_by_its_name():
-    secret = {"uri": "https://catalog", "token": "a-secret-that-nobody-writes-down"}
-    given = {"format": "iceberg", "table": "db.labels"}
-    made = [
-        docs("/somewhere", **given, catalog=catalog)["out"].spec
-        for catalog in ({**secret, "name": "prod"}, "prod", "other")
-    ]
-    definitions = [spec.components(None) for spec in made]
-    assert definitions[0] == definitions[1] != definitions[2]
-    assert "secret" not in repr(made[0])
-
-
 def test_options_as_delta_calls_them():
     from vane_dagster.storage.table_options import table_options
 
@@ -169,15 +157,6 @@ def test_staged_files_are_found_below_every_partition(tmp_path):
         f"2026-01/x/{STAGING}/a.parquet",
         f"2026-02/x/{STAGING}/a.parquet",
     ]
-
-
-@pytest.mark.parametrize("key", ["acme", "zeta/eu", "..", "../outside", "s3://lake/b", "x" * 200])
-def test_a_key_is_one_folder_below_the_target(key):
-    docs = partitioned("/src", [key])
-    out = docs.project("clean", ["id"]).write("out", "/root/out/{partition_key}")
-    target = out.spec.publisher(key).target.path
-    assert os.path.normpath(target) == target
-    assert os.path.dirname(target) == "/root/out"
 
 
 VECTOR = pa.list_(pa.float32(), 16)

@@ -106,18 +106,6 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
     return Published(store, spec.publisher, table, add, remove, versions)
 
 
-@pytest.mark.parametrize("published", [("lance", None), ("lance", 3000)], indirect=True)
-def test_a_column_that_others_have_rewritten_is_published_again(published, tmp_path):
-    """It is in a second file of the fragment."""
-    published.publish("p", {"b": [1, 2], "c": [3]})
-    for kind in (pa.large_string(), pa.string()):
-        lance.dataset(tmp_path / "out").alter_columns({"path": "key", "data_type": kind})
-    assert not published.publisher("p").holds(published.files("p"))
-    published.publish("p", {"b": [1, 2], "c": [3]}, "2")
-    assert published.publisher("p").holds(published.files("p"))
-    assert published.ids == [1, 2, 3]
-
-
 TABLES = [("delta", None), ("iceberg", None), ("lance", None)]
 
 

@@ -17,7 +17,6 @@ import pyarrow.dataset as ds
 import pytest
 
 import vane_dagster as vd
-from support.plans import docs, plan, settle, source
 
 # F403: all tests of the contract run here, on local disk.
 from support.reader_contract import *  # noqa: F403  # the contract's tests
@@ -34,7 +33,6 @@ from vane_dagster._home import default_root
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store
 
@@ -143,14 +141,6 @@ def test_a_file_that_is_gone_is_told(local_store):
         vd.load("docs", "a", store=local_store)
 
 
-def test_partitions_that_came_later(local_store):
-    keep(local_store, "docs", None, table(0, 1))
-    keep(local_store, "docs", "a", table(1, 1))
-    assert ids(vd.load("docs", store=local_store)) == [1]
-    keep(local_store, "docs", None, table(2, 1))
-    assert ids(vd.load("docs", store=local_store)) == [2]
-
-
 def test_rows_are_cut_by_number_and_size_however_they_come(local_store, monkeypatch):
     monkeypatch.setattr("vane_dagster.storage.asset_writer._MAX_ROWS", 512)
     monkeypatch.setattr("vane_dagster.storage.asset_writer._MAX_BYTES", 1 << 20)
@@ -166,13 +156,6 @@ def test_rows_are_cut_by_number_and_size_however_they_come(local_store, monkeypa
     assert vd.load("wide", store=local_store) == wide
 
 
-def test_the_same_rows_twice(local_store, monkeypatch):
-    monkeypatch.setattr("vane_dagster.storage.asset_writer._MAX_ROWS", 256)
-    kept = keep(local_store, "docs", None, pa.table({"id": [1] * 700}))
-    assert len({part.name for part in kept.parts}) == 3
-    assert ids(vd.load("docs", store=local_store)) == [1] * 700
-
-
 def test_the_default_root(monkeypatch, tmp_path):
     monkeypatch.setenv("VANE_DAGSTER_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("VANE_DAGSTER_STORE", raising=False)
@@ -184,18 +167,6 @@ def test_the_default_root(monkeypatch, tmp_path):
     assert ids(vd.load("docs", store=str(tmp_path / "other"))) == [0]
     assert ids(vd.load("docs", store=vd.FragmentStore(root=str(tmp_path / "other")))) == [0]
     assert ids(vd.load(dg.AssetKey("docs"), store=tmp_path / "other")) == [0]
-
-
-def test_keys_with_any_characters(local_store):
-    keys = ["a b", "A b", "../x", "x" * 200, "日本", "~unpartitioned", "a/b", "*", "day=1"]
-    for number, key in enumerate(keys):
-        keep(local_store, "Ünï/çode", key, table(number, 1))
-    for number, key in enumerate(keys):
-        for form in FORMS:
-            assert ids(vd.load("Ünï/çode", key, as_=form, store=local_store)) == [number]
-    assert vd.load("Ünï/çode", store=local_store).num_rows == len(keys)
-    assert len({partition_folder(key) for key in keys}) == len(keys)
-    assert [path.name for path in Path(local_store.root.path).iterdir()] == ["~assets"]
 
 
 def test_pandas_with_an_index(local_store):
@@ -248,14 +219,3 @@ def test_ray_is_told_of_where_it_is_not_connected(local_store, monkeypatch):
         StoreError, match=r"'docs' cannot be read as ray.data.Dataset.*ray.init\(\)"
     ):
         loaded(read(local_store, ["docs"], None), f"{ray.__name__}.Dataset")
-
-
-def test_a_key_that_was_an_asset_and_is_a_stage(tmp_path):
-    source(tmp_path, {"a.parquet": 3})
-    store = Store(Location(str(tmp_path / "store")))
-    keep(store, "docs/clean", None, table(0, 3))
-    assert ids(vd.load("docs/clean", store=store)) == [0, 1, 2]
-    settle(plan(docs(tmp_path), store, "clean"), store)  # with an empty part
-    assert ids(vd.load("docs/clean", store=store)) == []
-    keep(store, "docs/clean", None, table(7, 1))
-    assert ids(vd.load(docs(tmp_path)["clean"], store=store)) == [7]

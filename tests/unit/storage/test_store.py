@@ -8,9 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -22,12 +20,7 @@ from support.manifests import manifest, part
 from support.store_contract import *  # noqa: F403  # the contract's tests
 from vane_dagster.engine.committer import check_unique
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import (
-    ManifestName,
-    parse_part_name,
-)
-from vane_dagster.storage.part_file import PartTarget, write_part
-from vane_dagster.storage.paths import UNPARTITIONED, partition_folder, published_folder
+from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
 
@@ -42,14 +35,6 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
 @pytest.fixture
 def store(root: Location) -> Store:
     return Store(root)
-
-
-def test_urls_of_children():
-    assert Location("memory://").child("a").file("b") == "/a/b"
-    assert Location("memory://x/").child("a", "b").url == "memory://x/a/b"
-    assert Location("/").child("a").path == "/a"
-    assert Location("/data/").file_url("b") == "/data/b"
-    assert Location("~/x").path == os.path.expanduser("~/x")
 
 
 class KilledError(BaseException):
@@ -153,25 +138,6 @@ def test_published_folders_are_apart_and_seen_by_readers(keys):
     assert len(one.encode()) <= 255
     assert one[:1] not in ("", ".", "_")
     assert not set(one) & set("/\\\n\0*?[]{}")
-
-
-def test_readable_folders():
-    assert published_folder("DE 2026-01") == "DE 2026-01"
-    assert published_folder("münchen") == "münchen"
-    assert published_folder("../etc").startswith("etc~")
-    assert partition_folder("2026-01-01") == "2026-01-01"
-    assert partition_folder("eu=1.5") == "eu=1.5"
-    multi = dg.MultiPartitionKey({"day": "2026-01-01", "region": "EU"})
-    assert partition_folder(multi).startswith("2026-01-01-EU~")
-
-
-def test_other_names_are_passed_over():
-    name = ManifestName(10**9, 10**6, "a" * 32, "b" * 16)
-    assert ManifestName.parse(str(name)) == name
-    assert ManifestName.parse("fragments.json") is None
-    assert ManifestName.parse(f".writing-{'a' * 12}") is None
-    assert parse_part_name("part-0.parquet") is None
-    assert parse_part_name(f"{'a' * 40}-{'b' * 16}.parquet") == ("a" * 40, "b" * 16)
 
 
 def test_how_nested_columns_are_encoded(tmp_path):

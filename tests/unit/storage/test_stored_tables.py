@@ -21,8 +21,6 @@ from vane_dagster.storage.stored_tables import (
     clipped,
     create_record,
     dumped_places,
-    has_all_rows,
-    joined,
     places_of,
     read_record,
     table_url,
@@ -92,17 +90,6 @@ def test_a_range_of_rows_crosses_places():
         ParquetRows("c", 20, 22),
     ]
     assert list(clipped(places, 8, 1 << 62)) == [ParquetRows("c", 23, 24)]
-
-
-def test_places_that_follow_each_other_are_one():
-    first, *rest = [ParquetRows("a", 0, 3), ParquetRows("b", 10, 12), ParquetRows("b", 20, 24)]
-    assert joined([ParquetRows("a", 0, 1), ParquetRows("a", 1, 3), *rest]) == [first, *rest]
-
-
-def test_whether_the_store_has_all_rows(store):
-    keep(store, "x", "a", "b")
-    assert has_all_rows(store.root, table("a", "b"))
-    assert not has_all_rows(store.root, table("a", "c"))
 
 
 def test_the_first_to_complete_a_table_wins(store):

@@ -185,34 +185,6 @@ def test_back_to_the_file_and_the_row(traced):
     assert not any(step.notes for step in found.steps)
 
 
-def test_rows_lead_to_their_own(traced):
-    for stage in ("clean", "words", "by_word"):
-        table = vd.load(f"docs/{stage}", DAY, store=store(traced))
-        for row in table.to_pylist()[::5]:
-            key = next(iter(in_force(traced, stage).keys))
-            steps = by_stage(trace(traced, f"docs/{stage}", row[key]))
-            assert row_at(steps[stage]) == row
-            assert row_at(steps["source"])["text"] == row_at(steps["clean"])["text"]
-            assert row_at(steps["source"])["id"] == row["id"]
-
-
-def test_a_parent_leads_to_the_children_in_its_list(traced):
-    found = trace(traced, "docs/by_doc", 43)
-
-    children = [step for step in found.steps if step.stage == "docs/words"]
-    assert {step.keys["word_id"] for step in children} == {"43-0", "43-1", "43-2"}
-    assert [step.row for step in children] == sorted(step.row for step in children)
-    for child in children:
-        assert row_at(child)["word_id"] == child.keys["word_id"]
-    assert [step.stage for step in found.steps].count("docs/clean") == 1
-    assert row_at(found.steps[0])["id"] == 43
-
-    childless = trace(traced, "docs/by_doc", 44)
-    (none,) = [step for step in childless.steps if step.stage == "docs/words"]
-    assert none.row is None
-    assert none.notes == ("no row here: it was joined with none",)
-
-
 def test_forward_from_the_source_finds_all_stages(traced):
     for stage in ("docs", "docs/source"):
         found = trace(traced, stage, 43, forward=True)
@@ -331,20 +303,6 @@ def test_a_source_file_that_is_gone_or_changed(changing):
     assert gone.notes[0] == "the file is gone since"
     kept = trace(changing, "docs", 42, forward=True)
     assert {step.stage for step in kept.steps} >= {"docs/source", "docs/clean", "docs/published"}
-
-
-def test_a_part_of_an_earlier_run_names_it(changing):
-    first = in_force(changing, "clean").run_id
-    write_docs(changing / "src" / DAY, first=100, files=("c",))  # the others are as they were
-    pipeline = clean_alone(changing / "src" / "{partition_key}", partitions_def=DAYS)
-    compute(pipeline, store(changing), [DAY])
-    second = in_force(changing, "clean").run_id
-    old, new = (by_stage(trace(changing, "docs/clean", id))["clean"] for id in (12, 102))
-    assert (old.run_id, old.committed_by) == (first, second)
-    assert (new.run_id, new.committed_by) == (second, second)
-    shown = vd.trace(pipeline["clean"], "12", DAY, store=changing / "store")
-    assert shown == trace(changing, "docs/clean", 12)
-    assert f"run {first}, committed by run {second}" in str(shown)
 
 
 def test_merged_files_of_a_publication(tmp_path):

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
 from vane_dagster.errors import SchemaError
-from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.schema import (
-    _ARROW_TYPES,
-    check_storable,
     parse_schema,
-    plain_type,
     schema_code,
-    sql_type,
 )
 from vane_dagster.types.spark import parse_return_type
 
@@ -45,18 +39,6 @@ def test_other_types_have_the_names_of_arrow():
     assert schema_code(fields) == '{"h": "halffloat", "l": "list<item: halffloat>"}'
     with pytest.raises(SchemaError, match=r"'l' has the unknown type 'list<item: halffloat>'"):
         parse_schema({"l": "list<item: halffloat>"}, "here")
-
-
-@pytest.mark.parametrize("name", _ARROW_TYPES)
-@pytest.mark.parametrize("suffix", ["", "[]", "[3]", "[][4]", "[99999][]"])
-def test_plain_types_are_those_of_duckdb(name: str, suffix: str):
-    """They are known without DuckDB, because its start would take longer than the declaration."""
-    cast = shared().sql(f"SELECT CAST(NULL AS {name}{suffix}) AS x")
-    kind = plain_type(cast.to_arrow_table().schema.field(0).type)
-    assert sql_type(f"{name}{suffix}") == sql_type(f"{name}{suffix}".lower()) == kind
-    table = pa.table({"x": pa.nulls(0, kind)})
-    pq.write_table(table, pa.BufferOutputStream())
-    check_storable(table.schema, "here")
 
 
 @pytest.mark.parametrize("name", ["FLOAT[0]", "FLOAT[100001]", "FLOAT[-1]", "FLOATS", "FLOAT[a]"])

@@ -9,7 +9,7 @@ import pytest
 import vane_dagster as vd
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
-from vane_dagster.types.schema import parse_schema, plain_type, seen_by_sql, type_name
+from vane_dagster.types.schema import seen_by_sql, type_name
 from vane_dagster.types.sql import bind
 from vane_dagster.types.tensors import unsliced
 
@@ -54,22 +54,6 @@ def test_the_shape_is_a_list_of_positive_integers(shape):
         vd.tensor("float32", shape)
 
 
-def test_declared_schemas_keep_it():
-    inside = pa.struct([("t", TENSOR)])
-    schema = parse_schema({"x": TENSOR, "large": LARGE, "inside": inside, "n": "BIGINT"}, "here")
-    assert [field.type for field in schema] == [TENSOR, LARGE, inside, pa.int64()]
-    assert plain_type(pa.list_(inside)) == pa.list_(inside)
-    same = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=[0, 1])
-    assert str(plain_type(same)) == str(TENSOR), "as from_numpy_ndarray makes it"
-
-
-def test_other_extension_types_are_stored_as_the_type_underneath():
-    assert plain_type(pa.uuid()) == pa.binary(16)
-    turned = pa.fixed_shape_tensor(pa.float32(), [2, 3], permutation=[1, 0])
-    assert plain_type(turned) == pa.list_(pa.float32(), 6)
-    assert plain_type(pa.fixed_shape_tensor(pa.string(), [2])) == pa.list_(pa.string(), 2)
-
-
 def test_sql_sees_a_flat_list():
     assert seen_by_sql(TENSOR) == pa.list_(pa.float32(), 6)
     assert seen_by_sql(LARGE) == pa.list_(pa.uint8())
@@ -101,21 +85,6 @@ def test_parts_keep_it(dtype, tmp_path):
     assert found.schema == table.schema
     assert found.equals(table)
     assert write_part(table, PartTarget(folder, "0" * 40, "id")).digest == info.digest
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_rows_of_slices_of_nested_lists_are_selected_right(inside):
-    """Arrow itself selects others: once the last assertion fails, `unsliced` can go."""
-    rows = pa.array([[[n], [n]] for n in range(6)], pa.list_(pa.list_(pa.int8(), 1), 2))
-    if inside:
-        rows = pa.StructArray.from_arrays([rows], ["nested"])
-    table = pa.table({"x": rows})
-    expected = rows.take(pa.array([3, 5])).to_pylist()
-    mask = pa.array([False, True, False, True])
-    for sliced in table.slice(2), pa.concat_tables([table.slice(2, 1), table.slice(3)]):
-        assert unsliced(sliced).take(pa.array([1, 3]))["x"].to_pylist() == expected
-        assert unsliced(sliced).filter(mask)["x"].to_pylist() == expected
-    assert table.slice(2).filter(mask)["x"].to_pylist() != expected
 
 
 def test_rows_with_slices_inside_are_selected_right():

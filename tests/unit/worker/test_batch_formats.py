@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 import vane_dagster as vd
 from support.udf_calls import call
 from vane_dagster.types.row_values import row_values
-from vane_dagster.worker.batch_formats import copied, given_batch, to_format
+from vane_dagster.worker.batch_formats import given_batch, to_format
 from vane_dagster.worker.conversion import fitted
-from vane_dagster.worker.operators import project, resolve
-from vane_dagster.worker.protocol import Project, TableRows, Work
 
 IMAGE = (224, 224, 3)
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, *IMAGE), dtype=np.uint8)
@@ -56,18 +54,6 @@ def test_rows_of_one_shape_are_arrays_of_several_dimensions(case, form):
     assert tuple(x.shape) == (2, 2, 3)
     assert str(x.dtype).removeprefix("torch.") == "float32"
     assert np.asarray(x).tolist() == CUBE.tolist()
-
-
-@pytest.mark.parametrize("form", ["numpy", "torch"])
-def test_arrays_are_copied_once(form, monkeypatch):
-    """Arrays are the memory of the batch's own copy, in any number of chunks."""
-    pieces = pa.concat_tables([images().slice(1), images().slice(0, 1)])
-    own = copied(pieces["image"])
-    assert own.num_chunks == 1
-    array = to_format(pa.table({"image": own}), form)["image"]
-    address = array.data_ptr() if form == "torch" else array.ctypes.data
-    assert address == own.chunk(0).storage.values.buffers()[1].address
-    assert np.array_equal(np.asarray(array), IMAGES[[1, 2, 0]])
 
 
 RAGGED = pa.table(
@@ -223,20 +209,6 @@ def test_none_is_null():
         assert column([None, None], kind).null_count == 2
 
 
-def test_masked_values_are_null():
-    mask = [True, False]
-    for values, kind in (
-        (np.ma.masked_array([1.0, 2.0], mask), pa.float64()),
-        (np.ma.masked_array(["a", "b"], mask), pa.string()),
-        ([np.ma.masked, CUBE[0]], SHAPED["tensors"]),
-    ):
-        assert column(values, kind).is_null().to_pylist() == mask
-    whole = np.ma.masked_array(CUBE, CUBE == 1)
-    for values in whole, list(whole):
-        first = np.array(column(values, SHAPED["tensors"]).to_pylist()[0], object)
-        assert first.reshape(-1).tolist() == [0, None, 2, 3, 4, 5]
-
-
 def test_nulls_that_are_given():
     """A null element is as a null in a column of scalars; a null row is None."""
     rows = [[[1, None], [3, 4]], [[5, 6], [7, 8]]]
@@ -254,43 +226,6 @@ def test_nulls_that_are_given():
 
 
 # Nested lists that are slices, from which Arrow's take and filter return other rows
-
-
-NESTED = pa.table(
-    {
-        "id": range(6),
-        "n": range(6),
-        "x": pa.array([[[n], [n]] for n in range(6)], pa.list_(pa.list_(pa.int8(), 1), 2)),
-    }
-)
-
-
-@pytest.mark.usefixtures("no_waits")
-def test_a_retry_of_some_rows_of_a_batch_gives_their_nested_lists():
-    """Batches are slices of a table."""
-    failed = set()
-
-    def fn(batch):
-        assert [row[0][0] for row in batch["x"].to_pylist()] == batch["n"].to_pylist()
-        if 4 in (numbers := batch["n"].to_pylist()) and not failed:
-            failed.add(4)
-            error = ConnectionError("again")
-            raise vd.errors.RowErrors({numbers.index(4): error}, rows={"id": [3, 5], "y": [3, 5]})
-        return {"y": batch["n"]}
-
-    output = call(fn, {"y": "BIGINT"}, NESTED, batch_size=3)
-    assert dict(zip(*output.select(["id", "y"]).to_pydict().values())) == {n: n for n in range(6)}
-    assert failed
-
-
-def test_rows_of_a_slice_that_are_selected_have_their_nested_lists():
-    table = resolve(TableRows(0, 2, 6), [NESTED], None)
-    op = Project((("id", "id"), ("x", "x")), "n % 2 = 1")
-    work = Work("here", op, (), NESTED.schema, "id", None, True)
-    found, given_, _ = project(op, TableRows(0, 2, 6), [NESTED], work)
-    assert given_ == 4
-    for rows in found, table.filter(pa.array([False, True, False, True])):
-        assert rows["x"].to_pylist() == [[[3], [3]], [[5], [5]]]
 
 
 # Values of rows

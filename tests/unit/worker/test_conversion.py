@@ -72,18 +72,6 @@ def test_it_is_the_error_of_one_row_where_rows_are_isolated():
     assert "column 'score'" in table["error"].to_pylist()[2]
 
 
-def test_a_function_does_not_fill_the_column_of_errors():
-    def own(batch):
-        return {"x": batch["n"], "error": pa.array(["mine", None, None])}
-
-    def without(text):
-        return {"x": text, "error": "mine"}
-
-    for method, fn, kind in (("map_batches", own, "BIGINT"), ("map", without, "VARCHAR")):
-        stage = row_stage(method, fn, schema={"x": kind}, on_error="null")
-        assert run_stage(stage, ROWS)["error"].to_pylist() == [None] * 3
-
-
 COLUMNS = {"x": [1, 2, 3], "y": [4, 5, 6]}
 
 
@@ -101,12 +89,6 @@ def test_a_column_of_any_batch_is_refused(result):
     stage = pinned("map_batches", lambda batch: result, {"x": pa.int64(), "y": pa.int64()})
     assert run_stage(stage, ROWS)["y"].to_pylist() == [4, 5, 6]
     assert "column 'y'" in refused("map_batches", lambda batch: result, {"x": pa.int64()})
-
-
-@pytest.mark.parametrize("fn", [lambda batch: batch, lambda batch: batch.to_pandas()])
-def test_ids_and_columns_that_are_passed_on_may_be_returned(fn):
-    stage = pinned("map_batches", fn, {"text": pa.string()}, include_columns=["n"])
-    assert run_stage(stage, ROWS).schema.names == ["id", "n", "text"]
 
 
 @pytest.mark.parametrize(
@@ -131,20 +113,6 @@ def test_a_field_that_a_later_value_has_is_refused(value, kind, path):
     assert f"returned field '{path}'" in refused("map_batches", lambda _: {"meta": values}, columns)
     frame = pd.DataFrame({"meta": values})
     assert f"returned field '{path}'" in refused("map_batches", lambda _: frame, columns)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        [{"a": 1}, None, {"a": None}],
-        pa.array([{"a": 1}, None, {"a": 2}]),
-        pl.Series([{"a": 1}, {"a": 2}, {"a": 3}]),
-    ],
-    ids=lambda values: type(values).__module__,
-)
-def test_the_same_fields_are_kept(values):
-    stage = pinned("map_batches", lambda _: {"meta": values}, {"meta": META})
-    assert run_stage(stage, ROWS).schema.field("meta").type == META
 
 
 def probed(method: str, fn: Any, **options: Any) -> pa.Table:
@@ -235,15 +203,6 @@ def test_a_batch_has_the_types_of_its_columns(method, fn, options, expected):
     assert types(method, fn, **options) == expected
 
 
-def test_results_that_are_yielded_are_combined():
-    def fn(batch):
-        yield {"a": [1]}
-        yield {"a": [2.5], "b": ["x"]}
-
-    expected = '{"a": "DOUBLE", "b": "VARCHAR"}'
-    assert types("map_batches", fn, cardinality="filter") == expected
-
-
 @pytest.mark.parametrize(
     ("fn", "options", "expected"),
     [
@@ -265,16 +224,6 @@ def test_results_that_are_yielded_are_combined():
 )
 def test_a_row_wise_function_makes_a_column_or_one_of_each_field(fn, options, expected):
     assert types("map", fn, **options) == expected
-
-
-def test_each_value_of_a_flat_map_counts_and_rows_without_any_are_counted():
-    def fn(text):
-        if text != "b":
-            yield {"letter": text, "place": 0}
-
-    table = probed("flat_map", fn, id="letter_id")
-    assert table["id"].to_pylist() == [1, 2, 3]
-    assert code(table) == '{"letter": "VARCHAR", "place": "BIGINT"}'
 
 
 def test_rows_that_fail_are_left_out_if_the_stage_isolates_them():

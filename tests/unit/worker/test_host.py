@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -75,22 +72,6 @@ def test_a_task_with_rows_before_its_error_is_no_sign_of_a_dead_model(host, bad,
     _, report = host.run(WORK, ROWS)
     assert "refused" in report.fault.message
     assert report.all_rows_failed == all_failed
-
-
-def test_calls_that_run_together_share_the_seconds_of_their_worker(host):
-    together = threading.Barrier(4)
-
-    def meet(batch):
-        together.wait()
-        return batch
-
-    host.hold(ModelSpec("meet", False, "", b""), meet)
-    began = time.perf_counter()
-    with ThreadPoolExecutor(4) as threads:
-        reports = [report for _, report in threads.map(lambda _: host.run(WORK, ROWS), range(4))]
-    assert sum(report.call_seconds for report in reports) > 0
-    for name in ("call_seconds", "seconds"):
-        assert sum(getattr(report, name) for report in reports) <= time.perf_counter() - began
 
 
 def test_a_model_whose_server_is_gone_when_it_is_constructed_is_tried_again(monkeypatch):

@@ -48,25 +48,6 @@ def test_the_log_has_what_a_terminal_would_show(tap, written, kept):
     assert (made.drain(), made.drain()) == (Output(kept), Output())
 
 
-def test_a_text_that_is_cut_says_so(tap):
-    made = tap(io.StringIO())
-    for line in range(20_000):
-        print(line)
-    first, *_, last = made.drain().text.splitlines()
-    assert (f"{first}\n", last) == (output._CUT, "19999")
-
-
-def test_a_logged_warning_makes_the_text_a_warning_once(tap):
-    made = tap(io.StringIO())
-    logger = logging.Logger("mine", logging.INFO)
-    logger.addHandler(logging.StreamHandler(sys.stderr))
-    logger.info("loaded")
-    logging.makeLogRecord({"level": "WARNING"})  # calls the factory without a level
-    assert made.drain() == Output("loaded\n")
-    logger.warning("no GPU")
-    assert (made.drain(), made.drain()) == (Output("no GPU\n", True), Output())
-
-
 class Gone(io.StringIO):
     """A stream whose other end is closed."""
 

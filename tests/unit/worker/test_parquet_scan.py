@@ -22,7 +22,6 @@ from vane_dagster.planning.source_code import pack_source
 from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.files import listed_file
 from vane_dagster.sources.parquet import ParquetSource
-from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.types.schema import plain_type
 from vane_dagster.types.sql import bind
@@ -190,21 +189,6 @@ def in_file_and_in_memory(
     return found
 
 
-@pytest.mark.parametrize(
-    ("columns", "where", "expected"),
-    [
-        ({"id": "id", "split": "'train'"}, None, {"id": [1, 2], "split": ["train"] * 2}),
-        ({"id": "id", "x": "1 + 1", "y": "pi() > 3"}, None,
-         {"id": [1, 2], "x": [2, 2], "y": [True] * 2}),
-        ({"id": "id", "x": "1"}, "n > 5", {"id": [2], "x": [1]}),
-        ({"id": "id"}, "1 > 2", {"id": []}),
-    ],
-)  # fmt: skip
-def test_expressions_that_name_no_column(columns, where, expected, tmp_path):
-    table = pa.table({"z": [7, 8], "id": [1, 2], "n": [5, 6]})
-    assert in_file_and_in_memory(tmp_path, table, columns, where) == [expected] * 2
-
-
 @pytest.mark.parametrize(("where", "ids"), [("isnan(x)", [3]), ("x < 0.5", [1, 2])])
 def test_filters_see_nan(where, ids, tmp_path):
     """Statistics of Parquet leave it out."""
@@ -231,15 +215,6 @@ def test_an_expression_that_fails_for_a_row_is_named(columns, where, label, tmp_
         assert error.startswith(f"here: {label}")
         assert "fails for the value of a row" in error
         assert "again" not in error
-
-
-def test_a_file_that_is_damaged_is_not_taken_for_an_expression_that_fails(source):
-    file = listed_file(f"{source.url}/a.parquet", source)
-    schema = plain_schema(pq.read_schema(file.url))
-    rows = source_rows(file.url, 0, ROWS, schema, file, "id")
-    op = Project((("id", "id"), ("x", "upper(lost)")), None)
-    with pytest.raises(vd.errors.SourceError, match=r"cannot be read.*Write it again"):
-        project(op, rows, [], work(op, rows, schema))
 
 
 def test_an_expression_over_a_type_that_sql_widens(tmp_path):

@@ -17,7 +17,6 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.bad_rows import double
 from vane_dagster.errors import CostlyError
-from vane_dagster.storage.quarantine import attach, detach
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.retry import (
     AwaitServers,
@@ -100,15 +99,6 @@ def test_errors_that_may_pass_are_waited_for_and_given_up_at_last():
     assert outcome.faults[0].attempts == 3
     assert outcome.retries == 2
     assert 0.5 <= waits[0] <= 1 <= waits[1] <= 2
-
-
-def test_faults_travel_with_the_rows():
-    table = pa.table({"id": [1]})
-    faults = pa.table({"id": [2], "error": ["E"]})
-    carried = attach(table, faults)
-    assert carried.slice(0, 1).equals(table)
-    assert detach([table, carried, carried]).to_pylist() == faults.to_pylist() * 2
-    assert detach([table, attach(table, None)]) is None
 
 
 class Refused(CostlyError):
@@ -267,21 +257,3 @@ def test_a_row_that_is_alone_meets_no_other_call():
     asyncio.run(together())
     assert {count for alone, count in most if alone} == {1}
     assert max(count for alone, count in most if not alone) > 1
-
-
-def test_an_answer_that_was_refused_is_retried_beside_a_crash():
-    class Refused(CostlyError):
-        pass
-
-    server = Served()
-    lost: dict[int, BaseException] = {0: ConnectionError("reset"), 1: Refused("half of it")}
-
-    def answer(call: Call) -> Any:
-        server.calls.append((call.batch["id"].to_pylist(), call.alone))
-        server.down = len(server.calls) == 1
-        return Partial(call.batch.slice(0, 0), lost) if server.down else call.batch
-
-    server.answer = answer  # type: ignore[method-assign]  # of this server alone
-    outcome = server.run(2, Policy("quarantine", max_retries=1, retry_on=("Refused",)))
-    assert outcome.faults == []
-    assert kept(outcome) == [0, 1]

@@ -236,20 +236,6 @@ def test_an_error_of_a_row_causes_no_second_call():
     assert seen == [10, 20, 30]
 
 
-@pytest.mark.usefixtures("no_waits")
-def test_transient_errors_are_retried_for_their_rows_alone():
-    seen: list[int] = []
-
-    def fn(n: int) -> int:
-        seen.append(n)
-        if seen.count(20) == 1 and n == 20:
-            raise ConnectionError("passing")
-        return n
-
-    assert column(fn) == [10, 20, 30]
-    assert seen == [10, 20, 30, 20]
-
-
 def test_a_slow_row_is_timed_out_alone():
     async def fn(n: int) -> int:
         await asyncio.sleep(30 if n == 20 else 0)
@@ -259,21 +245,6 @@ def test_a_slow_row_is_timed_out_alone():
     started = time.monotonic()
     assert run_stage(stage, TEXTS, retries=0)["out"].to_pylist() == [10, 30]
     assert time.monotonic() - started < 10
-
-
-def test_rows_in_flight_are_bounded():
-    state = {"now": 0, "most": 0}
-
-    async def fn(n: int) -> int:
-        state["now"] += 1
-        state["most"] = max(state["most"], state["now"])
-        await asyncio.sleep(0.01)
-        state["now"] -= 1
-        return n
-
-    table = pa.table({"id": range(50), "n": range(50)})
-    assert column(fn, table=table, max_concurrency=7) == list(range(50))
-    assert state["most"] == 7
 
 
 def test_an_error_of_the_stage_ends_the_calls_for_other_rows():
@@ -338,22 +309,6 @@ def test_a_result_may_be_changed_after_it_was_returned(case):
     found = kept(value)
     change(value)
     assert (found.tolist() if hasattr(found, "tolist") else found) == expected
-
-
-def test_an_array_may_be_filled_anew_for_the_next_row_or_yield():
-    array = np.zeros(2)
-
-    def returned(n: int) -> list[float]:
-        array[:] = n
-        return array  # type: ignore[return-value]  # which converts to the list
-
-    def yielded(n: int) -> Iterator[list[float]]:
-        yield returned(n)
-        yield returned(n + 1)
-
-    assert column(returned) == [[10.0] * 2, [20.0] * 2, [30.0] * 2]
-    found = run_stage(row_stage("flat_map", yielded, id="part"), TEXTS)["out"].to_pylist()
-    assert found == [[float(n)] * 2 for n in (10, 11, 20, 21, 30, 31)]
 
 
 # Results that fit by themselves
@@ -554,18 +509,3 @@ def test_shapes_are_those_of_one_array_or_of_several(fits, wrong, shapes, words)
     assert found["out"].to_pylist() == [11, 22, 33]
     with pytest.raises(vd.errors.UdfError, match=words):
         predicted(returning(wrong), ["a", "b"], "float", **given)
-
-
-@pytest.mark.parametrize(
-    ("output", "words"),
-    [(None, "'score' is declared in the schema"), ("preds", "lacks 'score' and has 'more'")],
-)
-def test_a_row_without_a_declared_field_is_refused(output, words):
-    def predict(a):
-        rows = [{"label": "l", "score": score, "more": 1} for score in a]
-        del rows[2]["score"]
-        return rows
-
-    options = {"output_column": output} if output else {}
-    with pytest.raises(vd.errors.UdfError, match=words):
-        predicted(returning(predict), ["a"], "label string, score float", **options)

@@ -367,13 +367,6 @@ def test_rows_come_in_the_order_that_is_asked_for(tmp_path, part, wanted, node):
     assert bool(list(tmp_path.glob("*.used"))) == (wanted == 1)
 
 
-def test_a_part_is_decoded_once_for_the_node(tmp_path, part, node):
-    read(part)
-    for file in (tmp_path / "store").iterdir():
-        file.unlink()
-    assert read(part).take(np.array([0]))[2].tolist() == [2]
-
-
 def test_rows_are_read_from_the_part_if_the_node_has_no_room(tmp_path, part, monkeypatch, node):
     def full(*given):
         raise OSError(28, "No space left on device")

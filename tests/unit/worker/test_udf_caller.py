@@ -6,7 +6,6 @@ import asyncio
 import datetime as dt
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import duckdb
@@ -18,7 +17,6 @@ import pytest
 
 import vane_dagster as vd
 from support.udf_calls import IDS, call, refused
-from vane_dagster.worker.event_loop import EventLoop
 
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
 
@@ -227,19 +225,6 @@ def test_an_index_that_matches_no_rows_is_refused(case):
 
     refused(fn, {"n": "BIGINT"}, "index", "rows cannot be matched", "to_numpy()",
             batch_format="pandas")  # fmt: skip
-
-
-@pytest.mark.usefixtures("no_waits")
-@pytest.mark.parametrize("place", [1, np.int64(1)])
-@pytest.mark.parametrize("rows", [{"n": [10, 20]}, pd.DataFrame({"n": [10, 20]})])
-def test_the_rows_of_a_call_of_which_others_failed_are_in_order(place, rows):
-    def fn(batch):
-        if len(batch) == 3:
-            raise vd.errors.RowErrors({place: ConnectionError("again")}, rows=rows)
-        return batch[["n"]]
-
-    output = call(fn, {"n": "BIGINT"}, batch_format="pandas")
-    assert output.to_pydict() == {"id": [1, 2, 3], "n": [10, 20, 20]}
 
 
 @pytest.mark.parametrize("place", [3, np.int64(-1)])
@@ -464,16 +449,3 @@ def test_an_error_while_the_stream_is_read_is_the_error_of_the_code():
 
 async def running() -> int:
     return id(asyncio.get_running_loop())
-
-
-def test_threads_that_begin_together_share_one_loop():
-    for _ in range(50):
-        events, ready = EventLoop(), threading.Barrier(4)
-
-        def begin(events: EventLoop = events, ready: threading.Barrier = ready) -> int:
-            ready.wait()
-            return events.run(running())
-
-        with ThreadPoolExecutor(4) as threads:
-            found = [threads.submit(begin) for _ in range(4)]
-            assert len({each.result() for each in found}) == 1
