@@ -72,15 +72,6 @@ def test_a_tolerance_is_of_numbers_and_vectors(before: Any, now: Any, different:
     assert column(before, now, tolerance=1e-5).different == different
 
 
-def test_labels_have_the_counts_of_their_changes() -> None:
-    before = ["cat"] * 6 + ["dog"] * 4
-    now = ["cat"] * 3 + ["dog"] * 6 + [None]
-
-    found = column(before, now)
-
-    assert found.labels == {("cat", "dog"): 3, ("dog", "null"): 1}
-
-
 def test_texts_are_compared_by_their_words() -> None:
     before = [f"row {i} of many" for i in range(50)]
     now = [*before[:-2], "row 48 of few", "something else altogether"]

@@ -225,29 +225,3 @@ def test_a_run_takes_over_what_another_has_failed_to_compute(two):
 
 
 # Reports of waits
-
-
-def test_a_wait_that_is_not_short_is_reported_when_it_begins_changes_and_ends():
-    now, events = [-1.0], []
-    waits = Waits(events.append, lambda: now[0])
-    waits.begin("fragments", "waiting", ["a"], after=1.0)
-    now[0] = -0.1
-    waits.end("fragments", "over")
-    now[0] = 0.0
-    waits.begin("fragments", "waiting", ["a"], after=1.0)
-    waits.end("lease", "never waited")
-    waits.begin("lease", "waiting for a", ["a"])
-    waits.begin("lease", "waiting for a", ["a"])
-    now[0] = 5.0
-    waits.begin("lease", "waiting for b", ["b"])
-    assert [event.text for event in events] == ["waiting for a"], "ten seconds are not over"
-    now[0] = 12.0
-    waits.begin("lease", "waiting for b", ["b"])
-    now[0] = 15.0
-    waits.end("lease", "leased")
-    waits.begin("lease", "waiting for c", ["c"])
-    assert [(e.text, e.runs) for e in events] == [
-        ("waiting for a", ("a",)),
-        ("waiting for b", ("b",)),
-        ("leased (15 s)", ("b",)),
-    ]

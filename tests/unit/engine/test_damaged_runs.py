@@ -160,6 +160,3 @@ def harming(staging: Path) -> Callable[..., Any]:
         return committer_publish(*given)
 
     return publish
-
-
-# Damaged source files

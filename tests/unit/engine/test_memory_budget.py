@@ -54,17 +54,6 @@ def test_a_large_expansion_is_assumed_until_a_fragment_has_come_through():
     assert admitted(budget, waiting[3:]) == 25 - 3, "40 MiB each"
 
 
-def test_a_fragment_that_went_through_some_stages_says_nothing_of_all():
-    budget, (resumed, abandoned, alike, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
-    for run in (resumed, alike):
-        run.task_states = make_task_states([run.task_states["quick"].spec])
-    abandoned.abandon({"slow", "joined"})
-    finish(budget, resumed, 20)
-    finish(budget, abandoned, 20)
-    assert admitted(budget, waiting) == 3
-    assert budget.has_room_for(alike), "its like is known: 30 MiB"
-
-
 def test_a_fragment_that_outgrows_what_was_expected_stops_admission_and_those_after_it():
     budget, (known, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
     finish(budget, known, 30)

@@ -85,9 +85,6 @@ def test_durations_and_slow_rates():
     assert [rate(r) for r in (0.25, 4.23, 1234.5)] == ["0.25 rows/s", "4.2 rows/s", "1,234 rows/s"]
 
 
-# Totals
-
-
 # The summary
 
 

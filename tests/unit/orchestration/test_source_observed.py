@@ -37,8 +37,3 @@ def test_a_run_asks_its_job(is_observed):
     pipeline = docs()
     others = [pipeline.build_source()] if is_observed else []
     assert _observes_source(context(pipeline, *others), pipeline) == is_observed
-
-
-def test_a_run_observes_no_source_that_an_asset_writes():
-    pipeline = docs(asset="raw")
-    assert not _observes_source(context(pipeline, dg.AssetSpec("raw")), pipeline)

@@ -46,21 +46,6 @@ FILES = (
     "a*/a.parquet",
     "ab/a.parquet",
 )
-KEYS = ("2026-01-01", "2026-01-010", "2026-01-02", "2026-01-03", "[x]", "a*", "eu", "../src")
-PATTERNS = (
-    "{partition_key}",
-    "{partition_key}/",
-    "{partition_key}/*.parquet",
-    "{partition_key}/**/*.parquet",
-    "{partition_key}.parquet",
-    "part-{partition_key}-*.parquet",
-    "*{partition_key}*",
-    "*/{partition_key}",
-    "??/{partition_key}/a.parquet",
-    "{partition_key}/deep",
-    "{partition_key}/d*",
-    "[ep]*/{partition_key}",
-)
 
 
 def listed_together(source, keys, location):
@@ -79,17 +64,6 @@ def root(request, tmp_path_factory) -> str:
         fs.makedirs(f"{folder}/{name}".rpartition("/")[0], exist_ok=True)
         fs.pipe_file(f"{folder}/{name}", name.encode())
     return folder if request.param == "file" else f"memory:/{folder}"
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_listing_together_finds_what_listing_one_by_one_finds(root, pattern):
-    source = vd.parquet(f"{root}/{pattern}")
-    single = source.list_files(KEYS, "here")
-    together = listed_together(source, KEYS, "here")
-    assert set(together) == set(KEYS)
-    for key in KEYS:
-        assert described(together[key]) == described(single[key]), key
-    assert any(not isinstance(files, SourceError) and files for files in single.values())
 
 
 def described(listed):

@@ -162,16 +162,6 @@ def test_the_value_of_a_keyed_variable_stands_in_no_message(tmp_path, monkeypatc
 # Files
 
 
-def test_a_file_less_makes_another_manifest_and_computes_nothing(tmp_path, store):
-    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
-    settle(plan(docs(tmp_path), store), store)
-    (tmp_path / "src/b.parquet").unlink()
-    after = plan(docs(tmp_path), store)
-    assert missing(after) == {}
-    assert all(stage.done is None for stage in after.partitions[0].stages.values())
-    assert [len(manifest.parts) for manifest in settle(after, store)] == [1] * len(ALL)
-
-
 def test_a_touched_file_is_the_same_file(tmp_path, store):
     source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
     first = plan(docs(tmp_path), store)

@@ -11,7 +11,6 @@ import pytest
 import vane_dagster as vd
 from support.data import partitioned, write_source
 from support.in_process import compute
-from vane_dagster.storage.definition_texts import differences
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.store import Store
@@ -80,20 +79,3 @@ def test_a_store_without_sources_keeps_no_code(tmp_path, store):
     compute(numbers(tmp_path, first, 1), Store(store.root, keeps_code=False), ["a"])
     assert edits(numbers(tmp_path, second, 1), store) == {"clean": "", "y": ""}
     assert not list((tmp_path / "store").rglob("definitions"))
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "lines"),
-    [
-        ({"code": "a"}, {"code": "b"}, ["@@ -1 +1 @@", "-a", "+b"]),
-        ({}, {"code": "1"}, ["@@ -0,0 +1 @@", "+1"]),
-        ({"code": "1"}, {}, ["@@ -1 +0,0 @@", "-1"]),
-        ({"code": "a\nb"}, {"code": "a\nc"}, ["@@ -1,2 +1,2 @@", " a", "-b", "+c"]),
-    ],
-)
-def test_texts_differ_line_by_line(before: Any, now: Any, lines: list[str]) -> None:
-    assert [*differences(now, now)] == []
-    system = [dict.fromkeys(("messages", "fn_kwargs['x']"), f"-\n  a{n}\n- None") for n in (1, 2)]
-    ends = [line for line in differences(*system) if line == " - None"]
-    assert len(ends) == 1, "only that there is no system message is left out"
-    assert [*differences(before, now)] == ["--- code of the stored results", "+++ code", *lines]

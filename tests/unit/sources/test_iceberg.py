@@ -119,32 +119,6 @@ def test_columns_are_read_by_field_id(catalog):
         vd.iceberg(catalog, "db.docs", columns=["m"]).schema("here")
 
 
-STRUCTS = pa.list_(pa.struct([("a", pa.int64())]))
-
-
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
-        (STRUCTS, [None, [], [None], [{"a": 1}]]),
-        (pa.large_list(STRUCTS.value_type), [None, [], [{"a": None}]]),
-        (pa.map_(pa.string(), STRUCTS.value_type), [None, [], [("k", None)], [("k", {"a": 1})]]),
-        (pa.struct([("inner", STRUCTS)]), [None, {"inner": None}, {"inner": []}]),
-        (pa.list_(STRUCTS), [None, [], [None], [[]], [[None]], [[{"a": 1}], None]]),
-    ],
-)
-def test_nulls_in_nested_columns_are_kept(kind, values, catalog):
-    """pyiceberg 0.12 reads null lists and maps of structs as empty ones."""
-    table = pa.table({"id": range(len(values)), "former": pa.array(values, kind)})
-    table, _ = added(catalog, table, 2)
-    with table.update_schema() as update:
-        update.rename_column("former", "deep")
-        if kind == STRUCTS:
-            update.add_column(("former", "element", "added"), StringType())
-            values = [each and [s and {**s, "added": None} for s in each] for each in values]
-    for size in (1, 2):
-        assert [row["deep"] for row in read(catalog, size)] == values
-
-
 def test_a_filter_over_deleted_rows_of_several_row_groups(catalog):
     nested = pa.array([{"kept": i % 3 > 0, "x": i} if i % 7 else None for i in range(30)])
     given = made(range(30), nested=nested)

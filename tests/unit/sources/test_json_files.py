@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -76,24 +75,6 @@ def test_a_value_that_does_not_fit_is_the_error_of_its_row(kind, value, tmp_path
     assert "null_values" not in message
     assert value not in message.replace(str(tmp_path), "")
     assert [row["id"] for row in rows(source, FragmentRule(25))] == list(range(40))
-
-
-def test_nested_values_are_converted_as_others(tmp_path):
-    kind = "STRUCT(d DATE, x DOUBLE, f INTEGER[2], l STRUCT(b BOOLEAN)[])"
-    values = [
-        {"d": "2024-01-31", "x": 1, "f": [1, 2], "l": [{"b": False}, None]},
-        None,
-        {"d": None, "x": 1.5, "f": None, "l": []},
-        {"d": "2024-02-01", "x": None, "f": [None, 4], "l": [{"b": None}]},
-    ]
-    text = "".join(json.dumps({"v": value}) + "\n" for value in values)
-    source = vd.json(written(tmp_path, text.encode()), types={"v": kind})
-    assert [row["v"] for row in rows(source)] == [
-        {**values[0], "d": date(2024, 1, 31)},
-        None,
-        values[2],
-        {**values[3], "d": date(2024, 2, 1)},
-    ]
 
 
 def test_strings_and_mixed_values_are_text(tmp_path):

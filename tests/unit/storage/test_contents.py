@@ -12,8 +12,6 @@ import vane_dagster as vd
 from support.data import partitioned
 from support.in_process import compute
 from vane_dagster.cli.main import main
-from vane_dagster.storage import contents
-from vane_dagster.storage.contents import results
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -35,25 +33,6 @@ def docs(name: str, rows: int) -> vd.Pipeline:
     made = partitioned(vd.table(given, partition_column="day"), keys, name)
     made.project("all", ["id"]).project("some", ["id"], where="id > 0")
     return made
-
-
-def test_results_in_force_are_those_of_manifests(store, monkeypatch):
-    monkeypatch.setattr(contents, "_AT_ONCE", 1)  # several rounds
-    every = [(each.stage, each.partitions, each.rows, each.parts) for each in results(store)]
-    assert every == [
-        ("docs/all", 2, 10, 2),
-        ("docs/some", 2, 8, 2),
-        ("more/all", 1, 1, 1),
-        ("more/some", 1, 0, 1),
-    ]
-    assert [each.stage for each in results(store, "docs")] == ["docs/all", "docs/some"]
-    some = list(results(store, "docs/some"))
-    assert sorted((each.partition, each.rows) for each in some) == [("DE / 3", 4), ("a", 4)]
-    (total,) = [each for each in results(store) if each.stage == "docs/some"]
-    assert total.bytes == sum(each.bytes for each in some)
-    assert total.committed_at == max(each.committed_at for each in some)
-    assert list(results(store, "docs/absent")) == []
-    assert list(results(Store(store.root.child("nowhere")))) == []
 
 
 def test_the_commands_print_tables_and_json(store):

@@ -111,13 +111,6 @@ def test_what_no_recent_run_needed_is_deleted(store):
     assert collected(store) == []
 
 
-def test_new_files_without_a_record_are_kept(store):
-    store.root.child("~tables", "made").write("a.parquet", b"rows")
-    assert collected(store) == []
-    age(store, 9)
-    assert collected(store) == ["made/a.parquet"]
-
-
 def test_what_a_manifest_in_force_names_is_kept(store):
     keep(store, "x", "a")
     keep(store, "y", "b")

@@ -66,12 +66,6 @@ def test_the_text_of_a_value_never_changes(value, kind, text):
     assert texts(column([value, None], kind)).to_pylist() == [text, None]
 
 
-def test_the_text_does_not_depend_on_the_encoding():
-    plain = column(["a|", "b", None])
-    for kind in (pa.large_string(), pa.string_view()):
-        assert texts(plain.cast(kind)).to_pylist() == ["a\\|", "b", None]
-
-
 def test_a_row_with_a_null_has_no_id():
     ids = joined([column(["a", "b", None]), column([1, None, None])])
     assert ids.to_pylist() == ["a|1", None, None]

@@ -14,13 +14,12 @@ import pytest
 import vane_dagster as vd
 from vane_dagster.errors import (
     DamagedPartError,
-    UdfError,
     VaneError,
 )
 from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.code_digest import code_digest, disagreement, versions
 from vane_dagster.worker.ray_actor import HostActor
-from vane_dagster.worker.reports import ERRORS, Fault, Tally, WorkReport
+from vane_dagster.worker.reports import ERRORS, Fault
 
 
 @pytest.mark.parametrize("kind", ERRORS)
@@ -39,16 +38,6 @@ def test_a_damaged_part_keeps_its_name() -> None:
     error = Fault("DamagedPartError", "is gone", part="0-1.parquet").error()
     assert isinstance(error, DamagedPartError)
     assert error.part == "0-1.parquet"
-
-
-def test_a_report_is_vain_where_no_row_came_through_user_code() -> None:
-    assert WorkReport(fault=Fault("UdfError", "x")).all_rows_failed
-    assert not WorkReport(fault=Fault("UdfError", "x"), rows_out=1).all_rows_failed
-    assert not WorkReport(fault=Fault("ComputeError", "x")).all_rows_failed
-    assert WorkReport(tally=Tally(3, quarantined=1, nulled=2)).all_rows_failed
-    assert not WorkReport(tally=Tally(3, quarantined=2)).all_rows_failed
-    assert not WorkReport().all_rows_failed
-    assert ERRORS["UdfError"] is UdfError
 
 
 PACKAGE = Path(vd.__file__).parent

@@ -7,7 +7,6 @@ from collections import defaultdict
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,18 +76,6 @@ def test_a_group_is_in_the_same_share_in_every_fragment():
     assert all(len(shares) == 1 for shares in places.values())
 
 
-@pytest.mark.parametrize(
-    ("messages", "system"), [("Say {doc}", None), ("{doc}", "Be brief. " * 50)]
-)
-def test_what_all_prompts_begin_with_makes_no_group(messages, system):
-    if system is None:
-        messages = "Do as you are told. " * 20 + messages
-    docs = [f"{i} and so on" for i in range(400)]
-    found, ends = arrange(rows(docs), order(messages, system), 2)
-    assert 100 < ends[0] < 300
-    assert found["id"].to_pylist() != rows(docs)["id"].to_pylist()
-
-
 @given(st.lists(st.sampled_from(LONG[:4]), min_size=1, max_size=30), st.integers(1, 5), st.data())
 def test_what_was_made_of_rows_comes_back_in_their_order(docs, shares, data):
     table = rows(docs)
@@ -115,9 +102,3 @@ def test_a_worker_takes_its_own_share_first_and_then_the_end_of_the_largest():
     assert task_state.take(1, 25) == (75, 100)
     assert task_state.take(2, 25) == (70, 75)
     assert (task_state.rows_left, task_state.left) == (0, [(10, 10), (45, 45), (75, 75)])
-
-
-def test_rows_that_are_not_arranged_are_taken_from_the_first_on():
-    task_state = StageTaskState(None, set(), 0)
-    task_state.give(Held("table", 5))
-    assert [task_state.take(place, 2) for place in (3, 0, 1)] == [(0, 2), (2, 4), (4, 5)]

@@ -25,7 +25,6 @@ from vane_dagster.worker.protocol import (
     Gather,
     Join,
     Project,
-    SampledRows,
     SourceRows,
     TableRows,
     Work,
@@ -160,9 +159,3 @@ def test_a_join_quarantines_rows_that_match_them(host):
     inner = replace(op, how="inner")
     table, report = host.run(work(inner, (TableRows(0), ROWS), schema), sizes)
     assert table["id"].to_pylist() == ["a"]
-
-
-def test_a_sample_counts_places_in_all_rows(host):
-    table, _ = host.run(work(Gather(), (SampledRows(ROWS, (1, 2)),), READ))
-    assert table["id"].to_pylist() == ["b", "c"]
-    assert [error is None for error in table[ROW_ERROR].to_pylist()] == [False, True]
