@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import duckdb
 import pytest
 
 import vane_dagster as vd
@@ -353,6 +354,40 @@ def imported(file: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+SPILLING = "SELECT * FROM (SELECT md5(range::VARCHAR) x, range r FROM range(600000) ORDER BY 1)"
+
+
+def test_duckdb_does_not_spill_into_the_current_folder(
+    shared_tmp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vane_dagster._private_folder import user_folder
+    from vane_dagster.types.duckdb_connection import spill_below
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".tmp").mkdir()
+    paths: set[str] = set()
+
+    def listed(index: int) -> int:
+        paths.update(str(path.relative_to(shared_tmp)) for path in shared_tmp.rglob("*"))
+        assert list((tmp_path / ".tmp").iterdir()) == []
+        return index
+
+    with connect() as connection:
+        connection.execute("SET memory_limit='40MB'")
+        with pytest.raises(duckdb.OutOfMemoryException):
+            connection.execute(f"{SPILLING} LIMIT 3 OFFSET 500000").fetchall()
+    with connect() as connection:
+        connection.execute("SET memory_limit='40MB'")
+        connection.create_function("listed", listed, ["BIGINT"], "BIGINT", side_effects=True)
+        spill_below(connection, user_folder("spill"))
+        query = f"SELECT listed(r) FROM ({SPILLING} LIMIT 3 OFFSET 500000)"
+        connection.execute(query).fetchall()
+    own = f"vane-spill-{os.geteuid()}"
+    assert mode(shared_tmp / own) == 0o700
+    assert any(path.startswith(f"{own}/{os.getpid()}-") for path in paths)
+    assert list((shared_tmp / own).iterdir()) == []
 
 
 def test_duckdb_of_workers_spills_into_a_private_folder(
