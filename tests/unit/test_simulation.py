@@ -308,8 +308,7 @@ def _no_time_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(recorded_rows, "worker_folder", lambda kind: tmp_path / kind)
 
 
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("reuse", ["rows", "fragments"])
+@pytest.mark.parametrize(("reuse", "force"), [("rows", True), ("fragments", False)])
 def test_parts_and_rows_of_both_definitions_are_told_apart(reuse: str, force: bool) -> None:
     """Once they are split, by the comparison that each run ends with; `force` is for both."""
     rows: dict[str, Any] = {"reuse": "rows", "on_error": "quarantine", "per_row": False}
