@@ -232,3 +232,21 @@ def test_code_gets_the_columns_that_it_names_and_the_id_only_if_it_names_it():
     assert given("named columns", reuse="none", columns=["n", "id"]) == ("id", "n")
     assert given("batches") is None
     assert given("vectors") == ("text",)
+
+
+def test_key_columns_count_in_the_order_that_code_can_observe():
+    def counted(name: str, **more: Any) -> Any:
+        stage = declare(name, **more)
+        return stage.spec.key_columns(stage.pipeline)
+
+    def joined(title: str, body: str) -> str:
+        return title + body
+
+    assert counted("named columns", columns=["n", "a"]) == ("n", "a")
+    assert counted("a row of named columns", columns=["n", "a"]) == ("n", "a")
+    assert counted("Spark's", columns=["n", "a"]) == ("n", "a")
+    assert counted("a prompt by a function of columns", columns=["n", "a"]) == ("id", "n", "a")
+    assert documents().map("out", joined).spec.key_columns(documents()) == ("body", "title")
+    stage = documents().prompt("out", "{text} {n}", **MODEL)
+    assert stage.spec.key_columns(stage.pipeline) == ("id", "n", "text")
+    assert counted("named columns", reuse="fragments") == ()

@@ -183,6 +183,47 @@ def test_a_flag_that_changes_answers_counts_in_keys_and_another_does_not():
     assert len({pool(declared), pool(longer), pool(fuller)}) == 3, "each is a server of its own"
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: vd.Server(["tritonserver", "--port", "{port}", Path("models")], model="m"),
+        lambda: vd.TritonServer(print, "models", model="m"),
+        lambda: vd.TritonServer(print, "~/models", model="m"),
+        lambda: vd.VLLMServer(Path("models")),
+        lambda: vd.Server(["serve", "{port}", Path("models")], model="m"),
+    ],
+)
+def test_a_path_counts_whatever_it_is_called(make, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "models" / "doubler").mkdir(parents=True)
+    code = tmp_path / "models" / "doubler" / "model.py"
+    code.write_text("1")
+    before = (make().identity(), definition(pipeline(make())))
+    code.write_text("22")
+    after = (make().identity(), definition(pipeline(make())))
+    assert before[0] != after[0]
+    assert before[1] != after[1]
+
+
+def test_a_version_replaces_the_command_of_a_server_and_the_files_that_it_names(tmp_path: Path):
+    log = tmp_path / "log"
+
+    def identity(version: str | None, flag: str = "--a") -> tuple[str, str]:
+        command = ["serve", "{port}", "--log", log, flag]
+        server = vd.Server(command, model="m", version=version)
+        return server.identity(), definition(pipeline(server))
+
+    log.write_text("")
+    (old, key), versioned = identity(None), identity("1")
+    assert key != identity(None, "--b")[1]
+    assert versioned[1] == identity("1", "--b")[1] != identity("2", "--b")[1]
+    log.write_text("a line")
+    assert identity(None)[0] != old
+    assert versioned == identity("1")
+    assert versioned[0] != identity("2")[0]
+
+
 class Ask:
     def __init__(self, llm: Any) -> None:
         self.llm = llm
@@ -302,6 +343,14 @@ def test_triton_gets_a_function_by_value():
     # It imports no packages of the worker's, and does not listen on every address.
     assert launch.env["PYTHONPATH"] == ""
     assert launch.env["PYTRITON_TRITON_CONFIG_GRPC_ADDRESS"] == "{host}"
+
+
+def test_a_named_model_of_triton_is_part_of_its_readiness_and_of_keys():
+    named = vd.TritonServer(print, model="a b")
+    launch = named.launch()
+    assert (launch.health, launch.model) == ("/v2/models/a%20b/ready", "a b")
+    assert "PYTHONPATH" not in launch.env
+    assert named.keyed != vd.TritonServer(print, model="b").keyed
 
 
 def test_secrets_of_a_command_are_masked_once_it_is_declared():

@@ -96,6 +96,17 @@ def with_type(name: str, kind: pa.DataType) -> pa.Schema:
     return INPUT.set(INPUT.get_field_index(name), pa.field(name, kind))
 
 
+def test_edits_of_code_change_it_and_comments_do_not(project):
+    before = found(project, "map_batches")
+    project.edit("defs.py", "# of a text", "# the number of characters of a text")
+    project.edit("defs.py", "return helper(text) > 3", "return helper(text) > 4")
+    assert found(project, "map_batches") == before, (
+        "of comments, and of code that the stage does not reach"
+    )
+    project.edit("defs.py", "return len(text)", "return len(text) + 1")
+    assert found(project, "map_batches") != before
+
+
 B = "map_batches"
 SAME: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = {
     "the name of an id that is not read": ((B,), {}, {"source_id": "key"}),

@@ -138,6 +138,14 @@ def test_the_content_of_an_adapter_counts_where_it_is_named(tmp_path):
     assert {**after, "c": known["c"]} == known
 
 
+def test_include_reasoning_counts_in_keys(tmp_path):
+    pipeline = docs(tmp_path)
+    stages = [ask(pipeline, name, include_reasoning=name == "b") for name in "ab"]
+    made = [{c.name: c.digest for c in components(pipeline, each.spec)} for each in stages]
+    differs = {name for name in made[0] if made[0][name] != made[1][name]}
+    assert differs == {"include_reasoning", "output_column"}
+
+
 pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 

@@ -55,6 +55,19 @@ def test_identity_is_files_deletions_columns_and_filter(tmp_path):
     assert version(version=1) == first
 
 
+def test_a_name_that_is_given_to_another_column_changes_the_identity(tmp_path):
+    url = str(tmp_path / "t")
+    lance.write_dataset(pa.table({"id": range(3), "raw": ["a"] * 3, "clean": ["b"] * 3}), url)
+    version = functools.partial(version_of, url)
+    given = ({"columns": ["raw"]}, {"columns": ["id"], "filter": "RAW <> ''"}, {"columns": ["id"]})
+    read, tested, other = (version(**each) for each in given)
+    lance.dataset(url).alter_columns({"path": "raw", "name": "former"})
+    lance.dataset(url).alter_columns({"path": "clean", "name": "raw"})
+    assert version(**given[0]) != read
+    assert version(**given[1]) != tested
+    assert version(**given[2]) == other
+
+
 def test_rows_of_a_version_that_is_gone(tmp_path):
     url = str(tmp_path / "t")
     lance.write_dataset(pa.table({"id": range(10)}), url)

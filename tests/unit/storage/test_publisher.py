@@ -129,6 +129,18 @@ def test_rows_that_a_table_cannot_hold_are_refused_before_they_are_computed(colu
         publisher.stored(schema, "stage 'docs/out'")
 
 
+def test_a_catalog_is_in_the_definition_by_its_name():
+    secret = {"uri": "https://catalog", "token": "a-secret-that-nobody-writes-down"}
+    given = {"format": "iceberg", "table": "db.labels"}
+    made = [
+        docs("/somewhere", **given, catalog=catalog)["out"].spec
+        for catalog in ({**secret, "name": "prod"}, "prod", "other")
+    ]
+    definitions = [spec.components(None) for spec in made]
+    assert definitions[0] == definitions[1] != definitions[2]
+    assert "secret" not in repr(made[0])
+
+
 def test_options_as_delta_calls_them():
     from vane_dagster.storage.table_options import table_options
 
