@@ -27,7 +27,7 @@ TIERS = ("unit", "integration", "dagster", "providers", "chaos", "examples")
 gc.disable()  # until all is imported, which nothing frees
 
 # How long an example takes says nothing on a shared machine. In CI, a run can be repeated.
-hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("local", deadline=None, max_examples=25)
 hypothesis.settings.register_profile(
     "ci", deadline=None, derandomize=True, database=None, print_blob=True
 )

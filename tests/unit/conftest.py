@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,16 +18,19 @@ if TYPE_CHECKING:
     from vane_dagster.storage.store import Store
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_is_started() -> Iterator[None]:
     import dagster as dg
 
     def refused(*args: Any, **given: Any) -> NoReturn:
         pytest.fail("A unit test starts no process and has no Dagster instance: move it to a tier")
 
-    monkeypatch.setattr(subprocess.Popen, "__init__", refused)
-    monkeypatch.setattr(os, "fork", refused)
-    monkeypatch.setattr(dg.DagsterInstance, "__init__", refused)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", refused)
+        patch.setattr(os, "fork", refused)
+        patch.setattr(dg.DagsterInstance, "__init__", refused)
+        patch.setattr(os, "fsync", lambda file: None)  # no test loses power
+        yield
 
 
 @pytest.fixture

@@ -369,7 +369,7 @@ def test_simulation(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     run_state_machine_as_test(
         Simulation,
         settings=settings(
-            max_examples=int(os.environ.get("SIMULATIONS", "3")),
+            max_examples=int(os.environ.get("SIMULATIONS", "2")),
             stateful_step_count=12,
             deadline=None,
             phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],

@@ -247,7 +247,7 @@ def pieces(kind: pa.DataType, rows: list[Any], cuts: list[int]) -> pa.ChunkedArr
     return pa.chunked_array([array.slice(len(rows) + a, b - a) for a, b in spans], kind)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(COLUMNS, st.lists(st.integers(0, 20), max_size=3))
 def test_measures_are_those_of_a_loop_over_rows(column: Any, cuts: list[int]):
     kind, rows = column
@@ -534,7 +534,7 @@ def test_drift_needs_enough_rows_of_one_type(
     assert described in found.description
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(1, 60))
 def test_a_sample_is_of_rows_of_all_fragments_and_always_the_same(sizes: list[int], count: int):
     ends = np.cumsum(sizes)

@@ -438,7 +438,7 @@ def over_committed(pool_state: PoolState, nodes) -> list[str]:
     return [id for id in nodes if any(held[id][name] > nodes[id][name] + 1e-6 for name in held[id])]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(NODES, MODELS, REQUESTS, st.randoms(use_true_random=False))
 def test_never_over_committed_and_nobody_starves(node_list, models, wishes, random):
     nodes = {f"n{i}": node for i, node in enumerate(node_list)}

@@ -70,7 +70,7 @@ def described(listed):
     return str(listed) if isinstance(listed, SourceError) else [file.url for file in listed]
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(
     st.sets(st.text("ab/.-_", min_size=1, max_size=6), min_size=1, max_size=8),
     st.sets(st.text("ab.-_", min_size=1, max_size=3), min_size=1, max_size=6),

@@ -39,7 +39,7 @@ def written(name: str, data: bytes) -> Path:
     return folder
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 99), TEXTS, TEXTS), min_size=1, max_size=12),
     newlines=st.sampled_from([["\n"], ["\r\n"], ["\r\n", "\n"], ["\n", "\n", "\r\n"]]),
@@ -73,7 +73,7 @@ def test_csv_that_was_written_is_read_back(rows, newlines, quoting, is_ended, ha
         assert found == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     body=st.lists(st.sampled_from([*'ab1,,"\n\n\r é', '""', '"x"', "\r\n"]), max_size=30).map(
         "".join

@@ -171,7 +171,7 @@ def test_how_nested_columns_are_encoded(tmp_path):
     assert codecs(compression="none") == {"UNCOMPRESSED"}
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @example([[0, 20], [5, 6], [20]])  # a range that is within another, between two that overlap
 @given(st.lists(st.lists(st.integers(0, 30), max_size=4, unique=True), max_size=6))
 def test_ids_in_two_fragments_are_always_found(tmp_path_factory, fragments):

@@ -255,7 +255,7 @@ def test_values_of_rows():
     assert row_values(pa.chunked_array([], SHAPED["tensors"])) == []
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=3),
     st.sampled_from(["bool", "uint8", "int64", "float16", "float32"]),

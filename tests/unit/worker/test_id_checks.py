@@ -77,7 +77,7 @@ def test_children_are_accepted_if_and_only_if_their_parents_were_given(given, pa
         counts[parent] = counts.get(parent, 0) + 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(some=st.lists(st.integers(0, 9), max_size=9), texts=st.booleans(), many=st.booleans())
 def test_ids_are_unique_if_a_set_has_as_many(some, texts, many):
     values = [*some, *range(100, 20_000)] if many else some

@@ -72,7 +72,7 @@ RECORDS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(RECORDS, min_size=1, max_size=4),
     st.lists(st.tuples(NUMBERS, NUMBERS), max_size=9),

@@ -174,7 +174,7 @@ def stage(tmp_path):
     return Stage(tmp_path)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(before=TABLES, now=TABLES, kind=KINDS)
 def test_known_rows_have_the_outcome_that_they_would_be_computed_with(
     tmp_path_factory, before, now, kind
