@@ -292,6 +292,20 @@ def asked(stored: Stored, question: str, long: int = 1) -> vd.Pipeline:
     return docs
 
 
+def test_a_retry_of_some_rows_is_not_the_measure_of_others(stored, monkeypatch):
+    docs = asked(stored, "{text}", long=2000)
+    monkeypatch.setenv("FLAKY", "1")
+    compute(docs, stored.store, ["a"])
+    first = stored.plan(docs, "b").stages[0]
+    monkeypatch.delenv("FLAKY")
+    compute(docs, stored.store, ["a"], retry_quarantined=True)
+    latest = stored.store.in_force("docs", "asked", "a")
+    assert latest is not None
+    assert [part.rows_in - part.copied for part in latest.parts] == [1]
+    found = stored.plan(docs, "b").stages[0]
+    assert 0.9 * first.tokens[0] < found.tokens[0] < found.tokens[1] < 1.1 * first.tokens[1]
+
+
 def test_results_from_before_an_edit_are_a_measure_that_is_named_and_sampled(stored):
     docs, edited = asked(stored, "{text}"), asked(stored, "Answer at length, and twice: {text}")
     compute(docs, stored.store, ["a"])
