@@ -170,8 +170,7 @@ def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
     elif isinstance(value, Mapping):
         for name, item in value.items():
             is_secret = secret and not _PLAIN.search(str(name))
-            of_itself = marks_secret(str(name), named)
-            yield from _secrets(item, named, is_secret or of_itself)
+            yield from _secrets(item, named, is_secret or marks_secret(str(name), named))
     elif isinstance(value, Sequence):
         for item in value:
             yield from _secrets(item, named, secret)
