@@ -286,6 +286,22 @@ def test_a_stage_that_reuses_nothing_is_computed_in_each_run(tmp_path, store):
     assert missing(plan(docs(tmp_path, reuse="none"), store, "joined", "out")) == {}
 
 
+def test_parts_without_a_manifest_are_kept(tmp_path, store):
+    """As a killed run leaves them."""
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    first = plan(docs(tmp_path), store)
+    settle(first, store)
+    for manifest in (tmp_path / "store/docs/clean/manifests").rglob("*.json"):
+        manifest.unlink()
+    (tmp_path / "store/docs/clean/parts/~unpartitioned" / "stray.parquet").write_bytes(b"?")
+    resumed = plan(docs(tmp_path), store)
+    assert missing(resumed) == {}
+    stages = resumed.partitions[0].stages
+    assert stages["clean"].done is None
+    assert len(stages["clean"].parts) == 2
+    assert stages["out"].done is not None
+
+
 def test_a_manifest_that_is_broken_is_named(tmp_path, store):
     source(tmp_path, {"a.parquet": 3})
     settle(plan(docs(tmp_path), store, "clean"), store)
