@@ -20,7 +20,7 @@ from support.manifests import manifest, part
 from support.store_contract import *  # noqa: F403  # the contract's tests
 from vane_dagster.engine.committer import check_unique
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.paths import UNPARTITIONED, partition_folder
+from vane_dagster.storage.paths import UNPARTITIONED, partition_folder, published_folder
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
 
@@ -138,37 +138,6 @@ def test_published_folders_are_apart_and_seen_by_readers(keys):
     assert len(one.encode()) <= 255
     assert one[:1] not in ("", ".", "_")
     assert not set(one) & set("/\\\n\0*?[]{}")
-
-
-def test_how_nested_columns_are_encoded(tmp_path):
-    table = pa.table(
-        {
-            "id": range(1000),
-            "vector": pa.array([[0.5] * 8] * 1000, pa.list_(pa.float32(), 8)),
-            "words": [["same", "words"]] * 1000,
-            "doc": [{"title": "t", "tags": [{"name": "n"}]}] * 1000,
-            "counts": pa.array([[("k", 1)]] * 1000, pa.map_(pa.string(), pa.int64())),
-        }
-    )
-
-    def columns(**given: Any) -> dict[str, pq.ColumnChunkMetaData]:
-        target = PartTarget(Location(str(tmp_path)), "c" * 40, "id", **given)
-        group = pq.read_metadata(tmp_path / write_part(table, target).name).row_group(0)
-        chunks = [group.column(i) for i in range(group.num_columns)]
-        assert len(chunks) == 7
-        return {chunk.path_in_schema: chunk for chunk in chunks}
-
-    def codecs(**given: Any) -> set[str]:
-        return {chunk.compression for chunk in columns(**given).values()}
-
-    plain = {name for name, chunk in columns().items() if not chunk.has_dictionary_page}
-    assert plain == {"id", "vector.list.element"}, "floats of vectors hardly repeat"
-    assert {name for name, chunk in columns().items() if chunk.is_stats_set} == {"id", "doc.title"}
-
-    assert "UNCOMPRESSED" not in codecs()
-    for name in ("zstd", "snappy", "gzip"):
-        assert codecs(compression=name) == {name.upper()}, "what the user declared"
-    assert codecs(compression="none") == {"UNCOMPRESSED"}
 
 
 @settings(max_examples=15)

@@ -1,6 +1,8 @@
-"""Tensors as bytes in parts: what was written is read, in each form and by each reader."""
+"""How parts are encoded: tensors as bytes, and codecs, dictionaries and statistics."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -102,3 +104,34 @@ def test_checks_sample_both(tmp_path):
     found = ds.dataset(paths, schema=rows.schema, format=verified())
     batches = pa.Table.from_batches(sample(found, ["t", "id"], 10)).select(["id", "t"])
     assert batches.equals(pa.concat_tables([rows, other]))
+
+
+def test_how_nested_columns_are_encoded(tmp_path):
+    table = pa.table(
+        {
+            "id": range(1000),
+            "vector": pa.array([[0.5] * 8] * 1000, pa.list_(pa.float32(), 8)),
+            "words": [["same", "words"]] * 1000,
+            "doc": [{"title": "t", "tags": [{"name": "n"}]}] * 1000,
+            "counts": pa.array([[("k", 1)]] * 1000, pa.map_(pa.string(), pa.int64())),
+        }
+    )
+
+    def columns(**given: Any) -> dict[str, pq.ColumnChunkMetaData]:
+        target = PartTarget(Location(str(tmp_path)), "c" * 40, "id", **given)
+        group = pq.read_metadata(tmp_path / write_part(table, target).name).row_group(0)
+        chunks = [group.column(i) for i in range(group.num_columns)]
+        assert len(chunks) == 7
+        return {chunk.path_in_schema: chunk for chunk in chunks}
+
+    def codecs(**given: Any) -> set[str]:
+        return {chunk.compression for chunk in columns(**given).values()}
+
+    plain = {name for name, chunk in columns().items() if not chunk.has_dictionary_page}
+    assert plain == {"id", "vector.list.element"}, "floats of vectors hardly repeat"
+    assert {name for name, chunk in columns().items() if chunk.is_stats_set} == {"id", "doc.title"}
+
+    assert "UNCOMPRESSED" not in codecs()
+    for name in ("zstd", "snappy", "gzip"):
+        assert codecs(compression=name) == {name.upper()}, "what the user declared"
+    assert codecs(compression="none") == {"UNCOMPRESSED"}
