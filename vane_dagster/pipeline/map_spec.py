@@ -421,7 +421,7 @@ class MapBatchesSpec(StageKind):
             )
 
     def makes_values(self, pipeline: Pipeline) -> bool:
-        """Whether a column is declared besides the ids."""
+        """Return whether the schema has columns other than the ids."""
         return bool(self.made_columns(pipeline))
 
     def made_columns(self, pipeline: Pipeline) -> tuple[str, ...]:

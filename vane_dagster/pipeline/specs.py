@@ -90,7 +90,7 @@ class ProjectSpec(StageKind):
         return Table(fields, reads, self.include is not True or first.is_complete)
 
     def makes_values(self, pipeline: Pipeline) -> bool:
-        """Whether an expression is other than a plain input column."""
+        """Return whether an expression is more than the name of an input column."""
         return any(sql.plain_column(each, self.name) is None for _, each in self.columns)
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
@@ -257,7 +257,7 @@ class JoinSpec(StageKind):
         return Table(fields, reads, is_complete)
 
     def makes_values(self, pipeline: Pipeline) -> bool:
-        """Whether rows may be without a counterpart."""
+        """Return whether rows may lack a counterpart, and so have nulls."""
         return self.how == "left"
 
     def columns_read(
