@@ -65,7 +65,8 @@ def last_used(local: LocalHead) -> float:
 def test_an_idle_head_ends_and_the_next_run_starts_another(tmp_path: Path) -> None:
     local = LocalHead(home=tmp_path, name="idle")
     try:
-        one = Driver(tmp_path, 0.01)
+        one = Driver(tmp_path, 0.2)  # on a busy machine, time to connect
+        LocalHead(home=tmp_path, name="idle", num_cpus=1, idle_minutes=0.01).ensure()
         first = local.find()
         assert first is not None
         (watcher,) = watchers(local)

@@ -172,6 +172,8 @@ class PoolManager:
             if left:
                 self._pool_state.settled_at = time.monotonic() + LEASE_SECONDS
             await asyncio.gather(*(self._adopt(worker) for worker in left))
+            for worker in left:
+                self._in_background(self._end_unknown(worker))
             found = (group["name"] for group in placement_group_table().values())
             self._groups = {name for name in found if name.endswith(self._tag)}
             self._in_background(self._sweep())
@@ -188,6 +190,15 @@ class PoolManager:
         else:
             self._pool_state.adopt(facts[0], worker, facts[1], time.monotonic())
             self._servers.update({worker: facts[0]} if facts[0].server else {})
+
+    async def _end_unknown(self, worker: str) -> None:
+        """End the leases on an adopted worker whose drivers died unseen, so that it is free."""
+        await asyncio.sleep(LEASE_SECONDS)  # by now each living driver has sent a heartbeat
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it died
+            actor = ray.get_actor(worker, namespace=NAMESPACE)
+            for id in await actor.leases.remote() - self._pool_state.leases.keys():
+                self._pool_state.release(id, time.monotonic())
+                actor.revoke.remote(id)
 
     # Background work
 

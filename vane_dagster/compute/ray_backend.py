@@ -207,7 +207,7 @@ class RayLease:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
         archive = self._archives.get(worker.pool, b"")
-        env, used_by = forwarded(pool), (self._run_id, pool.stages)
+        env, used_by = forwarded(pool), (self._run_id, pool.stages, self.id)
         given = (pool.model, b"", pool.threads, env, pool.lifecycle, endpoints, versions())
         call = LoadCall(*given, *used_by)
         ticket = self._called(worker, lambda actor: (actor.load.remote(call, archive), None))

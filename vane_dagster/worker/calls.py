@@ -27,6 +27,7 @@ class LoadCall:
         versions: The driver's versions, if the worker may have others.
         run_id: The run.
         stages: The run's stages that call the model, such as "docs/embedding".
+        lease: The lease under which the worker is used.
     """
 
     model: ModelSpec | None
@@ -38,6 +39,7 @@ class LoadCall:
     versions: Mapping[str, str] = field(default_factory=dict)
     run_id: str = ""
     stages: tuple[str, ...] = ()
+    lease: str = ""
 
 
 @dataclass(frozen=True)

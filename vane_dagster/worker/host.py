@@ -93,6 +93,7 @@ class Host:
         self._caller: UdfCaller | None = None
         self._content = ""  # of what the model was constructed from
         self._load: LoadReport | None = None
+        self._leases: set[str] = set()
         self._revoked: set[str] = set()
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
@@ -106,6 +107,7 @@ class Host:
     def load(self, call: LoadCall) -> LoadReport:
         """Construct the model, unless it is loaded. A failure is reported, not raised."""
         model = call.model
+        self._leases.add(call.lease)
         directory.update(call.endpoints)
         with self._lock:
             _failpoints.follow(call.env)
@@ -211,6 +213,10 @@ class Host:
             endpoint = replace(status.endpoint, node_id=own_node_id())
             status = replace(status, endpoint=endpoint)
         return replace(found, server=status)
+
+    def leases(self) -> set[str]:
+        """Return the leases that have used the worker and are not revoked."""
+        return self._leases - self._revoked
 
     def revoke(self, lease: str) -> None:
         """Stop the running and queued tasks of a lease at the next batch."""

@@ -66,6 +66,11 @@ class HostActor:
         return self._host.run(work, *tables)
 
     @_control
+    def leases(self) -> set[str]:
+        """See `Host.leases`."""
+        return self._host.leases()
+
+    @_control
     def revoke(self, lease: str) -> None:
         """See `Host.revoke`."""
         self._host.revoke(lease)

@@ -90,6 +90,14 @@ def test_a_model_whose_server_is_gone_when_it_is_constructed_is_tried_again(monk
     assert "connection refused" in report.fault.message
 
 
+def test_a_worker_knows_the_leases_that_used_it_and_were_not_revoked():
+    host = Host()
+    for lease in ("one", "two"):
+        host.load(LoadCall(None, lease=lease))
+    host.revoke("one")
+    assert host.leases() == {"two"}
+
+
 def test_a_variable_that_the_driver_lacks_and_that_counts_is_unset_in_the_worker(monkeypatch):
     monkeypatch.setenv("VT_ONE", "the value of the head")
     monkeypatch.setenv("VT_TWO", "2")
