@@ -36,7 +36,7 @@ from vane_dagster.compute.pool_state import (
 )
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
 from vane_dagster.worker.code_digest import protocol
-from vane_dagster.worker.pools import PoolRequest, WorkerInfo
+from vane_dagster.worker.pools import PoolRequest, Whereabouts, WorkerInfo
 from vane_dagster.worker.ray_actor import HostActor
 
 _SWEEP_SECONDS = 1.0
@@ -115,17 +115,14 @@ class PoolManager:
             self._create(start)
         return replacement
 
-    async def give_up(self, identity: str, id: str) -> None:
-        """End a pool after a run could not construct its model, unless other leases hold it."""
-        await self._started()
-        if {lease.id for lease in self._pool_state.holders(identity)} <= {id}:
-            self._drop(identity)
-
-    async def evict(self, identity: str | None = None, force: bool = False) -> list[str]:
-        """End the named pool, or all pools; leased pools only with `force`."""
+    async def evict(
+        self, identity: str | None = None, force: bool = False, id: str = ""
+    ) -> list[str]:
+        """End the named pool, or all pools; with `force` also those that others lease than `id`."""
         await self._started()
         asked = [i for i in self._pool_state.pools if identity in (None, i)]
-        gone = [i for i in asked if force or not self._pool_state.holders(i)]
+        held = {i: {lease.id for lease in self._pool_state.holders(i)} - {id} for i in asked}
+        gone = [i for i in asked if force or not held[i]]
         for found in gone:
             self._drop(found)
         return gone
@@ -169,11 +166,7 @@ class PoolManager:
             if self._began:
                 return
             left = [n for n in actor_names() if n.endswith(self._tag) and not is_pool_manager(n)]
-            if left:
-                self._pool_state.settled_at = time.monotonic() + LEASE_SECONDS
             await asyncio.gather(*(self._adopt(worker) for worker in left))
-            for worker in left:
-                self._in_background(self._end_unknown(worker))
             found = (group["name"] for group in placement_group_table().values())
             self._groups = {name for name in found if name.endswith(self._tag)}
             self._in_background(self._sweep())
@@ -188,17 +181,8 @@ class PoolManager:
         if facts is None:
             self._kill([worker])
         else:
-            self._pool_state.adopt(facts[0], worker, facts[1], time.monotonic())
+            self._pool_state.adopt(worker, facts, time.monotonic())
             self._servers.update({worker: facts[0]} if facts[0].server else {})
-
-    async def _end_unknown(self, worker: str) -> None:
-        """End the leases on an adopted worker whose drivers died unseen, so that it is free."""
-        await asyncio.sleep(LEASE_SECONDS)  # by now each living driver has sent a heartbeat
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it died
-            actor = ray.get_actor(worker, namespace=NAMESPACE)
-            for id in await actor.leases.remote() - self._pool_state.leases.keys():
-                self._pool_state.release(id, time.monotonic())
-                actor.revoke.remote(id)
 
     # Background work
 
@@ -227,9 +211,7 @@ class PoolManager:
         except Exception:  # it is retried, and a lease may be granted without it
             _log.exception("nodes could not be requested")
 
-    async def _watch(
-        self, start: WorkerStart, placed: Awaitable[tuple[PoolRequest, tuple[str, ...]]]
-    ) -> None:
+    async def _watch(self, start: WorkerStart, placed: Awaitable[Whereabouts]) -> None:
         """Ensure that a new worker is placed, even if others hold the resources that it reserves.
 
         The pool state may be wrong about free resources: it does not include actors of other
@@ -238,9 +220,7 @@ class PoolManager:
         waiting = asyncio.ensure_future(placed)
         try:
             while not (await asyncio.wait([waiting], timeout=_PLACED_SECONDS))[0]:
-                for identity in self._pool_state.idle_competitors(start.claim, time.monotonic())[
-                    :1
-                ]:
+                for identity in self._pool_state.idle_competitors(start.claim)[:1]:
                     self._drop(identity)
                 for name in (n for n in actor_names() if is_pool_manager(n) and n != self._name):
                     ray.get_actor(name, namespace=NAMESPACE).evict.remote()
@@ -266,7 +246,7 @@ class PoolManager:
         self._pool_state.draining = frozenset(gcs.get_draining_nodes(timeout=_ANSWER_SECONDS))
         for start in self._pool_state.move(self._nodes()):
             self._create(start)
-        unused = self._pool_state.unused(time.monotonic())
+        unused = self._pool_state.unused()
         self._kill(unused)
         self._pool_state.remove_workers(unused)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from vane_dagster.compute.placement import Bundle, FreeResources, bundle_size
-from vane_dagster.worker.pools import PoolRequest, WorkerInfo
+from vane_dagster.worker.pools import PoolRequest, Whereabouts, WorkerInfo
 
 LEASE_SECONDS = 30.0
 POLL_SECONDS = 15.0
@@ -122,13 +122,13 @@ class PoolState:
         draining: Ids of the nodes that Ray drains. The nodes that callers pass do not include them.
     """
 
-    def __init__(self, tag: str = "", settled_at: float = -1.0) -> None:
+    def __init__(self, tag: str = "") -> None:
         self.pools: dict[str, Pool] = {}
         self.leases: dict[str, LeaseRecord] = {}
         self.queue: list[LeaseRecord] = []
         self.draining: frozenset[str] = frozenset()
-        self.settled_at = settled_at
         self._tag = tag
+        self._adopted: set[str] = set()
         self._ended: dict[str, float] = {}
 
     # Leases
@@ -154,7 +154,7 @@ class PoolState:
         self.queue.sort(key=lambda r: (-_aged_priority(r, now), r.asked_at))
         if any(earlier.kinds() & known.kinds() for earlier in self._before(known)):
             return None
-        found = self._found(known.claims, nodes, now)
+        found = self._found(known.claims, nodes)
         if found is None:
             return None
         kill, start = found
@@ -178,10 +178,13 @@ class PoolState:
         return sorted({o.run_id for o in others if o.kinds() & request.kinds()})
 
     def heartbeat(self, beat: LeaseRecord, now: float) -> bool:
-        """Keep a lease alive; a lease unknown after a restart of the pool manager is restored."""
+        """Keep a lease alive; after a restart of the pool manager it is restored."""
         if beat.id in self._ended:
             return False
-        self.leases.setdefault(beat.id, beat).seen = now
+        if beat.id in self._adopted or beat.id not in self.leases:
+            self._adopted.discard(beat.id)
+            self.leases[beat.id] = beat
+        self.leases[beat.id].seen = now
         return True
 
     def release(self, id: str, now: float) -> None:
@@ -224,10 +227,10 @@ class PoolState:
     # Room
 
     def _found(
-        self, claims: Sequence[PoolRequest], nodes: Mapping[str, Bundle], now: float
+        self, claims: Sequence[PoolRequest], nodes: Mapping[str, Bundle]
     ) -> tuple[list[str], list[WorkerStart]] | None:
         """Workers to end and to start such that all claims hold; as few ended as possible."""
-        victims = self._evictable(claims) if now >= self.settled_at else []
+        victims = self._evictable(claims)
         gone: list[list[str]] = []
         while (start := self._placed(claims, nodes, gone)) is None:
             if len(gone) == len(victims):
@@ -309,10 +312,19 @@ class PoolState:
 
     # Pools
 
-    def adopt(self, claim: PoolRequest, worker: str, nodes: tuple[str, ...], now: float) -> None:
-        """Register a worker that outlived a restart of the pool manager."""
+    def adopt(self, worker: str, found: Whereabouts, now: float) -> None:
+        """Register a worker that outlived a restart of the pool manager, with its leases.
+
+        They have the pools and workers that are adopted with them, until their first heartbeat.
+        """
+        claim, nodes, leases = found
         pool = self.pools.setdefault(claim.identity, Pool(claim, idle_since=now))
         pool.workers[worker] = nodes
+        for id in leases:
+            lease = self.leases.setdefault(id, LeaseRecord(id, id.rpartition("-")[0], (), now))
+            lease.claims = (*lease.claims, claim)
+            lease.workers = (*lease.workers, worker)
+            self._adopted.add(id)
 
     def record_nodes(self, worker: str, nodes: tuple[str, ...]) -> None:
         """Record the nodes on which Ray has placed a worker's shares."""
@@ -368,15 +380,12 @@ class PoolState:
         free = [identity for identity in self.pools if identity not in held]
         return sorted(free, key=lambda identity: self.pools[identity].idle_since)
 
-    def idle_competitors(self, claim: PoolRequest, now: float) -> list[str]:
+    def idle_competitors(self, claim: PoolRequest) -> list[str]:
         """Idle pools that hold a resource of a claim, in the order of `idle`."""
-        held = (i for i in self.idle() if set(self.pools[i].claim.bundle) & set(claim.bundle))
-        return list(held) if now >= self.settled_at else []
+        return [i for i in self.idle() if set(self.pools[i].claim.bundle) & set(claim.bundle)]
 
     def expired_pools(self, now: float) -> list[str]:
         """Pools without a lease for longer than their idle time."""
-        if now < self.settled_at:
-            return []
         pools = ((i, self.pools[i]) for i in self.idle())
         return [i for i, pool in pools if now - pool.idle_since > pool.claim.idle_seconds]
 
@@ -407,12 +416,11 @@ class PoolState:
         replaced = [(pool, worker) for pool in pools for worker in pool.replacements]
         return {w: _latest(pool, w) for pool, w in replaced if w in lease.workers}
 
-    def unused(self, now: float) -> list[str]:
+    def unused(self) -> list[str]:
         """Workers on draining nodes that no lease has."""
         used = {worker for lease in self.leases.values() for worker in lease.workers}
         workers = [item for pool in self.pools.values() for item in pool.workers.items()]
-        unused = [w for w, nodes in workers if self._drains(nodes) and w not in used]
-        return unused if now >= self.settled_at else []
+        return [w for w, nodes in workers if self._drains(nodes) and w not in used]
 
     def _drains(self, nodes: Collection[str]) -> bool:
         return not self.draining.isdisjoint(nodes)

@@ -146,10 +146,7 @@ def _waiting(request: LeaseRecord, answer: LeaseAnswer) -> str:
         )
     if ahead:
         return f"waiting for {labels}: its resources are leased or awaited by {short(ahead)}"
-    return (
-        f"waiting for {labels}: the pool manager was restarted, or nodes of the cluster were lost "
-        "or drain"
-    )
+    return f"waiting for {labels}: nodes of the cluster were lost or drain"
 
 
 def _connection_lost(error: ConnectionError) -> ClusterLostError:
@@ -361,7 +358,7 @@ class RayLease:
         """See `Lease.evict`."""
         self._workers = [worker for worker in self._workers if worker.pool != pool]
         self._pending = {ref: call for ref, call in self._pending.items() if call[2].pool != pool}
-        self._pool_manager.send("give_up", pool, self.id)
+        self._pool_manager.send("evict", pool, False, self.id)
 
     def release(self) -> None:
         """See `Lease.release`."""

@@ -134,16 +134,15 @@ def _column_options(schema: pa.Schema, target: PartTarget) -> dict[str, Any]:
     Floats hardly compress, and get the fastest codec. Vectors and tensors hardly repeat and get no
     dictionary; nothing looks for a row by the statistics of elements.
     """
-    tensors = [field for field in schema_of_rows(schema) if is_tensor(field.type)]
+    fields = [field for field in schema_of_rows(schema) if is_tensor(field.type)]
+    tensors = {field.name: is_floats(field.type.storage_type) for field in fields}
     sink = pa.BufferOutputStream()
     pq.write_table(empty_table(schema), sink)
     parquet = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
     columns = [parquet.column(i) for i in range(len(parquet))]
-    floats = {column.path for column in columns if column.physical_type in _FLOATS}
-    elements = {column.path for column in columns if column.max_repetition_level}
-    plain = (floats & elements) | {tensor.name for tensor in tensors} | {target.id}
-    elements |= {tensor.name for tensor in tensors}
-    floats |= {tensor.name for tensor in tensors if is_floats(tensor.type.storage_type)}
+    floats = {c.path for c in columns if tensors.get(c.path, c.physical_type in _FLOATS)}
+    elements = {c.path for c in columns if c.max_repetition_level or c.path in tensors}
+    plain = (floats & elements) | tensors.keys() | {target.id}
     paths = [column.path for column in columns]
     return {
         "compression": {p: target.compression or ("lz4" if p in floats else "zstd") for p in paths},

@@ -83,6 +83,7 @@ class Host:
 
     Attributes:
         instance: The constructed model, or the function; None before.
+        leases: The leases that use the worker.
         startup: The state of the model's construction.
         served: Calls of the model, or tasks of a worker without one, completed so far.
         busy: Tasks that are running.
@@ -93,7 +94,7 @@ class Host:
         self._caller: UdfCaller | None = None
         self._content = ""  # of what the model was constructed from
         self._load: LoadReport | None = None
-        self._leases: set[str] = set()
+        self.leases: set[str] = set()
         self._revoked: set[str] = set()
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
@@ -107,7 +108,7 @@ class Host:
     def load(self, call: LoadCall) -> LoadReport:
         """Construct the model, unless it is loaded. A failure is reported, not raised."""
         model = call.model
-        self._leases.add(call.lease)
+        self.leases |= {call.lease} - self._revoked
         directory.update(call.endpoints)
         with self._lock:
             _failpoints.follow(call.env)
@@ -214,13 +215,10 @@ class Host:
             status = replace(status, endpoint=endpoint)
         return replace(found, server=status)
 
-    def leases(self) -> set[str]:
-        """Return the leases that have used the worker and are not revoked."""
-        return self._leases - self._revoked
-
     def revoke(self, lease: str) -> None:
         """Stop the running and queued tasks of a lease at the next batch."""
         self._revoked.add(lease)
+        self.leases.discard(lease)
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
         """Run a task. A failure is reported, not raised."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.storage.filesystem import Location
@@ -92,6 +92,10 @@ class PoolRequest(_Pool):
     """
 
     idle_seconds: float = IDLE_SECONDS
+
+
+Whereabouts: TypeAlias = tuple[PoolRequest, tuple[str, ...], set[str]]
+"""A worker's pool, the Ray nodes of its shares, and the ids of the leases that use it."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.code_digest import disagreement
 from vane_dagster.worker.frameworks import set_threads
 from vane_dagster.worker.log_sections import LogSections, tail
-from vane_dagster.worker.pools import PoolRequest, WorkerInfo, WorkerState
+from vane_dagster.worker.pools import PoolRequest, Whereabouts, WorkerInfo, WorkerState
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus, WorkReport, load_failed
 
@@ -66,11 +66,6 @@ class HostActor:
         return self._host.run(work, *tables)
 
     @_control
-    def leases(self) -> set[str]:
-        """See `Host.leases`."""
-        return self._host.leases()
-
-    @_control
     def revoke(self, lease: str) -> None:
         """See `Host.revoke`."""
         self._host.revoke(lease)
@@ -108,12 +103,13 @@ class HostActor:
         return {name: getattr(status.endpoint, name) for name in names}
 
     @_control
-    def whereabouts(self) -> tuple[PoolRequest, tuple[str, ...]]:
-        """Return the worker's pool and the Ray nodes of its shares, for the pool manager."""
-        if (group := get_current_placement_group()) is None:
-            return self._claim, (ray.get_runtime_context().get_node_id(),)
-        nodes = placement_group_table(group)["bundles_to_node_id"]
-        return self._claim, tuple(nodes[share] for share in sorted(nodes))
+    def whereabouts(self) -> Whereabouts:
+        """Return what a restarted pool manager has to know of the worker."""
+        nodes: tuple[str, ...] = (ray.get_runtime_context().get_node_id(),)
+        if (group := get_current_placement_group()) is not None:
+            by_share = placement_group_table(group)["bundles_to_node_id"]
+            nodes = tuple(by_share[share] for share in sorted(by_share))
+        return self._claim, nodes, self._host.leases
 
     @_control
     def describe(self) -> WorkerInfo:

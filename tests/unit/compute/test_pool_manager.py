@@ -6,13 +6,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import ray
 
 from support.pool_claims import claim
 from vane_dagster.compute import pool_manager
 from vane_dagster.compute.pool_manager import PoolManager
-from vane_dagster.compute.pool_state import LeaseRecord, PoolState, WorkerStart
+from vane_dagster.compute.pool_state import WorkerStart
 
 
 def test_who_holds_what_a_worker_needs_is_ended_until_it_is_placed(monkeypatch):
@@ -20,7 +19,7 @@ def test_who_holds_what_a_worker_needs_is_ended_until_it_is_placed(monkeypatch):
     ended: list[Any] = []
     placed: dict[str, str] = {}
     state = SimpleNamespace(
-        idle_competitors=lambda claim, now: [name for name in ("one", "two") if name not in ended],
+        idle_competitors=lambda claim: [name for name in ("one", "two") if name not in ended],
         record_nodes=placed.__setitem__,
     )
 
@@ -47,27 +46,3 @@ def test_who_holds_what_a_worker_needs_is_ended_until_it_is_placed(monkeypatch):
     others = "all of another version"
     assert ended == ["one", others, "two", others, others]
     assert placed == {"m-0": "node"}
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_a_restarted_manager_ends_the_leases_that_no_driver_renews(monkeypatch, answers):
-    """Their drivers died while there was no manager that knew them. Else their calls stay."""
-    revoked: list[str] = []
-
-    async def leases() -> set[str]:
-        if not answers:
-            raise ray.exceptions.ActorDiedError
-        return {"of a dead run", "of a living run"}
-
-    actor = SimpleNamespace(
-        leases=SimpleNamespace(remote=leases), revoke=SimpleNamespace(remote=revoked.append)
-    )
-    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: actor)
-    monkeypatch.setattr(pool_manager, "LEASE_SECONDS", 0.0)
-    manager = PoolManager.__new__(PoolManager)
-    manager._pool_state = state = PoolState()
-    living, dead = (LeaseRecord(f"of a {run} run", run, (), 0.0) for run in ("living", "dead"))
-    assert state.heartbeat(living, 0.0)
-    asyncio.run(manager._end_unknown("m-0"))
-    assert revoked == (["of a dead run"] if answers else [])
-    assert state.heartbeat(dead, 0.0) is not answers, "a driver is told that its calls have ended"

@@ -168,7 +168,7 @@ def test_idle_time_counts_from_the_last_release(pool_state):
 
 
 def test_a_pool_on_the_wrong_node_is_moved_for_its_own_lease(pool_state):
-    pool_state.adopt(claim("a", GPU=1), "a-1", ("big",), 0.0)
+    pool_state.adopt("a-1", (claim("a", GPU=1), ("big",), set()), 0.0)
     nodes = {"big": {"GPU": 2.0}, "small": {"GPU": 1.0}}
     grant = granted(pool_state, "1", claim("a", GPU=1), claim("b", GPU=2), nodes=nodes)
     assert grant.kill == ("a-1",)
@@ -214,23 +214,24 @@ def test_a_lease_expires_without_heartbeats_and_is_not_learnt_again(pool_state):
     assert not pool_state.leases
 
 
-def test_a_restarted_pool_manager_learns_leases_again_and_evicts_nothing_meanwhile():
-    pool_state, unclaimed = (PoolState(settled_at=LEASE_SECONDS) for _ in range(2))
-    for each in (pool_state, unclaimed):
-        each.adopt(claim("a", idle=1, GPU=1), "a-1", ("n1",), 0.0)
-        assert ask(each, "2", claim("b", GPU=1), now=1.0) is None, "a may be leased"
-        assert each.expired_pools(5.0) == []
-    beat = LeaseRecord("1", "run-1", (claim("a", GPU=1),), 0.0, workers=("a-1",))
-    for now in (5.0, 10.0, 20.0, 31.0):
+def test_a_restarted_pool_manager_learns_leases_from_the_workers(pool_state):
+    """A lease whose driver died meanwhile expires; the others have what their drivers say."""
+    for number in "12":
+        pool_state.adopt(f"a-{number}", (claim("a", GPU=1), ("n1",), {f"run-{number}-07"}), 0.0)
+    pool_state.adopt("b-1", (claim("b", CPU=1), ("n1",), {"run-1-07"}), 0.0)
+    pool_state.adopt("c-1", (claim("c", idle=1, CPU=1), ("n1",), set()), 0.0)
+    assert pool_state.expired_pools(5.0) == ["c"]
+    assert pool_state.leases["run-1-07"].workers == ("a-1", "b-1")
+    for wanted in "ab":
+        assert ask(pool_state, "3", claim(wanted, (9, 9), GPU=1, CPU=1), now=1.0) is None
+        assert pool_state.blocking_runs("3") == ["run-1", "run-2"]
+        pool_state.release("3", 1.0)
+    beat = LeaseRecord("run-1-07", "run-1", (claim("a", GPU=1),), 0.0, workers=("a-1", "a-3"))
+    for now in (5.0, 20.0):
         assert pool_state.heartbeat(beat, now)
-        assert ask(pool_state, "2", claim("b", GPU=1), now=now) is None
-    assert pool_state.blocking_runs("2") == ["run-1"]
-    pool_state.release("1", 32.0)
-    assert granted(pool_state, "2", claim("b", GPU=1), now=32.0).kill == ("a-1",)
-    assert unclaimed.idle_competitors(claim("b", GPU=1), LEASE_SECONDS - 1) == []
-    assert unclaimed.idle_competitors(claim("b", GPU=1), LEASE_SECONDS) == ["a"]
-    assert unclaimed.expired_pools(LEASE_SECONDS) == ["a"]
-    granted(unclaimed, "2", claim("b", GPU=1), now=LEASE_SECONDS)
+        assert pool_state.leases["run-1-07"].workers == ("a-1", "a-3")
+    assert pool_state.expired(LEASE_SECONDS + 1) == ["run-2-07"]
+    assert pool_state.leases["run-2-07"].workers == ("a-2",), "its calls there are revoked"
 
 
 # Lost workers
@@ -272,8 +273,8 @@ def test_what_died_of_an_idle_pool_is_struck_off(pool_state):
 def drained(pool_state: PoolState) -> PoolState:
     """Two leases share a worker on the node d, which drains, and one on n1; an idle one is on d."""
     for worker, node in {"a-1": "d", "a-2": "n1"}.items():
-        pool_state.adopt(claim("a", (2, 2), GPU=1), worker, (node,), 0.0)
-    pool_state.adopt(claim("b", CPU=1), "b-1", ("d",), 0.0)
+        pool_state.adopt(worker, (claim("a", (2, 2), GPU=1), (node,), set()), 0.0)
+    pool_state.adopt("b-1", (claim("b", CPU=1), ("d",), set()), 0.0)
     for id in "12":
         granted(pool_state, id, claim("a", (2, 2), GPU=1))
     pool_state.draining = frozenset("d")
@@ -286,7 +287,7 @@ def test_leased_workers_on_a_draining_node_are_replaced_and_end_when_the_last_le
     assert start.nodes == ("n2",)
     assert drained.move(TWO) == [], "once"
     assert drained.moves("1") == drained.moves("2") == {"a-1": fresh}
-    assert drained.unused(0.0) == ["b-1"]
+    assert drained.unused() == ["b-1"]
 
     assert drained.replace("a-1", claim("a", GPU=1), TWO, "1") == (fresh, None)
     assert set(drained.leases["1"].workers) == {"a-2", fresh}
@@ -310,9 +311,7 @@ def test_no_lease_gets_a_worker_on_a_draining_node(drained):
     for id in "12":
         drained.release(id, 0.0)
     assert granted(drained, "3", claim("a", (2, 2), GPU=1), nodes=TWO).workers["a"][0] == "a-2"
-    assert sorted(drained.unused(0.0)) == ["a-1", "b-1"]
-    drained.settled_at = LEASE_SECONDS
-    assert drained.unused(1.0) == [], "a restarted pool manager does not know its leases yet"
+    assert sorted(drained.unused()) == ["a-1", "b-1"]
 
 
 # Room

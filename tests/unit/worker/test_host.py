@@ -95,7 +95,7 @@ def test_a_worker_knows_the_leases_that_used_it_and_were_not_revoked():
     for lease in ("one", "two"):
         host.load(LoadCall(None, lease=lease))
     host.revoke("one")
-    assert host.leases() == {"two"}
+    assert host.leases == {"two"}
 
 
 def test_a_variable_that_the_driver_lacks_and_that_counts_is_unset_in_the_worker(monkeypatch):
