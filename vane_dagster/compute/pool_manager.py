@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Coroutine, Sequence
@@ -53,6 +54,7 @@ class PoolManager:
         self._tag = "." + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
         self._pool_state = PoolState(self._tag)
         self._claims = ClaimTable()
+        self._actors: dict[str, Any] = {}
         self._servers: dict[str, PoolRequest] = {}
         self._groups: set[str] = set()
         self._growth = Growth(self._pool_state)
@@ -82,7 +84,9 @@ class PoolManager:
         self._kill(grant.kill)
         for start in grant.start:
             self._create(start)
-        return LeaseAnswer(grant.workers)
+        names = {*itertools.chain(*grant.workers.values())}
+        actors = {name: actor for name, actor in self._actors.items() if name in names}
+        return LeaseAnswer(grant.workers, actors=actors)
 
     async def heartbeat(self, beat: LeaseRecord) -> dict[str, str] | None:
         """Keep a lease alive; return `PoolState.moves`, or None if the lease has ended."""
@@ -150,9 +154,8 @@ class PoolManager:
     async def _asked(self, worker: str) -> WorkerInfo:
         facts: WorkerInfo | None
         try:
-            actor = ray.get_actor(worker, namespace=NAMESPACE)
-            facts = await _within(actor.describe.remote(), _ANSWER_SECONDS)
-        except (ray.exceptions.RayError, ValueError):
+            facts = await _within(self._actors[worker].describe.remote(), _ANSWER_SECONDS)
+        except ray.exceptions.RayError:
             facts = {"state": "dead"}
         facts = facts or {"state": "starting"}
         facts["name"] = worker
@@ -174,8 +177,8 @@ class PoolManager:
 
     async def _adopt(self, worker: str) -> None:
         try:
-            actor = ray.get_actor(worker, namespace=NAMESPACE)
-            facts = await _within(actor.whereabouts.remote(), LEASE_SECONDS)
+            self._actors[worker] = ray.get_actor(worker, namespace=NAMESPACE)
+            facts = await _within(self._actors[worker].whereabouts.remote(), LEASE_SECONDS)
         except (ray.exceptions.RayError, ValueError):  # it died
             return
         if facts is None:
@@ -188,7 +191,7 @@ class PoolManager:
 
     async def _sweep(self) -> None:
         steps = [self._expire, self._empty_draining]
-        steps += [self._growth.remove_reserved, self._remove_groups]
+        steps += [self._growth.remove_reserved, self._forget_ended]
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self._grow()
@@ -253,11 +256,8 @@ class PoolManager:
     def _end_lease(self, id: str) -> None:
         lease = self._pool_state.leases.get(id)
         self._pool_state.release(id, time.monotonic())
-        for worker in lease.workers if lease else ():
-            try:
-                ray.get_actor(worker, namespace=NAMESPACE).revoke.remote(id)
-            except ValueError:  # it died; a later run replaces it
-                continue
+        for worker in self._actors.keys() & lease.workers if lease else ():
+            self._actors[worker].revoke.remote(id)
 
     def _drop(self, identity: str) -> None:
         if (pool := self._pool_state.pools.get(identity)) is not None:
@@ -267,20 +267,18 @@ class PoolManager:
 
     def _kill(self, workers: Sequence[str]) -> None:
         """End workers; servers finish their requests before, while Ray keeps their resources."""
-        for worker in workers:
-            try:
-                actor = ray.get_actor(worker, namespace=NAMESPACE)
-            except ValueError:  # it is dead already
-                continue
+        for worker in self._actors.keys() & workers:
+            actor = self._actors.pop(worker)
             if (server := self._servers.pop(worker, None)) is not None:
                 self._in_background(_stop_server(actor, server.stop_seconds))
             else:
                 ray.kill(actor)
 
-    def _remove_groups(self) -> None:
-        """Remove the placement groups of workers that have ended."""
-        pools = self._pool_state.pools.values()
-        for worker in self._groups - {worker for pool in pools for worker in pool.workers}:
+    def _forget_ended(self) -> None:
+        """Remove the handles and placement groups of workers that have ended."""
+        workers = {worker for pool in self._pool_state.pools.values() for worker in pool.workers}
+        self._actors = {name: actor for name, actor in self._actors.items() if name in workers}
+        for worker in self._groups - workers:
             with contextlib.suppress(ValueError):  # it is gone already
                 remove_placement_group(get_placement_group(worker))
             self._groups.remove(worker)  # if that failed, the next sweep tries again
@@ -306,6 +304,7 @@ class PoolManager:
             max_restarts=0,
             scheduling_strategy=strategy,
         ).remote(start.claim, threads)
+        self._actors[start.worker] = actor
         self._servers.update({start.worker: start.claim} if start.claim.server else {})
         self._in_background(self._watch(start, actor.whereabouts.remote()))
 

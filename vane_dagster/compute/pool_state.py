@@ -10,7 +10,7 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from vane_dagster.compute.placement import Bundle, FreeResources, bundle_size
 from vane_dagster.worker.pools import PoolRequest, Whereabouts, WorkerInfo
@@ -77,12 +77,14 @@ class LeaseAnswer:
         blocking_runs: Ids of the runs that hold or want resources of a waiting request.
         asked: Nodes requested from the autoscaler, as text; empty if none.
         hopeless: Whether no nodes can be added for the request.
+        actors: The workers' handles, so that drivers need not look each of them up.
     """
 
     workers: Mapping[str, Sequence[str]] | None = None
     blocking_runs: tuple[str, ...] = ()
     asked: str = ""
     hopeless: bool = False
+    actors: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PoolInfo(TypedDict):

@@ -175,7 +175,7 @@ class RayLease:
         self._claims = {claim.identity: claim for claim in record.claims}
         workers = granted.workers or {}
         self._workers = [Worker(n, identity) for identity, ns in workers.items() for n in ns]
-        self._actors: dict[str, Any] = {}
+        self._actors = dict(granted.actors)
         self._archives = {p.identity: ray.put(p.archive) for p in pools if p.archive}
         self._pending: dict[Any, tuple[int, Any, Worker]] = {}
         self._failed: list[CallResult] = []
@@ -213,7 +213,7 @@ class RayLease:
 
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """See `Lease.announce`."""
-        if (actor := self._actors.get(worker.name)) is not None:  # it was never called otherwise
+        if (actor := self._actors.get(worker.name)) is not None:  # else it gets them with its load
             actor.announce.remote(endpoints)
 
     def status(self, worker: Worker) -> int:

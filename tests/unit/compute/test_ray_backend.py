@@ -6,7 +6,7 @@ import signal
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
@@ -15,7 +15,7 @@ from support.pool_claims import spec
 from vane_dagster.compute import local_backend
 from vane_dagster.compute.api import Cancelled, Worker
 from vane_dagster.compute.local_backend import own_gpus
-from vane_dagster.compute.pool_state import LeaseAnswer
+from vane_dagster.compute.pool_state import LeaseAnswer, LeaseRecord
 from vane_dagster.compute.ray_backend import RayBackend, RayLease
 from vane_dagster.compute.waits import Waits
 from vane_dagster.errors import ComputeError
@@ -48,6 +48,26 @@ def test_a_worker_is_lost_with_its_node_unless_the_node_reports_its_death(
     assert lease.moves() == [], "once"
     lease._watch = SimpleNamespace(call=lambda function: function())
     assert lease._cause(Worker("w", "pool"), error) == cause
+
+
+def test_workers_are_called_by_the_handles_that_come_with_the_lease(monkeypatch):
+    """Looking an actor up by its name takes milliseconds of a driver, for each of a pool."""
+    called: list[str] = []
+
+    def found(name: str, namespace: str) -> Any:
+        called.append(f"looked up {name}")
+        return SimpleNamespace(status=SimpleNamespace(remote=lambda: called.append(name)))
+
+    monkeypatch.setattr(ray, "get_actor", found)
+    watch: Any = SimpleNamespace(call=lambda function: function())
+    given = {"a": SimpleNamespace(status=SimpleNamespace(remote=lambda: called.append("a")))}
+    granted = LeaseAnswer({"m": ("a", "b")}, actors=given)
+    record = LeaseRecord("run-07", "run", (spec("m").request(),), 0.0)
+    lease = RayLease(cast(Any, None), watch, record, [spec("m")], granted)
+    for worker in lease.workers():
+        lease.status(worker)
+    lease._over.set()
+    assert called == ["a", "looked up b", "b"]
 
 
 class PoolManager:
