@@ -412,7 +412,8 @@ def _check_batches(
 ) -> None:
     """Raise DefinitionError if requests cannot go into batches."""
     where = f"{location}: mode={model.mode!r}"
-    if not hasattr(provider, "batch_api") or "server" in arguments:
+    has_batches = hasattr(provider, "batch_api") and getattr(provider, "BATCHES", True)
+    if not has_batches or "server" in arguments:
         raise DefinitionError(
             f'{where}: batches are those of the providers "openai" and "anthropic"; leave mode out '
             "for this provider"

@@ -3,7 +3,7 @@
 A spec is a frozen description of one stage, created and validated by a method of `Rows`. Callers
 query it (`spec.may_filter`, `spec.components(pipeline)`) instead of testing its class. Where only
 one kind has the attribute that they need, they test `runs_udf` or `publishes`, which type checkers
-narrow. A kind's operations in workers are registered in `engine/tasks.py`, because `worker/` is a
+narrow. What a kind does in workers is in `operation`, `engine/tasks.py`, because `worker/` is a
 later layer than declarations.
 """
 

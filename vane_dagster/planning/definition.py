@@ -23,7 +23,9 @@ from vane_dagster.storage.row_keys import ENCODING, has_keys
 from vane_dagster.types.callables import constructors
 
 ROW_VERSION = 1
-"""Increment if row definitions are computed differently: no rows of former versions are found."""
+"""Increment if row definitions are computed differently: no rows of former versions are found.
+
+Both numbers are parts of keys; a release that changes either has keys of another version."""
 VERSION = 4
 """Increment if definitions are computed differently, or if parameters change their meaning."""
 _ALIKE = 8

@@ -57,8 +57,8 @@ class HttpProvider:
     """The names of its APIs, each with its path; the first is the default."""
     CONTENT: ClassVar[frozenset[str]]
     """The content of messages that it takes; see `Provider.features`."""
-    BATCHES: ClassVar[type[BatchApi]]
-    """Its batch API."""
+    BATCHES: ClassVar[type[BatchApi] | None] = None
+    """Its batch API, if it has one."""
 
     def __init__(
         self,
@@ -122,6 +122,7 @@ class HttpProvider:
     @classmethod
     def batch_api(cls, options: Mapping[str, Any]) -> BatchApi:
         """Connect to the provider's batch API, with the options of a stage."""
+        assert cls.BATCHES is not None, "declaring the stage would have failed"
         library = needs(cls.LIBRARY, cls.LIBRARY)
         variable = cls.key_variable(options)
         client = getattr(library, cls.CLIENT.removeprefix("Async"))(

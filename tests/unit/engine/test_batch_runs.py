@@ -22,6 +22,7 @@ from support.prompts import Person, docs
 from vane_dagster.errors import DefinitionError, VaneError
 from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.batch_api import BatchAnswer, BatchApi, RemoteBatch
+from vane_dagster.providers.openai import OpenAIProvider
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
 
@@ -237,6 +238,8 @@ def test_budgets_count_requests_when_they_are_submitted(tmp_path, run, batches):
 def test_what_has_no_batches_is_refused(tmp_path, batches):
     with pytest.raises(DefinitionError, match='batches are those of the providers "openai"'):
         declared(tmp_path, ["a"], provider="transformers")
+    with pytest.raises(DefinitionError, match='batches are those of the providers "openai"'):
+        declared(tmp_path, ["a"], provider=type("Endpoint", (OpenAIProvider,), {"BATCHES": None}))
     with pytest.raises(DefinitionError, match="explain_errors=1"):
         declared(tmp_path, ["a"], retry_on=["InvalidAnswer"])
     with pytest.raises(DefinitionError, match="deadline is"):
