@@ -20,9 +20,10 @@ FROZEN = Path(v1_code.__file__).with_name("v1_digests.json")
 
 
 def computed() -> dict[str, dict[str, str]]:
+    functions = {**v1_code.CODE, "logged": v1_code.logged}
     schemas = v1_code.VALUES["schemas"][0], [v1_code.VALUES["types"][5]]
     return {
-        "code": {name: code_identity(each).digest for name, each in v1_code.CODE.items()},
+        "code": {name: code_identity(each).digest for name, each in functions.items()},
         "values": {
             f"{kind} {number}": value_digest(value)
             for kind, values in v1_code.VALUES.items()
