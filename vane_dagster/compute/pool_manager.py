@@ -84,9 +84,8 @@ class PoolManager:
         self._kill(grant.kill)
         for start in grant.start:
             self._create(start)
-        names = {*itertools.chain(*grant.workers.values())}
-        actors = {name: actor for name, actor in self._actors.items() if name in names}
-        return LeaseAnswer(grant.workers, actors=actors)
+        known = self._actors.keys() & itertools.chain(*grant.workers.values())
+        return LeaseAnswer(grant.workers, actors={name: self._actors[name] for name in known})
 
     async def heartbeat(self, beat: LeaseRecord) -> dict[str, str] | None:
         """Keep a lease alive; return `PoolState.moves`, or None if the lease has ended."""

@@ -110,6 +110,7 @@ def test_how_nested_columns_are_encoded(tmp_path):
     table = pa.table(
         {
             "id": range(1000),
+            "score": [0.1, 0.2] * 500,
             "vector": pa.array([[0.5] * 8] * 1000, pa.list_(pa.float32(), 8)),
             "words": [["same", "words"]] * 1000,
             "doc": [{"title": "t", "tags": [{"name": "n"}]}] * 1000,
@@ -121,7 +122,7 @@ def test_how_nested_columns_are_encoded(tmp_path):
         target = PartTarget(Location(str(tmp_path)), "c" * 40, "id", **given)
         group = pq.read_metadata(tmp_path / write_part(table, target).name).row_group(0)
         chunks = [group.column(i) for i in range(group.num_columns)]
-        assert len(chunks) == 7
+        assert len(chunks) == 8
         return {chunk.path_in_schema: chunk for chunk in chunks}
 
     def codecs(**given: Any) -> set[str]:
@@ -129,7 +130,12 @@ def test_how_nested_columns_are_encoded(tmp_path):
 
     plain = {name for name, chunk in columns().items() if not chunk.has_dictionary_page}
     assert plain == {"id", "vector.list.element"}, "floats of vectors hardly repeat"
-    assert {name for name, chunk in columns().items() if chunk.is_stats_set} == {"id", "doc.title"}
+
+    def searched(**given: Any) -> set[str]:
+        return {name for name, chunk in columns(**given).items() if chunk.is_stats_set}
+
+    assert searched() == {"id", "doc.title"}, "nobody looks for a part's rows by floats"
+    assert searched(compression="zstd") == {"id", "doc.title", "score"}, "a published file"
 
     assert "UNCOMPRESSED" not in codecs()
     for name in ("zstd", "snappy", "gzip"):
