@@ -234,6 +234,18 @@ def test_a_restarted_pool_manager_learns_leases_from_the_workers(pool_state):
     assert pool_state.leases["run-2-07"].workers == ("a-2",), "its calls there are revoked"
 
 
+def test_idle_pools_make_room_and_their_dead_workers_are_forgotten(pool_state):
+    for worker, idle_since in (("a-1", 2.0), ("a-2", 2.0), ("b-1", 1.0), ("c-1", 0.0)):
+        kind = {"CPU": 1} if worker == "c-1" else {"GPU": 1}
+        leases = {"run-07"} if worker == "b-1" else set()
+        pool_state.adopt(worker, (claim(worker[0], **kind), ("n1",), leases), idle_since)
+    assert pool_state.idle() == ["c", "a"]
+    assert pool_state.idle_competitors(claim("d", GPU=1)) == ["a"]
+    pool_state.remove_dead_idle({"a-2", "c-1"})
+    workers = {name: set(pool.workers) for name, pool in pool_state.pools.items()}
+    assert workers == {"a": {"a-2"}, "b": {"b-1"}, "c": {"c-1"}}, "its run replaces b-1"
+
+
 # Lost workers
 
 
