@@ -44,6 +44,8 @@ def to_polars(table: pa.Table) -> Any:
     """Convert a table to a `polars.DataFrame`; a column of tensors gets polars' type Array."""
     polars: Any = importlib.import_module("polars")
     columns = {}
+    # Chunks as in the other columns: polars would slice them, and fails if some arrays are null.
+    table = pa.Table.from_batches(table.to_batches(), table.schema)
     for name, column in zip(table.column_names, table.columns):
         kind = column.type
         if pa.types.is_decimal256(kind):  # polars would panic
@@ -52,11 +54,10 @@ def to_polars(table: pa.Table) -> Any:
                 "in a project, or use pyarrow"
             )
         if is_tensor(kind):
-            column = pa.chunked_array([nested(whole(column))])
+            column = pa.chunked_array([nested(chunk) for chunk in column.chunks or [whole(column)]])
+        elif pa.types.is_fixed_size_list(kind):  # of slices with nulls polars takes all values
+            column = pa.chunked_array([pa.concat_arrays([c]) for c in column.chunks], kind)
         else:
             column = as_storage(column)
-        if pa.types.is_fixed_size_list(kind):  # of whose slices with nulls polars takes all values
-            chunks = [pa.concat_arrays([chunk]) for chunk in column.chunks]
-            column = pa.chunked_array(chunks, column.type)
         columns[name] = column
     return polars.from_arrow(pa.table(columns))

@@ -18,8 +18,9 @@ TENSORS = pa.ExtensionArray.from_storage(vd.tensor("float32", (2, 1)), VECTORS)
 @pytest.mark.parametrize("column", [VECTORS, NESTED, TENSORS], ids=["vectors", "nested", "tensors"])
 def test_slices_with_nulls_are_frames_of_polars(column):
     chunks = pa.chunked_array([column.slice(0, 2), column.slice(2)])
-    for given in (column.slice(1), chunks):
-        found = to_polars(pa.table({"x": given}))["x"].to_list()
+    for given in (column.slice(1), chunks, column):
+        beside = pa.chunked_array([range(1), range(1, len(given))])  # in other chunks
+        found = to_polars(pa.table({"id": beside, "x": given}))["x"].to_list()
         assert [row is None for row in found] == given.is_null().to_pylist()
         assert np.ravel([row for row in found if row is not None]).tolist() == [
             value for row in given.drop_null().to_pylist() for value in np.ravel(row)
