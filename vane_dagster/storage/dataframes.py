@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -225,14 +226,16 @@ def _ray_dataset(rows: StoredRows) -> Any:
         )
     if not rows.paths:
         return data.from_arrow(empty_table(rows.schema))
+    if _has_bytes(rows):
+        files = data.from_items(list(rows.paths))
+        return files.map_batches(_of_files, fn_args=(rows,), batch_format="pyarrow", batch_size=1)
     fs = None if rows.is_local else PyFileSystem(FSSpecHandler(rows.fs))
     read = data.read_parquet(list(rows.paths), filesystem=fs, partitioning=None)
-    read = read.select_columns(rows.schema.names)
-    if not _has_bytes(rows):
-        return read
-    return read.map_batches(
-        unpacked, fn_args=(rows.schema,), batch_format="pyarrow", batch_size=None
-    )
+    return read.select_columns(rows.schema.names)
+
+
+def _of_files(batch: pa.Table, rows: StoredRows) -> pa.Table:
+    return _table(replace(rows, paths=batch.column("item").to_pylist()))
 
 
 _LOADERS: Mapping[str, Any] = {
