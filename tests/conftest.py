@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -53,6 +54,23 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(100_000, 20)
     gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imports_are_frozen() -> Iterator[None]:
+    """Collections pass over what a test has imported, too, once its module is done."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) > before + 100:
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Frees what is left once. pytest and the interpreter collect several times as they end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

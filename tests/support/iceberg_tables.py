@@ -34,7 +34,7 @@ def catalog_in(folder: Path) -> dict[str, str]:
         "warehouse": f"file://{folder}/warehouse",
     }
     opened(properties).create_namespace_if_not_exists("db")
-    return properties
+    return {**properties, "init_catalog_tables": "false"}  # they exist
 
 
 def opened(properties: dict[str, str]) -> Catalog:

@@ -83,7 +83,7 @@ class InProcess:
             # The code that a worker is sent has part of `support`, which processes that later tests
             # spawn with this path must not find first.
             # To find the libraries whose threads it limits takes longer than all else that it does.
-            limits = mock.patch("threadpoolctl.threadpool_limits")
+            limits = mock.patch("threadpoolctl.threadpool_limits", new=int)  # sets nothing
             with mock.patch.object(sys, "path", list(sys.path)), limits:
                 return CallResult(ticket, _silent(host.load(call)))
 
