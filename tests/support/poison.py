@@ -60,7 +60,7 @@ EXCEPTIONS = {
     "Lying": lambda: Lying("text"),
     "SyntaxError": odd_syntax,
     "Surrogates": lambda: ValueError("a\udc00b\0c"),
-    "Huge": lambda: ValueError("x" * 100_000_000),
+    "Huge": lambda: ValueError("x" * 1_000_000),
     "BaseExceptionGroup": lambda: BaseExceptionGroup(
         "several", [ValueError("the first"), KeyboardInterrupt("the second")]
     ),

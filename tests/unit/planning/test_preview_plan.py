@@ -128,6 +128,7 @@ def sample(partitions: Mapping[str, Mapping[int, int]], seed: int, rows: int = R
     return {
         (key, index, place)
         for key, share in counts.items()
+        if share
         for index, places in choose(
             partitions[key], share, partition_seed(seed, key), max(counts.values())
         ).items()
