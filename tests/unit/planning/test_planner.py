@@ -235,15 +235,11 @@ def test_a_target_that_cannot_take_the_rows_is_refused(tmp_path, store, options,
     assert words in str(planned.failed[None])
 
 
-def test_an_upstream_that_was_never_made_is_named(tmp_path, store):
+def test_an_upstream_that_was_never_made_or_of_other_files_is_named(tmp_path, store):
     source(tmp_path, {"a.parquet": 3})
     words = refusal(plan(docs(tmp_path), store, "joined"))
     assert "'joined' reads 'clean', 'doubled', 'scaled'" in words
     assert "never materialized. Select it too" in words
-
-
-def test_an_upstream_of_other_files_is_named(tmp_path, store):
-    source(tmp_path, {"a.parquet": 3})
     settle(plan(docs(tmp_path), store, "clean", "doubled", "scaled"), store)
     source(tmp_path, {"b.parquet": 3})
     settle(plan(docs(tmp_path), store, "clean", "scaled"), store)

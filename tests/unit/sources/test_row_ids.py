@@ -66,7 +66,7 @@ def test_ids_of_several_columns(tmp_path):
         assert rows.to_pydict() == {name: expected[name] for name in names}
 
 
-def test_ids_of_row_numbers(tmp_path):
+def test_rows_are_read_with_ids_of_their_numbers_and_found_without_reading(tmp_path):
     own = source(tmp_path, vd.row_id())
     first, second = own.split(rows=2).fragments
     schema = pa.schema([("row_id", pa.string()), ("text", pa.string())])
@@ -75,12 +75,6 @@ def test_ids_of_row_numbers(tmp_path):
     assert rows.to_pydict() == {"row_id": [f"{url}#2", f"{url}#3"], "text": ["y", "z"]}
     alone = own.read(first, schema.remove(1))
     assert alone.to_pydict() == {"row_id": [f"{url}#0", f"{url}#1"]}
-
-
-def test_a_row_is_found_without_reading(tmp_path):
-    own = source(tmp_path, vd.row_id())
-    own.split()
-    url = f"file://{tmp_path}/a.parquet"
     spans = [FileSpan(url, 0, 2), FileSpan(url, 2, 4)]
     (tmp_path / "a.parquet").unlink()
     assert own.find(spans, f"{url}#3") == (spans[1], 3)
