@@ -13,7 +13,6 @@ import numpy as np
 from vane_dagster._texts import listed
 from vane_dagster.checks.context import RowOutcomes
 from vane_dagster.errors import names
-from vane_dagster.types.schema import ERROR_COLUMN
 
 OUTCOME = "(outcome)"
 """Placeholder for the column, if rows failed, were dropped, or differ in number."""
@@ -71,7 +70,7 @@ def compare(
 ) -> list[Difference]:
     """Return the differences between stored and recomputed rows; a missing column is null."""
     every = dict.fromkeys((*stored.columns, *computed.columns))
-    wanted = columns or [name for name in every if name != ERROR_COLUMN]
+    wanted = columns or list(every)
     found = []
     for id in ids:
         if stored.describe(id) != computed.describe(id):

@@ -71,6 +71,13 @@ def apart(stored: Any, computed: Any, tolerance: float = 1e-5) -> list[tuple[str
     return [(each.column, each.before, each.now) for each in found]
 
 
+def test_a_column_named_error_is_compared_as_any_other():
+    """A failed row of on_error="null" is compared by its failure; others have no error."""
+    made = [RowOutcomes({1: [{"id": 1, "error": x}]}, {}, ["id", "error"]) for x in ("old", "new")]
+    (found,) = compare(*made, [1], None, 0.0)
+    assert (found.column, found.before, found.now) == ("error", "'old'", "'new'")
+
+
 def test_a_value_is_itself():
     for value in (True, None, b"\x00", math.nan, math.inf, [1.0, math.nan], {"a": [1]}, []):
         assert apart(value, value) == []
