@@ -121,7 +121,7 @@ class PoolManager:
     async def evict(
         self, identity: str | None = None, force: bool = False, id: str = ""
     ) -> list[str]:
-        """End the named pool, or all pools; with `force` also those that others lease than `id`."""
+        """End the named pool, or all pools; without `force` none with a lease other than `id`."""
         await self._started()
         asked = [i for i in self._pool_state.pools if identity in (None, i)]
         held = {i: {lease.id for lease in self._pool_state.holders(i)} - {id} for i in asked}

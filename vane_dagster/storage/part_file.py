@@ -132,8 +132,8 @@ def _column_options(schema: pa.Schema, target: PartTarget) -> dict[str, Any]:
     """Return the options of `write_table` that name Parquet columns.
 
     Floats hardly compress, and get the fastest codec. Vectors and tensors hardly repeat and get no
-    dictionary. Statistics of floats take a fourth of the time to write a part, and nothing looks
-    for its rows by them, or by those of elements; readers of published files may.
+    dictionary. Statistics of floats would take a fourth of the time to write a part. Nothing looks
+    for its rows by them or by those of list elements, but readers of published files may use them.
     """
     fields = [field for field in schema_of_rows(schema) if is_tensor(field.type)]
     tensors = {field.name: is_floats(field.type.storage_type) for field in fields}

@@ -44,7 +44,7 @@ def to_polars(table: pa.Table) -> Any:
     """Convert a table to a `polars.DataFrame`; a column of tensors gets polars' type Array."""
     polars: Any = importlib.import_module("polars")
     columns = {}
-    # Chunks as in the other columns: polars would slice them, and fails if some arrays are null.
+    # All columns get the same chunks: polars would slice the others, and fails on null arrays.
     table = pa.Table.from_batches(table.to_batches(), table.schema)
     for name, column in zip(table.column_names, table.columns):
         kind = column.type
