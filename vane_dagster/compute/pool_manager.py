@@ -168,23 +168,28 @@ class PoolManager:
             if self._began:
                 return
             left = [n for n in actor_names() if n.endswith(self._tag) and not is_pool_manager(n)]
-            await asyncio.gather(*(self._adopt(worker) for worker in left))
+            if adoptions := [self._in_background(self._adopt(worker)) for worker in left]:
+                await asyncio.wait(adoptions, timeout=_ANSWER_SECONDS)
             found = (group["name"] for group in placement_group_table().values())
             self._groups = {name for name in found if name.endswith(self._tag)}
             self._in_background(self._sweep())
             self._began = True
 
     async def _adopt(self, worker: str) -> None:
+        """Adopt a worker once it answers, which code that holds the GIL delays.
+
+        One that does not is ended, unless a run leases it.
+        """
         try:
-            self._actors[worker] = ray.get_actor(worker, namespace=NAMESPACE)
-            facts = await _within(self._actors[worker].whereabouts.remote(), LEASE_SECONDS)
+            actor = ray.get_actor(worker, namespace=NAMESPACE)
+            while (facts := await _within(actor.whereabouts.remote(), LEASE_SECONDS)) is None:
+                if not self._pool_state.is_leased(worker):
+                    ray.kill(actor)
         except (ray.exceptions.RayError, ValueError):  # it died
             return
-        if facts is None:
-            self._kill([worker])
-        else:
-            self._pool_state.adopt(worker, facts, time.monotonic())
-            self._servers.update({worker: facts[0]} if facts[0].server else {})
+        self._actors[worker] = actor
+        self._pool_state.adopt(worker, facts, time.monotonic())
+        self._servers.update({worker: facts[0]} if facts[0].server else {})
 
     # Background work
 
@@ -230,10 +235,11 @@ class PoolManager:
         except (ray.exceptions.RayError, ValueError):  # this worker or that manager ended
             _log.info("worker %s did not start", start.worker)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # Workers
 

@@ -211,6 +211,10 @@ class PoolState:
             if any(claim.identity == identity for claim in lease.claims)
         ]
 
+    def is_leased(self, worker: str) -> bool:
+        """Return whether a lease has a worker."""
+        return any(worker in lease.workers for lease in self.leases.values())
+
     def _before(self, request: LeaseRecord) -> list[LeaseRecord]:
         return self.queue[: self.queue.index(request)]
 

@@ -15,7 +15,8 @@ from vane_dagster.pipeline.pipeline import Stage
 from vane_dagster.storage import decisions
 from vane_dagster.storage.decisions import Decision
 from vane_dagster.storage.reader import find_all
-from vane_dagster.types.casts import Mismatch, cast
+from vane_dagster.types.schema import type_name
+from vane_dagster.types.to_arrow import to_arrow
 
 
 def waive(
@@ -116,9 +117,9 @@ def patch(stage: Stage, partition: str | None, rows: pa.Table, store: Any) -> De
     for field in columns:
         column = rows.column(field.name)
         try:
-            values.append(cast(column, field.type))
-        except Mismatch:
-            problem = f"{column.type}, and has values that are not {field.type}"
+            values.append(to_arrow(column, field.type))
+        except (TypeError, ValueError, pa.ArrowException) as error:
+            problem = f"{column.type}, and has values that are not {type_name(field.type)}: {error}"
             raise StoreError(f"{location}: column {field.name!r} is {problem}") from None
         if column.null_count and not field.nullable:
             raise StoreError(f"{location}: column {field.name!r} has nulls, and may have none")

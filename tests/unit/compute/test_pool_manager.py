@@ -1,4 +1,4 @@
-"""What a pool manager does for a worker that Ray doesn't place, without Ray."""
+"""What a pool manager does for workers that aren't placed or don't answer, without Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ray
 from support.pool_claims import claim
 from vane_dagster.compute import pool_manager
 from vane_dagster.compute.pool_manager import PoolManager
-from vane_dagster.compute.pool_state import WorkerStart
+from vane_dagster.compute.pool_state import LeaseRecord, PoolState, WorkerStart
 
 
 def test_who_holds_what_a_worker_needs_is_ended_until_it_is_placed(monkeypatch):
@@ -46,3 +46,37 @@ def test_who_holds_what_a_worker_needs_is_ended_until_it_is_placed(monkeypatch):
     others = "all of another version"
     assert ended == ["one", others, "two", others, others]
     assert placed == {"m-0": "node"}
+
+
+def test_a_worker_that_does_not_answer_is_adopted_later_or_ended_if_no_run_leases_it(monkeypatch):
+    """Code may hold the GIL for longer than a restarted pool manager waits."""
+    state, asked, killed = PoolState(), {"leased": 0, "unleased": 0}, []
+
+    class Worker:
+        def __init__(self, name: str) -> None:
+            self.whereabouts = SimpleNamespace(remote=lambda: self.answer(name))
+
+        async def answer(self, name: str) -> Any:
+            asked[name] += 1
+            if self in killed:
+                raise ray.exceptions.RayActorError
+            if asked[name] < 3:
+                await asyncio.Event().wait()
+            return claim("m"), ("n1",), {"run-0"}
+
+    actors = {name: Worker(name) for name in asked}
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: actors[name])
+    monkeypatch.setattr(ray, "kill", killed.append)
+    monkeypatch.setattr(pool_manager, "LEASE_SECONDS", 0.001)
+    manager = PoolManager.__new__(PoolManager)
+    manager._pool_state, manager._actors, manager._servers = state, {}, {}
+    beat = LeaseRecord("run-0", "run", (claim("m"),), 0.0, workers=("leased",))
+    assert state.heartbeat(beat, 0.0)
+
+    async def both() -> None:
+        await asyncio.gather(*(manager._adopt(name) for name in actors))
+
+    asyncio.run(both())
+
+    assert killed == [actors["unleased"]]
+    assert list(state.pools["m"].workers) == list(manager._actors) == ["leased"]

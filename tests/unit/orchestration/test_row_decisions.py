@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -405,6 +406,29 @@ def test_rows_without_keys_have_the_provenance_of_their_part(runs):
     one = pa.table({"id": [1], "rank": [1]})
     with pytest.raises(StoreError, match="no row keys, by which a decision is found again"):
         patch(docs["ranks"], None, one, runs.store)
+
+
+def test_patches_of_tensors_are_converted_as_results_are(runs):
+    def squares(batch: pa.Table) -> Any:
+        numbers = batch["id"].to_pylist()
+        return {"t": [None if n in (3, 7) else np.full((2, 2), n) for n in numbers]}
+
+    docs = vd.Pipeline("docs", source=vd.table(ROWS), id="id")
+    made = docs.map_batches(
+        "made", squares, columns=["id"], schema={"t": vd.tensor("int32", (2, 2))}
+    )
+    assert runs.error(docs) == ""
+    flat = pa.array([[3.0, 4.0, 5.0, 6.0]], pa.list_(pa.float64(), 4))
+    tensors = pa.ExtensionArray.from_storage(vd.tensor("float64", (2, 2)), flat)
+    for id, values in {3: tensors, 7: [[[7, 8], [9, 10]]], 9: [[9, 9, 9, 9]]}.items():
+        patch(made, None, pa.table({"id": [id], "t": values}), runs.store)
+    with pytest.raises(StoreError, match=r"not vd.tensor.*: lists have 3 dimensions, not 2"):
+        patch(made, None, pa.table({"id": [1], "t": [[[[1]]]]}), runs.store)
+    assert runs.error(docs) == ""
+
+    rows = read_stage(runs.folder / "store", "docs", "made").sort_by("id")
+    found = rows["t"].combine_chunks().storage.to_pylist()
+    assert [found[n] for n in (3, 7, 9)] == [[3, 4, 5, 6], [7, 8, 9, 10], [9] * 4]
 
 
 def test_partitions_have_decisions_of_their_own(tmp_path, runs):
