@@ -35,6 +35,9 @@ Top-level statements, in the UDF's file and those that it imports:
     - `effects` and `acts` list the calls and libraries that change nothing.
 
 Values (`values`, `objects`, `files`):
+    - Workers get the functions of a script with its module-level values. Such a value counts if the
+      last top-level statement that binds it is a loop, computes it from the command line, or gives
+      it another literal; and if the statements under ``if __name__ == "__main__"`` change it.
     - Arguments, closures, and defaults of functions made inside a function count by value;
       functions, classes and objects among them also by their code. An object counts by its class
       and its pickle. The layout of an array in memory does not count.
@@ -162,6 +165,9 @@ def code_identity(
         for name, part in reached.items():
             kind, _, file = name.partition(f"{FILE} ")
             parts.append(("code", name, part) if kind else (FILE, file, part))
+        for name, value in sorted(dependency_walk.script_values().items()):
+            with contextlib.suppress(CodeIdentityError):  # such as a parser, which is not sent
+                parts.append(("code", name, combine("value", encoder.digest(value, name))))
         digest = combine("code", *(part for *_, part in parts))
     else:
         with contextlib.suppress(CodeIdentityError):

@@ -6,8 +6,11 @@ import ast
 import builtins
 import contextlib
 import linecache
+import sys
+import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from vane_dagster._secrets import MASK, marks_secret
 from vane_dagster.errors import CodeIdentityError
@@ -23,11 +26,12 @@ from vane_dagster.fingerprint.effects import (
 )
 from vane_dagster.fingerprint.files import LocalFiles, file_digests
 from vane_dagster.fingerprint.hashing import combine
-from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
+from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder, ImportTarget, Module
 from vane_dagster.fingerprint.symbols import SymbolSource
 
 FILE = "file"
 _OWN_LABEL = "."
+_COMMAND_LINE = {"sys.argv", "argparse", "optparse", "getopt", "click", "typer", "fire", "absl"}
 
 
 class DependencyWalk:
@@ -192,6 +196,39 @@ class DependencyWalk:
                 digest = counting.get(id(unit), unit).digest
                 parts.append(combine("statement", self.label(module), str(is_sure), digest))
         return parts if counting or rebound else []
+
+    def script_values(self) -> dict[str, Any]:
+        """Return the values of a script's reached names that its statements do not determine.
+
+        They come from the command line, a loop, or a later assignment. Workers get them by value.
+        """
+        found = {}
+        for module in filter(None, map(self.finder.find, self.modules & {*MAIN_NAMES})):
+            live = vars(sys.modules[module.name])
+            for _, name in (each for each in self._seen if each[0] == module.name):
+                if name in live and self._varies(module, name, live[name]):
+                    found[name] = live[name]
+        return found
+
+    def _varies(self, module: Module, name: str, value: Any) -> bool:
+        if isinstance(value, (type, types.FunctionType, types.ModuleType)):
+            return False
+        units = self._binding(module.name, name)
+        guarded = [unit for unit in units if unit.is_main_guard]
+        stores = [act.target for unit in guarded for act in unit.acts if act.kind == "store"]
+        changed = {getattr(ast_digest.root(target), "id", "") for target in stores}
+        bound = [unit for unit in units if name in unit.bound]
+        if name in changed or not bound or {*guarded} & {*bound}:
+            return True
+        node: Any = bound[-1].nodes[-1]
+        if isinstance(node, (ast.For, ast.AugAssign)):
+            return True
+        with contextlib.suppress(ValueError, AttributeError):  # it is computed
+            literal = ast.literal_eval(node.value)
+            if bound[-1].touched == {name}:
+                return type(literal) is not type(value) or bool(literal != value)
+        uses = self._reach_of(module, [node]).uses
+        return not _COMMAND_LINE.isdisjoint({*uses, *(use.partition(".")[0] for use in uses)})
 
     def _files_named(self) -> dict[str, str]:
         """Return the digests of the files that literals of the code name, by these."""

@@ -98,6 +98,14 @@ class SymbolSource:
         return isinstance(self.nodes[-1], (ast.Import, ast.ImportFrom))
 
     @property
+    def is_main_guard(self) -> bool:
+        """Whether it is ``if __name__ == "__main__":`` without an ``else``."""
+        node = self.nodes[-1]
+        if not isinstance(node, ast.If) or node.orelse:
+            return False
+        return ast_digest.dump([node.test]) == _MAIN_GUARD
+
+    @property
     def is_definition(self) -> bool:
         """Whether it imports a module or is a plain function: its position is irrelevant."""
         node = self.nodes[-1]
@@ -134,7 +142,7 @@ class SourceFile:
         parts = [part for statement in self.tree.body for part in _parts_of(statement)]
         for position, part in enumerate(parts):
             unit = SymbolSource(path, [part], position)
-            if not _is_main_guard(part):
+            if not unit.is_main_guard:
                 self.statements.append(unit)
             for name in sorted(unit.touched):
                 self.units.setdefault(name, []).append(unit)
@@ -187,12 +195,6 @@ class SourceFile:
 def bound_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
     """Return the names that nodes bind, in any scope."""
     return frozenset(name for each in nodes for node in ast.walk(each) for name in bound_by(node))
-
-
-def _is_main_guard(statement: ast.stmt) -> bool:
-    if not isinstance(statement, ast.If) or statement.orelse:
-        return False
-    return ast_digest.dump([statement.test]) == _MAIN_GUARD
 
 
 def code_digest(code: types.CodeType) -> str:

@@ -186,19 +186,22 @@ def _polars_lazy(rows: StoredRows) -> Any:
 
 def _relation(rows: StoredRows) -> Any:
     duckdb: Any = importlib.import_module("duckdb")
-    for field in rows.schema:
-        if seen_by_sql(field.type) is None:
+    seen = [(field.name, seen_by_sql(field.type)) for field in rows.schema]
+    for name, kind in seen:
+        if kind is None:
             raise StoreError(
-                f"{rows.label!r}: column {field.name!r} is {field.type}, which DuckDB would read "
-                "as another type; select other columns with columns=, or read another form"
+                f"{rows.label!r}: column {name!r} is {rows.schema.field(name).type}, which DuckDB "
+                "would read as another type; select other columns with columns=, or read another "
+                "form"
             )
     connection = duckdb.connect()  # the relation keeps it open
     connection.execute("SET TimeZone='UTC'")
     spill_below(connection, user_folder("spill"))
     if not rows.paths or _has_bytes(rows):
-        table = _table(rows)
-        columns = {name: as_storage(table.column(name)) for name in table.column_names}
-        return connection.from_arrow(pa.table(columns))
+        columns = {
+            field.name: as_storage(column) for field, column in zip(rows.schema, _table(rows))
+        }
+        return connection.from_arrow(cast_table(pa.table(columns), pa.schema(seen)))
     fs = rows.fs
     if not rows.is_local:
         connection.register_filesystem(fs)

@@ -237,6 +237,42 @@ def test_script_functions_are_found_by_their_file(
     assert digest(body, edited=negated) != digest(negated), "the script runs as it was"
 
 
+@pytest.mark.parametrize(
+    ("binds", "counts"),
+    [
+        ("A = int(sys.argv[1])", True),
+        ("import argparse\nA = argparse.Namespace(n=sys.argv[1:])", True),
+        ("A = 1\nif __name__ == '__main__':\n    A = int(sys.argv[1])", True),
+        ("A = len(())\nif __name__ == '__main__':\n    A = int(sys.argv[1])", True),
+        ("A = dict()\nif __name__ == '__main__':\n    A['n'] = int(sys.argv[1])", True),
+        ("A = None\ndef main():\n    global A\n    A = int(sys.argv[1])\nmain()", True),
+        ("def main():\n    global A\n    A = int(sys.argv[1])\nmain()", True),
+        ("for A in range(int(sys.argv[1])): pass", True),
+        ("A = 0\nA += int(sys.argv[1])", True),
+        ("N = int(sys.argv[1])\nA = 1", False),
+        ("A = 1\nA = 2\nprint(sys.argv[1])", False),
+        ("A = [sys.version]", False),
+        ("import logging\nA = logging.root\nif __name__ == '__main__':\n    A.debug('go')", False),
+        ("from argparse import ArgumentParser\nA = ArgumentParser()", False),
+    ],
+)
+def test_values_of_scripts_count_if_the_run_determines_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binds: str, counts: bool
+) -> None:
+    (tmp_path / "script.py").write_text(f"import sys\n{binds}\ndef udf(b):\n    return b, A\n")
+
+    def parts(argument: str) -> list[tuple[str, str, str]]:
+        monkeypatch.setattr(sys, "argv", ["script.py", argument])
+        main = types.ModuleType("__main__")
+        main.__file__ = str(tmp_path / "script.py")
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        exec(compile(Path(main.__file__).read_text(), main.__file__, "exec"), main.__dict__)
+        return [*code_identity(main.udf).parts]  # type: ignore[attr-defined]  # made in memory
+
+    assert parts("2") == parts("2")
+    assert (parts("2") != parts("3")) is counts
+
+
 def test_notebook_cells_count_by_their_source() -> None:
     first, noted, words, code, size = digests_of_cells("cells")
     assert noted == first
