@@ -16,7 +16,8 @@ from vane_dagster.checks.comparison import Difference, apart, as_metadata, descr
 from vane_dagster.checks.context import CheckContext, CheckOutcome
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.storage.sample import python_values
-from vane_dagster.types.tensors import as_storage, unsliced
+from vane_dagster.types.tensors import as_storage, is_tensor, unsliced
+from vane_dagster.types.to_arrow import to_arrow
 
 
 @dataclass(frozen=True)
@@ -138,16 +139,17 @@ def _ids(expected: pa.Table, id: str, schema: pa.Schema) -> pa.Array:
 
 def _comparable(name: str, expected: pa.Table, actual: pa.Table) -> tuple[list[Any], list[Any]]:
     """Return the expected and the actual values of a column, of one type."""
-    wanted, given = as_storage(expected.column(name)), as_storage(actual.column(name))
+    wanted, given = expected.column(name), actual.column(name)
     if pa.types.is_floating(wanted.type) and pa.types.is_integer(given.type):
         given = _cast(given, wanted.type, name)
-    return python_values(_cast(wanted, given.type, name)), python_values(given)
+    wanted = as_storage(_cast(wanted, given.type, name))
+    return python_values(wanted), python_values(as_storage(given))
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType, name: str) -> pa.ChunkedArray:
     try:
-        return column.cast(kind)
-    except pa.ArrowException as error:
+        return to_arrow(column, kind) if is_tensor(kind) else column.cast(kind)
+    except (pa.ArrowException, TypeError, ValueError) as error:
         raise SchemaError(
             f"column {name!r} is {kind}; the expected values are {column.type}: {error}"
         ) from None

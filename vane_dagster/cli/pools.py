@@ -12,7 +12,8 @@ import click
 
 from vane_dagster._texts import duration, table
 from vane_dagster.cli.options import ADDRESS, AS_JSON, NAME, print_json
-from vane_dagster.compute.client import ask_worker, brief, pool_managers
+from vane_dagster.compute.actor_names import actor_names
+from vane_dagster.compute.client import PoolManagerClient, ask_worker, brief, pool_managers
 from vane_dagster.compute.connection import connect, connect_address
 from vane_dagster.compute.local_head import HeadFolder, LocalHead
 from vane_dagster.compute.local_heads import running_heads
@@ -152,6 +153,8 @@ def _managers(name: str | None, address: str | None) -> dict[str, Any]:
         connect(head)  # it takes a token, and listens on 127.0.0.1 alone
     else:
         connect_address(address, {})
+    if actor_names() and not pool_managers():
+        PoolManagerClient()  # starts one, which adopts the workers
     return pool_managers()
 
 

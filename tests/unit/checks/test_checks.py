@@ -632,6 +632,22 @@ def test_golden_rows(
 
 
 @pytest.mark.parametrize(
+    ("expected", "passed"),
+    [
+        ([[[1, 2], [3, 4]]], True),
+        ([[1, 2, 3, 4]], True),
+        ([[[1, 2], [3, 5]]], False),
+    ],
+)
+def test_golden_tensors_are_flat_or_nested_lists(tmp_path: Path, expected: Any, passed: bool):
+    schema = pa.schema({"id": pa.int64(), "square": vd.tensor("float32", (2, 2))})
+    squares = pa.FixedSizeListArray.from_arrays(pa.array([*range(9)][1:], pa.float32()), 4)
+    tensors = pa.ExtensionArray.from_storage(schema.field("square").type, squares)
+    context = stage(tmp_path, pa.table([[0, 1], tensors], schema=schema), schema.empty_table())
+    assert one(golden({"id": [0], "square": expected}), context).passed is passed
+
+
+@pytest.mark.parametrize(
     ("expected", "message"),
     [
         ({"key": [1], "text": ["a"]}, "no column 'id'"),
