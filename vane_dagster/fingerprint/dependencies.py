@@ -7,7 +7,6 @@ import builtins
 import contextlib
 import linecache
 import sys
-import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from vane_dagster.fingerprint.effects import (
 )
 from vane_dagster.fingerprint.files import LocalFiles, file_digests
 from vane_dagster.fingerprint.hashing import combine
-from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder, ImportTarget, Module
+from vane_dagster.fingerprint.modules import Finder, ImportTarget, Module
 from vane_dagster.fingerprint.symbols import SymbolSource
 
 FILE = "file"
@@ -63,6 +62,7 @@ class DependencyWalk:
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
         self._given: set[str] = set()  # what imported names stand for that are used as objects
         self._allows_computed_imports = False
+        self._read: list[tuple[Module, str]] = []  # the names that the UDF itself reads
 
     def parts(self) -> dict[str, str]:
         """Return the digests of everything reached so far, by name; the names count."""
@@ -104,6 +104,7 @@ class DependencyWalk:
 
     def name(self, module: Module, name: str) -> None:
         """Collect a module-level name of a file, and everything that it reaches."""
+        self._read.append((module, name))
         self.modules.add(module.name)
         self._waiting.append((module, name, True))
         self._drain()
@@ -111,6 +112,7 @@ class DependencyWalk:
     def unit(self, module: Module, unit: SymbolSource, names: Iterable[str]) -> None:
         """Collect the reads and imports of code."""
         self._walked[id(unit)] = (module, unit)
+        self._read += [(module, name) for name in names]
         if module.is_source:
             self.modules.add(module.name)
             self._read_names(module, unit.scan, names)
@@ -202,17 +204,20 @@ class DependencyWalk:
 
         They come from the command line, a loop, or a later assignment. Workers get them by value.
         """
-        found = {}
-        for module in filter(None, map(self.finder.find, self.modules & {*MAIN_NAMES})):
-            live = vars(sys.modules[module.name])
-            for _, name in (each for each in self._seen if each[0] == module.name):
-                if name in live and self._varies(module, name, live[name]):
-                    found[name] = live[name]
+        found, known = {}, set[str]()
+        for module, name in (waiting := [*self._read]):  # which grows
+            live = vars(sys.modules[module.name]) if module.is_main else {}
+            if name not in live or name in known:
+                continue
+            known.add(name)
+            if callable(live[name]):
+                names = (unit.names for unit in self._binding(module.name, name))
+                waiting += [(module, each) for each in sorted(frozenset[str]().union(*names))]
+            elif self._varies(module, name, live[name]):
+                found[name] = live[name]
         return found
 
     def _varies(self, module: Module, name: str, value: Any) -> bool:
-        if isinstance(value, (type, types.FunctionType, types.ModuleType)):
-            return False
         units = self._binding(module.name, name)
         guarded = [unit for unit in units if unit.is_main_guard]
         stores = [act.target for unit in guarded for act in unit.acts if act.kind == "store"]

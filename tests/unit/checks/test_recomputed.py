@@ -103,6 +103,9 @@ def test_a_difference_is_shown_where_it_is(stored, computed, shown):
 @pytest.mark.parametrize(
     ("stored", "computed", "tolerance", "same"),
     [
+        (0.0, -0.0, 0, False),
+        (0.0, -0.0, 1e-9, True),
+        (math.nan, math.nan, 0, True),
         (100.0, 100.0009, 1e-5, True),
         (100.0, 100.002, 1e-5, False),
         (1.0, math.nextafter(1.0, 2.0), 0.0, False),

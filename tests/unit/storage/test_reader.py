@@ -78,6 +78,21 @@ def test_types_that_a_relation_would_change_are_refused(local_store, kind):
     assert ids(vd.load("docs", as_=form, store=local_store, columns=["id"])) == [1]
 
 
+def test_relations_have_the_same_types_beside_a_tensor(local_store):
+    halves = pa.array(np.array([1.5], np.float16))
+    others = {"half": halves, "time": pa.array([0], pa.timestamp("s")), "wide": pa.array([1])}
+    others["wide"] = others["wide"].cast(pa.decimal256(30, 2))
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(4.0).reshape(1, 2, 2))
+    keep(local_store, "plain", None, pa.table(others))
+    keep(local_store, "docs", None, pa.table({**others, "x": tensors}))
+    form = duckdb.DuckDBPyRelation
+    plain = vd.load("plain", as_=form, store=local_store)
+    beside = vd.load("docs", as_=form, store=local_store)
+    assert beside.types == [*plain.types, "DOUBLE[4]"]
+    (row,) = plain.fetchall()
+    assert beside.fetchall() == [(*row, (0.0, 1.0, 2.0, 3.0))]
+
+
 def test_lazy_frames_have_arrays_for_tensors(local_store):
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(2, 2, 3))
     keep(local_store, "docs", None, pa.table({"id": [1, 2], "x": tensors}))
