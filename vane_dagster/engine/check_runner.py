@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vane_dagster._keywords import require_columns
+from vane_dagster._lazy import pc
 from vane_dagster._secrets import masked
 from vane_dagster._user_errors import contained
 from vane_dagster.checks.base import Check

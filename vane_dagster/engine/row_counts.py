@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from vane_dagster._lazy import pc
 from vane_dagster.compute.in_process import compute_here
 from vane_dagster.engine.check_runner import Before, CheckRunner
 from vane_dagster.engine.fragment_state import FragmentState, Held, make_task_states

@@ -137,7 +137,7 @@ def test_the_driver_of_a_step_imports_nothing_of_workers(tmp_path):
         docs.map_batches("model", Model, columns=["t"], schema={{"n": "BIGINT"}})
         plan = plan_run(docs, ["model"], [None], Store(Location("{tmp_path}/store")))
         keyed = plan.partitions[0].stages["model"].row_definition
-        heavy = ("duckdb", "pandas", "torch", "vane_dagster.worker.host")
+        heavy = ("duckdb", "pandas", "pyarrow.compute", "torch", "vane_dagster.worker.host")
         print(json.dumps([keyed, [name for name in heavy if name in sys.modules]]))
     """)
     assert keyed
