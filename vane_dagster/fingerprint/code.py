@@ -167,7 +167,7 @@ def code_identity(
             parts.append(("code", name, part) if kind else (FILE, file, part))
         for name, value in sorted(dependency_walk.script_values().items()):
             with contextlib.suppress(CodeIdentityError):  # such as a parser, which is not sent
-                parts.append(("code", name, combine("value", encoder.digest(value, name))))
+                parts.append(("value", name, combine(name, encoder.digest(value, name))))
         digest = combine("code", *(part for *_, part in parts))
     else:
         with contextlib.suppress(CodeIdentityError):

@@ -37,7 +37,7 @@ from vane_dagster.storage.adoptions import (
 from vane_dagster.storage.manifest import Component, Manifest
 from vane_dagster.storage.reader import find_all
 
-_ADOPTABLE = ("code", "argument")
+_ADOPTABLE = ("code", "value", "argument")
 _SHOWN = 5
 
 

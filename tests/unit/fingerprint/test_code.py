@@ -250,6 +250,11 @@ def test_script_functions_are_found_by_their_file(
         ("for A in range(int(sys.argv[1])): pass", True),
         ("A = 0\nA += int(sys.argv[1])", True),
         ("N = int(sys.argv[1])\nA = 1", False),
+        (
+            "B = 1\nC = 1\ndef A():\n    return B, C\ndef main():\n    global B, C\n"
+            "    if sys.argv[1] == '2':\n        B = 2\n    else:\n        C = 2\nmain()",
+            True,
+        ),
         ("A = 1\nA = 2\nprint(sys.argv[1])", False),
         ("A = [sys.version]", False),
         ("import logging\nA = logging.root\nif __name__ == '__main__':\n    A.debug('go')", False),
