@@ -266,16 +266,16 @@ def test_values_of_scripts_count_if_the_run_determines_them(
 ) -> None:
     (tmp_path / "script.py").write_text(f"import sys\n{binds}\ndef udf(b):\n    return b, A\n")
 
-    def parts(argument: str) -> list[tuple[str, str, str]]:
+    def digest(argument: str) -> str:
         monkeypatch.setattr(sys, "argv", ["script.py", argument])
         main = types.ModuleType("__main__")
         main.__file__ = str(tmp_path / "script.py")
         monkeypatch.setitem(sys.modules, "__main__", main)
         exec(compile(Path(main.__file__).read_text(), main.__file__, "exec"), main.__dict__)
-        return [*code_identity(main.udf).parts]  # type: ignore[attr-defined]  # made in memory
+        return code_identity(main.udf).digest  # type: ignore[attr-defined]  # made in memory
 
-    assert parts("2") == parts("2")
-    assert (parts("2") != parts("3")) is counts
+    assert digest("2") == digest("2")
+    assert (digest("2") != digest("3")) is counts
 
 
 def test_notebook_cells_count_by_their_source() -> None:
