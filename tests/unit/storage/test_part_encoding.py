@@ -111,6 +111,7 @@ def test_how_nested_columns_are_encoded(tmp_path):
         {
             "id": range(1000),
             "score": [0.1, 0.2] * 500,
+            "logit": [n / 2 for n in range(1000)],
             "vector": pa.array([[0.5] * 8] * 1000, pa.list_(pa.float32(), 8)),
             "words": [["same", "words"]] * 1000,
             "doc": [{"title": "t", "tags": [{"name": "n"}]}] * 1000,
@@ -122,22 +123,27 @@ def test_how_nested_columns_are_encoded(tmp_path):
         target = PartTarget(Location(str(tmp_path)), "c" * 40, "id", **given)
         group = pq.read_metadata(tmp_path / write_part(table, target).name).row_group(0)
         chunks = [group.column(i) for i in range(group.num_columns)]
-        assert len(chunks) == 8
+        assert len(chunks) == 9
         return {chunk.path_in_schema: chunk for chunk in chunks}
 
     def codecs(**given: Any) -> set[str]:
         return {chunk.compression for chunk in columns(**given).values()}
 
     plain = {name for name, chunk in columns().items() if not chunk.has_dictionary_page}
-    assert plain == {"id", "vector.list.element"}, "floats of vectors hardly repeat"
+    assert plain == {"id", "vector.list.element", "logit"}, "floats that hardly repeat"
+    plain = {
+        name for name, one in columns(compression="zstd").items() if not one.has_dictionary_page
+    }
+    assert plain == {"id", "vector.list.element"}, "a published file has what others expect"
 
     def searched(**given: Any) -> set[str]:
         return {name for name, chunk in columns(**given).items() if chunk.is_stats_set}
 
     assert searched() == {"id", "doc.title"}, "nobody looks for a part's rows by floats"
-    assert searched(compression="zstd") == {"id", "doc.title", "score"}, "a published file"
+    assert searched(compression="zstd") == {"id", "doc.title", "score", "logit"}, "a published file"
 
-    assert "UNCOMPRESSED" not in codecs()
+    raw = {name for name, chunk in columns().items() if chunk.compression == "UNCOMPRESSED"}
+    assert raw == {"logit"}
     for name in ("zstd", "snappy", "gzip"):
         assert codecs(compression=name) == {name.upper()}, "what the user declared"
     assert codecs(compression="none") == {"UNCOMPRESSED"}
