@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Union
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import VaneError
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.servers.launch import ServerState

@@ -11,9 +11,9 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.compute.placement import Bundle, bundle_size
 from vane_dagster.compute.pool_state import POLL_SECONDS, PoolState
 

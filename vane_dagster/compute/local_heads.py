@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._home import state_home
 from vane_dagster.compute.local_head import Head, HeadFolder
 from vane_dagster.compute.processes import command_line

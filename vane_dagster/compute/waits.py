@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.events import Event, Waiting
 
 _MIN_SECONDS = 10.0

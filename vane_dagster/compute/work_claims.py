@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from vane_dagster._dataclass import dataclass
 
 _MAX_SCOPES = 100_000
 """Partitions for which the table keeps the last release; the oldest are dropped first."""

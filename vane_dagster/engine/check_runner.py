@@ -8,12 +8,13 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import require_columns
 from vane_dagster._lazy import pc
 from vane_dagster._secrets import masked

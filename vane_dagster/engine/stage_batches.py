@@ -14,9 +14,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import ComputeError, VaneError
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.providers.batch_api import (

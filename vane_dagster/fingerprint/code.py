@@ -80,9 +80,10 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.dependencies import FILE, DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles, file_digests

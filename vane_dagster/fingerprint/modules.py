@@ -13,10 +13,11 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.metadata import Distribution
 from typing import Any, Literal
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders

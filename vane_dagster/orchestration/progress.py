@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._secrets import masked
 from vane_dagster._texts import count, duration, markdown_table, rate
 from vane_dagster.engine.bottleneck import Advice, WaveTime, advise

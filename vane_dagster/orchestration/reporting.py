@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._secrets import masked
 from vane_dagster._texts import EqualErrors, in_partition
 from vane_dagster.engine.check_runner import CheckRunner

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import dagster as dg
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.context import Recomputation
 from vane_dagster.engine.inference import pinned

@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Union
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import count
 from vane_dagster.checks.context import RecomputedRows
 from vane_dagster.compute.api import Backend

@@ -6,7 +6,7 @@ the source. A row can therefore be traced back by its own columns alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from vane_dagster._dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import amount, count, duration, table
 from vane_dagster.storage.sample import python_values
 from vane_dagster.types.kinds import is_bytes

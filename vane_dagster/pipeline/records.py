@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
@@ -23,6 +23,7 @@ from vane_dagster._arguments import (
     text,
     whole,
 )
+from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import checked_record
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.fingerprint.local_file import LocalFile

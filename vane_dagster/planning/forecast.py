@@ -8,12 +8,13 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from html import escape
 from typing import Any, Literal, Union
 
 import numpy as np
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import EqualErrors, amount, count, duration, listed
 from vane_dagster.errors import BudgetError, StoreError
 from vane_dagster.pipeline.specs import StageSpec

@@ -6,11 +6,12 @@ import functools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, replace
 from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import EqualErrors, in_partition
 from vane_dagster.errors import PlanError, SourceError, StoreError, VaneError, described, names
 from vane_dagster.fingerprint.code import files_read_once

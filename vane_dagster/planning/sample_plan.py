@@ -12,7 +12,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import pc
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import PlanError, SourceError, VaneError, names

@@ -10,11 +10,12 @@ import functools
 import hashlib
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import pq
 from vane_dagster.providers.base import Answer, PromptTooLong, Request
 from vane_dagster.providers.batch_api import (

@@ -16,10 +16,11 @@ import functools
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import pyarrow as pa
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.providers.batch_api import BatchAnswer
 from vane_dagster.storage.codec import UNRECORDED, Codec, read_file

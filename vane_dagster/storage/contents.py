@@ -7,8 +7,8 @@ partition.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest

@@ -18,12 +18,13 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import pyarrow as pa
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._home import user_name
 from vane_dagster._lazy import pc
 from vane_dagster.errors import StoreError, names

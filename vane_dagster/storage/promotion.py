@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from graphlib import TopologicalSorter
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.adoptions import copy_adoptions

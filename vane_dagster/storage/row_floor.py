@@ -7,8 +7,8 @@ before. A floor is a time in seconds since 1970, so that the one after a lost fi
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.storage.codec import Codec, read_file
 from vane_dagster.storage.store import Store
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import pc, pq
 from vane_dagster.errors import StoreError, described
 from vane_dagster.storage.filesystem import IO_THREADS, Location

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import UTC, datetime
 from typing import Any
+
+from vane_dagster._dataclass import dataclass
 
 SHOWN = 20
 """Maximum rows per stage that a trace lists; it counts the others."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Union
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.pools import ModelSpec

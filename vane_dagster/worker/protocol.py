@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal, Union
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.pipeline.contracts import CALL, CallStyle, Contract
 from vane_dagster.pipeline.keys import JoinShape
 from vane_dagster.pipeline.options import Cardinality, JoinHow

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._private_folder import worker_folder
 from vane_dagster.errors import DamagedPartError, StoreError
 from vane_dagster.storage.part_file import read_part

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Union
 
 import pyarrow as pa
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import CostlyError, StageError, names
 from vane_dagster.providers.batch_api import Pending
 from vane_dagster.retries import SERVER_DIED, Policy, after_server_ended, seconds_before_alone

@@ -1,0 +1,67 @@
+"""`dataclasses.dataclass` for internal classes, whose methods are shared in place of compiled.
+
+The standard decorator compiles up to six methods for each class, which takes a millisecond; a
+process that executes a step makes more than a hundred classes. Here only ``__init__`` is compiled.
+An instance takes twice as long to make, so classes of which plans and stores have many have the
+standard decorator; so do those that users derive from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import reprlib
+from dataclasses import FrozenInstanceError
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["dataclass"]
+
+
+@functools.cache
+def _names(cls: Any, use: str) -> tuple[str, ...]:
+    """Return the names of the fields with an option such as "repr"."""
+    return tuple(each.name for each in dataclasses.fields(cls) if getattr(each, use))
+
+
+def _values(self: Any) -> tuple[Any, ...]:
+    return tuple([getattr(self, name) for name in _names(self.__class__, "compare")])
+
+
+def _eq(self: Any, other: object) -> bool:
+    return _values(self) == _values(other) if other.__class__ is self.__class__ else NotImplemented
+
+
+def _hash(self: Any) -> int:
+    return hash(_values(self))
+
+
+@reprlib.recursive_repr()
+def _repr(self: Any) -> str:
+    shown = [f"{name}={getattr(self, name)!r}" for name in _names(self.__class__, "repr")]
+    return f"{self.__class__.__qualname__}({', '.join(shown)})"
+
+
+def _set_once(self: Any, name: str, value: Any) -> None:
+    if name in self.__dict__ or name not in self.__dataclass_fields__:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+    object.__setattr__(self, name, value)
+
+
+def _keep(self: Any, name: str) -> None:
+    raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+else:
+
+    def dataclass(cls: type | None = None, /, *, frozen: bool = False, **options: Any) -> Any:
+        """Make a dataclass, with the parameters `frozen`, `init` and `kw_only`."""
+        if cls is None:
+            return functools.partial(dataclass, frozen=frozen, **options)
+        shared = {"__repr__": _repr, "__eq__": _eq, "__hash__": _hash if frozen else None}
+        if frozen:
+            shared |= {"__setattr__": _set_once, "__delattr__": _keep}
+        for name in shared.keys() - vars(cls).keys():
+            setattr(cls, name, shared[name])
+        return dataclasses.dataclass(cls, eq=False, repr=False, **options)
