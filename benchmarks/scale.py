@@ -269,7 +269,6 @@ def _child(kind: str, root: Path, given: argparse.Namespace) -> dict[str, float]
         cwd=root,
         env={**os.environ, "PYTHONPATH": here, "DAGSTER_DISABLE_TELEMETRY": "1"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         check=True,
     )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -224,5 +224,8 @@ class SleepingWorkers:
             done.append(heapq.heappop(self._pending)[2])
         return done
 
+    def moves(self) -> Sequence[tuple[Worker, Worker]]:
+        return ()
+
     def release(self) -> None:
         self._pools.release(self.id, self._clock())

@@ -2,8 +2,8 @@
 
 The standard decorator compiles up to six methods for each class, which takes a millisecond; a
 process that executes a step makes more than a hundred classes. Here only ``__init__`` is compiled.
-An instance takes twice as long to make, so classes of which plans and stores have many have the
-standard decorator; so do those that users derive from.
+Classes that users may derive from have the standard decorator: sources, checks, publishers and
+providers.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import pyarrow as pa
 
+from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import count
 from vane_dagster.errors import VaneError
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
