@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import Literal, Union
+from typing import Literal
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import VaneError
@@ -165,8 +165,12 @@ class PoolTime:
         return self.computing / max(1, self.workers)
 
 
+class Event:
+    """What the executor emits, or a run before and after it."""
+
+
 @dataclass(frozen=True)
-class RunPlanned:
+class RunPlanned(Event):
     """The run is planned.
 
     Attributes:
@@ -177,7 +181,7 @@ class RunPlanned:
 
 
 @dataclass(frozen=True)
-class Connected:
+class Connected(Event):
     """The run is connected to the machines that compute.
 
     Attributes:
@@ -189,7 +193,7 @@ class Connected:
 
 
 @dataclass(frozen=True)
-class SchemaInferred:
+class SchemaInferred(Event):
     """The schema of a stage was inferred from its first rows, and pinned.
 
     Attributes:
@@ -204,7 +208,7 @@ class SchemaInferred:
 
 
 @dataclass(frozen=True)
-class WaveStarted:
+class WaveStarted(Event):
     """A wave started.
 
     Attributes:
@@ -223,7 +227,7 @@ class WaveStarted:
 
 
 @dataclass(frozen=True)
-class LeaseChanged:
+class LeaseChanged(Event):
     """A wave's lease was granted, or has ended.
 
     Attributes:
@@ -236,7 +240,7 @@ class LeaseChanged:
 
 
 @dataclass(frozen=True)
-class CallStarted:
+class CallStarted(Event):
     """A call was sent to a worker.
 
     Attributes:
@@ -259,7 +263,7 @@ class CallStarted:
 
 
 @dataclass(frozen=True)
-class CallEnded:
+class CallEnded(Event):
     """A worker answered a call, or was lost with it.
 
     Attributes:
@@ -276,7 +280,7 @@ class CallEnded:
 
 
 @dataclass(frozen=True)
-class WorkerReady:
+class WorkerReady(Event):
     """A worker of a model's or a server's pool is ready.
 
     Attributes:
@@ -297,7 +301,7 @@ class WorkerReady:
 
 
 @dataclass(frozen=True)
-class Printed:
+class Printed(Event):
     """A user's code printed or logged text.
 
     Attributes:
@@ -314,7 +318,7 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class Noticed:
+class Noticed(Event):
     """The run handled a problem and continues.
 
     Attributes:
@@ -340,7 +344,7 @@ class WorkerReplaced(Noticed):
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Waiting(Event):
     """The run waits for other runs, or stopped waiting.
 
     Attributes:
@@ -353,7 +357,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Progress(Event):
     """Progress of the stages of a wave.
 
     Attributes:
@@ -372,7 +376,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Committed:
+class Committed(Event):
     """A stage's partition is committed.
 
     Attributes:
@@ -391,7 +395,7 @@ class Committed:
 
 
 @dataclass(frozen=True)
-class Recomputed:
+class Recomputed(Event):
     """The sampled rows of a stage's partition are computed; the parts are not committed.
 
     Attributes:
@@ -406,7 +410,7 @@ class Recomputed:
 
 
 @dataclass(frozen=True)
-class Unchanged:
+class Unchanged(Event):
     """A stage's partition was already up to date.
 
     Attributes:
@@ -423,7 +427,7 @@ class Unchanged:
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(Event):
     """A stage's partition could not be computed or committed.
 
     Attributes:
@@ -440,7 +444,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Submitted:
+class Submitted(Event):
     """A stage's partition waits for answers of batches, and the run does not commit it.
 
     Attributes:
@@ -454,27 +458,6 @@ class Submitted:
     partition: str | None
     expected: float
     because: str | None = None
-
-
-Event = Union[
-    RunPlanned,
-    Connected,
-    SchemaInferred,
-    WaveStarted,
-    LeaseChanged,
-    CallStarted,
-    CallEnded,
-    WorkerReady,
-    Printed,
-    Noticed,
-    Waiting,
-    Progress,
-    Committed,
-    Recomputed,
-    Unchanged,
-    Submitted,
-    Failed,
-]
 
 
 def about_plan(plan: RunPlan) -> Iterator[Event]:
