@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import inspect
 import re
 import sys
@@ -131,19 +132,21 @@ def _things(name: str, value: Any, known: Set[type] = frozenset()) -> Iterator[s
         return
     bases = known & {*members.__mro__[1:]}
     for each, member in inspect.getmembers(members):
-        function = member.fget if isinstance(member, property) else member
+        is_property = isinstance(member, (property, functools.cached_property))
+        function = getattr(member, "fget", None) or getattr(member, "func", member)
         home = getattr(function, "__module__", None) or ""
         is_own = inspect.isroutine(function) and home.startswith(vd.__name__)
         is_shown = not each.startswith("_") or each == "__call__"
         if is_own and is_shown and not any(hasattr(base, each) for base in bases):
             yield f"{name}.{each}"
-            given = {} if isinstance(member, property) else dict(_parameters(function))
+            given = {} if is_property else dict(_parameters(function))
             yield from (f"{name}.{each}: {one}{how}" for one, how in given.items())
 
 
 def _parameters(function: Any) -> Iterator[tuple[str, str]]:
     """Yield each parameter, with its position if it may be given by it, and its default."""
-    taken = [each for each in full_signature(function).parameters.values() if each.name != "self"]
+    every = full_signature(function).parameters.values()
+    taken = [each for each in every if each.name != "self" and not each.name.startswith("_")]
     for position, each in enumerate(taken, 1):
         stars = "*" * (1 + (each.kind is each.VAR_KEYWORD)) * (each.kind in _STARRED)
         by_position = each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from vane_dagster.checks.builtin import Text as Text
     from vane_dagster.checks.builtin import Vectors as Vectors
     from vane_dagster.checks.compared import Compared as Compared
-    from vane_dagster.checks.context import CheckContext as CheckContext
     from vane_dagster.checks.context import CheckOutcome as CheckOutcome
     from vane_dagster.checks.context import ColumnStatistics as ColumnStatistics
     from vane_dagster.checks.context import PackageVersions as PackageVersions
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from vane_dagster.checks.context import RowOutcomes as RowOutcomes
     from vane_dagster.checks.drift import Drift as Drift
     from vane_dagster.checks.golden import Golden as Golden
+    from vane_dagster.checks.partition import CheckContext as CheckContext
     from vane_dagster.checks.reproducible import Reproducible as Reproducible
 
 __getattr__, __dir__ = public_names(__name__, __file__)

@@ -10,16 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from inspect import getattr_static
-from typing import Any, ClassVar, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, Union
 
 import pyarrow as pa
 
 from vane_dagster._arguments import flag, list_of_names, one_of, text, unexpected
 from vane_dagster._keywords import require_columns
-from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
+from vane_dagster.checks.context import CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.objects import value_digest
+
+if TYPE_CHECKING:
+    from vane_dagster.checks.partition import CheckContext
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _VERSION = 3

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from vane_dagster._arguments import positive, unexpected
 from vane_dagster._texts import listed
 from vane_dagster.checks.base import Check, CheckLike, Off
-from vane_dagster.checks.context import CheckContext, CheckOutcome, PartCounts, Severity
+from vane_dagster.checks.context import CheckOutcome, PartCounts, Severity
 from vane_dagster.errors import DefinitionError
 from vane_dagster.types.kinds import is_floats, is_text
 from vane_dagster.types.schema import ERROR_COLUMN
+
+if TYPE_CHECKING:
+    from vane_dagster.checks.partition import CheckContext
 
 _DEFAULT_RATE, _DEFAULT_ROWS = 0.01, 10
 """The share and the number of rows that may fail by default; the one that allows more counts."""

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vane_dagster._arguments import NAME, positive
 from vane_dagster.checks.base import ANY, Check
-from vane_dagster.checks.context import CheckContext, CheckOutcome
+from vane_dagster.checks.context import CheckOutcome
 from vane_dagster.errors import DefinitionError, SchemaError, names
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from vane_dagster.checks.partition import CheckContext
     from vane_dagster.checks.versions import Diff
 
 _STAGE = re.compile(f"{NAME.pattern}/{NAME.pattern}")

@@ -1,19 +1,13 @@
-"""The inputs of a check, a stage's partition, and its result."""
+"""The results of checks, and the counts and statistics that they read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal
 
-import pyarrow as pa
-
-from vane_dagster._lazy import pc
 from vane_dagster._texts import count
 from vane_dagster.errors import VaneError
-
-if TYPE_CHECKING:
-    from vane_dagster.checks.versions import Diff
 
 Severity = Literal["ERROR", "WARN"]
 
@@ -171,131 +165,3 @@ class Recomputation:
     sampled_fragments: int = 0
     changed_fragments: int = 0
     error: VaneError | None = None
-
-
-class CheckContext(Protocol):
-    """A stage's partition, as `Check.evaluate` sees it.
-
-    Counts and statistics were recorded when the rows were written, so reading them is free. The
-    methods that return rows read the store.
-    """
-
-    @property
-    def partition(self) -> str | None:
-        """The partition's key; None in an unpartitioned pipeline."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of the rows."""
-
-    @property
-    def id(self) -> str:
-        """The column that identifies a row."""
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """The key columns: the id, then the ids of the rows that a row was made from."""
-
-    @property
-    def fan_out(self) -> bool:
-        """Whether the stage makes several rows from one."""
-
-    @property
-    def counts(self) -> PartCounts:
-        """The row and error counts of the partition."""
-
-    @property
-    def parts(self) -> Sequence[PartCounts]:
-        """The row and error counts of each part."""
-
-    @property
-    def packages(self) -> Sequence[PackageVersions]:
-        """The packages that the stage's code imports."""
-
-    def first_failures(self, limit: int) -> Sequence[str]:
-        """Describe the first rows that failed: the id, and the class and message of the error.
-
-        Args:
-            limit: The maximum number of rows.
-        """
-
-    def statistics(self, columns: Sequence[str]) -> Mapping[str, ColumnStatistics]:
-        """Return the statistics of columns.
-
-        Raises:
-            SchemaError: If a column does not exist.
-        """
-
-    def batches(
-        self, columns: Sequence[str] | None = None, where: pc.Expression | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Read the rows, a few thousand at a time.
-
-        Args:
-            columns: The columns to read. Default: all.
-            where: A filter expression of `pyarrow.compute`, such as ``pc.field("score") > 1``.
-
-        Raises:
-            SchemaError: If a column does not exist.
-        """
-
-    def sample(self, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Read rows chosen at random from the whole partition; each call returns the same rows.
-
-        Args:
-            columns: The columns to read.
-            rows: The maximum number of rows.
-
-        Raises:
-            SchemaError: If a column does not exist.
-        """
-
-    def lookup(self, ids: pa.Array, columns: Sequence[str]) -> pa.Table:
-        """Read the rows with the given ids.
-
-        Args:
-            ids: The ids, of the id column's type.
-            columns: The columns to read besides the id.
-
-        Returns:
-            The id and the columns, in the order of the partition, without missing ids.
-
-        Raises:
-            SchemaError: If a column does not exist.
-        """
-
-    def previous(self) -> CheckContext | None:
-        """Return the nearest earlier partition that was materialized; None if there is none.
-
-        Raises:
-            DefinitionError: If the check does not set `Check.compares`.
-        """
-
-    def diff(
-        self,
-        with_: Any = None,
-        columns: Sequence[str] | None = None,
-        tolerance: float = 0.0,
-        sample: int = 20_000,
-    ) -> Diff | None:
-        """Compare the partition with another version in force, as `vane_dagster.diff` does.
-
-        Args:
-            with_: The name of a stage, a `FragmentStore`, or None, as for `Compared`.
-            columns: As for `Compared`.
-            tolerance: As for `Compared`.
-            sample: As for `Compared`.
-
-        Returns:
-            The differences; None if the other version lacks the partition.
-
-        Raises:
-            StoreError: As for `Compared`.
-        """
-
-    def recomputed(self) -> Recomputation:
-        """Return a sample of recomputed rows.
-
-        Raises:
-            DefinitionError: If the check does not set `Check.rows_to_recompute`.
-        """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +12,13 @@ import pyarrow as pa
 from vane_dagster._arguments import positive, text
 from vane_dagster._lazy import pc
 from vane_dagster.checks.base import ANY, Check
-from vane_dagster.checks.context import CheckContext, CheckOutcome, Severity
+from vane_dagster.checks.context import CheckOutcome, Severity
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.kinds import is_floats, is_number, is_text
 from vane_dagster.types.schema import plain_type
+
+if TYPE_CHECKING:
+    from vane_dagster.checks.partition import CheckContext
 
 Array = np.ndarray[Any, Any]
 
@@ -121,7 +124,7 @@ _MEASURES = {
 }
 _Compared = tuple[str, float, float]
 """A measure, its value, and the largest value allowed."""
-_Compare = Callable[[Drift, CheckContext, CheckContext], _Compared | None]
+_Compare = Callable[[Drift, "CheckContext", "CheckContext"], _Compared | None]
 
 
 def population_stability_index(counts: Array, before: Array) -> float:

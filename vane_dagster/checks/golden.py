@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,11 +13,14 @@ import pyarrow.compute as pc
 from vane_dagster._keywords import require_columns
 from vane_dagster.checks.base import ANY, Check
 from vane_dagster.checks.comparison import Difference, apart, as_metadata, described
-from vane_dagster.checks.context import CheckContext, CheckOutcome
+from vane_dagster.checks.context import CheckOutcome
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.storage.sample import python_values
 from vane_dagster.types.tensors import as_storage, is_tensor, unsliced
 from vane_dagster.types.to_arrow import to_arrow
+
+if TYPE_CHECKING:
+    from vane_dagster.checks.partition import CheckContext
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -12,8 +12,11 @@ from vane_dagster._arguments import positive
 from vane_dagster._texts import count
 from vane_dagster.checks.base import ANY, Check, listed
 from vane_dagster.checks.comparison import as_metadata, compare, described
-from vane_dagster.checks.context import CheckContext, CheckOutcome, Recomputation
+from vane_dagster.checks.context import CheckOutcome, Recomputation
 from vane_dagster.errors import VaneError
+
+if TYPE_CHECKING:
+    from vane_dagster.checks.partition import CheckContext
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,8 @@ import vane_dagster as vd
 from support.data import write_source
 from support.in_process import compute
 from vane_dagster.checks.builtin import defaults_for, findings_of, merge
-from vane_dagster.engine.check_runner import (
-    CheckRunner,
-    ManifestContext,
-    evaluate,
-    results_for,
-    sample,
-)
+from vane_dagster.checks.partition import CheckContext, sample
+from vane_dagster.engine.check_runner import CheckRunner, evaluate, results_for
 from vane_dagster.events import Committed
 from vane_dagster.storage.column_stats import measure, merge_measures
 from vane_dagster.storage.manifest import (
@@ -104,7 +99,7 @@ def test_a_given_check_is_split_off_and_off_removes_a_finding():
 def test_a_default_check_names_what_failed_and_the_fix(tmp_path: Path):
     table = rows(x=["a", " ", None, "b"], v=vectors([[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]))
     context = closed(stage(tmp_path, table, rows_in=24, quarantined=20))
-    context = replace(context, first_faults=lambda limit: ["id 7: ValueError: x"])
+    context = replace(context, _first_faults=lambda limit: ["id 7: ValueError: x"])
     schema = pa.schema(list(table.schema)[1:])
     found, quality = evaluate(defaults_for(schema, "map_batches"), context)
     assert (found.passed, found.blocking, quality.passed) == (False, True, True)
@@ -121,7 +116,7 @@ def test_a_default_check_names_what_failed_and_the_fix(tmp_path: Path):
     assert quality.description == "Passed: packages_unchanged, null_rate, text"
     assert (quality.metadata["null_rate/v"], quality.metadata["packages_changed"]) == (0.25, 0)
     checks = defaults_for(schema, "map_batches")
-    stored = results_for(checks, replace(context.manifest, checks=(found, quality)))
+    stored = results_for(checks, replace(context._manifest, checks=(found, quality)))
     assert list(stored) == ["rows"], "versions of packages are compared in each run"
 
 
@@ -270,9 +265,7 @@ def test_what_lies_under_a_null_vector_is_not_counted():
     }
 
 
-def stage(
-    tmp_path: Path, *tables: pa.Table, measured: bool = True, **counts: int
-) -> ManifestContext:
+def stage(tmp_path: Path, *tables: pa.Table, measured: bool = True, **counts: int) -> CheckContext:
     """A stage of one part for each table, as files, with what a worker records of them."""
     folder = tmp_path / f"stage{len(list(tmp_path.iterdir()))}"
     folder.mkdir()
@@ -290,16 +283,16 @@ def stage(
         "p", "s", None, 0, "", "", schema, (), parts, (), {}, "run", 0.0, keys=("id",)
     )
     files = [str(folder / f"{index}.parquet") for index in range(len(tables))]
-    return ManifestContext(manifest, "id", lambda: ds.dataset(files, schema=schema))
+    return CheckContext("id", manifest.schema, manifest, lambda: ds.dataset(files, schema=schema))
 
 
-def closed(context: ManifestContext) -> ManifestContext:
+def closed(context: CheckContext) -> CheckContext:
     """The same, whose data must not be opened."""
 
     def refuse() -> Any:
         raise AssertionError("data was opened")
 
-    return replace(context, dataset=refuse, previous=refuse)
+    return replace(context, _dataset=refuse, _previous=refuse)
 
 
 def sizes(batch: pa.Table) -> dict[str, Any]:
@@ -327,7 +320,7 @@ def test_default_checks_read_no_rows_of_columns_that_are_passed_on(tmp_path, sto
         assert rates["null_rate/vector"] == 0.5
 
 
-def one(check: vd.checks.Check, context: ManifestContext) -> CheckResult:
+def one(check: vd.checks.Check, context: CheckContext) -> CheckResult:
     (found,) = evaluate([check], context)
     json.dumps(asdict(found), allow_nan=False)
     values = found.metadata.values()
@@ -409,8 +402,8 @@ def test_what_a_check_finds_and_says(
 def test_a_partition_without_rows_passes(tmp_path: Path):
     empty = SCHEMA.empty_table()
     context = stage(tmp_path, empty)
-    manifest = replace(context.manifest, partition="a")
-    context = replace(context, manifest=manifest, previous=lambda: context)
+    manifest = replace(context._manifest, partition="a")
+    context = replace(context, _manifest=manifest, _previous=lambda: context)
     c = vd.checks
     checks = [*defaults_for(SCHEMA, "map_batches"), c.Drift("score"), c.Drift("text")]
     golden = c.Golden({"id": [1], "text": ["a"]})
@@ -438,7 +431,7 @@ def test_a_check_that_raises_has_failed_unless_the_run_is_interrupted(
     def broken() -> Any:
         raise error("no access")
 
-    context = replace(stage(tmp_path, rows(x=[1])), dataset=broken)
+    context = replace(stage(tmp_path, rows(x=[1])), _dataset=broken)
     checks = [vd.checks.IdsComplete(), golden({"id": [0], "x": [1]})]
     if ends_the_run:
         with pytest.raises(error):
@@ -448,7 +441,7 @@ def test_a_check_that_raises_has_failed_unless_the_run_is_interrupted(
     assert [result.passed for result in found] == [True, False]
     assert found[1].metadata == {"error": f"{error.__name__}: no access"}
     assert f"{error.__name__}: no access" in found[1].description
-    kept = results_for(checks, replace(context.manifest, checks=found))
+    kept = results_for(checks, replace(context._manifest, checks=found))
     assert list(kept) == ["ids_complete"], "the other is evaluated again"
 
 
@@ -457,9 +450,9 @@ def test_a_check_that_raises_has_failed_unless_the_run_is_interrupted(
 
 def compare(tmp_path: Path, check: vd.checks.Check, now: pa.Table, before: pa.Table) -> CheckResult:
     other = stage(tmp_path, before)
-    other = replace(other, manifest=replace(other.manifest, partition="2024-01-01"))
+    other = replace(other, _manifest=replace(other._manifest, partition="2024-01-01"))
     context = stage(tmp_path, now)
-    return one(check, replace(context, previous=lambda: other))
+    return one(check, replace(context, _previous=lambda: other))
 
 
 RNG = np.random.default_rng(7)
@@ -555,7 +548,7 @@ def test_a_sample_is_of_rows_of_all_fragments_and_always_the_same(sizes: list[in
 
 def test_a_sample_is_spread_over_many_files(tmp_path: Path):
     tables = [pa.table({"x": [n] * 3000, "y": ["text"] * 3000}) for n in range(70)]
-    dataset = stage(tmp_path, *tables, measured=False).dataset()
+    dataset = stage(tmp_path, *tables, measured=False)._dataset()
     found = np.concatenate([batch["x"].to_numpy() for batch in sample(dataset, ["x"], 6400)])
     counts = np.bincount(found, minlength=70)
     assert len(found) == 6400
@@ -621,7 +614,7 @@ def test_golden_rows(
 ):  # fmt: skip
     """In all partitions together: a partition may lack some."""
     context = stage(tmp_path, actual(**changed), SCHEMA.empty_table())
-    context = replace(context, manifest=replace(context.manifest, partition=partition))
+    context = replace(context, _manifest=replace(context._manifest, partition=partition))
     found = one(check, context)
     assert found.passed == passed, found
     assert described in found.description
@@ -682,7 +675,7 @@ class Returns(vd.checks.Check):
         return self.value(context) if callable(self.value) else self.value
 
 
-def stored(**columns: Any) -> ManifestContext:
+def stored(**columns: Any) -> CheckContext:
     """A partition in memory, as one that an earlier release has written without statistics."""
     table = pa.table({"id": range(len(next(iter(columns.values())))), **columns})
 
@@ -694,7 +687,7 @@ def stored(**columns: Any) -> ManifestContext:
     manifest = Manifest(
         "p", "s", "b", 0, "", "", table.schema, (), (), (), {}, "run", 0.0, keys=("id",)
     )
-    return ManifestContext(manifest, "id", dataset)
+    return CheckContext("id", manifest.schema, manifest, dataset)
 
 
 def result(value: Any, **kwargs: Any) -> CheckResult:
@@ -768,7 +761,7 @@ def test_a_context_has_rows_statistics_and_the_previous_partition():
         previous.append(given.previous())
         return vd.checks.CheckOutcome(True)
 
-    evaluate([Compares(look)], replace(context, previous=lambda: context))
+    evaluate([Compares(look)], replace(context, _previous=lambda: context))
     assert previous == [context]
 
 
@@ -820,7 +813,7 @@ def test_a_definition_follows_the_code_and_the_fields(module: Any):
         assert module(edited).Far().definition != before
     context = stored(x=[1])
     check = module(MODULE).Far()
-    manifest = replace(context.manifest, checks=evaluate([check], context))
+    manifest = replace(context._manifest, checks=evaluate([check], context))
     assert results_for([check], manifest)["far"].passed
     edited = module(MODULE.replace("far(4)", "far(1)")).Far()
     assert results_for([edited], manifest) == {}, "a stored result counts until an edit"

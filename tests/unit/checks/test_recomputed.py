@@ -16,7 +16,7 @@ import vane_dagster as vd
 from vane_dagster.checks.builtin import PackagesUnchanged
 from vane_dagster.checks.comparison import OUTCOME, compare
 from vane_dagster.checks.context import RowOutcomes
-from vane_dagster.engine.check_runner import ManifestContext
+from vane_dagster.checks.partition import CheckContext
 from vane_dagster.engine.recompute import read_row_outcomes
 from vane_dagster.errors import DefinitionError
 from vane_dagster.planning.sample_plan import MAX_FRAGMENTS, choose
@@ -155,7 +155,7 @@ def test_the_check_of_packages_names_the_versions_then_and_now():
     parts = [part("old", "numpy==1.0")] * 2
     manifest = Manifest("p", "s", None, 0, "", "", None, (), parts, (), {}, "run", 0.0)
     check = PackagesUnchanged()
-    found = check.evaluate(ManifestContext(manifest, "id", lambda: None, run_id="new"))
+    found = check.evaluate(CheckContext("id", None, manifest, lambda: None, _run_id="new"))
     assert (found.passed, check.severity) == (False, "WARN")
     now = importlib.metadata.version("numpy")
     assert f"numpy is {now} and was 1.0 when 2 of 2 fragments" in found.description

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import vane_dagster as vd
 from support.data import column_of
 from support.stored import FORMS, keep, local_store  # noqa: F401  # fixture
-from vane_dagster.engine.check_runner import sample
+from vane_dagster.checks.partition import sample
 from vane_dagster.sources.parquet import ParquetSource, read_footer
 from vane_dagster.sources.parquet_scan import scan
 from vane_dagster.storage.damage import verified
