@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -43,15 +43,7 @@ from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.servers.guard import ending
 from vane_dagster.worker.arrow_files import read_table, write_table
-from vane_dagster.worker.calls import (
-    AnnounceCall,
-    LoadCall,
-    RunCall,
-    StatusCall,
-    StopCall,
-    WorkerReply,
-    WorkerRequest,
-)
+from vane_dagster.worker.calls import AnnounceCall, LoadCall, RunCall, WorkerReply
 from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
 from vane_dagster.worker.local_worker import CLOSED_STATUS, serve
 from vane_dagster.worker.pools import PoolRequest, PoolSpec
@@ -103,7 +95,7 @@ class WorkerProcess:
         self.claim = claim
         self.threads = threads
         self.gpus = tuple(gpus)
-        self.tickets: dict[int, LoadCall | RunCall | StatusCall] = {}
+        self.tickets: dict[int, LoadCall | RunCall | Literal["status"]] = {}
 
     def _started(
         self, command: Sequence[str], descriptor: int, env: Mapping[str, str]
@@ -120,7 +112,7 @@ class WorkerProcess:
     @property
     def is_busy(self) -> bool:
         """Whether it constructs its model, or runs a task."""
-        return any(not isinstance(call, StatusCall) for call in self.tickets.values())
+        return any(call != "status" for call in self.tickets.values())
 
     def ending(self) -> tuple[str, Cause]:
         """How the process of a closed connection ended, and why."""
@@ -142,7 +134,7 @@ class WorkerProcess:
     def stop_server(self) -> None:
         """Let the server that it runs finish its requests, and the process end after it."""
         with contextlib.suppress(OSError):  # it has ended
-            self.connection.send(WorkerRequest(0, StopCall()))
+            self.connection.send((0, "stop"))
 
     def end(self) -> None:
         """Kill the process and all processes that user code has started."""
@@ -422,12 +414,12 @@ class LocalLease:
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """See `Lease.announce`."""
         with contextlib.suppress(OSError):  # it has ended, which its next call reports
-            call = AnnounceCall(endpoints)
-            self._backend.processes[worker.name].connection.send(WorkerRequest(0, call))
+            process = self._backend.processes[worker.name]
+            process.connection.send((0, AnnounceCall(endpoints)))
 
     def status(self, worker: Worker) -> int:
         """See `Lease.status`."""
-        return self._send(worker, StatusCall())
+        return self._send(worker, "status")
 
     def run(self, worker: Worker, work: Work, tables: Sequence[LocalTable]) -> int:
         """See `Lease.run`."""
@@ -436,13 +428,13 @@ class LocalLease:
     def _send(
         self,
         worker: Worker,
-        call: LoadCall | RunCall | StatusCall,
+        call: LoadCall | RunCall | Literal["status"],
         tables: Sequence[LocalTable] = (),
     ) -> int:
         ticket = next(TICKETS)
         process = self._backend.processes[worker.name]
         try:
-            process.connection.send(WorkerRequest(ticket, call))
+            process.connection.send((ticket, call))
             process.tickets[ticket] = call
             self._held[ticket] = tables
         except OSError as error:
@@ -464,11 +456,10 @@ class LocalLease:
         try:
             while process.tickets and process.connection.poll():
                 reply: WorkerReply = process.connection.recv()
-                process.tickets.pop(reply.ticket, None)
-                if self._held.pop(reply.ticket, None) is None:  # a former lease asked
-                    continue
-                table = LocalTable(reply.table) if reply.table else None
-                done.append(CallResult(reply.ticket, reply.report, table))
+                ticket, report, path = reply
+                process.tickets.pop(ticket, None)
+                if self._held.pop(ticket, None) is not None:  # else a former lease asked
+                    done.append(CallResult(ticket, report, LocalTable(path) if path else None))
         except (EOFError, OSError):
             lost, cause = process.ending()
             for ticket in sorted(process.tickets):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Union
+from typing import Literal, Union
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster.pipeline.options import WorkerLifecycle
@@ -52,34 +52,18 @@ class RunCall:
 
 
 @dataclass(frozen=True)
-class StatusCall:
-    """A request for a `WorkerStatus`, answered while the worker works."""
-
-
-@dataclass(frozen=True)
 class AnnounceCall:
     """The endpoints of servers that the worker's code calls. It is not answered."""
 
     endpoints: Endpoints
 
 
-@dataclass(frozen=True)
-class StopCall:
-    """Stop the server that the worker runs, and end. It is not answered."""
+WorkerRequest = tuple[int, Union[LoadCall, RunCall, AnnounceCall, Literal["status", "stop"]]]
+"""A ticket and a call of a worker.
 
+"status" asks for a `WorkerStatus`, and is answered while the worker works. "stop" stops the server
+that the worker runs, and the worker, and is not answered.
+"""
 
-@dataclass(frozen=True)
-class WorkerRequest:
-    """A request from a driver to a worker subprocess."""
-
-    ticket: int
-    call: Union[LoadCall, RunCall, StatusCall, AnnounceCall, StopCall]
-
-
-@dataclass(frozen=True)
-class WorkerReply:
-    """The answer to a `WorkerRequest`; `table` is the path of the Arrow file with the rows."""
-
-    ticket: int
-    report: Union[WorkReport, LoadReport, WorkerStatus]
-    table: str | None = None
+WorkerReply = tuple[int, Union[WorkReport, LoadReport, WorkerStatus], Union[str, None]]
+"""The ticket of a call, its answer, and the path of the Arrow file with its rows, if any."""

@@ -16,15 +16,7 @@ from vane_dagster._worker_process import become_worker
 from vane_dagster.errors import described
 from vane_dagster.servers.directory import directory
 from vane_dagster.worker.arrow_files import read_table, write_table
-from vane_dagster.worker.calls import (
-    AnnounceCall,
-    LoadCall,
-    RunCall,
-    StatusCall,
-    StopCall,
-    WorkerReply,
-    WorkerRequest,
-)
+from vane_dagster.worker.calls import AnnounceCall, LoadCall, RunCall, WorkerReply, WorkerRequest
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.reports import Fault, LoadReport, WorkReport, load_failed
 
@@ -98,23 +90,21 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
             error = contained(error)
             fault = Fault("ComputeError", f"worker {os.getpid()}: {described(error)}")
             report = load_failed(fault) if isinstance(call, LoadCall) else WorkReport(fault=fault)
-        channel.send(WorkerReply(ticket, report, path))
+        channel.send((ticket, report, path))
 
     with ThreadPoolExecutor(max_workers=slots) as threads:
         while True:
-            request = channel.receive()
-            if isinstance(request.call, StatusCall):  # answered while the worker works
-                channel.send(WorkerReply(request.ticket, host.status()))
-                continue
-            if isinstance(request.call, AnnounceCall):
-                directory.update(request.call.endpoints)
-                continue
-            if isinstance(request.call, StopCall):
+            ticket, call = channel.receive()
+            if call == "status":  # answered while the worker works
+                channel.send((ticket, host.status(), None))
+            elif call == "stop":
                 if host.server is not None:
                     host.server.stop()
                 os.killpg(0, signal.SIGKILL)
-                raise AssertionError("unreachable")
-            threads.submit(answer, request.ticket, request.call)
+            elif isinstance(call, AnnounceCall):
+                directory.update(call.endpoints)
+            else:
+                threads.submit(answer, ticket, call)
 
 
 def main() -> None:
