@@ -136,7 +136,7 @@ LEASES = """
 import sys, threading, time
 from ray.util import placement_group_table
 from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_pool_manager
-from vane_dagster.compute.api import Cancelled
+from vane_dagster.compute.api import Cancelled, LeaseTerms
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.compute.waits import Waits
 from vane_dagster.worker.pools import PoolSpec
@@ -180,7 +180,7 @@ def stopped(event):
     stop.set()
 
 try:
-    RayBackend().lease("run", [pool("m", 9)], stop, waits=Waits(stopped))
+    RayBackend().lease("run", [pool("m", 9)], LeaseTerms(stop, waits=Waits(stopped)))
 except Cancelled:
     print("cancelled")
 """

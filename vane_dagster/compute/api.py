@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Any, NamedTuple, Protocol, Union
 
 from vane_dagster import _failpoints
@@ -103,6 +104,15 @@ class CallResult:
     cause: Cause = "unclear"
 
 
+@dataclass(frozen=True)
+class LeaseTerms:
+    """How a run waits for a lease: until which event, ahead of whom, and what reports it."""
+
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    priority: int = 0
+    waits: Waits = field(default_factory=lambda: Waits(lambda event: None))
+
+
 class Cancelled(Exception):
     """The run was cancelled."""
 
@@ -169,12 +179,7 @@ class Backend(Protocol):
         """The run's claims on fragments, which other runs with the same workers respect."""
 
     def lease(
-        self,
-        run_id: str,
-        pools: Sequence[PoolSpec],
-        cancelled: threading.Event | None = None,
-        priority: int = 0,
-        waits: Waits | None = None,
+        self, run_id: str, pools: Sequence[PoolSpec], terms: LeaseTerms | None = None
     ) -> Lease:
         """Lease all pools in one call; wait until they fit."""
 

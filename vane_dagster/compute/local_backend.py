@@ -30,13 +30,13 @@ from vane_dagster.compute.api import (
     TICKETS,
     CallResult,
     Capacity,
+    LeaseTerms,
     TableLostError,
     Worker,
     forwarded,
 )
 from vane_dagster.compute.local_guard import Guard
 from vane_dagster.compute.pool_state import LeaseRecord, PoolState, WorkerStart
-from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.errors import names
 from vane_dagster.retries import Cause
@@ -249,12 +249,7 @@ class LocalBackend:
         return Claims()
 
     def lease(
-        self,
-        run_id: str,
-        pools: Sequence[PoolSpec],
-        cancelled: threading.Event | None = None,
-        priority: int = 0,
-        waits: Waits | None = None,
+        self, run_id: str, pools: Sequence[PoolSpec], terms: LeaseTerms | None = None
     ) -> LocalLease:
         """See `Backend.lease`. Nobody else holds leases, so this never waits."""
         claims = tuple(pool.request() for pool in pools)

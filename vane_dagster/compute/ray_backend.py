@@ -17,6 +17,7 @@ from vane_dagster.compute.api import (
     CallResult,
     Cancelled,
     Capacity,
+    LeaseTerms,
     TableLostError,
     Worker,
     forwarded,
@@ -25,7 +26,7 @@ from vane_dagster.compute.api import (
 from vane_dagster.compute.client import PoolManagerClient, brief, running_pools
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord
-from vane_dagster.compute.waits import Waits, short
+from vane_dagster.compute.waits import short
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Claims, Group
 from vane_dagster.errors import ClusterLostError, ComputeError
 from vane_dagster.retries import Cause
@@ -65,20 +66,14 @@ class RayBackend:
         return Capacity(nodes, memory, self._pool_manager.adds_nodes)
 
     def lease(
-        self,
-        run_id: str,
-        pools: Sequence[PoolSpec],
-        cancelled: threading.Event | None = None,
-        priority: int = 0,
-        waits: Waits | None = None,
+        self, run_id: str, pools: Sequence[PoolSpec], terms: LeaseTerms | None = None
     ) -> RayLease:
         """See `Backend.lease`."""
         claims = tuple(pool.request(self._idle_seconds) for pool in pools)
         id = f"{run_id}-{secrets.token_hex(4)}"
-        request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds, priority=priority)
-        granted = self._acquired(
-            request, cancelled or threading.Event(), waits or Waits(lambda event: None)
-        )
+        terms = terms or LeaseTerms()
+        request = LeaseRecord(id, run_id, claims, 0.0, self._lease_seconds, priority=terms.priority)
+        granted = self._acquired(request, terms)
         return RayLease(self._pool_manager, self._watch, request, pools, granted)
 
     def gpus_here(self) -> int:
@@ -105,18 +100,13 @@ class RayBackend:
         """See `Backend.claims`."""
         return RayClaims(self._pool_manager, run_id, self._lease_seconds)
 
-    def _acquired(
-        self,
-        request: LeaseRecord,
-        cancelled: threading.Event,
-        waits: Waits,
-    ) -> LeaseAnswer:
+    def _acquired(self, request: LeaseRecord, terms: LeaseTerms) -> LeaseAnswer:
         pause = 0.02
         try:
             while True:
                 answer: LeaseAnswer = self._pool_manager.call("acquire", request)
                 if answer.workers is not None:
-                    waits.end("lease", f"{_wanted(request)}: leased after a wait")
+                    terms.waits.end("lease", f"{_wanted(request)}: leased after a wait")
                     return answer
                 if answer.hopeless:
                     raise ComputeError(
@@ -124,8 +114,8 @@ class RayBackend:
                         f"{answer.asked}, and has added no node for half an hour. Lower "
                         "concurrency or what a worker reserves, or let the cluster grow further"
                     )
-                waits.begin("lease", _waiting(request, answer), answer.blocking_runs)
-                if cancelled.wait(pause):
+                terms.waits.begin("lease", _waiting(request, answer), answer.blocking_runs)
+                if terms.cancelled.wait(pause):
                     raise Cancelled
                 pause = min(_MAX_POLL_SECONDS, 2 * pause)
         except BaseException:

@@ -6,16 +6,21 @@ the driver, once, when the first call needs it.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Union
 
-from vane_dagster.compute.api import TICKETS, CallResult, Capacity, TableLostError, Worker
+from vane_dagster.compute.api import (
+    TICKETS,
+    CallResult,
+    Capacity,
+    LeaseTerms,
+    TableLostError,
+    Worker,
+)
 from vane_dagster.compute.local_backend import LocalBackend, LocalLease
 from vane_dagster.compute.ray_backend import RayBackend, RayLease
-from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.pools import PoolSpec
@@ -44,21 +49,16 @@ class RoutedBackend:
         return self._cluster.claims(run_id)
 
     def lease(
-        self,
-        run_id: str,
-        pools: Sequence[PoolSpec],
-        cancelled: threading.Event | None = None,
-        priority: int = 0,
-        waits: Waits | None = None,
+        self, run_id: str, pools: Sequence[PoolSpec], terms: LeaseTerms | None = None
     ) -> RayLease | RoutedLease:
         """See `Backend.lease`. The driver's own pools never wait, so they are leased last."""
         on_driver = [pool for pool in pools if pool.on_driver]
         on_cluster = [pool for pool in pools if not pool.on_driver]
-        leased = self._cluster.lease(run_id, on_cluster, cancelled, priority, waits)
+        leased = self._cluster.lease(run_id, on_cluster, terms)
         if not on_driver:
             return leased
         try:
-            own = self._driver.lease(run_id, on_driver, cancelled, priority, waits)
+            own = self._driver.lease(run_id, on_driver, terms)
         except BaseException:
             leased.release()
             raise

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vane_dagster.compute.admission import plan_waves
-from vane_dagster.compute.api import IO_WORKERS, Backend
+from vane_dagster.compute.api import IO_WORKERS, Backend, LeaseTerms
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.engine.check_runner import CheckRunner
@@ -98,7 +98,7 @@ def _compute(
         for index, partition in enumerate(plan.partitions):
             if partition.stages[stage].missing:
                 state.fail(index, stage, error)
-    waits = Waits(state.emit)
+    terms = LeaseTerms(cancelled, priority, Waits(state.emit))
     upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
     servers = _largest(checked.servers.values())
     waves = plan_waves(capacity, needed, upstream, pools, servers)
@@ -114,7 +114,7 @@ def _compute(
         reserved = {"CPU", *(name for pool in own.values() for name in pool.bundle)}
         totals = {} if capacity.adds_nodes else {name: capacity.total(name) for name in reserved}
         state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels, totals))
-        lease = backend.lease(state.run_id, [io, *claimed], cancelled, priority, waits)
+        lease = backend.lease(state.run_id, [io, *claimed], terms)
         state.emit(LeaseChanged(labels, True))
         try:
             places = {False, *(pool.on_driver for pool in own.values())}

@@ -13,7 +13,7 @@ import ray
 
 from support.pool_claims import spec
 from vane_dagster.compute import local_backend
-from vane_dagster.compute.api import Cancelled, Worker
+from vane_dagster.compute.api import Cancelled, LeaseTerms, Worker
 from vane_dagster.compute.local_backend import own_gpus
 from vane_dagster.compute.pool_state import LeaseAnswer, LeaseRecord
 from vane_dagster.compute.ray_backend import RayBackend, RayLease
@@ -89,9 +89,9 @@ def test_a_run_says_what_it_waits_for_and_ends_if_no_node_is_added() -> None:
     backend: Any = RayBackend.__new__(RayBackend)
     backend._pool_manager, backend._idle_seconds, backend._lease_seconds = PoolManager(), 1, 1
     texts: list[str] = []
-    waits = Waits(lambda event: texts.append(event.text))
+    terms = LeaseTerms(waits=Waits(lambda event: texts.append(event.text)))
     with pytest.raises(ComputeError) as caught:
-        backend.lease("run", [spec("m", (2, 2), GPU=1)], waits=waits)
+        backend.lease("run", [spec("m", (2, 2), GPU=1)], terms)
     assert texts == [
         "waiting for M: the cluster's autoscaler is asked for room for 2 x 1 GPU; `ray status` "
         "shows what it does"
@@ -115,7 +115,9 @@ def test_a_run_that_waits_for_a_lease_says_for_whom_and_can_be_cancelled() -> No
         stop.set()
 
     with pytest.raises(Cancelled):
-        backend.lease("run-2", [spec("theirs", accelerator=1)], stop, waits=Waits(cancel))
+        backend.lease(
+            "run-2", [spec("theirs", accelerator=1)], LeaseTerms(stop, waits=Waits(cancel))
+        )
     text = "waiting for Theirs: its resources are leased or awaited by run run-1"
     assert events == [Waiting(text, ("run-1",))]
     assert backend._pool_manager.released == 1
