@@ -41,14 +41,11 @@ def _repr(self: Any) -> str:
     return f"{self.__class__.__qualname__}({', '.join(shown)})"
 
 
-def _set_once(self: Any, name: str, value: Any) -> None:
-    if name in self.__dict__ or name not in self.__dataclass_fields__:
-        raise FrozenInstanceError(f"cannot assign to field {name!r}")
-    object.__setattr__(self, name, value)
-
-
-def _keep(self: Any, name: str) -> None:
-    raise FrozenInstanceError(f"cannot delete field {name!r}")
+def _set_once(self: Any, name: str, *value: Any) -> None:
+    """Set a field, which `__init__` does; refuse to change or delete it."""
+    if not value or name in self.__dict__ or name not in self.__dataclass_fields__:
+        raise FrozenInstanceError(f"cannot assign to or delete field {name!r}")
+    object.__setattr__(self, name, *value)
 
 
 if TYPE_CHECKING:
@@ -61,7 +58,7 @@ else:
             return functools.partial(dataclass, frozen=frozen, **options)
         shared = {"__repr__": _repr, "__eq__": _eq, "__hash__": _hash if frozen else None}
         if frozen:
-            shared |= {"__setattr__": _set_once, "__delattr__": _keep}
+            shared |= {"__setattr__": _set_once, "__delattr__": _set_once}
         for name in shared.keys() - vars(cls).keys():
             setattr(cls, name, shared[name])
         return dataclasses.dataclass(cls, eq=False, repr=False, **options)

@@ -10,7 +10,6 @@ from typing import Literal
 from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import VaneError
 from vane_dagster.planning.plan import Part, RunPlan
-from vane_dagster.servers.launch import ServerState
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.worker.reports import GpuUse, LoadReport, Output, WorkReport
 
@@ -41,23 +40,6 @@ class PoolLoads:
 
 
 @dataclass(frozen=True)
-class ServerReplica:
-    """A replica of a server that a stage calls.
-
-    Attributes:
-        server: Name of the server.
-        url: Its URL; empty if it is not ready.
-        node: Host name of its machine; empty if it is not ready.
-        state: See `ServerStatus`.
-    """
-
-    server: str
-    url: str
-    node: str
-    state: ServerState
-
-
-@dataclass(frozen=True)
 class ServerUse:
     """The servers that a stage calls, counted as its model loads are.
 
@@ -66,14 +48,15 @@ class ServerUse:
         start_seconds: Seconds until they were ready, summed over all replicas.
         warm_hits: Replicas that were ready already.
         restarts: Restarts of replicas that had ended.
-        replicas: The replicas.
+        replicas: Their servers, URLs, host names and states (`ServerState`). The URL and the host
+            name are empty of a replica that is not ready.
     """
 
     starts: int = 0
     start_seconds: float = 0.0
     warm_hits: int = 0
     restarts: int = 0
-    replicas: tuple[ServerReplica, ...] = ()
+    replicas: tuple[Mapping[str, str], ...] = ()
 
 
 @dataclass

@@ -121,11 +121,9 @@ def _equal(stored: Any, computed: Any, tolerance: float) -> bool:
     """Return whether two values are equal. NaN equals NaN; -0.0 equals 0.0 with a tolerance."""
     if isinstance(stored, _FLOATS) and isinstance(computed, _FLOATS):
         before, now = float(stored), float(computed)
-        if not tolerance:
-            return repr(before) == repr(now)
         within = tolerance * (1 + abs(before))
-        are_nan = math.isnan(before) and math.isnan(now)
-        return are_nan or math.isclose(before, now, rel_tol=0, abs_tol=within)
+        is_close = tolerance > 0 and math.isclose(before, now, rel_tol=0, abs_tol=within)
+        return is_close or repr(before) == repr(now)
     return bool(stored == computed) and type(stored) is type(computed)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from vane_dagster.events import StageStats
@@ -44,5 +43,5 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
         found["server_start_seconds"] = round(stats.servers.start_seconds, 3)
         found["server_warm_hits"] = stats.servers.warm_hits
         found["server_restarts"] = stats.servers.restarts
-        found["servers"] = [asdict(replica) for replica in stats.servers.replicas]
+        found["servers"] = [*stats.servers.replicas]
     return found

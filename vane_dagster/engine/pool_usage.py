@@ -6,8 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from vane_dagster.events import PoolLoads, ServerReplica, ServerUse
-from vane_dagster.servers.launch import ServerStatus
+from vane_dagster.events import PoolLoads, ServerUse
+from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.reports import LoadReport
 
@@ -22,7 +22,7 @@ class PoolUsage:
         self._lock = threading.Lock()
         self._loads: dict[str, PoolLoads] = {}
         self._restarts = Counter[str]()
-        self._replicas: dict[str, list[ServerReplica]] = {}
+        self._replicas: dict[str, list[Mapping[str, str]]] = {}
 
     def worker_ready(self, pool: str, report: LoadReport) -> None:
         """Count a ready worker."""
@@ -56,8 +56,6 @@ class PoolUsage:
             )
 
 
-def _replica(name: str, status: ServerStatus) -> ServerReplica:
-    endpoint = status.endpoint
-    return ServerReplica(
-        name, endpoint.url if endpoint else "", endpoint.node if endpoint else "", status.state
-    )
+def _replica(name: str, status: ServerStatus) -> Mapping[str, str]:
+    endpoint = status.endpoint or Endpoint("")
+    return {"server": name, "url": endpoint.url, "node": endpoint.node, "state": status.state}

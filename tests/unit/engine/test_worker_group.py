@@ -262,7 +262,7 @@ def test_restarts_and_the_state_of_replicas_are_counted_once(world):
     world.report(REPLICAS[1], None, lost="its node is gone")
     used = world.usage.take_servers(["server"])
     assert used.restarts == 3
-    assert [(one.server, one.url, one.state) for one in used.replicas] == [
+    assert [(one["server"], one["url"], one["state"]) for one in used.replicas] == [
         ("tiny", "http://one:1", "ready")
     ]
     assert world.usage.take_servers(["server"]).restarts == 0
