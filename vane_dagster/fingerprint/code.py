@@ -36,8 +36,9 @@ Top-level statements, in the UDF's file and those that it imports:
 
 Values (`values`, `objects`, `files`):
     - Workers get the functions of a script with its module-level values. Such a value counts if the
-      last top-level statement that binds it is a loop, computes it from the command line, or gives
-      it another literal; and if the statements under ``if __name__ == "__main__"`` change it.
+      last top-level statement that binds it is a loop or gives it another literal; and if it is
+      computed, and a statement that binds or changes it reaches the command line, or the code under
+      ``if __name__ == "__main__"`` or of a function changes it. Of classes, their attributes count.
     - Arguments, closures, and defaults of functions made inside a function count by value;
       functions, classes and objects among them also by their code. An object counts by its class
       and its pickle. The layout of an array in memory does not count.
@@ -53,6 +54,8 @@ Limits. These changes are not detected:
     - Files, tables and services that code reads when it runs or is imported; chance; packages;
       environment variables that are not keyed. Texts inside functions, paths that code joins or
       cuts, paths in `bytes`, and files that an import writes are not followed to their content.
+    - Attributes that a script sets in imported modules and on their objects; changes of a script's
+      value by a method or function of another name than those of `dict`, `list` and `set`.
     - Whether a module exists (``find_spec``, ``hasattr(package, "x")``); modules found by listing a
       folder or on a ``sys.path`` that a function changes; file names in patterns, lists, command
       lines or other files; hidden files and caches of a folder.
@@ -166,7 +169,7 @@ def code_identity(
         for name, part in reached.items():
             kind, _, file = name.partition(f"{FILE} ")
             parts.append(("code", name, part) if kind else (FILE, file, part))
-        for name, value in sorted(dependency_walk.script_values().items()):
+        for name, value in dependency_walk.script_values():
             with contextlib.suppress(CodeIdentityError):  # such as a parser, which is not sent
                 parts.append(("value", name, combine(name, encoder.digest(value, name))))
         digest = combine("code", *(part for *_, part in parts))

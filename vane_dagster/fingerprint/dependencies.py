@@ -7,6 +7,7 @@ import builtins
 import contextlib
 import linecache
 import sys
+import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from vane_dagster._secrets import MASK, marks_secret
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
+from vane_dagster.fingerprint.code_strings import Definition
 from vane_dagster.fingerprint.effects import (
     EVERY,
     Effects,
@@ -30,7 +32,11 @@ from vane_dagster.fingerprint.symbols import SymbolSource
 
 FILE = "file"
 _OWN_LABEL = "."
-_COMMAND_LINE = {"sys.argv", "argparse", "optparse", "getopt", "click", "typer", "fire", "absl"}
+_COMMAND_LINE = {
+    *("sys.argv", "sys.orig_argv", "input", "argparse", "optparse", "getopt", "click", "typer"),
+    *("fire", "absl", "pydantic_settings", "transformers.HfArgumentParser"),
+}
+"""What takes values from the command line: modules, and names of modules."""
 
 
 class DependencyWalk:
@@ -199,41 +205,42 @@ class DependencyWalk:
                 parts.append(combine("statement", self.label(module), str(is_sure), digest))
         return parts if counting or rebound else []
 
-    def script_values(self) -> dict[str, Any]:
-        """Return the values of a script's reached names that its statements do not determine.
+    def script_values(self) -> Iterator[tuple[str, Any]]:
+        """Yield the values of a script's names that its file does not determine; see `code`.
 
-        They come from the command line, a loop, or a later assignment. Workers get them by value.
+        They are of names that the UDF reads, and that what the caller hashes meanwhile reads.
         """
-        found, known = {}, set[str]()
-        for module, name in (waiting := [*self._read]):  # which grows
+        known = set[str]()
+        for module, name in self._read:  # which grows
             live = vars(sys.modules[module.name]) if module.is_main else {}
-            if name not in live or name in known:
+            if name not in live or name in known or isinstance(live[name], types.ModuleType):
                 continue
             known.add(name)
-            if callable(live[name]):
-                names = (unit.names for unit in self._binding(module.name, name))
-                waiting += [(module, each) for each in sorted(frozenset[str]().union(*names))]
-            elif self._varies(module, name, live[name]):
-                found[name] = live[name]
-        return found
+            units = self._binding(module.name, name)
+            if self._varies(module, name, live[name], units):
+                yield name, _state(live[name])
+            else:
+                named = (unit.names for unit in units if name in unit.bound)
+                self._read += [(module, each) for each in sorted(frozenset[str]().union(*named))]
 
-    def _varies(self, module: Module, name: str, value: Any) -> bool:
-        units = self._binding(module.name, name)
-        guarded = [unit for unit in units if unit.is_main_guard]
-        stores = [act.target for unit in guarded for act in unit.acts if act.kind == "store"]
-        changed = {getattr(ast_digest.root(target), "id", "") for target in stores}
-        bound = [unit for unit in units if name in unit.bound]
-        if name in changed or not bound or {*guarded} & {*bound}:
+    def _varies(self, module: Module, name: str, value: Any, units: Sequence[SymbolSource]) -> bool:
+        source = self.finder.source(str(module.path))
+        bound = [unit for unit in units if name in unit.bound and not unit.is_main_guard]
+        node: Any = bound[-1].nodes[-1] if bound else None
+        if node is None or isinstance(node, (ast.For, ast.AugAssign)):
             return True
-        node: Any = bound[-1].nodes[-1]
-        if isinstance(node, (ast.For, ast.AugAssign)):
+        is_own = isinstance(value, types.FunctionType) and value.__module__ == module.name
+        if is_own and source.place(value.__code__) is None:  # the file was edited meanwhile
             return True
         with contextlib.suppress(ValueError, AttributeError):  # it is computed
             literal = ast.literal_eval(node.value)
             if bound[-1].touched == {name}:
-                return type(literal) is not type(value) or bool(literal != value)
-        uses = self._reach_of(module, [node]).uses
-        return not _COMMAND_LINE.isdisjoint({*uses, *(use.partition(".")[0] for use in uses)})
+                return repr(literal) != repr(value)
+        found: set[str] = set()
+        for unit in (each for each in units if not isinstance(each.nodes[-1], Definition)):
+            found |= {*self._reach_of(module, unit.nodes[-1:]).uses, *unit.names}
+        found |= {use.partition(".")[0] for use in found}
+        return name in source.changed_later or not _COMMAND_LINE.isdisjoint(found)
 
     def _files_named(self) -> dict[str, str]:
         """Return the digests of the files that literals of the code name, by these."""
@@ -373,6 +380,14 @@ class DependencyWalk:
         importer = Module("", "own", None)
         for target in self.finder.targets(importer, ref):
             self._target(importer, target, ref)
+
+
+def _state(value: Any) -> Any:
+    """Return a value with the attributes of a class or function, whose digests are of its code."""
+    if not isinstance(value, (type, types.FunctionType)):
+        return value
+    own = {n: v for n, v in vars(value).items() if not hasattr(v, "__get__") and n[:1] != "_"}
+    return [value, own]
 
 
 def literals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:

@@ -323,7 +323,10 @@ def _cell(filename: str) -> SourceFile | None:
 def value_digest(value: Any, path: str = "value", files: LocalFiles | None = None) -> str:
     """Hash a value to a digest that is the same in every process."""
     dependency_walk = DependencyWalk(Finder(), None, files)
-    token = ObjectEncoder(dependency_walk, files).digest(value, path)
+    encoder = ObjectEncoder(dependency_walk, files)
+    token = encoder.digest(value, path)
+    for name, found in dependency_walk.script_values():
+        token = combine(token, name, encoder.digest(found, name))
     if dependency_walk.modules:
         # The stage's own file may change what code among its arguments uses.
         for loaded in list(sys.modules.values()):  # some twice, by an alias such as __mp_main__

@@ -19,6 +19,11 @@ from vane_dagster.fingerprint.hashing import FileCache, combine
 _MAIN_GUARD = ast_digest.dump([ast.parse("__name__ == '__main__'", mode="eval").body])
 
 
+_MUTATORS = {
+    *("add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"),
+}
+
+
 class SymbolSource:
     """Statements of a file, most often one."""
 
@@ -154,6 +159,34 @@ class SourceFile:
     def bound(self) -> frozenset[str]:
         """The names that the file binds, not those that it only changes in place."""
         return bound_names([self.tree])
+
+    @cached_property
+    def changed_later(self) -> frozenset[str]:
+        """The names that functions and the statements under ``__main__`` bind, or change in place.
+
+        A function's local variable of the same name counts too.
+        """
+        found: set[str] = set()
+        later = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
+        guards = [unit.nodes[-1] for units in self.units.values() for unit in units]
+        guards = [node for node in guards if SymbolSource(self.path, [node]).is_main_guard]
+        for node in (inner for each in (*later, *guards) for inner in ast.walk(each)):
+            targets: list[ast.AST] = []
+            if isinstance(node, ast.Global):
+                found.update(node.names)
+            elif isinstance(node, (ast.Attribute, ast.Subscript)):
+                targets = [] if isinstance(node.ctx, ast.Load) else [node]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                targets = [node.func] if node.func.attr in _MUTATORS else []
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
+                targets = [*node.args[:1]]
+            roots = map(ast_digest.root, targets)
+            found.update(each.id for each in roots if isinstance(each, ast.Name))
+        return frozenset(found) | bound_names(guards)
 
     def binding(self, name: str) -> list[SymbolSource]:
         """Return the statements that may bind a name, in order; star imports may bind any."""

@@ -234,7 +234,8 @@ def test_script_functions_are_found_by_their_file(
     negated = body.replace("return helper", "return -helper")
     assert digest("# moved\n\n" + body) == digest(body)
     assert digest(body.replace("K = 1", "K = 2")) != digest(body)
-    assert digest(body, edited=negated) != digest(negated), "the script runs as it was"
+    for edited in (negated, body.replace("b + K", "b - K"), body.replace("K = 1", "K = 2")):
+        assert digest(body, edited=edited) != digest(edited), "the script runs as it was"
 
 
 @pytest.mark.parametrize(
@@ -249,6 +250,14 @@ def test_script_functions_are_found_by_their_file(
         ("def main():\n    global A\n    A = int(sys.argv[1])\nmain()", True),
         ("for A in range(int(sys.argv[1])): pass", True),
         ("A = 0\nA += int(sys.argv[1])", True),
+        ("class A:\n    n = 1\nA.n = sys.argv[1]", True),
+        ("class A:\n    n = 1\ndef main():\n    A.n = sys.argv[1]\nmain()", True),
+        ("A = dict(n=1)\nA.update(n=sys.argv[1])", True),
+        ("A = dict(n=1)\ndef main():\n    A['n'] = sys.argv[1]\nmain()", True),
+        ("A = 2 * 3\ndef main():\n    global A\n    A = int(sys.argv[1])\nmain()", True),
+        ("A = {'n': 1}\ndef main():\n    A['n'] = float(sys.argv[1]) - 1\nmain()", True),
+        ("N = sys.argv[1]\ndef f():\n    return N\nA = [f]", True),
+        ("f, g = abs, len\nA = f if sys.argv[1] == '2' else g", True),
         ("N = int(sys.argv[1])\nA = 1", False),
         (
             "B = 1\nC = 1\ndef A():\n    return B, C\ndef main():\n    global B, C\n"
@@ -257,6 +266,8 @@ def test_script_functions_are_found_by_their_file(
         ),
         ("A = 1\nA = 2\nprint(sys.argv[1])", False),
         ("A = [sys.version]", False),
+        ("A = {}\ndef main():\n    A['n'] = sys.argv[1]", False),
+        ("A = dict(n=1)\ndef main():\n    A['n'] = sys.argv[1]", False),
         ("import logging\nA = logging.root\nif __name__ == '__main__':\n    A.debug('go')", False),
         ("from argparse import ArgumentParser\nA = ArgumentParser()", False),
     ],
