@@ -213,7 +213,7 @@ class DependencyWalk:
         known = set[str]()
         for module, name in self._read:  # which grows
             live = vars(sys.modules[module.name]) if module.is_main else {}
-            if name not in live or name in known or isinstance(live[name], types.ModuleType):
+            if name not in live or name in known or name.startswith("__"):
                 continue
             known.add(name)
             units = self._binding(module.name, name)
@@ -224,8 +224,11 @@ class DependencyWalk:
                 self._read += [(module, each) for each in sorted(frozenset[str]().union(*named))]
 
     def _varies(self, module: Module, name: str, value: Any, units: Sequence[SymbolSource]) -> bool:
+        if isinstance(value, types.ModuleType):
+            return False
         source = self.finder.source(str(module.path))
-        bound = [unit for unit in units if name in unit.bound and not unit.is_main_guard]
+        units = [unit for unit in units if not unit.is_main_guard]
+        bound = [unit for unit in units if name in unit.bound]
         node: Any = bound[-1].nodes[-1] if bound else None
         if node is None or isinstance(node, (ast.For, ast.AugAssign)):
             return True
@@ -234,7 +237,7 @@ class DependencyWalk:
             return True
         with contextlib.suppress(ValueError, AttributeError):  # it is computed
             literal = ast.literal_eval(node.value)
-            if bound[-1].touched == {name}:
+            if units == bound and bound[-1].touched == {name}:
                 return repr(literal) != repr(value)
         found: set[str] = set()
         for unit in (each for each in units if not isinstance(each.nodes[-1], Definition)):

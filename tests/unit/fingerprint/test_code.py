@@ -238,6 +238,30 @@ def test_script_functions_are_found_by_their_file(
         assert digest(body, edited=edited) != digest(edited), "the script runs as it was"
 
 
+def test_a_file_is_the_same_code_as_a_script_and_as_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        "import argparse, logging, re\nlog = logging.getLogger()\nK, PATTERN = 1, re.compile('x')\n"
+        "TABLE = {}\nfor n in 'ab':\n    TABLE[n] = K\n"
+        "def helper(b):\n    log.info('%s', b)\n    return PATTERN.sub('', TABLE['a'])\n"
+        "class Model:\n    def __call__(self, b):\n        return helper(b) or Model\n"
+        "if __name__ == '__main__':\n    log.info(argparse.ArgumentParser().parse_args([]))\n"
+    )
+    (tmp_path / "both.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    import both  # type: ignore[import-not-found]  # just written
+
+    main = types.ModuleType("__main__")
+    main.__file__ = str(tmp_path / "both.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(compile(text, main.__file__, "exec"), main.__dict__)
+    for name in ("helper", "Model"):
+        assert (
+            code_identity(getattr(main, name)).digest == code_identity(getattr(both, name)).digest
+        )
+
+
 @pytest.mark.parametrize(
     ("binds", "counts"),
     [
