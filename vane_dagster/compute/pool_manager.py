@@ -178,14 +178,17 @@ class PoolManager:
     async def _adopt(self, worker: str) -> None:
         """Adopt a worker once it answers, which code that holds the GIL delays.
 
-        One that does not is ended, unless a run leases it.
+        One that does not is ended, unless a run leases it; so is one that a run has replaced.
         """
         try:
-            actor = ray.get_actor(worker, namespace=NAMESPACE)
+            self._actors[worker] = actor = ray.get_actor(worker, namespace=NAMESPACE)
             while (facts := await _within(actor.whereabouts.remote(), LEASE_SECONDS)) is None:
                 if not self._pool_state.is_leased(worker):
                     ray.kill(actor)
         except (ray.exceptions.RayError, ValueError):  # it died
+            return
+        if any(worker in pool.replacements for pool in self._pool_state.pools.values()):
+            ray.kill(actor)
             return
         self._actors[worker] = actor
         self._pool_state.adopt(worker, facts, time.monotonic())

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from support.pool_claims import claim
+from support.pool_claims import ONE, claim
 from vane_dagster.compute import pool_manager
 from vane_dagster.compute.pool_manager import PoolManager
 from vane_dagster.compute.pool_state import LeaseRecord, PoolState, WorkerStart
@@ -50,7 +50,7 @@ def test_who_holds_what_a_worker_needs_is_ended_until_it_is_placed(monkeypatch):
 
 def test_a_worker_that_does_not_answer_is_adopted_later_or_ended_if_no_run_leases_it(monkeypatch):
     """Code may hold the GIL for longer than a restarted pool manager waits."""
-    state, asked, killed = PoolState(), {"leased": 0, "unleased": 0}, []
+    state, asked, killed = PoolState(), {"leased": 0, "unleased": 0, "replaced": 2}, []
 
     class Worker:
         def __init__(self, name: str) -> None:
@@ -72,11 +72,12 @@ def test_a_worker_that_does_not_answer_is_adopted_later_or_ended_if_no_run_lease
     manager._pool_state, manager._actors, manager._servers = state, {}, {}
     beat = LeaseRecord("run-0", "run", (claim("m"),), 0.0, workers=("leased",))
     assert state.heartbeat(beat, 0.0)
+    replacement, _ = state.replace("replaced", claim("m"), ONE)
 
     async def both() -> None:
         await asyncio.gather(*(manager._adopt(name) for name in actors))
 
     asyncio.run(both())
 
-    assert killed == [actors["unleased"]]
-    assert list(state.pools["m"].workers) == list(manager._actors) == ["leased"]
+    assert killed == [actors["replaced"], actors["unleased"]]
+    assert {*state.pools["m"].workers} == {"leased", replacement}
