@@ -20,19 +20,24 @@ __all__ = ["dataclass"]
 @functools.cache
 def _names(cls: Any, use: str) -> tuple[str, ...]:
     """Return the names of the fields with an option such as "repr"."""
-    return tuple(each.name for each in dataclasses.fields(cls) if getattr(each, use))
+    fields = dataclasses.fields(cls)
+    # `hash` is None where it is as `compare`.
+    uses = [each.compare if (own := getattr(each, use)) is None else own for each in fields]
+    return tuple(each.name for each, is_used in zip(fields, uses) if is_used)
 
 
-def _values(self: Any) -> tuple[Any, ...]:
-    return tuple([getattr(self, name) for name in _names(self.__class__, "compare")])
+def _values(self: Any, use: str) -> tuple[Any, ...]:
+    return tuple([getattr(self, name) for name in _names(self.__class__, use)])
 
 
 def _eq(self: Any, other: object) -> bool:
-    return _values(self) == _values(other) if other.__class__ is self.__class__ else NotImplemented
+    if other.__class__ is not self.__class__:
+        return NotImplemented
+    return _values(self, "compare") == _values(other, "compare")
 
 
 def _hash(self: Any) -> int:
-    return hash(_values(self))
+    return hash(_values(self, "hash"))
 
 
 @reprlib.recursive_repr()

@@ -40,12 +40,23 @@ def declared(decorator: Any) -> dict[str, Any]:
         def __hash__(self) -> int:
             return hash(self.name)
 
+    @decorator(frozen=True)
+    class Unhashed:
+        name: str
+        options: dict[str, int] = field(hash=False)
+
     @decorator
     class Changing:
         a: int
         next: Any = None
 
-    return {"Base": Base, "Derived": Derived, "ByName": ByName, "Changing": Changing}
+    return {
+        "Base": Base,
+        "Derived": Derived,
+        "ByName": ByName,
+        "Unhashed": Unhashed,
+        "Changing": Changing,
+    }
 
 
 STANDARD, OURS = declared(dataclasses.dataclass), declared(_dataclass.dataclass)
@@ -60,6 +71,8 @@ CASES = [
     lambda c: hash(c["Base"](1, [2])),
     lambda c: hash(c["Derived"](1)) == hash(c["Derived"](1, [3])),
     lambda c: hash(c["ByName"]("n", 1)) == hash("n"),
+    lambda c: hash(c["Unhashed"]("n", {})),
+    lambda c: c["Unhashed"]("n", {}) == c["Unhashed"]("n", {"a": 1}),
     lambda c: c["Changing"].__hash__,
     lambda c: c["Base"](1).twice,
     lambda c: dataclasses.replace(c["Derived"](1, c="x"), a=2).c,

@@ -176,9 +176,10 @@ class PoolManager:
             self._began = True
 
     async def _adopt(self, worker: str) -> None:
-        """Adopt a worker once it answers, which code that holds the GIL delays.
+        """Adopt a worker as soon as it answers; code that holds the GIL may delay the answer.
 
-        One that does not is ended, unless a run leases it; so is one that a run has replaced.
+        A worker that does not answer is ended, unless a run leases it. One that a run has replaced
+        meanwhile is ended, too.
         """
         try:
             self._actors[worker] = actor = ray.get_actor(worker, namespace=NAMESPACE)
@@ -190,7 +191,7 @@ class PoolManager:
         if any(worker in pool.replacements for pool in self._pool_state.pools.values()):
             ray.kill(actor)
             return
-        self._actors[worker] = actor
+        self._actors[worker] = actor  # again: the sweep forgets workers without a pool
         self._pool_state.adopt(worker, facts, time.monotonic())
         self._servers.update({worker: facts[0]} if facts[0].server else {})
 

@@ -38,7 +38,7 @@ Values (`values`, `objects`, `files`):
     - Workers get the functions of a script with its module-level values. Such a value counts if the
       last top-level statement that binds it is a loop or gives it another literal; and if it is
       computed, and a statement that binds or changes it reaches the command line, or the code under
-      ``if __name__ == "__main__"`` or of a function changes it. Of classes, their attributes count.
+      ``if __name__ == "__main__"`` or of a function changes it. For a class, its attributes count.
     - Arguments, closures, and defaults of functions made inside a function count by value;
       functions, classes and objects among them also by their code. An object counts by its class
       and its pickle. The layout of an array in memory does not count.
@@ -54,8 +54,9 @@ Limits. These changes are not detected:
     - Files, tables and services that code reads when it runs or is imported; chance; packages;
       environment variables that are not keyed. Texts inside functions, paths that code joins or
       cuts, paths in `bytes`, and files that an import writes are not followed to their content.
-    - Attributes that a script sets in imported modules and on their objects; changes of a script's
-      value by a method or function of another name than those of `dict`, `list` and `set`.
+    - Attributes that a script sets in imported modules and on their objects; a script's value that
+      a function changes by calling a method which `dict`, `list` and `set` lack; values of a script
+      that have no stable content.
     - Whether a module exists (``find_spec``, ``hasattr(package, "x")``); modules found by listing a
       folder or on a ``sys.path`` that a function changes; file names in patterns, lists, command
       lines or other files; hidden files and caches of a folder.

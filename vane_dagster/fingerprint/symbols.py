@@ -167,13 +167,9 @@ class SourceFile:
         A function's local variable of the same name counts too.
         """
         found: set[str] = set()
-        later = [
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        ]
-        guards = [unit.nodes[-1] for units in self.units.values() for unit in units]
-        guards = [node for node in guards if SymbolSource(self.path, [node]).is_main_guard]
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        later = [node for node in ast.walk(self.tree) if isinstance(node, functions)]
+        guards = [n for n in self.tree.body if SymbolSource(self.path, [n]).is_main_guard]
         for node in (inner for each in (*later, *guards) for inner in ast.walk(each)):
             targets: list[ast.AST] = []
             if isinstance(node, ast.Global):

@@ -133,10 +133,10 @@ def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
 def _column_options(table: pa.Table, target: PartTarget) -> dict[str, Any]:
     """Return the options of `write_table` that name Parquet columns.
 
-    Floats hardly compress, and get the fastest codec. Floats that hardly repeat get no dictionary:
-    vectors and tensors, and columns with many values, which are stored as they are in memory, in a
-    third of the time. Statistics of floats would take a fourth of it. Nothing looks for its rows by
-    them or by those of list elements, but readers of published files may use them.
+    Floats hardly compress, and get the fastest codec. Vectors and tensors hardly repeat, and get no
+    dictionary. A column of floats with many distinct values is written as it is in memory, which
+    takes a third of the time. Floats and list elements have no statistics, because nothing searches
+    parts by them and they take a fourth of the time; readers of published files may use them.
     """
     schema = table.schema
     fields = [field for field in schema_of_rows(schema) if is_tensor(field.type)]
