@@ -30,7 +30,7 @@ def _values(self: Any, use: str) -> tuple[Any, ...]:
     return tuple([getattr(self, name) for name in _names(self.__class__, use)])
 
 
-def _eq(self: Any, other: object) -> bool:
+def _eq(self: Any, other: object) -> Any:
     if other.__class__ is not self.__class__:
         return NotImplemented
     return _values(self, "compare") == _values(other, "compare")
