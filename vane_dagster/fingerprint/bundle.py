@@ -89,7 +89,7 @@ def pickled(
         obj: The object.
         files: The contents of local files.
         by_value: The modules whose definitions are pickled by value.
-        visit: Called with each part of the object.
+        visit: Called with each part of the object, also those in containers.
         protocol: Of pickle.
         ids: Takes the random ids that cloudpickle gives to classes in this process.
     """
@@ -97,8 +97,6 @@ def pickled(
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # its base has no types
         def reducer_override(self, part: Any) -> Any:
-            if visit is not None:
-                visit(part)
             # cloudpickle pickles it by its module's name, which names another module in a worker.
             if isinstance(part, _CACHED) and part.__module__ in by_value:
                 return _cached, (part.__wrapped__, part.cache_parameters())
@@ -109,6 +107,8 @@ def pickled(
             return reduced
 
         def persistent_id(self, part: Any) -> Any:
+            if visit is not None:
+                visit(part)
             if not isinstance(part, LocalFile):
                 return None
             if part not in files:

@@ -44,7 +44,7 @@ Values (`values`, `objects`, `files`):
       and its pickle. The layout of an array in memory does not count.
     - Refused: what pickle cannot write, or writes by a name (``np.frompyfunc``); objects pickled as
       bytes that may refer to the user's code (frames of polars, tokenizers); long doubles; folders
-      of more than 100,000 files or 256 GiB.
+      of more than 100,000 files or 256 GiB. So are a script's values that count, if they are sent.
     - A text or path among them that names an existing file or folder counts by its content; so
       does a text with a separator or suffix in a constant, statement or default that counts. By
       their text count a bare word, and folders that hold the source, a target, the default store,
@@ -55,8 +55,7 @@ Limits. These changes are not detected:
       environment variables that are not keyed. Texts inside functions, paths that code joins or
       cuts, paths in `bytes`, and files that an import writes are not followed to their content.
     - Attributes that a script sets in imported modules and on their objects; a script's value that
-      a function changes by calling a method which `dict`, `list` and `set` lack; values of a script
-      that have no stable content.
+      a function changes by calling a method which `dict`, `list` and `set` lack.
     - Whether a module exists (``find_spec``, ``hasattr(package, "x")``); modules found by listing a
       folder or on a ``sys.path`` that a function changes; file names in patterns, lists, command
       lines or other files; hidden files and caches of a folder.
@@ -89,6 +88,7 @@ from typing import Any
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint.bundle import pickled
 from vane_dagster.fingerprint.dependencies import FILE, DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles, file_digests
 from vane_dagster.fingerprint.hashing import combine
@@ -171,8 +171,13 @@ def code_identity(
             kind, _, file = name.partition(f"{FILE} ")
             parts.append(("code", name, part) if kind else (FILE, file, part))
         for name, value in dependency_walk.script_values():
-            with contextlib.suppress(CodeIdentityError):  # such as a parser, which is not sent
-                parts.append(("value", name, combine(name, encoder.digest(value, name))))
+            try:
+                found = encoder.script_value(value, name)
+            except CodeIdentityError:
+                if not _is_sent(obj, value):  # such as a parser that only a decorator names
+                    continue
+                raise
+            parts.append(("value", name, combine(name, found)))
         digest = combine("code", *(part for *_, part in parts))
     else:
         with contextlib.suppress(CodeIdentityError):
@@ -189,6 +194,14 @@ def code_identity(
     return CodeIdentity(
         digest, tuple(parts), packages, lambda: closure(finder, seeds), dependency_walk.texts
     )
+
+
+def _is_sent(obj: Any, value: Any) -> bool:
+    """Return whether workers get a value with a function or class of a script."""
+    sent: set[int] = set()
+    with contextlib.suppress(Exception):  # which sending it raises again
+        pickled(obj, {}, visit=lambda part: sent.add(id(part)))
+    return id(value) in sent
 
 
 def worker_code_digest(

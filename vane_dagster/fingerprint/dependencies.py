@@ -218,7 +218,7 @@ class DependencyWalk:
             known.add(name)
             units = self._binding(module.name, name)
             if self._varies(module, name, live[name], units):
-                yield name, _state(live[name])
+                yield name, live[name]
             else:
                 named = (unit.names for unit in units if name in unit.bound)
                 self._read += [(module, each) for each in sorted(frozenset[str]().union(*named))]
@@ -383,14 +383,6 @@ class DependencyWalk:
         importer = Module("", "own", None)
         for target in self.finder.targets(importer, ref):
             self._target(importer, target, ref)
-
-
-def _state(value: Any) -> Any:
-    """Return a value with the attributes of a class or function, whose digests are of its code."""
-    if not isinstance(value, (type, types.FunctionType)):
-        return value
-    own = {n: v for n, v in vars(value).items() if not hasattr(v, "__get__") and n[:1] != "_"}
-    return [value, own]
 
 
 def literals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
