@@ -285,7 +285,7 @@ class LostCalls:
     """The calls of a wave that were lost, and what is retried of them."""
 
     def __init__(self) -> None:
-        self._row_deaths = Counter[Hashable]()
+        self._row_deaths = Counter[tuple[Hashable, str, int]]()
         self._consecutive_deaths = Counter[str]()
         self._dead: set[str] = set()
         self.fragment_counts = Counter[Hashable]()
@@ -293,6 +293,11 @@ class LostCalls:
     def answered(self, stage: str) -> None:
         """Record that a call of a stage was answered."""
         self._consecutive_deaths[stage] = 0
+
+    def started_over(self, fragment: Hashable) -> None:
+        """Forget which rows of a fragment ended workers: their places may be those of others now."""
+        deaths = self._row_deaths.items()
+        self._row_deaths = Counter({key: n for key, n in deaths if key[0] != fragment})
 
     def decide(
         self,

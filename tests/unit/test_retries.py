@@ -188,6 +188,15 @@ def test_losses_of_a_row_a_fragment_and_a_stage_are_counted_for_themselves():
     assert lost.decide("crash", "model", 0, ROW) == [RetriedRows(12, 1, WORKER_DIED, 2)]
 
 
+def test_rows_of_a_fragment_that_starts_over_may_be_at_other_places():
+    lost = LostCalls()
+    for fragment in (0, 1):
+        lost.decide("crash", "model", fragment, ROW)
+    lost.started_over(0)
+    assert lost.decide("crash", "model", 0, ROW) == AGAIN
+    assert lost.decide("crash", "model", 1, ROW) == [RetriedRows(12, 1, WORKER_DIED, 2)]
+
+
 def test_a_stage_whose_workers_die_one_after_the_other_is_not_halved_for_ever():
     lost = LostCalls()
     for _ in range(16):

@@ -490,6 +490,7 @@ class LocalLease:
 
     def evict(self, pool: str) -> None:
         """See `Lease.evict`."""
+        self._workers = [worker for worker in self._workers if worker.pool != pool]
         self._backend.evicted(pool)
 
     def release(self) -> None:

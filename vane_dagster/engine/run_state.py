@@ -240,9 +240,12 @@ class RunState:
         self._committer.close()
 
     def _commit_complete(self, index: int) -> None:
-        if index >= len(self.plan.partitions):
-            return
-        partition = self.plan.partitions[index]
+        """Commit what is complete of a partition, and of those after it, which may wait for it."""
+        while index < len(self.plan.partitions) and self._commits_some(index):
+            index += 1
+
+    def _commits_some(self, index: int) -> bool:
+        partition, before = self.plan.partitions[index], len(self._queued)
         for stage in partition.stages:
             if self._is_settled(index, stage):
                 continue
@@ -258,7 +261,7 @@ class RunState:
                     self.emit(Recomputed(stage, partition.key, made))
                     continue
                 self._committer.put(self._commit(index, partition, stage, above))
-                self._commit_complete(index + 1)  # which may have waited for this
+        return len(self._queued) > before
 
     def _waits_for_compared(self, index: int, stage: str) -> bool:
         """Whether a check compares with the previous partition or a stage, not committed yet."""

@@ -450,6 +450,7 @@ class WaveScheduler:
 
     def _start_over(self, run: FragmentState) -> None:
         self._counts.start_over(run)
+        self._lost_calls.started_over(run.order)
         run.start_over()
         self._start_ready(run)
 

@@ -372,6 +372,7 @@ class WorkerGroup:
     def _fail_pool(self, worker: Worker, error: VaneError) -> None:
         self._lease.evict(worker.pool)
         self.worker_queues[worker.pool].clear()
+        self._ask_at = {w: due for w, due in self._ask_at.items() if w.pool != worker.pool}
         stages = self.stages(worker)
         if not stages:
             raise error

@@ -86,8 +86,8 @@ class RowResults:
         """Add what the call for a row has returned."""
         is_generator = type(returned) is types.GeneratorType
         if self._takes_value and not is_generator:
+            self.values.append(kept(returned))  # which may fail
             self.places.append(place)
-            self.values.append(kept(returned))
         elif is_generator:
             self.add_yielded(place, [kept(value) for value in returned])
         elif self._contract.result == "values":

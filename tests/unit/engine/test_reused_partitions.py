@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from support.data import partitioned
 from support.in_process import committed, compute
 from support.reused import upper
 from vane_dagster.engine import fragment_queue
+from vane_dagster.engine.run_state import RunState
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import parse_part_name
@@ -99,6 +101,21 @@ def test_partitions_in_reverse_order_do_not_wait_forever(world, monkeypatch):
     texts = world.write_days(DAYS[:8], changed=1)
     assert world.run(DAYS[:8][::-1]) <= 8 * ROWS
     assert [world.rows(day) for day in DAYS[:8]] == [[t.upper() for t in day] for day in texts]
+
+
+def test_partitions_that_lack_only_a_manifest_are_committed_without_recursion(world, monkeypatch):
+    world.fragment_rows, depths, real = 64, [], RunState._commit
+    world.write_days(DAYS, changed=1)
+    world.run(DAYS)
+
+    def commit(*args: Any) -> Any:
+        depths.append(len(inspect.stack(0)))
+        return real(*args)
+
+    monkeypatch.setattr(RunState, "_commit", commit)
+    world.fragment_rows = 100
+    assert world.run(DAYS) == 0
+    assert depths == [depths[0]] * 2 * len(DAYS)
 
 
 @pytest.mark.parametrize("suffix", [".rows.parquet", ".faults.parquet", "part"])

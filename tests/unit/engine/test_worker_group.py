@@ -254,6 +254,10 @@ def test_a_server_that_has_failed_for_good_fails_its_stages(world):
     stages, error = world.given_up[0]
     assert stages == ("answers",)
     assert "vLLM server tiny has failed: crashed 8 times\nlast line" in error
+    world.lease.calls.clear()
+    world.now += 3600
+    world.group.check_starts()
+    assert not world.lease.calls, "no worker of a pool is left that could say how it does"
 
 
 def test_restarts_and_the_state_of_replicas_are_counted_once(world):

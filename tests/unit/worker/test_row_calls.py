@@ -225,14 +225,21 @@ def test_the_error_of_a_row_is_its_own(fn):
         mapped(fn)
 
 
-def test_an_error_of_a_row_causes_no_second_call():
+class Unreadable(dict[str, int]):
+    def items(self) -> Any:
+        raise ValueError("cannot be copied")
+
+
+@pytest.mark.parametrize("bad", [odd, lambda n: Unreadable() if n == 20 else n])
+def test_an_error_of_a_row_causes_no_second_call(bad):
     seen: list[int] = []
 
     def fn(n: int) -> int:
         seen.append(n)
-        return odd(n)
+        return bad(n)
 
-    run_stage(row_stage("map", fn, on_error="quarantine", max_error_rate=0.5), TEXTS)
+    stage = row_stage("map", fn, on_error="quarantine", max_error_rate=0.5)
+    assert run_stage(stage, TEXTS).to_pydict() == {"id": [1, 3], "out": [10, 30]}
     assert seen == [10, 20, 30]
 
 
