@@ -29,7 +29,7 @@ from vane_dagster.providers.batch_api import (
     RemoteBatch,
 )
 from vane_dagster.storage.batch_answers import BatchAnswers
-from vane_dagster.storage.batch_records import BatchFolder, ProviderBatch
+from vane_dagster.storage.batch_records import BatchFolder, ProviderBatch, digests_of
 from vane_dagster.storage.store import Store
 
 DOUBT_SECONDS = 3600.0
@@ -170,7 +170,7 @@ class StageBatches:
             if deadline is not None and now >= batch.at + deadline and not batch.is_canceled:
                 return self._canceled(api, batch)
             return batch
-        digests = self.folder.digests(batch)
+        digests = digests_of(self.folder.location, batch.name)
         answers = answers_by_digest(digests, api.answers(remote))
         lost = lost_answer(remote, now)
         answers |= {digest: lost for digest in digests if digest not in answers}
@@ -204,7 +204,7 @@ class StageBatches:
         """
         return BatchAnswers(
             self.folder.location,
-            tuple((each.name, each.at) for each in self.batches if each.ended_at),
+            {each.name: each.at for each in self.batches if each.ended_at},
             tuple(each.name for each in self.in_flight),
             id,
             generation,
@@ -298,7 +298,7 @@ class StageBatches:
         found = [each for each in self.folder.batches() if each.name not in self._seen]
         for batch in found:
             if batch.name not in self._digests:
-                self._digests[batch.name] = frozenset(self.folder.digests(batch))
+                self._digests[batch.name] = frozenset(digests_of(self.folder.location, batch.name))
         return found
 
     def _add_waiting(self, keys: Sequence[Key], stages: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +28,12 @@ from vane_dagster.providers.batch_api import (
 )
 from vane_dagster.providers.http import MalformedResponse, is_refusal, is_too_long
 from vane_dagster.retries import TRANSIENT_STATUS
-from vane_dagster.storage.batch_records import ANSWERS, REQUESTS, ROW_GROUP, digests_in
+from vane_dagster.storage.batch_records import ANSWERS, ROW_GROUP, digests_in, digests_of
 from vane_dagster.storage.damage import read_whole
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import Location, in_threads
 
-_MAX_FILES = 256
-"""Files whose digests a worker keeps, at half a megabyte each."""
+_MAX_INDEXES = 4
+"""A worker keeps those of this many stages and runs, with 24 bytes a request."""
 _MAX_GROUPS = 64
 """Row groups whose answers a worker keeps."""
 
@@ -43,7 +44,7 @@ class BatchAnswers:
 
     Attributes:
         folder: The folder of the batches.
-        ended: The names of those that have ended, and when they were made; the earliest first.
+        ended: When those were made that have ended, by their names; the earliest first.
         in_flight: The names of the others.
         id: The column with the rows' ids, if each row needs an answer of its own; else empty.
         generation: The generation of the partition.
@@ -53,7 +54,7 @@ class BatchAnswers:
     """
 
     folder: Location
-    ended: tuple[tuple[str, float], ...]
+    ended: Mapping[str, float]
     in_flight: tuple[str, ...]
     id: str
     generation: int
@@ -64,6 +65,10 @@ class BatchAnswers:
     def answering(self, provider: Any) -> BatchedProvider:
         """Return a provider that answers by the batches."""
         return BatchedProvider(provider, self)
+
+    def index(self) -> BatchIndex:
+        """Return the index of the batches, which is read once in a process."""
+        return _index(self.folder, tuple(self.ended), self.in_flight)
 
     def digest(self, request: Request, body: str) -> str:
         """Return the digest that identifies a request."""
@@ -87,15 +92,12 @@ class BatchedProvider:
         given = self._batches
         body = json.dumps(self._provider.body(request))
         digest = given.digest(request, body)
-        if any(digest in _file(given.folder, name, False) for name in given.in_flight):
-            raise Pending
         failed: list[BatchAnswer] = []
         began = now = time.time()
-        for name, at in given.ended:
-            found = _file(given.folder, name, True).get(digest)
+        for name, found in given.index().find(digest):
             if found is None:
-                continue
-            began = min(began, at)
+                raise Pending
+            began = min(began, given.ended[name])
             if found.status == "succeeded":
                 return self._read(request, found)
             if found.status != "canceled":
@@ -136,45 +138,43 @@ def _error(found: BatchAnswer) -> Exception:
     return (PromptTooLong if is_long else BatchRequestError)(_problem(found))
 
 
-class _Requests:
-    """The requests of a batch, or their answers, by digest."""
+class BatchIndex:
+    """The requests of some batches by digest, and the answers to them."""
 
-    def __init__(self, folder: Location, name: str, has_answers: bool) -> None:
-        self._folder, self._name = folder, f"{name}{ANSWERS if has_answers else REQUESTS}"
-        digests = digests_in(folder, self._name)
-        # Half of a digest, which `get` compares as a whole.
-        halves = np.array([int(each[:16], 16) for each in digests], np.uint64)
-        self._places = np.argsort(halves, kind="stable")
-        self._halves = halves[self._places]
+    def __init__(self, folder: Location, names: Sequence[str], in_flight: Sequence[str]) -> None:
+        self._folder, self._names = folder, (*in_flight, *names)
+        self._in_flight = len(in_flight)
+        found = in_threads(functools.partial(digests_in, folder), (n + ANSWERS for n in names))
+        found[:0] = in_threads(functools.partial(digests_of, folder), in_flight)
+        # Half of a digest, which `find` compares as a whole.
+        halves = np.array([int(each[:16], 16) for digests in found for each in digests], np.uint64)
+        order = np.argsort(halves, kind="stable")
+        self._halves = halves[order]
+        self._batches = np.repeat(np.arange(len(found)), [*map(len, found)])[order]
+        self._rows = np.array([n for each in found for n in range(len(each))], np.int64)[order]
         self._group = functools.lru_cache(_MAX_GROUPS)(self._read_group)
 
-    def __contains__(self, digest: str) -> bool:
-        return self._place(digest) is not None
-
-    def _place(self, digest: str) -> int | None:
+    def find(self, digest: str) -> Iterator[tuple[str, BatchAnswer | None]]:
+        """Yield the batches with a request, those in flight first, and what each has answered."""
         half = np.uint64(int(digest[:16], 16))
-        at = int(np.searchsorted(self._halves, half))
-        is_found = at < len(self._halves) and self._halves[at] == half
-        return int(self._places[at]) if is_found else None
+        first, end = (np.searchsorted(self._halves, half, side) for side in ("left", "right"))
+        for batch, row in zip(self._batches[first:end].tolist(), self._rows[first:end].tolist()):
+            if batch < self._in_flight:
+                yield self._names[batch], None
+                continue
+            group, place = divmod(row, ROW_GROUP)
+            found = self._group(self._names[batch], group)[place]
+            if found["digest"] == digest:
+                answer = BatchAnswer(digest, found["status"], found["text"], found["code"])
+                yield self._names[batch], answer
 
-    def get(self, digest: str) -> BatchAnswer | None:
-        """Return the answer to a request; None without one."""
-        if (place := self._place(digest)) is None:
-            return None
-        group, row = divmod(place, ROW_GROUP)
-        found = self._group(group)[row]
-        if found["digest"] != digest:
-            return None
-        return BatchAnswer(digest, found["status"], found["text"], found["code"])
-
-    def _read_group(self, group: int) -> list[dict[str, Any]]:
+    def _read_group(self, name: str, group: int) -> list[dict[str, Any]]:
         def read(file: Any) -> list[dict[str, Any]]:
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
             rows: list[dict[str, Any]] = parquet.read_row_group(group).to_pylist()
             return rows
 
-        return read_whole(self._folder, self._name, read)
+        return read_whole(self._folder, f"{name}{ANSWERS}", read)
 
 
-_file = functools.lru_cache(_MAX_FILES)(_Requests)
-"""Those that this worker has read; a file with a name never changes."""
+_index = functools.lru_cache(_MAX_INDEXES)(BatchIndex)

@@ -136,16 +136,10 @@ class BatchFolder:
         """Delete a record of which there is no batch."""
         self.location.delete([f"{batch.name}{RECORD}", f"{batch.name}{REQUESTS}"])
 
-    def digests(self, batch: ProviderBatch) -> list[str]:
-        """Read the digests of a batch's requests; none if there is no such batch."""
-        for suffix in (REQUESTS, ANSWERS):  # another process may have ended or dropped it
-            with contextlib.suppress(DamagedPartError):
-                return digests_in(self.location, f"{batch.name}{suffix}")
-        return []
-
     def end(self, batch: ProviderBatch, answers: Mapping[str, BatchAnswer]) -> None:
         """Store the answers of a batch, in the order of its requests, then its record."""
-        given = [(digest, answers[digest]) for digest in self.digests(batch) if digest in answers]
+        digests = digests_of(self.location, batch.name)
+        given = [(digest, answers[digest]) for digest in digests if digest in answers]
         columns = {
             "digest": pa.array([digest for digest, _ in given], pa.string()),
             "status": pa.array([each.status for _, each in given], pa.string()),
@@ -192,6 +186,14 @@ def digests_in(folder: Location, name: str) -> list[str]:
     """Read the digests in a file of requests or answers."""
     found: list[str] = read_part(folder, name, ["digest"])["digest"].to_pylist()
     return found
+
+
+def digests_of(folder: Location, batch: str) -> list[str]:
+    """Read the digests of a batch's requests; none if there is no such batch."""
+    for suffix in (REQUESTS, ANSWERS):  # another process may have ended or dropped it
+        with contextlib.suppress(DamagedPartError):
+            return digests_in(folder, f"{batch}{suffix}")
+    return []
 
 
 def _requests_file(requests: Mapping[str, str]) -> memoryview:

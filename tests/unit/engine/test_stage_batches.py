@@ -18,7 +18,6 @@ import pytest
 from vane_dagster.engine.stage_batches import DOUBT_SECONDS, StageBatches, grouped
 from vane_dagster.errors import ComputeError
 from vane_dagster.providers.batch_api import BatchAnswer, BatchApi, RefusedBatch, RemoteBatch
-from vane_dagster.storage.batch_answers import _file
 from vane_dagster.storage.batch_records import ProviderBatch, record_requests
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
@@ -133,13 +132,20 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
 
 
 def answered(batches: StageBatches) -> dict[str, str]:
-    found = {}
-    for batch in batches.batches:
-        for digest in "abcdef01":
-            held = _file(batches.folder.location, batch.name, True) if batch.ended_at else None
-            if held is not None and (answer := held.get(digest * 32)):
-                found[digest] = answer.status
-    return found
+    index = batches.answers(0, "", False).index()
+    found = {digest: [each for _, each in index.find(digest * 32)] for digest in "abcdef01"}
+    return {digest: held[-1].status for digest, held in found.items() if held and held[-1]}
+
+
+def test_a_batch_that_another_process_collects_meanwhile_stays_in_flight(world):
+    (made,) = world.submit_all("a", "b")
+    batches = world.batches()
+    batches.refresh()
+    given = batches.answers(0, "", False)
+    world.end()
+    world.batches().refresh()
+    assert [*given.index().find("a" * 32)] == [(made.name, None)]
+    assert [*given.index().find("c" * 32)] == []
 
 
 def test_a_batch_is_submitted_looked_at_and_collected(world):
@@ -352,9 +358,8 @@ def process(world: World, wanted: str) -> None:
     """A run: it looks at batches, and records what has no answer and is not in flight."""
     batches = world.batches()
     batches.refresh()
-    location = batches.folder.location
-    taken = [_file(location, each.name, bool(each.ended_at)) for each in batches.batches]
-    left = [d for d in wanted if not any(d * 32 in each for each in taken)]
+    index = batches.answers(0, "", False).index()
+    left = [d for d in wanted if not [*index.find(d * 32)]]
     if left:
         record = ProviderBatch("m", 0.0, "run", 0, (), ("asked",))
         batches.submit({None: [world.asked(*left)]}, record)
