@@ -164,6 +164,17 @@ def test_a_worker_that_dies_loses_its_calls_and_is_replaced(
     lease.release()
 
 
+def test_calls_of_a_worker_that_is_ended_on_purpose_are_lost_by_no_fault_of_theirs(
+    backend: Backend, tmp_path: Path
+) -> None:
+    lease, worker, _, ticket = held_row(backend, tmp_path, held_pool(tmp_path))
+    lease.replace(worker)
+    done = answer(lease, ticket)
+    assert (done.report, done.cause, bool(done.lost)) == (None, "outside", True)
+    lease.evict(worker.pool)
+    lease.release()
+
+
 def test_a_released_lease_stops_its_work(backend: Backend, tmp_path: Path) -> None:
     pool = held_pool(tmp_path)
     first, *_ = held_row(backend, tmp_path, pool)

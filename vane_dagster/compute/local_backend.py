@@ -479,7 +479,7 @@ class LocalLease:
         lost = f"worker {worker.name} was replaced"
         for ticket in sorted(self._backend.processes[worker.name].tickets):
             self._held.pop(ticket, None)
-            self._failed.append(CallResult(ticket, None, lost=lost))
+            self._failed.append(CallResult(ticket, None, lost=lost, cause="outside"))
         fresh = self._backend.replaced(worker)
         self._workers = [fresh if w == worker else w for w in self._workers]
         return fresh

@@ -283,13 +283,16 @@ class RayLease:
         """Why a worker was lost.
 
         A node reports at once that a worker has died. If it does not, Ray says that the worker is
-        unavailable, many seconds before it notices that the node is dead.
+        unavailable, many seconds before it notices that the node is dead. Only the pool manager
+        kills workers by `ray.kill`, for this run or for another one with the same pool.
         """
         import ray
 
         if isinstance(error, ray.exceptions.OutOfMemoryError):
             return "memory"
-        if isinstance(error, ray.exceptions.ActorUnavailableError) or worker.name in self._moved:
+        is_ended = "killed by `ray.kill`" in str(error)  # Ray has no field for it
+        is_unavailable = isinstance(error, ray.exceptions.ActorUnavailableError)
+        if is_ended or is_unavailable or worker.name in self._moved:
             return "outside"
         node, nodes = self._nodes.get(worker.name), self._watch.call(ray.nodes)
         is_lost = any(each["NodeID"] == node and not each["Alive"] for each in nodes)
