@@ -59,6 +59,7 @@ class PoolManager:
         self._groups: set[str] = set()
         self._growth = Growth(self._pool_state)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._adopting: set[str] = set()
         self._lock = asyncio.Lock()
         self._began = False
         # Makes a restarted pool manager adopt its pools even if nobody ever calls it again.
@@ -181,6 +182,7 @@ class PoolManager:
         A worker that does not answer is ended, unless a run leases it. One that a run has replaced
         meanwhile is ended, too.
         """
+        self._adopting.add(worker)
         try:
             self._actors[worker] = actor = ray.get_actor(worker, namespace=NAMESPACE)
             while (facts := await _within(actor.whereabouts.remote(), LEASE_SECONDS)) is None:
@@ -188,10 +190,11 @@ class PoolManager:
                     ray.kill(actor)
         except (ray.exceptions.RayError, ValueError):  # it died
             return
+        finally:
+            self._adopting.discard(worker)
         if any(worker in pool.replacements for pool in self._pool_state.pools.values()):
             ray.kill(actor)
             return
-        self._actors[worker] = actor  # again: the sweep forgets workers without a pool
         self._pool_state.adopt(worker, facts, time.monotonic())
         self._servers.update({worker: facts[0]} if facts[0].server else {})
 
@@ -286,6 +289,7 @@ class PoolManager:
     def _forget_ended(self) -> None:
         """Remove the handles and placement groups of workers that have ended."""
         workers = {worker for pool in self._pool_state.pools.values() for worker in pool.workers}
+        workers |= self._adopting
         self._actors = {name: actor for name, actor in self._actors.items() if name in workers}
         for worker in self._groups - workers:
             with contextlib.suppress(ValueError):  # it is gone already

@@ -8,6 +8,7 @@ has no such batch.
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import time
@@ -22,6 +23,7 @@ from vane_dagster.errors import ComputeError, VaneError
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.providers.batch_api import (
     DIGEST_LENGTH,
+    POSTPONED,
     WINDOW_SECONDS,
     BatchAnswer,
     BatchApi,
@@ -88,6 +90,17 @@ class StageBatches:
     def in_flight(self) -> list[ProviderBatch]:
         """Those that have not ended."""
         return [each for each in self.batches if not each.ended_at]
+
+    def waiting(self) -> set[Key]:
+        """Return the partitions that wait for batches.
+
+        They are in flight, or others have to end before the provider has room for them.
+        """
+        ended = [each.ended_at for each in self.batches if POSTPONED not in each.counts]
+        room_since = max(ended, default=0.0) if self.in_flight else math.inf
+        postponed = [each for each in self.batches if POSTPONED in each.counts]
+        waiting = [*self.in_flight, *(each for each in postponed if each.ended_at > room_since)]
+        return {key for each in waiting for key in each.partitions}
 
     @property
     def has_deadline(self) -> bool:
@@ -172,7 +185,8 @@ class StageBatches:
             return batch
         digests = digests_of(self.folder.location, batch.name)
         answers = answers_by_digest(digests, api.answers(remote))
-        lost = lost_answer(remote, now)
+        others = any(each.id and each.name != batch.name for each in self.in_flight)
+        lost = lost_answer(remote, now, others)
         answers |= {digest: lost for digest in digests if digest not in answers}
         counts = dict(Counter(each.status for each in answers.values()))
         ended = replace(batch, ended_at=now, counts=counts, is_canceled=remote.is_canceled)
@@ -237,7 +251,7 @@ class StageBatches:
             overhead = len(api.line(_custom_id("0" * DIGEST_LENGTH, _name()), "")) + 1
             for requests, keys in grouped(given, overhead, api.MAX_REQUESTS, api.MAX_BYTES):
                 if error is None:
-                    batch = replace(record, name=_name(), partitions=tuple(keys))
+                    batch = replace(record, partitions=tuple(keys))
                     try:
                         self._submit(api, batch, requests, done)
                         continue
@@ -261,7 +275,8 @@ class StageBatches:
             left = {d: body for d, body in requests.items() if d not in taken}
             if not left:
                 return
-            batch = replace(batch, at=self._clock(), requests=len(left))
+            # Each attempt has a name of its own, so that what a name has read never changes.
+            batch = replace(batch, name=_name(), at=self._clock(), requests=len(left))
             self.folder.add(batch, left)
             if self._taken(without=batch.name).isdisjoint(left):
                 break
@@ -395,8 +410,16 @@ def answers_by_digest(
     return answers
 
 
-def lost_answer(remote: RemoteBatch, now: float) -> BatchAnswer:
-    """Return what stands for the answers that a batch has not brought back."""
+def lost_answer(remote: RemoteBatch, now: float, others: bool) -> BatchAnswer:
+    """Return what stands for the answers that a batch has not brought back.
+
+    Args:
+        remote: The batch, as the provider shows it.
+        now: The Unix time.
+        others: Whether others are in flight, so that the provider has room for it once they end.
+    """
+    if remote.lacks_room and others:
+        return BatchAnswer("", POSTPONED)
     if remote.problem:
         return BatchAnswer("", "errored", f"the batch failed: {remote.problem}")
     if remote.is_canceled:

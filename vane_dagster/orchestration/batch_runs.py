@@ -76,7 +76,7 @@ class BatchRuns:
             done: Names of batches that are known to need no run.
         """
         every = [(each, batch) for each in self.every for batch in each.batches]
-        waiting = {key for _, batch in every if not batch.ended_at for key in batch.partitions}
+        waiting = {key for each in self.every for key in each.waiting()}
         needless, last = set[str](), dict[Key, ProviderBatch]()
         for batches, batch in sorted(every, key=lambda pair: pair[1].at):
             if not batch.ended_at:

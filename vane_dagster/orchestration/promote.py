@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vane_dagster.errors import PlanError, StoreError
@@ -10,6 +10,7 @@ from vane_dagster.orchestration.forecasts import make_forecast
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.range_runs import materialize
 from vane_dagster.orchestration.resources import LocalCompute
+from vane_dagster.orchestration.run import by_stages
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.promotion import Place, Promoted, Promotion
 
@@ -45,20 +46,9 @@ def promote(
     return promoted
 
 
-def _by_stages(places: Sequence[Place]) -> Mapping[tuple[str, ...], list[str | None]]:
-    """Return the partitions in which the same stages are promoted."""
-    by_partition: dict[str | None, list[str]] = {}
-    for stage, key in places:
-        by_partition.setdefault(key, []).append(stage)
-    found: dict[tuple[str, ...], list[str | None]] = {}
-    for key, stages in by_partition.items():
-        found.setdefault(tuple(stages), []).append(key)
-    return found
-
-
 def _require_up_to_date(branch: FragmentStore, pipeline: Pipeline, places: Sequence[Place]) -> None:
     """Refuse definitions that would compute what is promoted again."""
-    for stages, keys in _by_stages(places).items():
+    for stages, keys in by_stages(places).items():
         plan = make_forecast(pipeline, None if keys == [None] else keys, stages, branch)
         if not plan.is_up_to_date:
             raise PlanError(
@@ -73,7 +63,7 @@ def _report(
 ) -> None:
     """Publish and report what was promoted, by a run of each range of partitions."""
     resources = {"store": target, "compute": LocalCompute() if compute is None else compute}
-    for stages, keys in _by_stages(places).items():
+    for stages, keys in by_stages(places).items():
         publishing = [
             s.name for s in pipeline if s.spec.publishes and {*s.spec.upstream} & {*stages}
         ]

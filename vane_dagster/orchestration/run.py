@@ -7,7 +7,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -127,8 +127,22 @@ def run_pipeline(
         _execute(run, plan, backend, versions())
     if waiting:
         await_batches(given, pipeline, waiting)
-        stages, keys = ({each.stage for each in waiting}, {each.partition: 0 for each in waiting})
-        run_pipeline(given, pipeline, stages, list(keys), compute, options)
+        places = [(each.stage, each.partition) for each in waiting]
+        for stages, keys in by_stages(places).items():
+            run_pipeline(given, pipeline, stages, keys, compute, options)
+
+
+def by_stages(
+    places: Iterable[tuple[str, str | None]],
+) -> Mapping[tuple[str, ...], list[str | None]]:
+    """Return the partitions that have the same stages among some, by these."""
+    by_partition: dict[str | None, list[str]] = {}
+    for stage, key in places:
+        by_partition.setdefault(key, []).append(stage)
+    found: dict[tuple[str, ...], list[str | None]] = {}
+    for key, stages in by_partition.items():
+        found.setdefault(tuple(stages), []).append(key)
+    return found
 
 
 def await_batches(run: RunContext, pipeline: Pipeline, submitted: Sequence[Submitted]) -> None:
@@ -151,8 +165,7 @@ def await_batches(run: RunContext, pipeline: Pipeline, submitted: Sequence[Submi
             )
         else:
             answered = time.monotonic()
-            in_flight = [batch for each in every for batch in each.in_flight]
-            if not any(keys.intersection(batch.partitions) for batch in in_flight):
+            if all(keys.isdisjoint(each.waiting()) for each in every):
                 return
         looks_at = time.monotonic() + BATCH_POLL_SECONDS
         while time.monotonic() < looks_at:

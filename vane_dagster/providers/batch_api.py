@@ -17,6 +17,7 @@ from vane_dagster.errors import ComputeError, described
 
 WINDOW_SECONDS = 24 * 3600.0
 """A batch that has not ended by then expires."""
+POSTPONED = "postponed"
 PRICE = 0.5
 """Price of a token in a batch, as a share of its price."""
 DIGEST_LENGTH = 32
@@ -39,6 +40,7 @@ class RemoteBatch:
         name: Our name; None if only its answers have it.
         is_canceled: Whether somebody cancelled it.
         problem: Why it failed as a whole; empty if it did not.
+        lacks_room: Whether it failed because the account may have no more in batches.
         files: The provider's ids of the files with its answers.
     """
 
@@ -50,6 +52,7 @@ class RemoteBatch:
     name: str | None = None
     is_canceled: bool = False
     problem: str = ""
+    lacks_room: bool = False
     files: Sequence[str] = field(default=(), repr=False)
 
 
@@ -59,7 +62,8 @@ class BatchAnswer:
 
     Attributes:
         custom_id: The id that the request was sent with.
-        status: "succeeded", "errored", "expired" or "canceled".
+        status: "succeeded", "errored", "expired", "canceled", or `POSTPONED`, if the account could
+            have no more in batches.
         text: The response's body as JSON, or the message of the error.
         code: The HTTP status of an error; 0 if there is none.
     """
@@ -184,6 +188,7 @@ class OpenAIBatches(BatchApi):
             (found.metadata or {}).get(_NAME, ""),
             found.status in ("cancelling", "cancelled"),
             (problem or "no reason was given") if found.status == "failed" else "",
+            any(each.code == "token_limit_exceeded" for each in problems),
             [id for id in (found.output_file_id, found.error_file_id) if id],
         )
 

@@ -270,7 +270,7 @@ class PromptTask:
             request = replace(request, messages=messages)
             try:
                 answer = _summed(answer, checked_usage(await provider.submit(request)))
-            except Exception:
+            except BaseException:  # also if the row's time is up
                 used.update(counted(answer))
                 raise
         return value, replace(answer, seconds=time.perf_counter() - began)

@@ -21,6 +21,7 @@ from vane_dagster._lazy import pq
 from vane_dagster.providers.base import Answer, PromptTooLong, Request
 from vane_dagster.providers.batch_api import (
     DIGEST_LENGTH,
+    POSTPONED,
     WINDOW_SECONDS,
     BatchAnswer,
     BatchRequestError,
@@ -100,7 +101,7 @@ class BatchedProvider:
             began = min(began, given.ended[name])
             if found.status == "succeeded":
                 return self._read(request, found)
-            if found.status != "canceled":
+            if found.status not in ("canceled", POSTPONED):
                 failed.append(found)
         if failed and not _may_pass(failed[-1]):
             raise _error(failed[-1])

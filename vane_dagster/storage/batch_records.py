@@ -16,7 +16,7 @@ import functools
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 import pyarrow as pa
 
@@ -113,19 +113,25 @@ class BatchFolder:
 
     def batches(self) -> list[ProviderBatch]:
         """Read the records, the earliest first."""
-        fix = "Restore it; if it is deleted, its requests may be sent again"
-
-        def read(file: str) -> ProviderBatch | None:
-            name = file.removesuffix(RECORD)
-            return read_file(self.location, file, functools.partial(_CODEC.load, name=name), fix)
-
         files = [name for name in self.location.names() if name.endswith(RECORD)]
-        found = filter(None, in_threads(read, files))
+        found = filter(None, in_threads(self._read, files))
         return sorted(found, key=lambda each: (each.at, each.name))
 
+    def _read(self, file: str) -> ProviderBatch | None:
+        fix = "Restore it; if it is deleted, its requests may be sent again"
+        load = functools.partial(_CODEC.load, name=file.removesuffix(RECORD))
+        return read_file(self.location, file, load, fix)
+
     def write(self, batch: ProviderBatch) -> None:
-        """Write a record."""
-        self.location.write(f"{batch.name}{RECORD}", _CODEC.dumps(batch))
+        """Write a record; what other processes have recorded since it was read stays."""
+        file = f"{batch.name}{RECORD}"
+        if (stored := self._read(file)) is not None:
+            partitions = dict.fromkeys((*stored.partitions, *batch.partitions))
+            stages = dict.fromkeys((*stored.stages, *batch.stages))
+            newest = stored if stored.ended_at and not batch.ended_at else batch
+            id = newest.id or stored.id
+            batch = replace(newest, partitions=(*partitions,), stages=(*stages,), id=id)
+        self.location.write(file, _CODEC.dumps(batch))
 
     def add(self, batch: ProviderBatch, requests: Mapping[str, str]) -> None:
         """Write a new record and its requests, by digest."""

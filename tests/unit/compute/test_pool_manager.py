@@ -70,14 +70,22 @@ def test_a_worker_that_does_not_answer_is_adopted_later_or_ended_if_no_run_lease
     monkeypatch.setattr(pool_manager, "LEASE_SECONDS", 0.001)
     manager = PoolManager.__new__(PoolManager)
     manager._pool_state, manager._actors, manager._servers = state, {}, {}
+    manager._adopting, manager._groups, removed = set(), {"leased", "ended"}, []
+    monkeypatch.setattr(pool_manager, "get_placement_group", str)
+    monkeypatch.setattr(pool_manager, "remove_placement_group", removed.append)
     beat = LeaseRecord("run-0", "run", (claim("m"),), 0.0, workers=("leased",))
     assert state.heartbeat(beat, 0.0)
     replacement, _ = state.replace("replaced", claim("m"), ONE)
 
     async def both() -> None:
-        await asyncio.gather(*(manager._adopt(name) for name in actors))
+        adoptions = [asyncio.ensure_future(manager._adopt(name)) for name in actors]
+        await asyncio.sleep(0)
+        manager._forget_ended()
+        assert {*manager._actors} == {*actors}
+        await asyncio.gather(*adoptions)
 
     asyncio.run(both())
 
     assert killed == [actors["replaced"], actors["unleased"]]
+    assert removed == ["ended"], "not the group of a worker that has not answered yet"
     assert {*state.pools["m"].workers} == {"leased", replacement}

@@ -17,7 +17,13 @@ import pytest
 
 from vane_dagster.engine.stage_batches import DOUBT_SECONDS, StageBatches, grouped
 from vane_dagster.errors import ComputeError
-from vane_dagster.providers.batch_api import BatchAnswer, BatchApi, RefusedBatch, RemoteBatch
+from vane_dagster.providers.batch_api import (
+    BatchAnswer,
+    BatchApi,
+    OpenAIBatches,
+    RefusedBatch,
+    RemoteBatch,
+)
 from vane_dagster.storage.batch_records import ProviderBatch, record_requests
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.store import Store
@@ -146,6 +152,46 @@ def test_a_batch_that_another_process_collects_meanwhile_stays_in_flight(world):
     world.batches().refresh()
     assert [*given.index().find("a" * 32)] == [(made.name, None)]
     assert [*given.index().find("c" * 32)] == []
+
+
+def test_a_batch_that_the_account_has_no_room_for_waits_until_another_has_ended(world):
+    full = {"has_ended": True, "problem": "the limit is reached", "lacks_room": True}
+    (first,), _, (third,) = (world.submit_all(each, key=each) for each in "abc")
+    world.remote[third.id], world.lost = replace(world.remote[third.id], **full), {"c", "d"}
+    batches = world.batches()
+    assert [each.counts for each in batches.refresh()] == [{"postponed": 1}]
+    assert batches.waiting() == {"a", "b", "c"}
+    world.now += 1
+    world.remote[first.id] = replace(world.remote[first.id], has_ended=True)
+    assert len(batches.refresh()) == 1
+    assert batches.waiting() == {"b"}
+    world.end()
+    batches.refresh()
+    (alone,) = world.submit_all("d", key="d")
+    world.remote[alone.id] = replace(world.remote[alone.id], **full)
+    assert [each.counts for each in batches.refresh()] == [{"errored": 1}]
+
+
+@pytest.mark.parametrize(("code", "lacks_room"), [("token_limit_exceeded", True), (None, False)])
+def test_openai_says_by_a_code_that_the_account_has_no_room(code, lacks_room):
+    reason = SimpleNamespace(message="Enqueued token limit reached", code=code)
+    found = SimpleNamespace(
+        id="b", created_at=1, expires_at=None, status="failed", request_counts=None, metadata=None,
+        output_file_id=None, error_file_id=None, errors=SimpleNamespace(data=[reason]),
+    )  # fmt: skip
+    remote = OpenAIBatches._remote(object.__new__(OpenAIBatches), found)
+    assert (remote.problem, remote.lacks_room) == ("Enqueued token limit reached", lacks_room)
+
+
+def test_what_two_processes_record_of_a_batch_is_kept(world):
+    (made,) = world.submit_all("a", key="monday")
+    folder = world.batches().folder
+    ended = replace(made, ended_at=5.0, counts={"succeeded": 1})
+    folder.write(ended)
+    folder.write(replace(made, partitions=("monday", "tuesday"), stages=("below", "other"), id=""))
+    folder.write(ended)
+    expected = replace(ended, partitions=("monday", "tuesday"), stages=(*made.stages, "other"))
+    assert folder.batches() == [expected]
 
 
 def test_a_batch_is_submitted_looked_at_and_collected(world):

@@ -16,14 +16,16 @@ class Batches:
     """The batches of a stage, one of which is in flight until the provider answers."""
 
     def __init__(self, unanswered: int) -> None:
-        self.in_flight = [SimpleNamespace(partitions=["a"])]
-        self._left = unanswered
+        self._waiting, self._left = {"a"}, unanswered
+
+    def waiting(self) -> set[str]:
+        return self._waiting
 
     def refresh(self) -> None:
         self._left -= 1
         if self._left >= 0:
             raise ComputeError("the provider does not answer")
-        self.in_flight = []
+        self._waiting = set()
 
 
 def wait(monkeypatch, unanswered: int) -> list[object]:

@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from vane_dagster.orchestration.partition_order import DagsterOrder
-from vane_dagster.orchestration.promote import _by_stages
+from vane_dagster.orchestration.run import by_stages
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-05")
 NAMES = dg.StaticPartitionsDefinition(["c", "a", "b"])
@@ -60,4 +60,4 @@ def test_neighbouring_partitions_are_reported_by_one_run(definition, keys, range
 
 def test_partitions_with_the_same_stages_are_together():
     places = [("s", "a"), ("t", "a"), ("s", "b"), ("s", "c"), ("t", "c")]
-    assert _by_stages(places) == {("s", "t"): ["a", "c"], ("s",): ["b"]}
+    assert by_stages(places) == {("s", "t"): ["a", "c"], ("s",): ["b"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -263,7 +264,7 @@ class Said:
     async def submit(self, request: Request) -> Answer:
         self.requests.append(request)
         found = self.answers[request.messages[0]["content"].split("\n")[0]].pop(0)
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         return found
 
@@ -289,6 +290,16 @@ def test_answers_before_a_follow_up_that_fails_are_paid_for():
     error = run_task(said, format=parse_format("stage", ["yes"]), explain=1)
     assert list(error.errors) == [1]
     assert (error.used["requests"], error.used["completion_tokens"]) == (1, 2)
+
+
+def test_an_answer_before_a_follow_up_that_takes_too_long_is_paid_for():
+    said = Said(odd=[Answer("perhaps", 5, 2), asyncio.CancelledError()])
+    options: Any = {"format": parse_format("stage", ["yes"]), "explain": 1}
+    task = PromptTask(parse_template("here", "text", None), "response", **options)
+    used = Counter[str]()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(task._one(said, {"text": "odd"}, used))
+    assert (used["requests"], used["completion_tokens"]) == (1, 2)
 
 
 def test_answers_are_validated_and_become_columns():
