@@ -8,6 +8,7 @@ has no such batch.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import secrets
@@ -83,7 +84,7 @@ class StageBatches:
         self.location = f"stage '{pipeline}/{spec.name}'"
         self.batches: list[ProviderBatch] = []
         self._spec, self._clock, self._sleep = spec, clock, sleep
-        self._digests: dict[str, Set[str]] = {}
+        self._digests = functools.cache(self._read_digests)
         self._seen: Set[str] = frozenset()
 
     @property
@@ -306,15 +307,14 @@ class StageBatches:
     def _taken(self, without: str = "") -> Set[str]:
         """The digests of requests in batches whose answers no worker of this run has seen."""
         names = [each.name for each in self._unseen() if each.name != without]
-        return frozenset().union(*(self._digests[name] for name in names))
+        return frozenset().union(*map(self._digests, names))
+
+    def _read_digests(self, name: str) -> Set[str]:
+        return frozenset(digests_of(self.folder.location, name))
 
     def _unseen(self) -> list[ProviderBatch]:
-        """Read the batches that had not ended when the run began; keep their digests."""
-        found = [each for each in self.folder.batches() if each.name not in self._seen]
-        for batch in found:
-            if batch.name not in self._digests:
-                self._digests[batch.name] = frozenset(digests_of(self.folder.location, batch.name))
-        return found
+        """Read the batches that had not ended when the run began."""
+        return [each for each in self.folder.batches() if each.name not in self._seen]
 
     def _add_waiting(self, keys: Sequence[Key], stages: Sequence[str]) -> None:
         """Record that partitions wait for batches: for all, where it is not known for which."""

@@ -36,16 +36,15 @@ class WorkerQueue:
         calls_by_worker: Ready workers, each with the rows of its calls.
         loading: Workers that still construct their model.
         exclusive: Workers with a call that tolerates no other beside it.
-        draining: Ready workers that get no more calls, and are replaced after their last one.
-        leaving: Workers on nodes that Ray drains. They get calls while no other is ready.
+        ending: Workers that are replaced after their last call, and whether they get calls while
+            no other is ready, as those on nodes that Ray drains.
     """
 
     slots: int
     calls_by_worker: dict[Worker, list[int]] = field(default_factory=dict)
     loading: set[Worker] = field(default_factory=set)
     exclusive: set[Worker] = field(default_factory=set)
-    draining: set[Worker] = field(default_factory=set)
-    leaving: set[Worker] = field(default_factory=set)
+    ending: dict[Worker, bool] = field(default_factory=dict)
     _heap: list[tuple[Any, int, Any]] = field(default_factory=list)
     _order: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
 
@@ -82,8 +81,8 @@ class WorkerQueue:
 
     def pick_worker(self, exclusive: bool = False) -> Worker | None:
         """The worker with a free slot and the fewest rows and calls; None if there is none."""
-        slots, closed = 1 if exclusive else self.slots, self.exclusive | self.draining
-        closed |= self.leaving if self._has_others else set()
+        slots = 1 if exclusive else self.slots
+        closed = self.exclusive.union(worker for worker in self.ending if not self._serves(worker))
         loads = {
             worker: (sum(calls), len(calls))
             for worker, calls in self.calls_by_worker.items()
@@ -103,21 +102,15 @@ class WorkerQueue:
         if worker in self.calls_by_worker:
             self.calls_by_worker[worker].remove(rows)
 
-    @property
-    def _has_others(self) -> bool:
-        """Whether a ready worker is not leaving."""
-        return bool(self.leaving and self.calls_by_worker.keys() - self.leaving - self.draining)
+    def _serves(self, worker: Worker) -> bool:
+        """Whether a worker that is ending gets calls."""
+        return self.ending[worker] and not self.calls_by_worker.keys() - self.ending.keys()
 
     @property
-    def left(self) -> list[Worker]:
-        """Leaving workers that have answered their last call; see `remove`."""
-        leaving = sorted(self.leaving) if self._has_others else ()
-        return [worker for worker in leaving if not self.calls_by_worker.get(worker)]
-
-    @property
-    def drained(self) -> list[Worker]:
-        """Draining workers that have answered their last call; see `remove`."""
-        return [worker for worker in self.draining if not self.calls_by_worker[worker]]
+    def ended(self) -> list[Worker]:
+        """Workers that have answered their last call; see `remove`."""
+        idle = [worker for worker in self.ending if not self.calls_by_worker.get(worker)]
+        return [worker for worker in idle if not self._serves(worker)]
 
     def mark_ready(self, worker: Worker) -> None:
         """Record that a worker has constructed its model."""
@@ -134,8 +127,7 @@ class WorkerQueue:
         known = self.has(worker)
         self.calls_by_worker.pop(worker, None)
         self.loading.discard(worker)
-        self.draining.discard(worker)
-        self.leaving.discard(worker)
+        self.ending.pop(worker, None)
         return known
 
 
@@ -307,14 +299,12 @@ class WorkerGroup:
         """Record a completed call; replace a worker due for recycling after its last call."""
         worker_queue = self.worker_queues[worker.pool]
         worker_queue.end(worker, rows)
-        is_open = worker in worker_queue.calls_by_worker and worker not in worker_queue.draining
+        is_open = worker in worker_queue.calls_by_worker and worker_queue.ending.get(worker, True)
         if recycle_reason and is_open:
-            worker_queue.draining.add(worker)
+            worker_queue.ending[worker] = False
             text = f"worker {worker.name} {recycle_reason}: a fresh one takes its place"
             self._emit(WorkerReplaced(text, False, self.stages(worker), "recycled"))
-        for drained in worker_queue.drained:
-            worker_queue.remove(drained)
-            self._replace(drained)
+        self._replace_ended(worker_queue)
 
     def move_workers(self) -> None:
         """Start other workers for those on draining nodes; end these after their last calls."""
@@ -324,14 +314,17 @@ class WorkerGroup:
                     f"worker {worker.name} is on a node that Ray drains: {fresh.name} replaces it"
                 )
                 self._emit(WorkerReplaced(text, False, self.stages(worker), "drained"))
-                self.worker_queues[worker.pool].leaving.add(worker)
+                self.worker_queues[worker.pool].ending.setdefault(worker, True)
                 self._start(fresh)
         for worker_queue in self.worker_queues.values():
-            for left in worker_queue.left:
-                self._ask_at.pop(left, None)
-                self._servers.remove(left)
-                worker_queue.remove(left)
-                self._replace(left)
+            self._replace_ended(worker_queue)
+
+    def _replace_ended(self, worker_queue: WorkerQueue) -> None:
+        for ended in worker_queue.ended:
+            self._ask_at.pop(ended, None)
+            self._servers.remove(ended)
+            worker_queue.remove(ended)
+            self._replace(ended)
 
     def _replace(self, worker: Worker) -> Worker:
         """Start the worker that replaces one, unless it has been started."""
