@@ -3,7 +3,8 @@
 Nothing is run or imported; files are read from disk. The names count that the UDF reaches in any of
 the user's files; a module that is used as an object counts as a whole. In every module that an
 import executes, including packages' ``__init__``, those statements count that affect what the UDF
-reaches or a library (see `effects`). Installed packages are listed, not hashed.
+reaches or a library (see `effects`). Installed packages are listed, not hashed; the one that
+declares the pipeline is the user's.
 
 `docs/concepts/identity.md` has the rules for users. These are all of them.
 

@@ -117,10 +117,29 @@ def _folders(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(path.rstrip(os.sep) + os.sep for path in both))
 
 
+_declaring: set[str] = set()
+
+
+def count_as_own(module: str) -> None:
+    """Count the package of a module that declares stages as the user's, also if it is installed."""
+    top = sys.modules.get(module.partition(".")[0])
+    folders = [os.path.join(each, "") for each in module_folders(top) or ()]
+    places = {*map(_absolute, folders or filter(None, [module_attribute(top, "__file__")]))}
+    if not places <= _declaring:
+        _declaring.update(places)
+        path_kind.cache_clear()
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path) + (os.sep if path.endswith(os.sep) else "")
+
+
 @functools.lru_cache(maxsize=16384)
 def path_kind(path: str) -> ModuleKind:
     """Return the kind of a source file, or of a folder whose path ends with a separator."""
-    path = os.path.abspath(path) + (os.sep if path.endswith(os.sep) else "")
+    path = _absolute(path)
+    if path.startswith((*_declaring,)):
+        return "own"
     installed, standard = _roots()
     if any(name in path.split(os.sep) for name in _SITE_NAMES):
         return "installed"

@@ -25,6 +25,7 @@ from vane_dagster.checks.base import Check
 from vane_dagster.checks.builtin import defaults_for, merge
 from vane_dagster.checks.compared import Compared
 from vane_dagster.errors import DefinitionError, names
+from vane_dagster.fingerprint.modules import count_as_own
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
@@ -507,10 +508,14 @@ class Pipeline(Rows):
 
 
 def _declaring_line() -> tuple[str, int]:
-    """Return the file and line outside of this package that is being executed."""
+    """Return the file and line outside of this package that is being executed.
+
+    The code of its package counts as the user's.
+    """
     frame = sys._getframe()
     while frame.f_globals.get("__name__", "").startswith("vane_dagster.") and frame.f_back:
         frame = frame.f_back
+    count_as_own(frame.f_globals.get("__name__", ""))
     return frame.f_code.co_filename, frame.f_lineno
 
 

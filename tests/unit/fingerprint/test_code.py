@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
 import sys
 import types
@@ -15,7 +16,7 @@ from support.code_project import defs, project  # noqa: F401  # fixtures
 from support.edits import Project
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest, modules
-from vane_dagster.fingerprint.code import code_identity, files_read_once
+from vane_dagster.fingerprint.code import CodeIdentity, code_identity, files_read_once
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.modules import path_kind
 from vane_dagster.fingerprint.objects import value_digest
@@ -171,6 +172,35 @@ def test_what_pip_put_into_a_target_folder_is_installed_and_own_code_beside_it_i
     path_kind.cache_clear()
     modules._targets.cache_clear()
     assert kinds == ["installed", "installed", "installed", "own", "own"]
+
+
+def test_an_installed_package_that_declares_a_pipeline_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declaration = (
+        "import vane_dagster as vd\nfrom shop.models import score\n"
+        "docs = vd.Pipeline('docs', source=vd.table([{'id': 1}]), id='id')\n"
+        "docs.map_batches('scores', score, schema={'id': 'BIGINT'})\n"
+    )
+
+    def identity(folder: str, function: str) -> CodeIdentity:
+        package = tmp_path / folder / "shop"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "models.py").write_text(function)
+        (package / "defs.py").write_text(declaration)
+        with monkeypatch.context() as loading:
+            loading.syspath_prepend(tmp_path / folder)
+            for name in ("shop", "shop.models", "shop.defs"):
+                loading.delitem(sys.modules, name, raising=False)
+            return code_identity(importlib.import_module("shop.defs").score)
+
+    function = "def score(batch):\n    return batch\n"
+    checkout, installed = (identity(each, function) for each in ("src", "a/site-packages"))
+    edited = identity("b/site-packages", function.replace("return batch", "return batch[:1]"))
+    assert checkout == installed
+    assert installed.modules == ("shop", "shop.models")
+    assert edited.digest != installed.digest
 
 
 def test_nothing_of_the_user_is_run(project: Project) -> None:
