@@ -124,9 +124,9 @@ def count_as_own(module: str) -> None:
     """Count the package of a module that declares stages as the user's, also if it is installed."""
     top = sys.modules.get(module.partition(".")[0])
     folders = [os.path.join(each, "") for each in module_folders(top) or ()]
-    places = {*map(_absolute, folders or filter(None, [module_attribute(top, "__file__")]))}
-    if not places <= _declaring:
-        _declaring.update(places)
+    places = folders or filter(None, [module_attribute(top, "__file__")])
+    if installed := [_absolute(place) for place in places if path_kind(place) == "installed"]:
+        _declaring.update(installed)
         path_kind.cache_clear()
 
 
