@@ -37,7 +37,7 @@ from vane_dagster.worker.reports import Fault, GpuUse, Tally, WorkReport
 READER, SPANS = InMemoryMetricReader(), InMemorySpanExporter()
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _sdk() -> None:
     """The process has one provider, which cannot be replaced."""
     metrics.set_meter_provider(MeterProvider([READER]))

@@ -211,11 +211,11 @@ def test_an_instance_that_is_not_constructed_is_no_argument(fn: Any, given: dict
 
 
 def test_with_a_version_it_is_an_argument_and_constructs_where_it_is_called() -> None:
-    def use(n: int, model: Any) -> str:
-        return str(model(str(n)))
+    def use(n: int, model: Any) -> int:
+        return n + int(model.one())
 
-    stage = row_stage("map", use, fn_kwargs={"model": Transcriber("m")}, version="1")
-    assert run_stage(stage, IDS)["out"].to_pylist() == ["10", "20", "30"]
+    stage = row_stage("map", use, fn_kwargs={"model": Empty()}, version="1")
+    assert run_stage(stage, IDS)["out"].to_pylist() == [11, 21, 31]
 
 
 WRONG = {
