@@ -402,14 +402,20 @@ class _Column:
         taken = before.take(pa.array(rows)), now.take(pa.array(rows))
         a, b = map(_CONVERTED[self.kind], taken)
         if self.kind == "number":
-            close[rows] = np.abs(a - b) <= self.tolerance * (1 + np.abs(a))
+            close[rows] = self._within(a, b)
         else:
-            close[rows] = [
-                one.shape == other.shape
-                and bool((np.abs(one - other) <= self.tolerance * (1 + np.abs(one))).all())
-                for one, other in zip(a, b)
-            ]
+            pairs = zip(a, b)
+            close[rows] = [x.shape == y.shape and bool(self._within(x, y).all()) for x, y in pairs]
+        are_null = [np.asarray(each.is_null()) for each in taken]  # an empty vector is no null
+        close[rows] &= are_null[0] == are_null[1]
         return close
+
+    def _within(self, a: Any, b: Any) -> _Mask:
+        """Return which numbers differ by at most the tolerance; an infinite one equals itself."""
+        apart = np.abs(a - b)
+        is_near = np.isfinite(apart) & (apart <= self.tolerance * (1 + np.abs(a)))
+        within: _Mask = is_near | (a == b)
+        return within
 
     def _count_labels(self, before: pa.Array, now: pa.Array) -> None:
         """Count pairs of values, while there are few values."""

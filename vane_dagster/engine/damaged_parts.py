@@ -26,7 +26,7 @@ def remove_damaged(state: RunState, partition: int, fault: Fault) -> int | None:
                     was = f"It is one of the fallback's, of {place}"
                     text = f"{was}. Materialize {owner!r} again there, or here with force"
                 else:
-                    part.folder.delete([fault.part])
+                    part.folder.delete([*{fault.part, part.info.name}])  # it names the others
                     text = f"It was removed from {place}. Materialize {owner!r} again"
                 del parts[fragment]
                 state.damaged[partition, fragment] = error = StoreError(f"{fault.message}. {text}")

@@ -25,6 +25,7 @@ from vane_dagster.events import (
     WaveStarted,
 )
 from vane_dagster.fingerprint.bundle import CodeBundle
+from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.definition_texts import keep_texts
 from vane_dagster.storage.manifest import Component
@@ -99,7 +100,7 @@ def _compute(
             if partition.stages[stage].missing:
                 state.fail(index, stage, error)
     terms = LeaseTerms(cancelled, priority, Waits(state.emit))
-    upstream = {stage: plan.pipeline[stage].spec.upstream for stage in needed}
+    upstream = {s: stages_read(plan.pipeline, plan.pipeline[s].spec) for s in needed}
     servers = _largest(checked.servers.values())
     waves = plan_waves(capacity, needed, upstream, pools, servers)
     for index, stages in enumerate(waves):

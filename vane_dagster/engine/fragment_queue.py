@@ -325,7 +325,7 @@ class FragmentQueue:
             return
         fragment = self._state.plan.partitions[place.partition].fragments[place.index]
         at = place.order, place.partition, place.index
-        run = FragmentState(*at, fragment, make_task_states(specs))
+        run = FragmentState(*at, fragment, make_task_states(self._state.pipeline, specs))
         run.bytes_read = bytes_read(self._state.parts, place.partition, place.index, specs)
         run.claimed = {stage: key for stage, key in keys.items() if stage in needed}
         lookups = {stage: known.get((place.partition, stage)) for stage in needed}

@@ -10,6 +10,7 @@ from vane_dagster._dataclass import dataclass
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
+from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.batch_records import Recorded
 from vane_dagster.storage.manifest import FragmentRecord
@@ -41,7 +42,7 @@ class StageTaskState:
 
     Attributes:
         spec: The stage.
-        waits_for: Upstream stages without rows yet.
+        waits_for: Stages that it reads, without rows yet.
         readers: Downstream stages in the wave that still need its rows.
         started: Whether its work was queued.
         done: Whether its part is written.
@@ -156,11 +157,11 @@ class FragmentState:
         """Whether nothing is left to compute."""
         return all(task_state.done for task_state in self.task_states.values())
 
-    def start_over(self) -> None:
+    def start_over(self, pipeline: Pipeline) -> None:
         """Discard everything but written parts."""
         self.epoch += 1
         unfinished = [each.spec for each in self.task_states.values() if not each.done]
-        self.task_states = make_task_states(unfinished)
+        self.task_states = make_task_states(pipeline, unfinished)
 
     def abandon(self, stages: set[str]) -> None:
         """Give up stages, and release the inputs that only they needed."""
@@ -183,12 +184,16 @@ class FragmentState:
             task_state.table = None
 
 
-def make_task_states(specs: Sequence[StageSpec]) -> dict[str, StageTaskState]:
-    """Create task states for stages, upstream first, each with its readers among them counted."""
+def make_task_states(pipeline: Pipeline, specs: Sequence[StageSpec]) -> dict[str, StageTaskState]:
+    """Create task states for stages, upstream first, each with its readers among them counted.
+
+    A stage also waits for those whose quarantine or row records it reads.
+    """
     names = {spec.name for spec in specs}
     readers = [upstream for spec in specs for upstream in spec.upstream]
+    waits = {spec.name: {*stages_read(pipeline, spec)} & names for spec in specs}
     return {
-        spec.name: StageTaskState(spec, set(spec.upstream) & names, readers.count(spec.name))
+        spec.name: StageTaskState(spec, waits[spec.name], readers.count(spec.name))
         for spec in specs
     }
 

@@ -89,7 +89,7 @@ class _RowCounter:
             for stage in self._plan.selected
             if index in planned.stages[stage].missing
         ]
-        states = make_task_states(specs)
+        states = make_task_states(self._pipeline, specs)
         run = FragmentState(0, partition, index, planned.fragments[index], states)
         for spec in specs:
             task = Task(run, 0, spec.name, "whole")

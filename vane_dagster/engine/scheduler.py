@@ -451,7 +451,7 @@ class WaveScheduler:
     def _start_over(self, run: FragmentState) -> None:
         self._counts.start_over(run)
         self._lost_calls.started_over(run.order)
-        run.start_over()
+        run.start_over(self._state.pipeline)
         self._start_ready(run)
 
     def _was_executing(self, worker: Worker, ticket: int) -> bool:

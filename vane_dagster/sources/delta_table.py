@@ -77,6 +77,10 @@ class DeltaTable(LakeTable):
         texts = [values.cast(pa.string()).to_pylist() for values in self._partition.columns]
         self._constants = dict(zip(partitioned, texts))
         self._live = _live(table)
+        if unknown := self._live.keys() - set(map(unquote, self._paths)):
+            raise SourceError(
+                f"{owner} has deletion vectors of files that it does not list: {names(unknown, 3)}"
+            )
 
     def list_units(self, where: str | None) -> Iterator[tuple[FileRecord, DataFile]]:
         """List the data files that may have rows that pass a filter, sorted by URL."""
@@ -140,7 +144,7 @@ class DeltaTable(LakeTable):
 
     def _unit(self, index: int, where: str, read: list[list[str]]) -> tuple[FileRecord, DataFile]:
         path, names = self._paths[index], {name for name, _ in read}
-        live = self._live.get(path)
+        live = self._live.get(unquote(path))
         constants = {name: v[index] for name, v in self._constants.items() if name in names}
         version = digest([read, where, constants, live is not None and digest(live.tobytes())])
         record = FileRecord(self._urls[index], self._sizes[index], version)
@@ -196,5 +200,5 @@ def _live(table: Any) -> dict[str, Mask]:
     for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
         for path, kept in zip(batch.column("filepath"), batch.column("selection_vector")):
             live = kept.values.to_numpy(zero_copy_only=False)
-            found[path.as_py().removeprefix(root)] = live
+            found[unquote(path.as_py()).removeprefix(unquote(root))] = live
     return found

@@ -247,7 +247,7 @@ class IngestedSource(FileSource, InStore):
         types, warnings = self._kept_types(found, location, partition)
         schema = self._schema(types, location)
         warnings += self._check_columns(found, schema, f"{location}{in_partition(partition)}")
-        own = "\n".join(["", self.reading, *_types_text(schema)])
+        own = "\n".join(["", self.reading, *_types_text(schema), *self._declared_types()])
         sized = [
             SizedFile(
                 file, [(piece.rows, piece.bytes) for piece in rows.pieces], own, _places(rows)
@@ -326,6 +326,11 @@ class IngestedSource(FileSource, InStore):
         return StoredTable(types, tuple(pieces))
 
     # Types.
+
+    def _declared_types(self) -> list[str]:
+        """Return what is read by declared types, which take values that found ones refuse."""
+        declared = self.columns or self.types or pa.schema([])
+        return [f"declared {each.name}" for each in declared if not pa.types.is_string(each.type)]
 
     def _kept_types(
         self, files: _Files, location: str, partition: str | None

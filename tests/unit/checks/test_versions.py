@@ -65,6 +65,9 @@ def test_numbers_have_means_quantiles_and_the_largest_difference() -> None:
         ([[1.0, 2.0], None], [[1.0, 2.0 + 1e-6], None], 0),
         ([[1.0, 2.0], [0.0]], [[1.0, 2.1], [0.0, 0.0]], 2),
         ([None, float("nan")], [0.0, float("nan")], 1),
+        ([float("inf"), float("inf"), 1.0], [float("inf"), 5.0, float("-inf")], 2),
+        ([[float("inf"), 1.0], [float("inf")]], [[float("inf"), 1.0 + 1e-7], [1.0]], 1),
+        ([None, [], [1.0]], [[], [], [1.0]], 1),
         (["a", "b"], ["a", "B"], 1),
     ],
 )

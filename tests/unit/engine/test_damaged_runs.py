@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
+from support.arguments import grouped
 from support.damage import (
     ROWS,
     cut,
@@ -72,6 +73,31 @@ def test_damaged_parts_are_computed_again_by_the_next_run(harm, tmp_path, source
     }
     assert {p: p.stat().st_mtime_ns for p in others} == others
     assert manifests(tmp_path).items() >= before.items()
+
+
+def odd(batch: pa.Table) -> pa.Table:
+    if any(x % 2 == 0 for x in batch["x"].to_pylist()):
+        raise ValueError("even")
+    return pa.table({"y": batch["x"]})
+
+
+def test_a_part_whose_failed_rows_are_damaged_is_computed_again(tmp_path, source, run):
+    """A join with lists of children reads which rows of them are quarantined."""
+
+    def pipeline(names: str) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
+        clean = docs.project("clean", ["x"])
+        options = grouped({"on_error": "quarantine", "max_error_rate": 1.0})
+        ok = clean.map_batches("odd", odd, schema={"y": "BIGINT"}, **options)
+        parts_of = ok.flat_map("ones", lambda y: [y], schema="BIGINT", id="part")
+        docs.join(names, clean, parts_of, how="left", children="list")
+        return docs
+
+    assert run(pipeline("both")) == ""
+    (first, *_) = sorted((tmp_path / "store/docs/odd/parts").rglob("*.faults.parquet"))
+    cut(first)
+    assert "It was removed from the stage 'docs/odd'" in run(pipeline("again"))
+    assert run(pipeline("again")) == ""
 
 
 def test_partitions_that_wait_for_a_damaged_one_are_committed(tmp_path, run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import dagster as dg
 import pyarrow as pa
@@ -144,10 +145,16 @@ def test_binary_partition_columns_are_refused(tmp_path):
     assert "is partitioned by 'b', of the type BINARY" in str(listing(tmp_path / "t"))
 
 
-def test_rows_that_deletion_vectors_delete_are_not_read(tmp_path):
+@pytest.mark.parametrize("path", ["", "München.parquet", "a%20b.parquet"])
+def test_rows_that_deletion_vectors_delete_are_not_read(tmp_path, path):
     table = tmp_path / "t"
     write_deltalake(table, pa.table({"id": range(25)}))
-    path = log_actions(table, "add")[0]["path"]
+    add = log_actions(table, "add")[0]
+    if path:
+        (table / add["path"]).rename(table / unquote(path))
+        removed = {"path": add["path"], "deletionTimestamp": 1, "dataChange": True}
+        commit(table, [{"remove": removed}, {"add": {**add, "path": path}}])
+    path = path or add["path"]
     for deleted in ({0, 3, 24}, {0, 3, *range(8, 18), 24}, set(range(25))):
         delete_positions(table, path, deleted)
         found = rows(vd.delta(str(table)), FragmentRule(10))

@@ -151,6 +151,16 @@ def test_values_of_other_types_in_json(first, later, expected, tmp_path):
     assert read(source)[1:] == expected
 
 
+def test_declared_types_are_a_part_of_the_identity_as_they_take_other_texts(tmp_path):
+    (tmp_path / "a.csv").write_text("n,s\n1,a\n")
+    found, number, text = (
+        split(bound(vd.csv(str(tmp_path), types=types))).fragments[0].identity
+        for types in (None, {"n": "BIGINT"}, {"s": "VARCHAR"})
+    )
+    assert number != found
+    assert text == found
+
+
 def test_declared_types_change_no_value(tmp_path):
     (tmp_path / "a.json").write_text('{"p":5,"f":1e39,"l":[1.105]}\n{"p":6.25,"f":1.5,"l":null}\n')
     kinds = {"p": "DECIMAL(10,2)", "f": "FLOAT", "l": "DECIMAL(10,2)[]"}
