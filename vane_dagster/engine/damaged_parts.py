@@ -27,7 +27,7 @@ def remove_damaged(state: RunState, partition: int, fault: Fault) -> int | None:
                     text = f"{was}. Materialize {owner!r} again there, or here with force"
                 else:
                     part.folder.delete([*{fault.part, part.info.name}])  # it names the others
-                    text = f"It was removed from {place}. Materialize {owner!r} again"
+                    text = f"It was removed from {place}. Select {owner!r} too, or use force there"
                 del parts[fragment]
                 state.damaged[partition, fragment] = error = StoreError(f"{fault.message}. {text}")
                 state.emit(Noticed(str(error)))

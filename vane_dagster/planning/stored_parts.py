@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from vane_dagster.errors import DamagedPartError
@@ -73,7 +74,14 @@ def stored_parts(
         chosen[index], file, place = unread.pop(index)[0]
         parts[index] = Part(place, in_force[file])
     leaving = {i for i, key in enumerate(chosen) if i not in parts and leaves(key)}
-    read = in_threads(lambda files: _first_whole(files, in_force, warn), unread.values())
+    names = functools.cache(Location.names)
+
+    def has_all(place: Location, part: PartInfo) -> bool:
+        # Of two runs at once, the part may name the files of one, and the manifest had the other's.
+        gone = {n for n in part.files if n not in names(place) or f"{label}/{n}" in condemned}
+        return gone <= {part.name}
+
+    read = in_threads(lambda files: _first_whole(files, in_force, has_all, warn), unread.values())
     for index, found in zip(unread, read):
         if found is not None:
             chosen[index], parts[index] = found
@@ -82,12 +90,17 @@ def stored_parts(
 
 
 def _first_whole(
-    files: Sequence[_File], known: Mapping[str, PartInfo], warn: Callable[[str], None]
+    files: Sequence[_File],
+    known: Mapping[str, PartInfo],
+    has_all: Callable[[Location, PartInfo], bool],
+    warn: Callable[[str], None],
 ) -> tuple[str, Part] | None:
     """Return the first readable part and its key; None to compute a new one."""
     for key, file, place in files:
         try:
-            return key, Part(place, known.get(file) or read_part_info(place, file))
+            part = known.get(file) or read_part_info(place, file)
+            if file in known or has_all(place, part):
+                return key, Part(place, part)
         except DamagedPartError as error:
             warn(f"{error}. It is computed again")
     return None

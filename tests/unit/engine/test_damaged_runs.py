@@ -100,6 +100,23 @@ def test_a_part_whose_failed_rows_are_damaged_is_computed_again(tmp_path, source
     assert run(pipeline("again")) == ""
 
 
+def test_a_part_that_names_files_which_are_gone_is_computed_again(tmp_path, source, run):
+    """Two runs may have computed it at once, and a collection keeps what the manifest names."""
+
+    def pipeline(first: int) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
+        options = grouped({"on_error": "quarantine", "max_error_rate": 1.0, "version": str(first)})
+        docs.map_batches("odd", odd, schema={"y": "BIGINT"}, **options)
+        return docs
+
+    assert [run(pipeline(version)) for version in (1, 2)] == ["", ""]
+    before = sorted((tmp_path / "store/docs/odd/parts").rglob("*.faults.parquet"))
+    for path in before:
+        path.unlink()
+    assert run(pipeline(1)) == ""
+    assert vd.quarantine("docs/odd", store=str(tmp_path / "store")).num_rows == ROWS // 2
+
+
 def test_partitions_that_wait_for_a_damaged_one_are_committed(tmp_path, run):
     """A check that compares partitions commits them in order: the second waits for the first."""
     for key, first in (("a", 0), ("b", 100)):
@@ -135,7 +152,7 @@ def test_a_damaged_part_of_a_stage_that_is_not_selected(tmp_path, source, run):
     message = run(select=["negate"])
     assert victim.name in message
     assert "It was removed from the stage 'docs/double'" in message
-    assert "Materialize 'double' again" in message
+    assert "Select 'double' too, or use force there" in message
     assert not victim.exists()
     assert manifests(tmp_path) == before
 
