@@ -295,7 +295,7 @@ class LostCalls:
         self._consecutive_deaths[stage] = 0
 
     def started_over(self, fragment: Hashable) -> None:
-        """Forget the deaths at a fragment's rows, whose places may be those of others now."""
+        """Forget which rows of a fragment ended workers: their positions may be others' now."""
         deaths = self._row_deaths.items()
         self._row_deaths = Counter({key: n for key, n in deaths if key[0] != fragment})
 

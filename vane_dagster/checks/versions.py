@@ -406,7 +406,7 @@ class _Column:
         else:
             pairs = zip(a, b)
             close[rows] = [x.shape == y.shape and bool(self._within(x, y).all()) for x, y in pairs]
-        are_null = [np.asarray(each.is_null()) for each in taken]  # an empty vector is no null
+        are_null = [np.asarray(each.is_null()) for each in taken]  # a null is not an empty vector
         close[rows] &= are_null[0] == are_null[1]
         return close
 

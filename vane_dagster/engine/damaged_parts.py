@@ -15,7 +15,8 @@ from vane_dagster.worker.reports import Fault
 def remove_damaged(state: RunState, partition: int, fault: Fault) -> int | None:
     """Remove the damaged part of a partition that a fault names; return its fragment's index.
 
-    Row records are not removed: their part stays as it is.
+    The part goes first, as no run looks for its companions. Row records are not removed: their part
+    stays as it is.
     """
     key = state.plan.partitions[partition].key
     for (index, owner), parts in state.parts.items():
@@ -26,7 +27,7 @@ def remove_damaged(state: RunState, partition: int, fault: Fault) -> int | None:
                     was = f"It is one of the fallback's, of {place}"
                     text = f"{was}. Materialize {owner!r} again there, or here with force"
                 else:
-                    part.folder.delete([*{fault.part, part.info.name}])  # it names the others
+                    part.folder.delete([*dict.fromkeys((part.info.name, fault.part))])
                     text = f"It was removed from {place}. Select {owner!r} too, or use force there"
                 del parts[fragment]
                 state.damaged[partition, fragment] = error = StoreError(f"{fault.message}. {text}")

@@ -276,7 +276,7 @@ class StageBatches:
             left = {d: body for d, body in requests.items() if d not in taken}
             if not left:
                 return
-            # Each attempt has a name of its own, so that what a name has read never changes.
+            # Each attempt gets a new name, because digests are cached by name.
             batch = replace(batch, name=_name(), at=self._clock(), requests=len(left))
             self.folder.add(batch, left)
             if self._taken(without=batch.name).isdisjoint(left):

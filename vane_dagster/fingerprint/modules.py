@@ -121,30 +121,32 @@ _declaring: set[str] = set()
 
 
 def count_as_own(module: str) -> None:
-    """Count the package of a module that declares stages as the user's, also if it is installed."""
-    top = sys.modules.get(module.partition(".")[0])
-    folders = [os.path.join(each, "") for each in module_folders(top) or ()]
-    places = folders or filter(None, [module_attribute(top, "__file__")])
-    if installed := [_absolute(place) for place in places if path_kind(place) == "installed"]:
-        _declaring.update(installed)
+    """Count the package of a module that declares stages as the user's, even if it is installed."""
+    top = module.partition(".")[0]
+    if top not in _declaring:
+        _declaring.add(top)
         path_kind.cache_clear()
 
 
-def _absolute(path: str) -> str:
-    return os.path.abspath(path) + (os.sep if path.endswith(os.sep) else "")
+def _declaring_places() -> tuple[str, ...]:
+    """Return the folders and files of the packages and modules that declare stages."""
+    found: list[str] = []
+    for module in map(sys.modules.get, _declaring):
+        file = module_attribute(module, "__file__")
+        folders = module_folders(module)
+        found += [os.path.join(os.path.abspath(each), "") for each in folders or ()]
+        found += [os.path.abspath(file)] if file and folders is None else []
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=16384)
 def path_kind(path: str) -> ModuleKind:
     """Return the kind of a source file, or of a folder whose path ends with a separator."""
-    path = _absolute(path)
-    if path.startswith((*_declaring,)):
-        return "own"
+    path = os.path.abspath(path) + (os.sep if path.endswith(os.sep) else "")
     installed, standard = _roots()
-    if any(name in path.split(os.sep) for name in _SITE_NAMES):
-        return "installed"
-    if path.startswith((*installed, *_targets())):
-        return "installed"
+    is_in_site = any(name in path.split(os.sep) for name in _SITE_NAMES)
+    if is_in_site or path.startswith((*installed, *_targets())):
+        return "own" if path.startswith(_declaring_places()) else "installed"
     return "stdlib" if path.startswith(standard) else "own"
 
 

@@ -77,9 +77,9 @@ def stored_parts(
     names = functools.cache(Location.names)
 
     def has_all(place: Location, part: PartInfo) -> bool:
-        # Of two runs at once, the part may name the files of one, and the manifest had the other's.
-        gone = {n for n in part.files if n not in names(place) or f"{label}/{n}" in condemned}
-        return gone <= {part.name}
+        # If two runs wrote the part at once, it names the files of one, the manifest the other's.
+        *beside, _ = part.files
+        return all(n in names(place) and f"{label}/{n}" not in condemned for n in beside)
 
     read = in_threads(lambda files: _first_whole(files, in_force, has_all, warn), unread.values())
     for index, found in zip(unread, read):

@@ -34,7 +34,7 @@ from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location, in_threads
 
 _MAX_INDEXES = 4
-"""A worker keeps those of this many stages and runs, with 24 bytes a request."""
+"""How many indexes a worker keeps, one for each stage and run. A request takes 24 bytes."""
 _MAX_GROUPS = 64
 """Row groups whose answers a worker keeps."""
 

@@ -195,7 +195,7 @@ def digests_in(folder: Location, name: str) -> list[str]:
 
 
 def digests_of(folder: Location, batch: str) -> list[str]:
-    """Read the digests of a batch's requests; none if there is no such batch."""
+    """Read the digests of a batch's requests; return none if the batch does not exist."""
     for suffix in (REQUESTS, ANSWERS):  # another process may have ended or dropped it
         with contextlib.suppress(DamagedPartError):
             return digests_in(folder, f"{batch}{suffix}")
