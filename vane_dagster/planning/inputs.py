@@ -8,7 +8,7 @@ from vane_dagster._texts import in_partition
 from vane_dagster.errors import PlanError, names
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
-from vane_dagster.pipeline.stage_kind import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.storage.manifest import FragmentRecord, Manifest, ManifestName
 
 
@@ -17,6 +17,45 @@ def stages_read(pipeline: Pipeline, spec: StageSpec) -> list[str]:
     beside = [stage for stages in spec.quarantining(pipeline).values() for stage in stages]
     beside += [spec.provenance] if spec.publishes and spec.provenance else []
     return [node for node in dict.fromkeys((*spec.upstream, *beside)) if node != SOURCE]
+
+
+def stages_between(pipeline: Pipeline, spec: StageSpec) -> list[str]:
+    """Return the stages upstream from those that a stage reads beside its inputs, these included.
+
+    What it reads of them belongs to the rows that reach it, so one must be made from the other.
+    """
+    beside = {*stages_read(pipeline, spec)} - {*spec.upstream}
+    above = with_upstream(pipeline, spec.name) - {spec.name, SOURCE}
+    return [
+        s.name for s in pipeline if s.name in above and beside & with_upstream(pipeline, s.name)
+    ]
+
+
+def require_same_versions(
+    pipeline: Pipeline,
+    stage: str,
+    key: str | None,
+    plans: Mapping[str, str],
+    made: Mapping[str, Manifest | None],
+) -> None:
+    """Verify that the stages between were made from the versions that a stage reads.
+
+    Args:
+        pipeline: The pipeline.
+        stage: The stage.
+        key: The partition.
+        plans: The plan digests of the stages between.
+        made: The manifests in force of those that this run does not compute.
+    """
+    for name, manifest in made.items():
+        for upstream in {*pipeline[name].spec.upstream} & plans.keys():
+            known = ManifestName.parse(manifest.upstream.get(upstream, "")) if manifest else None
+            if known is None or known.plan != plans[upstream]:
+                raise PlanError(
+                    f"pipeline {pipeline.name!r}{in_partition(key)}: {stage!r} reads records of "
+                    f"stages above {name!r}, which was materialized from another version of "
+                    f"{upstream!r} and is not selected. Select it too"
+                )
 
 
 def require_inputs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,7 +24,13 @@ from vane_dagster.planning.branch_targets import with_branch_targets
 from vane_dagster.planning.causes import ALWAYS, FORCED, RETRIED, causes
 from vane_dagster.planning.definition import components, definition_digest, row_definition
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
-from vane_dagster.planning.inputs import agreed, require_inputs, stages_read
+from vane_dagster.planning.inputs import (
+    agreed,
+    require_inputs,
+    require_same_versions,
+    stages_between,
+    stages_read,
+)
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.planning.stored_parts import stored_parts
@@ -115,6 +122,7 @@ class _Planner:
         self.source_rules = [rule for rule in rules if rule]
         read = [u for s in selected for u in stages_read(pipeline, pipeline[s].spec)]
         self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
+        self.between = {s: stages_between(pipeline, pipeline[s].spec) for s in selected}
         self.heads = [s for s in selected if SOURCE in pipeline[s].spec.upstream]
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
         self.listed: Mapping[str | None, Listed] = {}
@@ -144,7 +152,8 @@ class _Planner:
         keys = list(partitions)
         if self.heads:
             self.listed = self.source.list_files(keys, self.location)
-        for stage in (*self.selected, *self.inputs):
+        between = itertools.chain(*self.between.values())
+        for stage in {*self.selected, *self.inputs, *between}:
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
         if any(self.pipeline[s].spec.runs_udf for s in self.selected):
             records = self.store.records(self.pipeline.name)
@@ -297,6 +306,8 @@ class _Planner:
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
+            if done is None:
+                self._require_same_versions(stage, key, stages)
             now: Sequence[Component] = self.components[stage]
             equal = self.adopted[stage].equals(self.definitions[stage])
             if in_force and in_force.definition in equal:
@@ -320,6 +331,15 @@ class _Planner:
                 **rows,
             )
         return PartitionPlan(key, expanded, files, {}, fragments, inputs, input_names, schemas)
+
+    def _require_same_versions(
+        self, stage: str, key: str | None, stages: Mapping[str, StagePlan]
+    ) -> None:
+        between = self.between[stage]
+        plans = {s: stages[s].digest for s in between if s in stages}
+        others = {s: self._in_force(key, s) for s in between if s not in stages}
+        plans |= {s: manifest.plan if manifest else "" for s, manifest in others.items()}
+        require_same_versions(self.pipeline, stage, key, plans, others)
 
     def _row_definitions(self, stage: str, schemas: Mapping[str, pa.Schema]) -> dict[str, Any]:
         """Return what determines a stage's output for a row; empty if its rows have no keys."""

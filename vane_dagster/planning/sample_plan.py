@@ -11,7 +11,7 @@ import secrets
 import time
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -31,12 +31,13 @@ from vane_dagster.planning.definition import stage_definition
 from vane_dagster.planning.inputs import agreed, stages_read
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.planner import fragment_rule
+from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.sources import FragmentRule, Listed, Source
 from vane_dagster.sources.files import file_version, reconcile
 from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.sources.row_ids import with_ids
 from vane_dagster.storage.filesystem import in_threads
-from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
+from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.row_keys import encoded_rows
 from vane_dagster.storage.store import Store
@@ -197,8 +198,8 @@ class _Sampler:
     def plan(
         self, rows: int, seed: int, most: int, extremes: bool
     ) -> tuple[PartitionPlan, Sampled]:
-        manifest, stage = self._manifest, self._stage
-        keys = tuple(key.column for key in self._pipeline._keys_of(stage))
+        manifest, stage, key = self._manifest, self._stage, self._manifest.partition
+        keys = tuple(each.column for each in self._pipeline._keys_of(stage))
         if manifest.keys and tuple(manifest.keys) != keys:
             raise PlanError(
                 f"{self._location}: its rows are identified by {names(manifest.keys)} in the "
@@ -213,18 +214,32 @@ class _Sampler:
                 own = fragment.stop - fragment.start
                 counts[index] = own if base == SOURCE else inputs[base].parts[index].rows
         chosen = choose(counts, rows, seed, most)
-        schemas = self._schemas(inputs, listed or {}) if chosen else {}
+        known = {stage: manifest.schema for stage, manifest in inputs.items()}
+        recorded: Sequence[FragmentRecord] = manifest.fragments
+        if chosen and listed is not None:
+            # All files, because those of the sample may have fewer columns or narrower types.
+            table = self._source.split(list(listed.values()), self._rule, self._location, key)
+            table = with_ids(table, self._pipeline.id_rule, self._location)
+            known[SOURCE] = table.schema
+            # What a collection has deleted of the recorded ones was converted again.
+            present = keyed(table.fragments, source_definition(self._source))
+            by_identity = {each.identity: each for each in present}
+            recorded = [by_identity.get(each.identity, each) for each in recorded]
+        schemas = self._pipeline._resolve_schemas([stage], known) if chosen else {}
         if extremes and sum(map(len, chosen.values())) < sum(counts[index] for index in chosen):
             lengths = in_threads(
-                lambda index: self._lengths(index, inputs.get(base), listed or {}, schemas), chosen
+                lambda index: self._lengths(
+                    index, recorded[index], inputs.get(base), listed or {}, schemas
+                ),
+                chosen,
             )
             chosen = with_extremes(chosen, dict(zip(chosen, lengths)))
         changed = len(manifest.fragments) - len(counts)
-        fragments = tuple(manifest.fragments[i] for i in chosen)
+        fragments = tuple(recorded[i] for i in chosen)
         few = {s: replace(m, parts=[m.parts[i] for i in chosen]) for s, m in inputs.items()}
         own_keys = tuple(secrets.token_hex(20) for _ in chosen)  # no other plan finds these parts
         plan = PartitionPlan(
-            key=manifest.partition,
+            key=key,
             listed=listed or {},
             fragments=fragments,
             stages={stage: StagePlan(manifest.plan, manifest.generation, None, own_keys)},
@@ -238,6 +253,7 @@ class _Sampler:
     def _lengths(
         self,
         index: int,
+        fragment: FragmentRecord,
         above: Manifest | None,
         listed: Mapping[str, FileRecord],
         schemas: Mapping[str, pa.Schema],
@@ -250,7 +266,7 @@ class _Sampler:
             folder = self._store.parts_of(above)
             table = read_part(folder, above.parts[index].name, wanted.names)
         else:
-            fragment, rule = self._manifest.fragments[index], self._pipeline.id_rule
+            rule = self._pipeline.id_rule
             files = tuple(listed[span.url] for span in fragment.spans)
             own = rule.of(schema) if rule else None
             table = read_planned(self._source, fragment, wanted, files, self._location, own)
@@ -300,16 +316,3 @@ class _Sampler:
             for file, kept in zip(self._listed, same)
             if file.url in recorded and file_version(kept) == file_version(recorded[file.url])
         }
-
-    def _schemas(
-        self,
-        inputs: Mapping[str, Manifest],
-        listed: Mapping[str, FileRecord],
-    ) -> dict[str, pa.Schema]:
-        # All files, because those of the sample may have fewer columns or narrower types.
-        known = {stage: manifest.schema for stage, manifest in inputs.items()}
-        if SOURCE in self._spec.upstream:
-            key, files = self._manifest.partition, list(listed.values())
-            table = self._source.split(files, self._rule, self._location, key)
-            known[SOURCE] = with_ids(table, self._pipeline.id_rule, self._location).schema
-        return self._pipeline._resolve_schemas([self._stage], known)

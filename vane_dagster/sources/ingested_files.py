@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,16 +60,15 @@ from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.stored_tables import (
     INGESTED,
-    KEPT_TYPES,
     ParquetRows,
     Piece,
     StoredTable,
     borrow,
     clipped,
-    create_record,
     dumped_places,
     has_all_rows,
-    read_record,
+    keep_types,
+    kept_types,
     write_record,
 )
 from vane_dagster.storage.stored_tables import joined as joined_places
@@ -211,9 +211,9 @@ class IngestedSource(FileSource, InStore):
         """Return the kept columns, else those of the last file of all partitions."""
         if self.columns is not None:
             return self._schema(self.columns, location)
-        for root in filter(None, (self.root, self.fallback)):
-            if kept := read_record(root, self._digest("types"), KEPT_TYPES):
-                return self._schema(kept.schema, location)
+        place = self.pipeline, self._digest("types")
+        if self.root and (kept := kept_types(self.root, self.fallback, *place)):
+            return self._schema(kept.schema, location)
         files = self._all_files(location)
         tables = self.convert(self._stream(files[-1].url, location))
         first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
@@ -287,7 +287,9 @@ class IngestedSource(FileSource, InStore):
             by_types.setdefault(each.schema, []).append(key)
         pieces = tuple(piece for each in rows.values() for piece in each.pieces)
         facts = {schema_record(types): same for types, same in by_types.items()}
-        # Again, so that a collection keeps the rows.
+        # Again, so that a collection keeps the rows, also those that only earlier runs still read.
+        if kept and not kept.files <= {place.name for each in pieces for place in each.places}:
+            write_record(self.store_root, record[0], f"{place}-{secrets.token_hex(8)}", kept)
         write_record(self.store_root, *record, StoredTable(pa.schema([]), pieces, facts))
         if failed := [each for each in found.values() if isinstance(each, SourceError)]:
             raise SourceError("; ".join(map(str, failed[:5])))
@@ -341,9 +343,9 @@ class IngestedSource(FileSource, InStore):
         """
         if self.columns is not None:
             return self.columns, ()
-        identity = self._digest("types")
+        place = self.pipeline, self._digest("types")
         with _one_at_a_time:
-            kept = borrow(self.store_root, self.fallback, identity, KEPT_TYPES)
+            kept = kept_types(self.store_root, self.fallback, *place)
             if kept is None:
                 found = [*files]
                 for key, others in self._listed.items():
@@ -352,7 +354,7 @@ class IngestedSource(FileSource, InStore):
                             found += zip(others, self._ingested(others, location, key))
                 types = self._found_types(found, location)
                 made = StoredTable(types, facts=dict(_texts_of_few(found, types)))
-                kept = create_record(self.store_root, identity, made, KEPT_TYPES)
+                kept = keep_types(self.store_root, *place, made)
         declared = (self.types or pa.schema([])).names
         return kept.schema, tuple(
             f"{location}: column {name!r} is kept as VARCHAR because of {why}. "
@@ -487,8 +489,7 @@ class IngestedSource(FileSource, InStore):
         )
 
     def _digest(self, what: str) -> str:
-        pipeline = self.pipeline if what == "types" else ""  # another may have been there before
-        text = "\n".join([what, self.url, self.reading, pipeline])
+        text = "\n".join([what, self.url, self.reading])
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
     def _stream(self, url: str, location: str) -> TextStream:

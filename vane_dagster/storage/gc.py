@@ -38,7 +38,6 @@ from vane_dagster.storage.stored_tables import (
     TABLES,
     files_of,
     identity_of,
-    is_kept,
     record_of,
     tables,
 )
@@ -110,7 +109,7 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
         policy,
         lambda path: record_of(path) is not None,
         files_of,
-        lambda path: record_of(path) in named or is_kept(path),
+        lambda path: record_of(path) in named,
     )
 
 

@@ -27,6 +27,9 @@ from vane_dagster.storage.schema_pins import SCHEMAS
 from vane_dagster.storage.store import Store, copy_files, copy_missing
 from vane_dagster.storage.stored_tables import borrow, identity_of
 
+_SETTINGS = ("fragments.json", "types-")
+"""What the files of a pipeline begin with that say what its first run determined."""
+
 Place = tuple[str, str | None]
 """A stage and the key of a partition."""
 
@@ -237,8 +240,8 @@ class Promotion:
 
     def _copy_records(self) -> None:
         """Copy what plans need besides manifests."""
-        if rule := self._branch.read_record([self._pipeline], "fragments.json", dict):
-            self._target.setting(self._pipeline, "fragments", rule)
+        known, other = (each.root.child(self._pipeline) for each in (self._branch, self._target))
+        copy_missing(known, other, lambda name: name.startswith(_SETTINGS))
         copy_adoptions(self._branch, self._target, self._pipeline)
         urls = {file.url for _, manifest in self._found.values() for file in manifest.files}
         for identity in filter(None, map(identity_of, urls)):

@@ -236,10 +236,16 @@ class Store:
             if (manifest := self.opened_if_there(pipeline, stage, folder, name)) is not None:
                 yield manifest.published_files
 
-    def forget_announced(self, pipeline: str, stage: str, partition: str | None) -> None:
-        """Remove the records that `announce` wrote."""
-        location = self.manifests(pipeline, stage, partition)
-        location.delete([name for name in location.names() if name.startswith(ANNOUNCED)])
+    def announced(self, pipeline: str, stage: str, partition: str | None) -> list[str]:
+        """Return the names of the records that `announce` wrote."""
+        found = self.manifests(pipeline, stage, partition).names()
+        return [name for name in found if name.startswith(ANNOUNCED)]
+
+    def forget_announced(
+        self, pipeline: str, stage: str, partition: str | None, announced: list[str]
+    ) -> None:
+        """Remove records that `announce` wrote."""
+        self.manifests(pipeline, stage, partition).delete(announced)
 
     def existing_parts(self, *folders: Location) -> dict[str, dict[str, Location]]:
         """Return the part files in the folders, by fragment key: name and folder of each.

@@ -36,8 +36,6 @@ SCHEME = "table://"
 """The prefix of the URLs that identify tables in manifests."""
 COMPLETE = "complete"
 """The name of a table's record, which is written last."""
-KEPT_TYPES = "types"
-"""The name of the record of a source's types, which is never collected."""
 _SUFFIX = ".json"
 
 
@@ -133,6 +131,22 @@ def identity_of(url: str) -> str | None:
     return url[len(SCHEME) :] if url.startswith(SCHEME) else None
 
 
+def kept_types(
+    root: Location, fallback: Location | None, pipeline: str, source: str
+) -> StoredTable | None:
+    """Return the types of a pipeline's source, as a table without rows; None if none were kept."""
+    for each in filter(None, (root, fallback)):
+        if found := read_file(each.child(pipeline), _types_file(source), _CODEC.load):
+            return found
+    return None
+
+
+def keep_types(root: Location, pipeline: str, source: str, types: StoredTable) -> StoredTable:
+    """Keep the types of a pipeline's source, for ever; those of the first of several runs."""
+    root.child(pipeline).create(_types_file(source), _CODEC.dumps(types))
+    return kept_types(root, None, pipeline, source) or types
+
+
 def write_record(root: Location, identity: str, name: str, table: StoredTable) -> None:
     """Write a record, which keeps its files from garbage collection for some time."""
     _records(root, identity).write(name + _SUFFIX, _CODEC.dumps(table))
@@ -184,11 +198,6 @@ def record_of(path: str) -> str | None:
     return parts[1] if is_record else None
 
 
-def is_kept(path: str) -> bool:
-    """Return whether a file is kept for ever."""
-    return record_of(path) is not None and path.endswith(f"/{KEPT_TYPES}{_SUFFIX}")
-
-
 def files_of(data: bytes, url: str) -> set[str]:
     """Return the files that a record names, as paths below the folder of tables."""
     return parse_file(data, url, _CODEC.load).files
@@ -210,6 +219,10 @@ def places_of(span: FileSpan) -> Iterator[ParquetRows]:
         raise FileNotFoundError(span.url)
     first, records = json.loads(span.detail)
     return clipped(map(ParquetRows._make, records), span.start - first, span.stop - first)
+
+
+def _types_file(source: str) -> str:
+    return f"types-{source}{_SUFFIX}"
 
 
 def _records(root: Location, identity: str) -> Location:

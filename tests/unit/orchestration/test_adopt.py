@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,22 @@ def test_an_adopted_edit_computes_nothing_and_neither_does_what_reads_it(tmp_pat
 class LastFirst(InProcessCompute):
     def backend(self) -> Any:
         return InProcess(lambda count: count - 1)
+
+
+def test_an_edit_is_compared_with_converted_rows_that_were_collected(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.csv").write_text("id,x\n1,2\n2,3\n")
+    given: dict[str, Any] = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+
+    def made(fn: Any) -> vd.Pipeline:
+        texts = vd.Pipeline("texts", source=vd.csv(str(tmp_path / "src")), id="id")
+        arguments = {"exponent": 2}
+        texts.map_batches("power", fn, schema={"y": "DOUBLE"}, fn_constructor_kwargs=arguments)
+        return texts
+
+    made(Power).run(**given)
+    shutil.rmtree(tmp_path / "store/~tables")
+    assert made(Product)["power"].adopt(**given).rows == 2
 
 
 def test_partitions_may_be_compared_in_any_order(tmp_path):

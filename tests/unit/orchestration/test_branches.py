@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -121,6 +122,23 @@ def test_the_table_of_a_source_is_promoted(tmp_path, production, branch):
     promote(branch, production, "docs")
     shutil.rmtree(branch.root)
     assert made <= names(tmp_path / "store/~tables"), "its rows can be read and traced"
+
+
+def test_the_types_that_a_branch_has_found_are_promoted(tmp_path, production, branch):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.csv").write_text("id,n\n1,1\n")
+
+    def plan() -> vd.Pipeline:
+        made = vd.Pipeline("texts", source=vd.csv(str(folder)), id="id")
+        made.project("clean", ["n"])
+        return made
+
+    plan().run(store=branch, compute=COMPUTE)
+    promote(branch, production, "texts")
+    (folder / "b.csv").write_text("id,n\n2,x\n")
+    for store in (branch, production):
+        assert plan().source_schema(store).field("n").type == pa.int64()
 
 
 def test_promotion_is_refused_for_other_definitions(tmp_path, production, branch):

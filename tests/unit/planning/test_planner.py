@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.data import partitioned, write_source
-from support.plans import docs, keys, missing, plan, settle, source, triple
+from support.plans import Scale, docs, keys, missing, plan, settle, source, triple
 from support.published import docs as publishing
 from vane_dagster.engine.executor import edited
 from vane_dagster.planning.definition import pool_identity, stage_definition
@@ -247,6 +247,33 @@ def test_an_upstream_that_was_never_made_or_of_other_files_is_named(tmp_path, st
     assert "'doubled' was materialized from other source files" in words
     assert "is not selected. Materialize it too" in words
     assert missing(plan(docs(tmp_path), store, "doubled", "joined")) == {"doubled": 1, "joined": 2}
+
+
+def test_records_are_read_of_the_version_that_the_rows_were_made_from(tmp_path, store):
+    """Of stages that are neither upstream of the stage nor selected with those between."""
+    source(tmp_path, {"a.parquet": 3})
+
+    def planned(*stages: str, factor: int = 3, **given: Any) -> RunPlan:
+        made = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        clean = made.project("clean", ["n"])
+        first = clean.map_batches(
+            "first", Scale, schema={"x": "BIGINT"}, fn_constructor_kwargs={"factor": factor}
+        )
+        second = first.project("second", ["x"]).project("third", {"z": "x"})
+        second.write("out", str(tmp_path / "out"), provenance="first")
+        return plan(made, store, *stages, **given)
+
+    settle(planned(), store)
+    settle(planned("first", factor=4), store)
+    assert missing(planned("out", factor=4)) == {}, "it is as it was"
+    for stages in (("out",), ("third", "out"), ("first", "out")):
+        words = refusal(planned(*stages, factor=4, force=True))
+        assert "'second', which was materialized from another version of 'first'" in words
+        assert words.endswith("Select it too")
+    settle(planned("second", factor=4), store)
+    assert "'third', which was materialized" in refusal(planned("out", factor=4, force=True))
+    settle(planned("third", factor=4), store)
+    assert missing(planned("out", factor=4)) == {"out": 1}
 
 
 # Force, resume, what is done

@@ -45,6 +45,7 @@ def publish(
     place = (manifest.pipeline, manifest.stage, manifest.partition)
     manifest = replace(manifest, published=publisher.planned(manifest))
     store.announce(manifest)
+    announced = store.announced(*place)  # without those of runs that publish it meanwhile
     manifest = replace(manifest, published=publisher.publish(manifest))
     name = store.commit(manifest)
     # Another run may have published the partition at the same time: the later manifest wins.
@@ -57,7 +58,7 @@ def publish(
             store.announce(manifest)  # makes the next run publish the lost files
             raise
     publisher.clear(manifest.parts)
-    store.forget_announced(*place)
+    store.forget_announced(*place, announced)
     return manifest, name
 
 
