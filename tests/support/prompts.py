@@ -36,7 +36,7 @@ class Reversed:
 
 def in_turns(batch: pa.Table) -> Any:
     """Return what a prompt gets for a batch: it calls a coroutine function with all rows."""
-    return lambda call: asyncio.gather(*map(call, batch.to_pylist()), return_exceptions=True)
+    return lambda call, turn: asyncio.gather(*map(call, batch.to_pylist()), return_exceptions=True)
 
 
 class Parity:

@@ -221,10 +221,9 @@ class Server(ModelServer):
     and ``headers`` of a replica: on the worker's own node if there is one. ``with
     server.request() as endpoint`` chooses a replica for each request.
 
-    Declarations that start the same command with the same reservation are the same server: stages
-    and pipelines share its replicas. `name`, `replicas`, `idle_minutes` and the timeouts do not
-    count. If they differ, the server has the name and `idle_minutes` of the run that used it last,
-    and the timeouts of the run that started it.
+    Declarations that start the same command with the same name, timeouts and reservation are the
+    same server: stages and pipelines share its replicas. `replicas` and `idle_minutes` do not
+    count. If `idle_minutes` differs, that of the run that used it last is in force.
 
     A replica that crashes or hangs is restarted on the same ports, after 1 to
     30 s. Rows whose requests were in flight are requested again, and no others. Three starts that

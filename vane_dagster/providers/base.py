@@ -107,6 +107,8 @@ class Provider(Protocol):
     These members are optional:
 
     - ``check_health()`` raises if the model is dead.
+    - ``turn()`` returns an async context manager, which is held while a row's requests are sent:
+      it waits for connections and rate limits. The time limit of the row begins then.
     - ``shared_by(workers)`` is called with the maximum number of workers, to divide shared limits.
     - ``check_options(options, sampling)``, a classmethod, raises ValueError for invalid provider
       options or sampling parameters when a stage is declared. Parameters that are read from each

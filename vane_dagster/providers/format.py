@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,8 @@ _SCALARS = {
     "boolean": pa.bool_(),
 }
 _MAX_SHOWN = 4000
+_FENCE = re.compile(r'```(\w*(?=[\s{\["]))?')
+"""The beginning of a Markdown code fence, with the name of a language."""
 _UNFIT = (ValueError, RecursionError)
 """What an answer raises that does not fit; the latter for JSON that is nested too deeply."""
 
@@ -76,10 +79,10 @@ class Format:
 
     def _parsed(self, text: str) -> Any:
         if self.choices:
-            found = text.strip().strip("\"'`.").casefold()
-            for choice in self.choices:
-                if found == choice.casefold():
-                    return choice
+            for alike in (str.strip, str.casefold, _bare):
+                same = [choice for choice in self.choices if alike(choice) == alike(text)]
+                if len(same) == 1:
+                    return same[0]
             raise ValueError(f"The answer is none of {names(self.choices, 20)}")
         if self.schema is None:
             return text
@@ -89,7 +92,7 @@ class Format:
             raise ValueError(f"The answer is not JSON: {error}") from None
         if self.model is not None:
             try:
-                return self.model.model_validate(value).model_dump(mode="json")
+                return self.model.model_validate(value).model_dump(mode="json", by_alias=False)
             except ValueError as error:  # includes pydantic's own
                 raise ValueError(f"The answer does not fit: {_one_line(error)}") from None
         import jsonschema
@@ -107,8 +110,13 @@ def _without_fence(text: str) -> str:
     """Remove the Markdown code fence that models often put around JSON."""
     text = text.strip()
     if text.startswith("```"):
-        text = text.partition("\n")[2].rpartition("```")[0]
+        text = _FENCE.sub("", text, count=1).rpartition("```")[0]
     return text
+
+
+def _bare(text: str) -> str:
+    """Return a choice as models write it otherwise: in other letters, quoted, with a full stop."""
+    return text.strip().strip("\"'`.").casefold()
 
 
 def _one_line(error: ValueError) -> str:
@@ -124,11 +132,12 @@ def parse_format(where: str, return_format: Any) -> Format:
     if return_format is None:
         return Format()
     if inspect.isclass(return_format) and hasattr(return_format, "model_json_schema"):
-        schema = return_format.model_json_schema()
-        return Format(_arrow(where, schema, schema), schema, model=return_format)
+        # A model may call its fields by aliases; they are stored under their own names.
+        stored, asked = (return_format.model_json_schema(by_alias=a) for a in (False, True))
+        return Format(_type(where, stored), asked, model=return_format)
     if isinstance(return_format, Mapping):
         schema = json.loads(json.dumps(return_format))
-        return Format(_arrow(where, schema, schema), schema)
+        return Format(_type(where, schema), schema)
     texts = isinstance(return_format, Sequence) and not isinstance(return_format, str)
     if texts and return_format and all(isinstance(c, str) and c.strip() for c in return_format):
         if len({c.casefold() for c in return_format}) < len(return_format):
@@ -138,8 +147,17 @@ def parse_format(where: str, return_format: Any) -> Format:
     raise unexpected(where, "return_format", return_format, expected)
 
 
-def _arrow(where: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> pa.DataType:
+def _type(where: str, schema: Mapping[str, Any]) -> pa.DataType:
     """Return the Arrow type of values that fit a JSON schema."""
+    try:
+        return _arrow(where, schema, schema)
+    except (RecursionError, pa.ArrowException) as error:  # e.g. for texts and numbers in one enum
+        reason = "refers to itself" if isinstance(error, RecursionError) else str(error)
+        raise DefinitionError(f"{where}: return_format has no column type: {reason}") from error
+
+
+def _arrow(where: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> pa.DataType:
+    """Return the Arrow type of values that fit a part of a JSON schema."""
     if "$ref" in schema:
         found: Any = root
         for step in schema["$ref"].removeprefix("#/").split("/"):

@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vane_dagster._secrets import keep_variables
@@ -20,8 +22,10 @@ from vane_dagster.servers.handle import ServerHandle
 from vane_dagster.servers.launch import Endpoint
 
 _MAX_SHOWN = 300
-_REFUSED = frozenset({401, 402, 403, 404})
+_REFUSED = frozenset({401, 402, 404})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
+_DEFINED = ("$defs", "definitions")
+"""The keys of the parts of a JSON schema to which references lead."""
 _TOO_LONG = ("context length", "too long", "context limit")
 _OF_CLIENT = {
     "api_key", "base_url", "timeout", "default_headers", "default_query", "extra_headers",
@@ -32,6 +36,22 @@ _OF_CLIENT = {
 
 class MalformedResponse(ConnectionError):
     """The endpoint answered in another form than its API's, for example because of a proxy."""
+
+
+@dataclass
+class _Turn:
+    """The turn of a row.
+
+    Attributes:
+        client: The client of its endpoint.
+        is_new: Whether its first request is yet to be sent.
+    """
+
+    client: Any
+    is_new: bool = True
+
+
+_turn = ContextVar[_Turn | None]("turn", default=None)
 
 
 class HttpProvider:
@@ -172,6 +192,22 @@ class HttpProvider:
         body = fields.pop("extra_body", None)
         return {**fields, **(body or {})}
 
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """See `Provider`."""
+        with self._server.request() if self._server else nullcontext() as endpoint:
+            async with self._rooms[endpoint]:
+                await self._limited()
+                token = _turn.set(_Turn(self._client(endpoint)))
+                try:
+                    yield
+                finally:
+                    _turn.reset(token)
+
+    async def _limited(self) -> None:
+        await self._requests.take(1)
+        await self._tokens.take(self._tokens.typical)
+
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a request in its turn, and return the response's JSON.
 
@@ -180,13 +216,14 @@ class HttpProvider:
         """
         import aiohttp
 
+        if (turn := _turn.get()) is None:
+            async with self.turn():
+                return await self._post(path, body)
+        if not turn.is_new:  # a row may ask again in its turn
+            await self._limited()
+        turn.is_new = False
         try:
-            with self._server.request() if self._server else nullcontext() as endpoint:
-                async with self._rooms[endpoint]:
-                    client = self._client(endpoint)
-                    await self._requests.take(1)
-                    await self._tokens.take(self._tokens.typical)
-                    return await client.post(path, cast_to=object, body=body)
+            return await turn.client.post(path, cast_to=object, body=body)
         except self._api.APIConnectionError as error:
             raise ConnectionError(f"{error.request.url}: {error.__cause__ or error}") from error
         except aiohttp.ClientError as error:  # a response that is not HTTP
@@ -273,9 +310,11 @@ def choice_schema(choices: Sequence[str]) -> Mapping[str, Any]:
 
 def in_object(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema of an object whose only field is ``answer``."""
+    defined = {name: schema[name] for name in _DEFINED if name in schema}  # references are absolute
     return {
+        **defined,
         "type": "object",
-        "properties": {"answer": dict(schema)},
+        "properties": {"answer": {k: v for k, v in schema.items() if k not in defined}},
         "required": ["answer"],
         "additionalProperties": False,
     }

@@ -6,7 +6,8 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +39,7 @@ _ADVICE = {
     "reasoning": 'reasoning is returned by "openai" with api="chat", by "anthropic", and by vLLM '
     "with a reasoning_parser in engine_kwargs or in the server's flags",
 }
-InTurns = Callable[[Callable[[dict[str, Any]], Coroutine[Any, Any, Any]]], Awaitable[list[Any]]]
+InTurns = Callable[..., Awaitable[list[Any]]]
 """Calls a coroutine function with each row of a batch; see `RequestsCall`."""
 _Asked = tuple[Request, bool]
 """The request of a row, and whether the row has sampling parameters of its own."""
@@ -188,7 +189,8 @@ class PromptTask:
             provider = self.batches.answering(provider)
         errors: dict[int, BaseException] = {}
         used: Counter[str] = Counter()
-        found = await in_turns(lambda row: self._one(provider, row, used))
+        turn = getattr(provider, "turn", nullcontext)
+        found = await in_turns(lambda row: self._one(provider, row, used), turn)
         good = {}
         for place, answer in enumerate(found):
             if isinstance(answer, BaseException):

@@ -30,8 +30,13 @@ class RateLimiter:
         now = time.monotonic()
         begins = max(now, self._next)
         self._next = begins + amount * self._seconds * self.workers
-        if begins > now:
+        if begins <= now:
+            return
+        try:
             await asyncio.sleep(begins - now)
+        except asyncio.CancelledError:
+            self._next -= amount * self._seconds * self.workers
+            raise
 
     def learn(self, amount: float) -> None:
         """Record the actual amount, and correct the difference from `typical`; 0 if unknown."""

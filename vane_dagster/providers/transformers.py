@@ -93,7 +93,10 @@ class TransformersProvider:
 
     async def _work(self) -> None:
         await asyncio.sleep(0)  # requests that are submitted together form one batch
-        while self._waiting:
+        while True:
+            self._waiting = [each for each in self._waiting if not each.answered.done()]
+            if not self._waiting:
+                return
             first = self._waiting[0]
             alike = [
                 each
@@ -106,10 +109,15 @@ class TransformersProvider:
             answers: Sequence[Answer | BaseException]
             try:
                 answers = await asyncio.to_thread(self._generate, taken)
-            except Exception as error:  # an error of the batch fails each of its rows
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # also of extensions in Rust; it fails all these rows
+                if isinstance(error, self._torch.OutOfMemoryError) and len(taken) > 1:
+                    self._batch_size, self._waiting = len(taken) // 2, [*taken, *self._waiting]
+                    continue
                 answers = [error] * len(taken)
             for each, answer in zip(taken, answers):
-                if each.answered.cancelled():
+                if each.answered.done():
                     continue
                 if isinstance(answer, BaseException):
                     each.answered.set_exception(answer)

@@ -33,6 +33,9 @@ _FEATURES = frozenset({
     "v2Checkpoint", "vacuumProtocolCheck",
 })  # fmt: skip
 
+_COMPUTING = re.compile(r"[/^*%&|~#@]|\b(?!(?:in|and|or|not)\b)\w+\s*\(", re.IGNORECASE)
+"""Operators and functions, in a condition without its texts."""
+
 
 class DataFile(NamedTuple):
     """A data file of a table, for one filter.
@@ -170,9 +173,12 @@ def _where(table: pa.Table, condition: str) -> Mask:
 def _is_comparable(condition: str, kinds: Sequence[pa.DataType]) -> bool:
     """Return whether deltalake compares columns with the constants of a condition as SQL does.
 
-    It converts a constant to the type of the column: it takes dec > 1.499 for dec > 1.50.
+    It converts a constant to the type of the column: it takes dec > 1.499 for dec > 1.50. Its
+    arithmetic and its functions are others: 5 / 2 is 2.
     """
     unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", condition)
+    if _COMPUTING.search(unquoted):
+        return False
     numbers = re.findall(r"(?<![A-Za-z_])[0-9][0-9A-Za-z_.]*", unquoted)
     if all(map(pa.types.is_integer, kinds)):
         return "'" not in condition and all(map(str.isdigit, numbers))

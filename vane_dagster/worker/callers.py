@@ -11,7 +11,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -89,10 +89,12 @@ class UserCode:
         count: int,
         rows: Iterable[tuple[Any, ...]],
         call: Callable[..., Coroutine[Any, Any, Any]],
+        turn: Callable[[], Room] = nullcontext,
     ) -> list[Any]:
         """Call async code for each row in room of its own; return results, or their errors.
 
-        A `StageError` is raised at once: the other rows would have it too.
+        The time limit of a row begins once it has its `turn`. A `StageError` is raised at once: the
+        other rows would have it too.
         """
         answers: list[Any] = [None] * count
         turns, numbered = iter(range(count)), enumerate(rows)
@@ -103,7 +105,8 @@ class UserCode:
                     if self.revoked():
                         raise Revoked
                     place, values = next(numbered)
-                    answer = await within(self.op.policy.timeout_s, call(*values))
+                    async with turn():
+                        answer = await within(self.op.policy.timeout_s, call(*values))
                     if isinstance(answer, StageError):
                         raise answer
                     answers[place] = answer

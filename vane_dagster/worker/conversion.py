@@ -33,10 +33,7 @@ def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) ->
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UdfError(f"{expected} {_kind_of(values)}: {_explained(error)}") from error
     column = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
-    shared = isinstance(values, (pa.Array, pa.ChunkedArray)) or any(
-        hasattr(values, name) for name in ("dtype", "__arrow_c_stream__")
-    )
-    return copied(column) if shared else column
+    return column if type(values) is list else copied(column)  # it may share the memory
 
 
 def _explained(error: BaseException) -> str:

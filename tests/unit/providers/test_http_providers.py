@@ -9,13 +9,14 @@ from collections import Counter
 from importlib.util import find_spec
 from typing import Any
 
+import jsonschema
 import pytest
 
 import vane_dagster as vd
 from vane_dagster.providers.anthropic import AnthropicProvider
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer
-from vane_dagster.providers.http import HttpProvider, MalformedResponse
+from vane_dagster.providers.http import HttpProvider, MalformedResponse, in_object
 from vane_dagster.providers.openai import OpenAIProvider
 from vane_dagster.providers.usage import checked_usage
 from vane_dagster.servers import handle
@@ -284,6 +285,36 @@ def test_an_endpoint_that_is_not_there_or_does_not_speak_http_is_named():
                 await ask(listening.sockets[0].getsockname()[1])
 
     asyncio.run(asked())
+
+
+def test_limits_are_waited_for_in_a_turn_and_again_by_a_row_that_asks_again():
+    made, client = provider("chat", said("yes"), max_connections=1)
+    taken: list[str] = []
+
+    async def limited() -> None:
+        taken.append("limits")
+
+    made._limited = limited  # type: ignore[method-assign]
+
+    async def row(name: str, requests: int) -> None:
+        async with made.turn():
+            taken.append(name)
+            for _ in range(requests):
+                await made._post("/", {})
+            await asyncio.sleep(0)
+        assert len(client.bodies)
+
+    async def ask() -> None:
+        await asyncio.gather(row("first", 2), row("second", 1))
+        await made._post("/", {})
+
+    asyncio.run(ask())
+    assert taken == ["limits", "first", "limits", "limits", "second", "limits"]
+
+
+def test_references_of_a_schema_lead_somewhere_in_an_object():
+    schema = {"type": "array", "items": {"$ref": "#/$defs/N"}, "$defs": {"N": {"type": "integer"}}}
+    jsonschema.validate({"answer": [1]}, dict(in_object(schema)))
 
 
 @pytest.mark.parametrize("kind", [OpenAIProvider, AnthropicProvider])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pydantic
 import pytest
 
 import vane_dagster as vd
@@ -249,6 +250,54 @@ def test_texts_are_given_labels_by_a_prompt():
     ):
         with pytest.raises(vd.errors.DefinitionError, match=message):
             row_stage("classify", "text", labels=wrong, provider=Praise, model="m")
+
+
+class Aliased(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(alias_generator=str.upper)
+    first_name: str
+
+
+def test_fields_with_aliases_are_asked_for_by_these_and_stored_by_name():
+    form = parse_format("stage", Aliased)
+    assert form.schema is not None
+    assert list(form.schema["properties"]) == ["FIRST_NAME"]
+    assert pa.array([form.value(Answer('{"FIRST_NAME": "Bo"}'))], form.type).to_pylist() == [
+        {"first_name": "Bo"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "expected"),
+    [
+        (["U.S.", "U.K."], "U.S.", "U.S."),
+        (["U.S.", "U.K."], " u.k", "U.K."),
+        (["yes", "yes."], "yes.", "yes."),
+        (["yes", "no"], "'Yes'.", "yes"),
+        ([" a ", "b"], "a", " a "),
+    ],
+)
+def test_a_choice_is_recognized(choices, answer, expected):
+    assert parse_format("stage", choices).value(Answer(answer)) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ['```json {"a": 1}```', '```\n{"a": 1}\n```', '```json\n{"a": 1}```']
+)
+def test_json_in_a_code_fence(text):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert parse_format("stage", schema).value(Answer(text)) == {"a": 1}
+
+
+class Node(pydantic.BaseModel):
+    below: list[Node]
+
+
+@pytest.mark.parametrize(
+    ("form", "words"), [(Node, "refers to itself"), ({"enum": ["a", 1]}, "has no column type")]
+)
+def test_formats_without_a_column_type(form, words):
+    with pytest.raises(vd.errors.DefinitionError, match=words):
+        parse_format("stage", form)
 
 
 # Batches of answers

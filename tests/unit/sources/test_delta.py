@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import dagster as dg
+import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
@@ -15,7 +16,7 @@ from deltalake import write_deltalake
 import vane_dagster as vd
 from support.delta_tables import commit, delete_positions, log_actions, use_features
 from support.ingested import rows
-from vane_dagster.sources.base import FragmentRule
+from vane_dagster.sources.base import FragmentRule, default_rule
 from vane_dagster.sources.planned_read import read_planned
 
 
@@ -116,6 +117,19 @@ def test_bad_columns_and_filters(tmp_path):
     source = vd.delta(str(other_case))
     with pytest.raises(vd.errors.VaneError, match=r"columns 'N' and 'n' are the same name to SQL"):
         source.split(source.list_files([None], "here")[None], FragmentRule(10), "here")
+
+
+@pytest.mark.parametrize(
+    "filter", ["n < 5/2", "n < 2^3", "n = 5/2+1/2", "n*1 < 5/2", "abs(n) < 3", "n IN (2, 20)"]
+)
+def test_a_filter_selects_the_same_rows_with_statistics_of_files(filter, tmp_path):
+    for numbers in ([2, 2], [3, 9], [8, 20]):
+        write_deltalake(tmp_path / "t", pa.table({"n": numbers}), mode="append")
+    source = vd.delta(str(tmp_path / "t"), filter=filter)
+    files = source.required(source.list_files([None], "here")[None], None, "here")
+    found = sum(f.stop - f.start for f in source.split(files, default_rule([]), "here").fragments)
+    every = pa.table({"n": [2, 2, 3, 9, 8, 20]})  # noqa: F841  read by DuckDB
+    assert duckdb.sql(f"SELECT count(*) FROM every WHERE {filter}").fetchall() == [(found,)]
 
 
 @pytest.mark.parametrize("filter", [None, "n > 0"])

@@ -20,6 +20,7 @@ from vane_dagster.errors import UdfError
 from vane_dagster.pipeline.contracts import TYPES
 from vane_dagster.pipeline.pipeline import Stage
 from vane_dagster.types.schema import merged_types, read_schema, schema_code
+from vane_dagster.worker.conversion import fitted
 from vane_dagster.worker.inferred_types import column_type
 from vane_dagster.worker.results import from_result
 
@@ -298,3 +299,19 @@ def test_a_message_holds_no_value():
     assert "hunter2" not in refusal([secret], TEXT)
     assert "hunter2" not in refusal(["a", Record(x="hunter2")], TEXT)  # type: ignore[arg-type]  # a value that is easy to find
     assert "hunter2" not in refusal([[1], "hunter2"], pa.list_(pa.int64()))
+
+
+class AsArray:
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.values
+
+
+def test_columns_are_copied_from_memory_that_a_function_writes_again():
+    for share in (memoryview, AsArray):
+        numbers = np.arange(3)
+        column = fitted(share(numbers), pa.field("n", pa.int64()), "here")
+        numbers[:] = 9
+        assert column.to_pylist() == [0, 1, 2]

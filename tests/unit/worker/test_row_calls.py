@@ -9,6 +9,7 @@ import functools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any, NamedTuple, Optional, TypedDict
 
@@ -18,6 +19,7 @@ import pydantic
 import pytest
 
 import vane_dagster as vd
+from support.prompts import Reversed
 from support.udf_calls import row_stage, run_stage
 from vane_dagster._lazy import LazyModule
 from vane_dagster.errors import StageError
@@ -252,6 +254,23 @@ def test_a_slow_row_is_timed_out_alone():
     started = time.monotonic()
     assert run_stage(stage, TEXTS, retries=0)["out"].to_pylist() == [10, 30]
     assert time.monotonic() - started < 10
+
+
+class OneAtATime(Reversed):
+    """Lets one row a tenth of a second begin, as a limit of requests per minute does."""
+
+    begun = 0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        type(self).begun += 1
+        await asyncio.sleep(self.begun / 10)
+        yield
+
+
+def test_waiting_for_a_limit_takes_no_time_of_a_row():
+    stage = row_stage("prompt", "{n}", provider=OneAtATime, model="m", timeout_s=0.15)
+    assert run_stage(stage, TEXTS, retries=0)["out"].to_pylist() == ["01", "02", "03"]
 
 
 def test_an_error_of_the_stage_ends_the_calls_for_other_rows():
