@@ -160,7 +160,7 @@ def _of_numbers(check: Drift, now: CheckContext, before: CheckContext) -> _Compa
 def _numbers(context: CheckContext, check: Drift) -> Array:
     """Return the sampled numbers; nulls are NaN."""
     found = [
-        batch.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+        batch.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
         for batch in _values(context, check)
     ]
     return np.concatenate(found) if found else np.empty(0)

@@ -7,12 +7,11 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from vane_dagster._secrets import masked
 from vane_dagster._user_errors import contained
@@ -21,7 +20,6 @@ from vane_dagster.checks.context import CheckOutcome, Recomputation
 from vane_dagster.checks.partition import CheckContext
 from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.specs import provenance_columns
 from vane_dagster.retries import class_names
 from vane_dagster.storage.damage import verified
 from vane_dagster.storage.manifest import CheckResult, Manifest
@@ -81,11 +79,9 @@ class CheckRunner:
         return self._code_read.get(id(check)) or check.definition
 
     def _context(self, manifest: Manifest) -> CheckContext:
-        # The rows of a `write` stage are read in its upstream stage.
-        added = provenance_columns() if manifest.kind == "write" else ()
         return CheckContext(
             id=self._pipeline[manifest.stage].id,
-            schema=pa.schema([field for field in manifest.schema if field.name not in added]),
+            schema=with_rows(self._store, manifest).schema,  # where the rows are read
             _manifest=manifest,
             _dataset=functools.cache(lambda: self._dataset(manifest)),
             _first_faults=functools.partial(
@@ -96,11 +92,14 @@ class CheckRunner:
             _run_id=self._run_id,
         )
 
+    def earlier(self, partition: str | None) -> Sequence[str]:
+        """Return the partitions that one may be compared with, the nearest first."""
+        before = () if partition is None else self.before(partition)
+        return list(itertools.islice(before, _LOOKED_BACK))
+
     def _previous(self, manifest: Manifest) -> CheckContext | None:
         """The nearest earlier partition that was materialized."""
-        if manifest.partition is None:
-            return None
-        keys = list(itertools.islice(self.before(manifest.partition), _LOOKED_BACK))
+        keys = self.earlier(manifest.partition)
         found = self._store.latest(manifest.pipeline, manifest.stage, keys)
         key = next((key for key in keys if key in found), None)
         if key is None:

@@ -128,7 +128,9 @@ class FragmentQueue:
     def drop_given_up(self) -> None:
         """Remove failed stages from the next fragments; drop fragments without other stages."""
         while run := self.peek():
-            if given_up := {s for s in run.task_states if (run.partition, s) in self._state.failed}:
+            failed, stages = self._state.failed, run.task_states
+            is_damaged = (run.partition, run.index) in self._state.damaged
+            if given_up := {s for s in stages if is_damaged or (run.partition, s) in failed}:
                 run.abandon(given_up)
                 self.release(run, given_up)
             if run.task_states:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -89,7 +89,7 @@ class RunState:
         self.stats: dict[tuple[int, str], StageStats] = {}
         self.floors: dict[str, int] = {}  # of the stages with row keys to compute
         self.usage = PoolUsage()
-        self.max_faults = cache(self._max_faults)
+        self.max_faults = functools.cache(self._max_faults)
         self._servers = {s: tuple(pool.uses.values()) for s, pool in (pools or {}).items()}
         for index, partition in enumerate(plan.partitions):
             for stage, stage_plan in partition.stages.items():
@@ -181,14 +181,13 @@ class RunState:
             if name in lost and (index, name) not in self.failed:
                 self.failed[index, name] = error
                 self.emit(Failed(name, key, error, None if name == stage else stage))
-        for waiting in (index, index + 1):  # they may have waited for this
-            self._commit_complete(waiting)
+        self._commit_waiting(index)
         return lost
 
     def pend(self, index: int, stage: str, fragment: int, recorded: Sequence[Recorded]) -> set[str]:
         """Give up a stage and those downstream of it for a fragment that waits for batches."""
         waiting = self.pending.add(index, stage, fragment, recorded)
-        self._commit_complete(index + 1)  # which may have waited for this
+        self._commit_waiting(index)
         return waiting
 
     def submit(self) -> None:
@@ -239,10 +238,32 @@ class RunState:
         """Wait until all commits are done."""
         self._committer.close()
 
+    def _commit_waiting(self, index: int) -> None:
+        """Commit what may have waited for a partition that commits less than was planned."""
+        for waiting in (index, *self._compared[1][index]):
+            self._commit_complete(waiting)
+
     def _commit_complete(self, index: int) -> None:
-        """Commit what is complete of a partition, and of those after it, which may wait for it."""
-        while index < len(self.plan.partitions) and self._commits_some(index):
-            index += 1
+        """Commit what is complete of a partition, and of those that are compared with it."""
+        waiting = [index]
+        while waiting:
+            if self._commits_some(index := waiting.pop()):
+                waiting += self._compared[1][index]
+
+    @functools.cached_property
+    def _compared(self) -> tuple[Mapping[int, int], Mapping[int, Sequence[int]]]:
+        """The partition that each one is compared with, and those that are compared with each."""
+        former: dict[int, int] = {}
+        later = defaultdict[int, list[int]](list)
+        checks = itertools.chain(*map(self.pipeline._checks_of, self.plan.selected))
+        if any(check.compares for check in checks):
+            indexes = {partition.key: i for i, partition in enumerate(self.plan.partitions)}
+            for key, index in indexes.items():
+                earlier = self._check_runner.earlier(key)
+                if (other := next((k for k in earlier if k in indexes), key)) != key:
+                    former[index] = indexes[other]
+                    later[indexes[other]].append(index)
+        return former, later
 
     def _commits_some(self, index: int) -> bool:
         partition, before = self.plan.partitions[index], len(self._queued)
@@ -269,8 +290,9 @@ class RunState:
         others = {c.stage_of(self.pipeline.name) for c in checks if isinstance(c, Compared)}
         before = itertools.takewhile(stage.__ne__, stages)  # so that none waits for another in turn
         places = [(index, other) for other in before if other in others]
-        if index and any(check.compares for check in checks):
-            places.append((index - 1, stage))
+        former, _ = self._compared
+        if index in former and any(check.compares for check in checks):
+            places.append((former[index], stage))
         return not all(self._is_settled(*place) for place in places)
 
     def _commit(self, index: int, partition: PartitionPlan, stage: str, above: list[str]) -> Commit:

@@ -363,10 +363,13 @@ class WaveScheduler:
         except StoreError as error:
             self._fail(run.partition, task.stage, error)
             return
+        for other in list(self._active.values()):
+            if (other.partition, other.index) in self._state.damaged:
+                other.abandon(set(other.task_states))
+                self._end_if_finished(other)
         if removed == run.index:
-            run.abandon(set(run.task_states))
-            self._end_if_finished(run)
-        elif fault.part in looked_up:
+            return
+        if fault.part in looked_up:
             self._state.emit(Noticed(f"{fault.message}. Rows that it has are computed again"))
             run.unreadable.add(fault.part)
             self._start_over(run)

@@ -17,7 +17,7 @@ from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.read import connected
 from vane_dagster.storage.asset_writer import write_asset
 from vane_dagster.storage.dataframes import batches, form_of, known_forms, loaded
-from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.manifest import Manifest, content_digest
 from vane_dagster.storage.reader import read
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def keep_rows(store: FragmentStore, context: dg.OutputContext, obj: Any) -> None
     # The step's own context reads this version after its IO manager returns.
     step = context.step_context
     if not step.has_data_version(context.asset_key):
-        version = "-".join(manifest.content for manifest in manifests[:4])
+        version = content_digest([part for manifest in manifests for part in manifest.parts])
         step.set_data_version(context.asset_key, dg.DataVersion(version))
 
 

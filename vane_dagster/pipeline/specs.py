@@ -351,11 +351,6 @@ def _provenance_fields(pipeline: Pipeline, stage: str) -> dict[str, pa.Field | N
     return {name: pa.field(name, kind) for name, kind in known.items()}
 
 
-def provenance_columns() -> frozenset[str]:
-    """Return the names of all columns of provenance."""
-    return frozenset((*_PROVENANCE, TOKENS, COST))
-
-
 def provenance_stage(pipeline: Pipeline, node: str, given: bool | str, location: str) -> str:
     """Return the stage that an argument `provenance` of a stage below `node` means."""
     if given is False:

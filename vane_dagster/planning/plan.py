@@ -18,6 +18,7 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import Causes, describe
 from vane_dagster.planning.definition import pool_identity
+from vane_dagster.planning.inputs import stages_read
 from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.adoptions import Adoption
@@ -187,10 +188,10 @@ class RunPlan:
         return any(partition.is_sample for partition in self.partitions)
 
     def with_downstream(self, stage: str) -> set[str]:
-        """Return a stage and the selected stages downstream of it."""
+        """Return a stage and the selected stages that read of it, directly or not."""
         found = {stage}
         for name in self.selected:
-            if found & set(self.pipeline[name].spec.upstream):
+            if not found.isdisjoint(stages_read(self.pipeline, self.pipeline[name].spec)):
                 found.add(name)
         return found
 

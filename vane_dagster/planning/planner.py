@@ -212,10 +212,20 @@ class _Planner:
             given = [*undone, *upstream, *(d.name for d in self.decisions.get((stage, key), ()))]
             made = [digest(name, generation, *given)[:32] for name in self.names[stage]]
             is_done = in_force and in_force.plan in made and not in_force.unfinished
+            is_done = is_done and self._is_at_target(key, stage)
             done = in_force if is_done else None
             known[stage] = done.plan if done else made[0]
             plans[stage] = StagePlan(known[stage], generation, done, former=in_force, undone=undone)
         return plans
+
+    def _is_at_target(self, key: str | None, stage: str) -> bool:
+        """Whether a branch has published nothing of a stage itself, or into its present target."""
+        spec = self.pipeline[stage].spec
+        if not (spec.publishes and self.store.fallback and (made := self._in_force(key, stage))):
+            return True
+        publisher = spec.publisher(key)
+        is_there = made.published and publisher and made.published.url == publisher.target.url
+        return bool(is_there) or made.root != self.store.root
 
     def _is_raised(self, key: str | None, stage: str) -> bool:
         """Return whether this run raises the generation, unless an earlier attempt of it did."""
