@@ -24,30 +24,29 @@ from vane_dagster._lazy import pc
 
 ENCODING = 2
 """Increment if rows are encoded differently: no row is found under keys of another encoding."""
-WIDTH = 16
-"""Bytes of a key."""
+_PIECE_BYTES, _PIECE_ROWS = 3 << 20, (1 << 14, 1 << 16)
+"""What is encoded at a time, so that it stays in caches: about these bytes, at most these rows, the
+latter of plain numbers."""
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
 _BYTES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
 _NESTED = {"list", "large_list", "fixed_size_list", "struct", "map"}
-_Ends = npt.NDArray[np.int64]
+_Ends, _Words = npt.NDArray[np.int64], npt.NDArray[np.uint64]
 _Encoding: TypeAlias = "pa.LargeBinaryArray | npt.NDArray[np.void]"
 """A piece of the encoding of each row; an array of bytes if all rows have as many."""
 
 
-def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.FixedSizeBinaryArray:
-    """Compute the keys of rows."""
-    plain = [_plain(column) for column in columns]
-    if widths := _number_widths(plain):
-        return _keys_of(_murmur3(_words(plain, widths)), len(plain[0]))
-    encoded = encoded_rows(plain)
-    offsets = _offsets(encoded)
-    data = memoryview(encoded.buffers()[2] or b"")
-    digest = xxhash.xxh3_128_digest
-    if (width := _same_width(offsets)) is not None:
-        rows: list[Any] = np.frombuffer(data, f"V{width}", len(encoded), offsets[0]).tolist()
-    else:
-        rows = [data[start:end] for start, end in pairwise(offsets.tolist())]
-    return _keys_of(b"".join(map(digest, rows)), len(encoded))
+def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.uint64]:
+    """Compute the keys of rows; return the first half of each, and the second."""
+    rows = len(columns[0])
+    found = np.empty((2, rows), np.uint64)
+    widths = _number_widths([_plain(column.slice(0, 0)) for column in columns])
+    pieces = 1 + sum(column.nbytes for column in columns) // _PIECE_BYTES
+    size = min(_PIECE_ROWS[bool(widths)], 1 + rows // pieces)
+    for start in range(0, rows or 1, size):
+        plain = [_plain(column.slice(start, size)) for column in columns]
+        halves = _murmur3(_words(plain, widths)) if widths else _digests(encoded_rows(plain))
+        found[:, start : start + size] = halves
+    return found
 
 
 def has_keys(kind: pa.DataType) -> bool:
@@ -73,13 +72,21 @@ def encoded_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.LargeBinar
     return _joined([_cut(np.full(rows, np.void(header)), ends), *values])
 
 
-def _keys_of(data: Any, rows: int) -> pa.FixedSizeBinaryArray:
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(WIDTH), rows, [None, pa.py_buffer(data)])
+def _digests(encoded: pa.LargeBinaryArray) -> npt.NDArray[np.uint64]:
+    """Return the XXH3 digests of encodings."""
+    offsets = _offsets(encoded)
+    data = memoryview(encoded.buffers()[2] or b"")
+    if (width := _same_width(offsets)) is not None:
+        rows: list[Any] = np.frombuffer(data, f"V{width}", len(encoded), offsets[0]).tolist()
+    else:
+        rows = (data[start:end] for start, end in pairwise(offsets.tolist()))
+    digests = b"".join(map(xxhash.xxh3_128_digest, rows))
+    return np.frombuffer(digests, "<u8").reshape(-1, 2).T
 
 
 def _header(columns: Sequence[pa.Array]) -> bytes:
     types = "\n".join(str(array.type) for array in columns)
-    return hashlib.blake2b(f"{ENCODING}\n{types}".encode(), digest_size=WIDTH).digest()
+    return hashlib.blake2b(f"{ENCODING}\n{types}".encode(), digest_size=16).digest()
 
 
 def _number_widths(columns: Sequence[pa.Array]) -> list[int]:
@@ -90,57 +97,63 @@ def _number_widths(columns: Sequence[pa.Array]) -> list[int]:
     return widths if {*widths} <= {1, 2, 4, 8, 16, 32} else []
 
 
-def _words(columns: Sequence[pa.Array], widths: Sequence[int]) -> npt.NDArray[np.uint64]:
-    """Return the words of each row: the header, the bits of its values, and which are null.
+def _words(columns: Sequence[pa.Array], widths: Sequence[int]) -> list[_Words]:
+    """Return the words of rows: the header, the bits of their values, and which are null.
 
-    Returns:
-        An array of shape (words, rows). The widest values come first, so that each is aligned.
+    Each is an array of all rows, or of one number that is the same in all rows. The widest values
+    come first, so that each is aligned.
     """
     rows, header = len(columns[0]), np.frombuffer(_header(columns), np.uint64)
     bits, ends = sum(widths), np.cumsum(sorted(widths, reverse=True))
-    words = np.zeros((2 + 2 * -(-(bits + len(columns)) // 16), rows), np.uint64)
-    words[:2] = header[:, None]
+    words = [*header.reshape(2, 1), *np.zeros((2 * -(-(bits + len(columns)) // 16), 1), np.uint64)]
+
+    def place(values: npt.NDArray[Any], byte: int) -> None:
+        """Write the bytes of each row's value into its words."""
+        if len(words[byte // 8]) != rows:
+            words[byte // 8] = np.zeros(rows, np.uint64)
+        unit = values.itemsize
+        words[byte // 8].view(values.dtype)[byte % 8 // unit :: 8 // unit] = values
+
     order = sorted(range(len(columns)), key=lambda number: -widths[number])
     for number, end in zip(order, ends.tolist()):
         array, unit = columns[number], min(widths[number], 8)
         found = _bits(array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array)
         pieces = np.ascontiguousarray(found).view(f"u{unit}")
         for piece in range(pieces.shape[1]):
-            _placed(words, 16 + end - widths[number] + 8 * piece, unit)[:] = pieces[:, piece]
+            place(pieces[:, piece], 16 + end - widths[number] + 8 * piece)
         if array.null_count:
-            _placed(words, 16 + bits + number, 1)[:] = np.asarray(array.is_null())
+            place(np.asarray(array.is_null()).view(np.uint8), 16 + bits + number)
     return words
 
 
-def _placed(words: npt.NDArray[np.uint64], byte: int, width: int) -> npt.NDArray[Any]:
-    """Return some bytes of each row, as numbers."""
-    word: npt.NDArray[Any] = words[byte // 8].view(f"u{width}").reshape(-1, 8 // width)
-    return word[:, byte % 8 // width]
-
-
-def _murmur3(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _murmur3(words: Sequence[_Words]) -> tuple[_Words, _Words]:
     """Return MurmurHash3_x64_128 (Austin Appleby, public domain) of each row, with the seed 0."""
-    low, high = np.zeros((2, words.shape[1]), np.uint64)
-    for place in range(0, len(words), 2):
-        low ^= _rotated(words[place] * _C1, 31) * _C2
+    low = high = np.zeros(1, np.uint64)
+    for first, second in zip(words[::2], words[1::2]):
+        low = low ^ _rotated(first * _C1, 31) * _C2
         low = (_rotated(low, 27) + high) * np.uint64(5) + np.uint64(0x52DCE729)
-        high ^= _rotated(words[place + 1] * _C2, 33) * _C1
+        high = high ^ _rotated(second * _C2, 33) * _C1
         high = (_rotated(high, 31) + low) * np.uint64(5) + np.uint64(0x38495AB5)
     low, high = low ^ np.uint64(8 * len(words)), high ^ np.uint64(8 * len(words))
-    low += high
-    low, high = _mixed(low), _mixed(high + low)
-    low += high
-    return np.stack([low, high + low], axis=1)
+    low = low + high
+    high = high + low
+    low = _mixed(low) + _mixed(high)
+    return low, high + low
 
 
-def _rotated(words: npt.NDArray[np.uint64], bits: int) -> npt.NDArray[np.uint64]:
-    return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
+def _rotated(words: _Words, bits: int) -> _Words:
+    found = words << np.uint64(bits)
+    found |= words >> np.uint64(64 - bits)
+    return found
 
 
-def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mixed(words: _Words) -> _Words:
+    """Mix the bits of words in place."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        words = (words ^ (words >> np.uint64(33))) * np.uint64(factor)
-    return words ^ (words >> np.uint64(33))
+        words ^= words >> np.uint64(33)
+        words *= np.uint64(factor)
+    words ^= words >> np.uint64(33)
+    return words
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -72,8 +72,6 @@ from vane_dagster.worker.recorded_rows import (
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
 
 COMPUTED, DUPLICATE = -1, -2
-_KEYED_BYTES, _KEYED_ROWS = 3 << 20, 1 << 14
-"""What is encoded at a time: about these bytes, at most these rows, so that it stays in caches."""
 
 _Numbers = npt.NDArray[Any]
 
@@ -122,9 +120,7 @@ def _ordered(rows: pa.Table, op: Arrange, wanted: Places) -> tuple[Places, tuple
     return wanted[np.asarray(order, np.int64)], tuple(np.cumsum(counts).tolist())
 
 
-def _keys(
-    rows: pa.Table, keying: RowKeying, files: SourceFiles | None
-) -> tuple[_Numbers, _Numbers]:
+def _keys(rows: pa.Table, keying: RowKeying, files: SourceFiles | None) -> _Numbers:
     """Return the high and the low half of each row's key."""
     chosen = [rows.column(name) for name in keying.columns]
     if keying.files:
@@ -139,14 +135,7 @@ def _keys(
         values = rows.column(name).to_pylist()
         named = [None if value is None else versions.get(str(value)) for value in values]
         chosen.append(pa.chunked_array([pa.array(named, pa.string())]))
-    found = np.empty((2, rows.num_rows), np.uint64)
-    pieces = 1 + sum(column.nbytes for column in chosen) // _KEYED_BYTES
-    size = min(_KEYED_ROWS, 1 + rows.num_rows // pieces)
-    for start in range(0, rows.num_rows, size):
-        keys = row_keys([column.slice(start, size) for column in chosen])
-        halves = np.frombuffer(keys.buffers()[1], "<u8").reshape(-1, 2)
-        found[:, start : start + len(halves)] = halves.T
-    return found[0], found[1]
+    return row_keys(chosen)
 
 
 def _with_identities(

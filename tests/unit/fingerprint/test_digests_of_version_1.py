@@ -30,11 +30,12 @@ def computed() -> dict[str, dict[str, str]]:
             for number, value in enumerate(values)
         },
         "row keys": {
-            name: row_keys([column])[0].as_py().hex() for name, column in v1_code.COLUMNS.items()
+            name: row_keys([column])[:, 0].tobytes().hex()
+            for name, column in v1_code.COLUMNS.items()
         },
         "rows": {
-            str(number): key.hex()
-            for number, key in enumerate(row_keys([*v1_code.COLUMNS.values()]).to_pylist())
+            str(number): key.tobytes().hex()
+            for number, key in enumerate(row_keys([*v1_code.COLUMNS.values()]).T)
         },
         "schemas": {"columns": schema_code(schemas[0])},
         "hashes": {"combine": combine("tag", "ä", b"\0"), "digest": digest("a", 1, None)},

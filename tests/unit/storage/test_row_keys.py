@@ -16,7 +16,7 @@ from vane_dagster.types.schema import empty_table
 
 
 def keys(*columns: pa.Array) -> list[str]:
-    return [key.hex() for key in row_keys(columns).to_pylist()]
+    return [key.tobytes().hex() for key in row_keys(columns).T]
 
 
 def of(values: list[object], kind: pa.DataType) -> list[str]:
