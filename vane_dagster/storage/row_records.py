@@ -113,6 +113,6 @@ def write_records(folder: Location, key: str, records: pa.Table) -> str:
         records,
         ID,
         compression=codecs,
-        use_dictionary=[OUTCOME, *ORIGIN],
+        use_dictionary=[RUN_ID, MODEL, CODE],
         write_statistics=False,
     )
