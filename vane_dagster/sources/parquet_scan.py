@@ -20,6 +20,8 @@ from vane_dagster.storage.manifest import FileSpan
 from vane_dagster.storage.packed_tensors import schema_of_rows, unpacked
 from vane_dagster.types.tensors import unsliced
 
+_MIN_BATCH = 1 << 16
+
 
 def scan(
     span: FileSpan,
@@ -68,13 +70,17 @@ def read_rows(place: Location, start: int, stop: int, columns: Sequence[str]) ->
 def batches(
     file: pq.ParquetFile, start: int, stop: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Read columns of some rows; a row group is decoded from its beginning, batch by batch."""
+    """Read columns of some rows; a row group is decoded from its beginning, batch by batch.
+
+    A batch has as many rows as are read, so that most of these are not in pieces.
+    """
     footer = file.metadata
     counts = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
     edges = np.cumsum([0, *counts])
     groups = np.flatnonzero((edges[:-1] < stop) & (edges[1:] > start)).tolist()
     at = int(edges[groups[0]]) if groups else stop
-    for batch in file.iter_batches(row_groups=groups, columns=columns, use_threads=False):
+    size = max(_MIN_BATCH, stop - start)
+    for batch in file.iter_batches(size, row_groups=groups, columns=columns, use_threads=False):
         first, last = max(0, start - at), min(batch.num_rows, stop - at)
         if first < last:
             yield batch.slice(first, last - first)
