@@ -484,7 +484,7 @@ def _differing(before: pa.Array, now: pa.Array) -> _Mask:
         return ~both_null
     if not len(before):
         return both_null
-    differs = (row_keys([before]) != row_keys([now])).any(axis=0)
+    differs: _Mask = (row_keys([before]) != row_keys([now])).any(axis=0)
     if pa.types.is_floating(kind):  # 0.0 equals -0.0
         differs &= _numbers(before) != _numbers(now)
     return differs

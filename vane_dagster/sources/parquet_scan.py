@@ -20,8 +20,6 @@ from vane_dagster.storage.manifest import FileSpan
 from vane_dagster.storage.packed_tensors import schema_of_rows, unpacked
 from vane_dagster.types.tensors import unsliced
 
-_MIN_BATCH = 1 << 16
-
 
 def scan(
     span: FileSpan,
@@ -79,7 +77,7 @@ def batches(
     edges = np.cumsum([0, *counts])
     groups = np.flatnonzero((edges[:-1] < stop) & (edges[1:] > start)).tolist()
     at = int(edges[groups[0]]) if groups else stop
-    size = max(_MIN_BATCH, stop - start)
+    size = max(1 << 16, stop - start)
     for batch in file.iter_batches(size, row_groups=groups, columns=columns, use_threads=False):
         first, last = max(0, start - at), min(batch.num_rows, stop - at)
         if first < last:

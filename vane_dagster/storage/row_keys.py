@@ -11,7 +11,7 @@ their payload.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any, TypeAlias
 
@@ -30,7 +30,8 @@ latter of plain numbers."""
 _C1, _C2 = np.uint64(0x87C37B91114253D5), np.uint64(0x4CF5AD432745937F)
 _BYTES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
 _NESTED = {"list", "large_list", "fixed_size_list", "struct", "map"}
-_Ends, _Words = npt.NDArray[np.int64], npt.NDArray[np.uint64]
+_Ends = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint64]
 _Encoding: TypeAlias = "pa.LargeBinaryArray | npt.NDArray[np.void]"
 """A piece of the encoding of each row; an array of bytes if all rows have as many."""
 
@@ -45,7 +46,7 @@ def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.ui
     for start in range(0, rows or 1, size):
         plain = [_plain(column.slice(start, size)) for column in columns]
         halves = _murmur3(_words(plain, widths)) if widths else _digests(encoded_rows(plain))
-        found[:, start : start + size] = halves
+        found[0, start : start + size], found[1, start : start + size] = halves
     return found
 
 
@@ -74,12 +75,10 @@ def encoded_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.LargeBinar
 
 def _digests(encoded: pa.LargeBinaryArray) -> npt.NDArray[np.uint64]:
     """Return the XXH3 digests of encodings."""
-    offsets = _offsets(encoded)
-    data = memoryview(encoded.buffers()[2] or b"")
-    if (width := _same_width(offsets)) is not None:
-        rows: list[Any] = np.frombuffer(data, f"V{width}", len(encoded), offsets[0]).tolist()
-    else:
-        rows = (data[start:end] for start, end in pairwise(offsets.tolist()))
+    offsets, data = _offsets(encoded), memoryview(encoded.buffers()[2] or b"")
+    rows: Iterable[Any] = (data[start:end] for start, end in pairwise(offsets.tolist()))
+    if (width := _same_width(offsets)) is not None:  # copies are faster than views
+        rows = np.frombuffer(data, f"V{width}", len(encoded), offsets[0]).tolist()
     digests = b"".join(map(xxhash.xxh3_128_digest, rows))
     return np.frombuffer(digests, "<u8").reshape(-1, 2).T
 
@@ -136,24 +135,19 @@ def _murmur3(words: Sequence[_Words]) -> tuple[_Words, _Words]:
         high = (_rotated(high, 31) + low) * np.uint64(5) + np.uint64(0x38495AB5)
     low, high = low ^ np.uint64(8 * len(words)), high ^ np.uint64(8 * len(words))
     low = low + high
-    high = high + low
-    low = _mixed(low) + _mixed(high)
+    low, high = _mixed(low), _mixed(high + low)
+    low += high
     return low, high + low
 
 
 def _rotated(words: _Words, bits: int) -> _Words:
-    found = words << np.uint64(bits)
-    found |= words >> np.uint64(64 - bits)
-    return found
+    return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))
 
 
 def _mixed(words: _Words) -> _Words:
-    """Mix the bits of words in place."""
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        words ^= words >> np.uint64(33)
-        words *= np.uint64(factor)
-    words ^= words >> np.uint64(33)
-    return words
+        words = (words ^ (words >> np.uint64(33))) * np.uint64(factor)
+    return words ^ (words >> np.uint64(33))
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -128,16 +128,12 @@ def _index(parts: Sequence[RecordedPart], floor: int, equal_rows: Collection[str
         )
     columns = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     order = np.argsort(columns[KEY_HIGH])
-    same = equals_former(columns[KEY_HIGH][order])
-    if same.any():
+    high = columns[KEY_HIGH][order]
+    starts = np.flatnonzero(np.diff(high, prepend=~high[:1]))
+    if len(starts) < len(order):
         ranks = order + columns[_FAILED][order] * np.int64(len(order))
-        order = np.minimum.reduceat(ranks, np.flatnonzero(~same)) % len(order)
+        order = np.minimum.reduceat(ranks, starts) % len(order)
     return pa.table({name: values[order] for name, values in columns.items()})
-
-
-def equals_former(values: Numbers) -> npt.NDArray[np.bool_]:
-    """Return for each value whether it equals the one before it."""
-    return np.concatenate([np.zeros(len(values[:1]), bool), values[1:] == values[:-1]])
 
 
 @dataclass(frozen=True)

@@ -207,13 +207,13 @@ class _KnownPlaces:
         numbers |= np.arange(1 << 61, (1 << 61) + len(wanted), dtype=np.uint64)
         numbers.view(np.float64).sort()  # in the same order as integers, and faster
         equal = 1 + np.flatnonzero((numbers[1:] ^ numbers[:-1]) <= mask)
-        is_second = np.diff(equal, prepend=0) > 1
-        starts = np.maximum.accumulate(np.where(is_second, equal - 1, 0))
+        is_run = np.diff(equal, prepend=0) > 1  # of equal rows, which begins at the one before
+        starts = np.maximum.accumulate(np.where(is_run, equal - 1, 0))
         rows, first = (wanted[numbers[places] & mask] for places in (equal, starts))
         # If keys share their first bits, the rows of all but one of them are computed again.
         same = (high[rows] == high[first]) & (low[rows] == low[first])
         self.part[rows[same]], self.record[rows[same]] = DUPLICATE, first[same]
-        return numbers & mask
+        return (numbers & mask).astype(np.int64)
 
 
 def restore(
@@ -244,9 +244,8 @@ class _Pieces:
             place = np.full(len(order), -1)
             place[owner] = np.arange(len(owner))
             rows = place[sources]
-            has_piece = rows >= 0
-            if not has_piece.all():
-                rows, order = rows[has_piece], order[has_piece]
+            if (rows < 0).any():
+                rows, order = rows[rows >= 0], order[rows >= 0]
             return taken(concat(self.tables), rows), order
         by_owner = np.argsort(owner, kind="stable")
         pieces = np.bincount(owner, minlength=len(order))
