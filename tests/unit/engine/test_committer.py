@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,8 +18,12 @@ import pytest
 import vane_dagster as vd
 from support.data import partitioned, write_source
 from support.in_process import InProcess, committed, compute, executed
+from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer
+from vane_dagster.engine.executor import execute
 from vane_dagster.events import Failed
+from vane_dagster.orchestration.partition_order import DagsterOrder
+from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
@@ -158,6 +165,46 @@ def test_partitions_are_compared_with_the_one_before_which_is_committed_first(tm
     message = "the blocking check 'drift_label' of its upstream stage 'clean' failed: "
     assert str(failed.error).startswith(message)
     assert str(failed.error).endswith("not committed, and has no former version")
+
+
+def test_a_check_of_a_table_that_converts_a_type(tmp_path, store):
+    """Delta has no unsigned integers; the rows are read where they are stored as they are."""
+    write_source(tmp_path / "src", {"id": [1, 2], "u": pa.array([3, 4], pa.uint8())})
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    golden = vd.Asset(checks=[vd.checks.Golden({"id": [1, 2], "u": [3, 4]})])
+    docs.project("kept", ["u"]).write("out", f"{tmp_path}/out", format="delta", asset=golden)
+    (made,) = committed(compute(docs, store), "out")
+    assert all(check.passed for check in made.manifest.checks), made.manifest.checks
+
+
+def test_a_partition_waits_for_the_one_it_is_compared_with_in_its_dimension(tmp_path, store):
+    """That one need not precede it in the plan, and a number may have more than 53 bits."""
+    days, regions = (
+        dg.StaticPartitionsDefinition(["1", "2"]),
+        dg.StaticPartitionsDefinition(["a", "b"]),
+    )
+    both = dg.MultiPartitionsDefinition({"region": regions, "zday": days})
+    for region, day in itertools.product("ab", "12"):
+        numbers = [int(day) << 60 | n + 1 for n in range(200)]
+        write_source(tmp_path / region / day, {"id": range(200), "n": numbers})
+    source = vd.parquet(f"{tmp_path}/{{partition_key.region}}/{{partition_key.zday}}/*.parquet")
+    docs = vd.Pipeline("docs", source=source, id="id", partitions_def=both)
+    drift = vd.Asset(checks=[vd.checks.Drift("n", min_rows=10)])
+    docs.project("clean", ["n"], asset=drift)
+    order = DagsterOrder(both, None)
+    keys = sorted(order.all(), key=lambda key: (key.endswith("2"), key))  # a|1, b|1, a|2, b|2
+    events: list[Any] = []
+    planned = plan_run(docs, ("clean",), keys, store)
+    runner = CheckRunner(docs, store, order.before)
+    backend: Any = InProcess()
+    execute(planned, backend, store, "run", events.append, threading.Event(), {}, runner)
+    found = {
+        event.partition: next(c for c in event.manifest.checks if c.name == "drift_n")
+        for event in committed(events, "clean")
+    }
+    assert {key: each.passed for key, each in found.items()} == {
+        "a|1": True, "b|1": True, "a|2": False, "b|2": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("is_declared", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from support.damage import (
 from support.data import partitioned, read_stage, write_source
 from support.in_process import InProcessCompute
 from vane_dagster.engine import committer
-from vane_dagster.errors import VaneError
+from vane_dagster.errors import StageError, VaneError
 from vane_dagster.storage.publish.base import publish as committer_publish
 
 DOUBLED = [2 * x for x in range(ROWS)]
@@ -76,28 +77,69 @@ def test_damaged_parts_are_computed_again_by_the_next_run(harm, tmp_path, source
 
 
 def odd(batch: pa.Table) -> pa.Table:
+    if os.environ.get("ENDPOINT_IS_DOWN"):
+        raise StageError("the endpoint is down")
     if any(x % 2 == 0 for x in batch["x"].to_pylist()):
         raise ValueError("even")
     return pa.table({"y": batch["x"]})
 
 
-def test_a_part_whose_failed_rows_are_damaged_is_computed_again(tmp_path, source, run):
+def with_lists(tmp_path: Path, joined: str) -> vd.Pipeline:
     """A join with lists of children reads which rows of them are quarantined."""
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
+    clean = docs.project("clean", ["x"])
+    options = grouped({"on_error": "quarantine", "max_error_rate": 1.0})
+    ok = clean.map_batches("odd", odd, schema={"y": "BIGINT"}, **options)
+    parts_of = ok.flat_map("ones", lambda y: [y], schema="BIGINT", id="part")
+    docs.join(joined, clean, parts_of, how="left", children="list")
+    return docs
 
-    def pipeline(names: str) -> vd.Pipeline:
-        docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
-        clean = docs.project("clean", ["x"])
-        options = grouped({"on_error": "quarantine", "max_error_rate": 1.0})
-        ok = clean.map_batches("odd", odd, schema={"y": "BIGINT"}, **options)
-        parts_of = ok.flat_map("ones", lambda y: [y], schema="BIGINT", id="part")
-        docs.join(names, clean, parts_of, how="left", children="list")
-        return docs
 
-    assert run(pipeline("both")) == ""
+def test_a_part_whose_failed_rows_are_damaged_is_computed_again(tmp_path, source, run):
+    assert run(with_lists(tmp_path, "both")) == ""
     (first, *_) = sorted((tmp_path / "store/docs/odd/parts").rglob("*.faults.parquet"))
     cut(first)
-    assert "It was removed from the stage 'docs/odd'" in run(pipeline("again"))
-    assert run(pipeline("again")) == ""
+    assert "It was removed from the stage 'docs/odd'" in run(with_lists(tmp_path, "again"))
+    assert run(with_lists(tmp_path, "again")) == ""
+
+
+def test_nothing_waits_for_the_failed_rows_of_a_stage_that_is_given_up(
+    tmp_path, source, run, monkeypatch
+):
+    assert run(with_lists(tmp_path, "both")) == ""
+    parts(tmp_path, "odd")[0].unlink()
+    monkeypatch.setenv("ENDPOINT_IS_DOWN", "1")
+    assert "the endpoint is down" in run(with_lists(tmp_path, "again"), ["odd", "again"])
+
+
+def upper_case(text: str) -> str:
+    return text.upper()
+
+
+@pytest.mark.parametrize("place", [1, -1])
+def test_a_damaged_part_in_which_rows_of_another_fragment_are_looked_up(place, tmp_path, run):
+    """Whether its fragment has begun or not."""
+
+    def pipeline() -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
+        upper = docs.map("upper", upper_case, schema="VARCHAR", reuse="rows")
+        upper.project("last", {"n": "length(upper)"})
+        return docs
+
+    texts = [f"t{n}" for n in range(200)]
+    write_source(
+        tmp_path / "src", {"id": range(200), "text": texts}, "b.parquet", row_group_size=10
+    )
+    assert run(pipeline(), ["upper"]) == ""
+    harmed = sorted(parts(tmp_path, "upper"), key=lambda p: pq.read_table(p)["id"][0].as_py())[
+        place
+    ]
+    equal = {"id": [1000], "text": pq.read_table(harmed)["upper"].to_pylist()[:1]}
+    equal["text"] = [text.lower() for text in equal["text"]]
+    write_source(tmp_path / "src", equal, "a.parquet")
+    flip(harmed, "upper")
+    assert "It was removed from the stage 'docs/upper'" in run(pipeline())
+    assert run(pipeline()) == ""
 
 
 def test_a_part_that_names_files_which_are_gone_is_computed_again(tmp_path, source, run):

@@ -264,6 +264,9 @@ def test_tables_are_published_below_the_root_or_where_targets_says(tmp_path, bra
     table = DeltaTable(f"{tmp_path}/elsewhere").to_pyarrow_table()
     assert table.column("upper").to_pylist() == ["A?", "B?"]
     assert files(tmp_path / "table") == before
+    published("?").run(store=branch, compute=COMPUTE)
+    table = DeltaTable(f"{tmp_path}/branch/~published/texts/out").to_pyarrow_table()
+    assert table.column("upper").to_pylist() == ["A?", "B?"], "the target of this run"
 
     for targets, message in (
         ({"texts/upper": "x"}, "no write stage of pipeline 'texts'; expected 'texts/out'"),
