@@ -25,7 +25,7 @@ from vane_dagster.fingerprint.symbols import SymbolSource
 EVERY = "*"
 """Stands for all names of a module."""
 _INERT = frozenset({
-    "click", "dagster", "logging", "pytest", "typer", "vane_dagster", "warnings",
+    "click", "dagster", "logging", "pathlib", "pytest", "typer", "vane_dagster", "warnings",
 })  # fmt: skip
 """Libraries whose declarations and settings change no result."""
 _PURE = _INERT | {
@@ -37,8 +37,8 @@ _PURE = _INERT | {
 """Libraries and functions that the user's code may use when an import runs it."""
 _VALUES = _PURE | {
     "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy",
-    "datetime", "enum", "fractions", "hashlib", "json", "math", "pathlib", "pydantic", "re",
-    "string", "textwrap", "threading", "time", "types", "uuid", "zoneinfo",
+    "datetime", "enum", "fractions", "hashlib", "json", "math", "pydantic", "re", "string",
+    "textwrap", "threading", "time", "types", "uuid", "zoneinfo",
 }  # fmt: skip
 """Libraries whose results are all that a call or decorator leaves behind."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
@@ -46,10 +46,11 @@ _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 _QUIET = frozenset({
     "bool", "classmethod", "dict", "enumerate", "float", "frozenset", "int", "isinstance", "len",
     "list", "print", "property", "range", "repr", "set", "staticmethod", "str", "tuple", "zip",
-    "functools.partial", "os.environ.get", "os.getenv", "os.path.abspath", "os.path.basename",
-    "os.path.dirname", "os.path.exists", "os.path.expanduser", "os.path.join",
+    "functools.partial", "os.environ.get", "os.getenv", "os.makedirs", "os.mkdir",
+    "os.path.abspath", "os.path.basename", "os.path.dirname", "os.path.exists",
+    "os.path.expanduser", "os.path.join", "shutil.rmtree",
 })  # fmt: skip
-"""Functions that call and change nothing that they get."""
+"""Functions that call and change nothing that they get; folders on the disk are no part of code."""
 
 Name = tuple[str, str]
 """A module and one of its names."""
@@ -236,7 +237,7 @@ class Effects:
         if root.id not in source.bound:
             return is_quiet and not source.stars
         if is_quiet and all(isinstance(path, Imported) for path in called):
-            return act.kind == "call"
+            return act.kind in ("call", "bare call")
         is_construction = isinstance(act.target, ast.Name) and act.kind == "call"
         return is_construction and any(is_lazy(unit.nodes[-1]) for unit in source.binding(root.id))
 
