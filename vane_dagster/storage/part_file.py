@@ -15,7 +15,12 @@ from vane_dagster.storage.column_stats import measure
 from vane_dagster.storage.damage import read_whole
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import PartInfo, part_footer, part_name
-from vane_dagster.storage.packed_tensors import packed, schema_of_rows, unpacked
+from vane_dagster.storage.packed_tensors import (
+    packed,
+    schema_of_rows,
+    unpacked,
+    without_null_marks,
+)
 from vane_dagster.storage.sample import sample_rows
 from vane_dagster.types.kinds import is_floats
 from vane_dagster.types.schema import empty_table
@@ -63,7 +68,7 @@ def write_part(
     """Write a table as a part, once and atomically, under its key and the digest of its rows."""
     low, high = id_range(table.column(target.id)) if target.id else (None, None)
     counted = measure(table, target.measured, target.sums, wasted)
-    stored = packed(table) if target.compression is None else table
+    stored = table if target.compression else without_null_marks(packed(table))
     info = PartInfo(
         target.key, "", table.num_rows, 0, low, high,
         measures=counted, sample=sample_rows(table), **facts,

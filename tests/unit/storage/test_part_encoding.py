@@ -147,3 +147,18 @@ def test_how_nested_columns_are_encoded(tmp_path):
     for name in ("zstd", "snappy", "gzip"):
         assert codecs(compression=name) == {name.upper()}, "what the user declared"
     assert codecs(compression="none") == {"UNCOMPRESSED"}
+
+
+def test_columns_without_nulls_are_stored_as_required_and_read_as_they_were(tmp_path):
+    kinds = {"id": pa.int64(), "x": pa.float32(), "some": pa.int8(), "none": pa.null()}
+    values = {"id": [1, 2], "x": [1.0, 2.0], "some": [None, 1], "none": [None, None]}
+    schema = pa.schema([pa.field(name, kind) for name, kind in kinds.items()])
+    schema = schema.append(pa.field("strict", pa.string(), nullable=False, metadata={"a": "b"}))
+    rows = pa.table({**values, "strict": ["a", "b"]}, schema)
+    folder = Location(str(tmp_path))
+    info = write_part(rows, PartTarget(folder, "c" * 40, "id"))
+    stored = pq.read_schema(folder.file(info.name))
+    assert [field.nullable for field in stored] == [False, False, True, True, False]
+    assert read_part(folder, info.name).schema.equals(schema, check_metadata=True)
+    span = FileSpan(folder.file_url(info.name), 0, 2)
+    assert scan(span, schema, {}, "here").schema.equals(schema)

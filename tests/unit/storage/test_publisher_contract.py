@@ -78,9 +78,8 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
 
     def add(number: int) -> None:
         if format == "parquet":
-            part(
-                Location(f"{out}/p"), [number], key=uuid.uuid4().hex + "f" * 8
-            )  # as another pipeline
+            key = uuid.uuid4().hex + "f" * 8  # as another pipeline
+            part(Location(f"{out}/p"), [number], key=key, compression="zstd")
         elif format == "delta":
             write_deltalake(out, row(number, key="other"), mode="append")
         elif format == "lance":
@@ -150,7 +149,8 @@ def test_types_that_a_format_does_not_have_are_widened(published):
     kind = vd.tensor("float32", (2, 2))
     given = rows.schema.set(rows.schema.get_field_index("tensor"), pa.field("tensor", kind))
     schema = publisher.stored(given, "here")
-    info = write_part(rows.cast(schema), PartTarget(publisher.staging, "a" * 40, "id"))
+    target = PartTarget(publisher.staging, "a" * 40, "id", compression="zstd")
+    info = write_part(rows.cast(schema), target)
     made = replace(manifest([info], "p"), schema=schema, kind="write", keys=("id",))
     assert isinstance(published.commit("p", made), ManifestName)
     publisher.check(schema, "here")
