@@ -248,16 +248,14 @@ def test_our_side_of_a_snippet_reserves_gpus(key: tuple[str, str], tmp_path: Pat
 @pytest.mark.parametrize(
     ("page", "name", "value", "ours"), [(page, *each) for page in PAGES for each in refused(page)]
 )
-def test_an_argument_of_theirs_is_refused_with_ours(
+def test_an_argument_of_theirs_is_refused(
     page: str, name: str, value: str, ours: str, server: Server
 ) -> None:
     # Ray Data's strategies are objects of a class that starts nothing.
     given = eval(value, {"ray": importlib.import_module("ray.data") and sys.modules["ray"]})
     reviews = vd.Pipeline("reviews", source=vd.parquet("reviews.parquet"), id="id")
-    with pytest.raises(vd.errors.DefinitionError) as raised:
+    with pytest.raises(vd.errors.DefinitionError, match=f"unknown argument {name!r}"):
         reviews.map_batches("m", len, schema={"n": "BIGINT"}, **{name: given})
-    assert name in str(raised.value)
-    assert ours in str(raised.value)
 
 
 @of(ALL)

@@ -4,7 +4,6 @@ from typing import Any, ClassVar
 
 from vane_dagster._keywords import unknown_arguments
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.pipeline.foreign_arguments import advice
 
 
 class DeclaredArguments:
@@ -23,7 +22,7 @@ class DeclaredArguments:
             )
         aliases = {each.alias for each in fields.values()}
         if unknown := [name for name in arguments if name not in fields and name not in aliases]:
-            written = advice({name: f"{name}=..." for name in fields}) | {
+            written = {
                 name: f"write {name}=... at {resource}"
                 for name, resource in self.arguments_elsewhere.items()
             }

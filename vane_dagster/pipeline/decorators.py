@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast, overload
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.decorators import OPTIONS
-from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.lazy_instances import Construction, ConstructorSignature
 
 if TYPE_CHECKING:
@@ -32,9 +31,7 @@ ON_ERROR: Mapping[str | None, OnError | None] = {
 }  # fmt: skip
 """The `on_error` of a stage, by that of Daft."""
 _METHOD = "@vd.func or @vd.method"
-_ADVICE = advice({"gpus": "gpus=...", "cpus": "cpus=..."}) | {
-    "batch_size": f"write it at {_METHOD.replace(' ', '.batch ', 1)}.batch"
-}
+_ADVICE = {"batch_size": f"write it at {_METHOD.replace(' ', '.batch ', 1)}.batch"}
 _MORE = ". All others are arguments of the stage"
 
 

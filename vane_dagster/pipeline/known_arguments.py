@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from vane_dagster._keywords import F, full_signature, known_keywords
-from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.records import RECORDS
 
 _INFER = 'Declare the columns, such as schema={"label": "VARCHAR"}, or write schema="infer"'
@@ -21,7 +20,6 @@ def adds_stage(function: F) -> F:
         for field in listed
         if field not in taken
     }
-    written = {name: f"{name}=..." for name in taken} | fields
     provider = "; those of its provider go into model=vd.Model(..., options={...})"
 
     def where(rows: Any, *args: Any, **kwargs: Any) -> str:
@@ -29,7 +27,7 @@ def adds_stage(function: F) -> F:
 
     return known_keywords(
         function.__name__,
-        {**advice(written), "schema": _INFER},
+        {"schema": _INFER},
         {field: f"write {text}" for field, text in fields.items()},
         provider if "model" in taken else "",
         where,

@@ -30,7 +30,6 @@ from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import LocalFile
 from vane_dagster.fingerprint.objects import value_digest
-from vane_dagster.pipeline.foreign_arguments import advice
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.pipeline.records import Workers
 from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS
@@ -77,7 +76,6 @@ _PYTRITON_ADDRESSES = {
 _OF_STAGES = ("max_batches", "max_rss", "keyed_env_vars", "execution_backend")
 """The fields of `Workers` that only workers of stages have."""
 _FIELDS = {each.name: f"write replicas=vd.Workers({each.name}=...)" for each in fields(Workers)}
-_ADVICE = advice({"gpus": "gpus=..."})
 _FLAGS = "; write a flag of `vllm serve` as flags=dict(...)"
 
 
@@ -297,7 +295,7 @@ class Server(ModelServer):
         ```
     """
 
-    @known_keywords("vd.Server", advice=_ADVICE, fields=_FIELDS)
+    @known_keywords("vd.Server", fields=_FIELDS)
     def __init__(
         self,
         command: Sequence[str | os.PathLike[str] | LocalFile],
@@ -374,7 +372,7 @@ class VLLMServer(ModelServer):
 
     kind = "vLLM server"
 
-    @known_keywords("vd.VLLMServer", advice=_ADVICE, fields=_FIELDS, more=_FLAGS)
+    @known_keywords("vd.VLLMServer", fields=_FIELDS, more=_FLAGS)
     def __init__(
         self,
         model: str | os.PathLike[str] | LocalFile,
@@ -511,7 +509,7 @@ class TritonServer(ModelServer):
 
     kind = "Triton server"
 
-    @known_keywords("vd.TritonServer", advice=_ADVICE, fields=_FIELDS)
+    @known_keywords("vd.TritonServer", fields=_FIELDS)
     def __init__(
         self,
         fn: Callable[..., Any],

@@ -109,7 +109,7 @@ def test_an_input_of_another_type_is_refused(tmp_path: Path) -> None:
     [
         (vd.RayCompute, {"adress": "auto"}, "'adress' of vd.RayCompute. Did you mean 'address'?"),
         (vd.RayCompute, {"num_cpus": 2}, "write num_cpus=... at its cluster, vd.LocalCluster"),
-        (vd.RayCompute, {"ray_address": "auto"}, "write address=..."),
+        (vd.RayCompute, {"ray_address": "auto"}, "Did you mean 'address'?"),
         (vd.LocalCluster, {"zzz": "x"}, "its options are 'num_cpus', 'num_gpus', "),
         (vd.FragmentStore, {"rot": "/x"}, "'rot' of vd.FragmentStore. Did you mean 'root'?"),
     ],

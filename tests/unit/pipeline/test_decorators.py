@@ -219,7 +219,7 @@ def test_with_a_version_it_is_an_argument_and_constructs_where_it_is_called() ->
 
 
 WRONG = {
-    "ray": (lambda: vd.cls(ray_options={"a": 1})(Alone), "concurrency=vd.Workers"),
+    "ray": (lambda: vd.cls(ray_options={"a": 1})(Alone), "are arguments of the stage"),
     "errors": (lambda: vd.cls(on_error="skip")(Alone), "'raise', 'log' or 'ignore'"),
     "rows of a function": (lambda: vd.func(batch_size=2), "an argument of .*batch"),
     "no type of a batch": (lambda: vd.method.batch(batch_size=2), "lacks .*'return_dtype'"),

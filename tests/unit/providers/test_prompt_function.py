@@ -75,8 +75,7 @@ def declared(tmp_path: Any, messages: Any = None, **kwargs: Any) -> vd.Stage:
         ({"messages": later}, "expected a plain function of a row"),
         ({"messages": no_row}, "cannot be called as messages(row)"),
         ({"messages": "{text}", "columns": ["text"]}, "columns are what a function gets"),
-        ({"preprocess": asks}, "write messages=..."),
-        ({"messages": asks, "postprocess": asks}, "add a stage: .map("),
+        ({"preprocess": asks}, "unknown argument 'preprocess' of prompt"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments, message, tmp_path):
