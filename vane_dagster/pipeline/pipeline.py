@@ -29,7 +29,6 @@ from vane_dagster.fingerprint.modules import count_as_own
 from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
-from vane_dagster.pipeline.notebook_cells import Cell, executing_cell
 from vane_dagster.pipeline.options import JoinChildren, JoinHow
 from vane_dagster.pipeline.preview import Preview
 from vane_dagster.pipeline.records import Asset, as_asset
@@ -224,7 +223,7 @@ class Pipeline(Rows):
         self._stages: dict[str, Stage] = {}
         self._keys: dict[str, Keys] = {SOURCE: (IdColumn(self.id, SOURCE),)}
         self._checks: dict[str, tuple[Check, ...]] = {}
-        self._cells: dict[str, Cell | None] = {}
+        self._executions: dict[str, int | None] = {}
         self._declared: dict[str, tuple[str, int]] = {}
 
     @property
@@ -467,9 +466,9 @@ class Pipeline(Rows):
         check_name(location, spec.name)
         if spec.name == SOURCE:
             raise DefinitionError(f"{location}: {SOURCE!r} is the name of the pipeline's source")
-        cell, former = executing_cell(), self._cells.get(spec.name)
+        execution, former = _execution(), self._executions.get(spec.name)
         replaced: set[str] = set()
-        if cell and former and cell.id == former.id and cell.execution != former.execution:
+        if former is not None and execution != former:
             replaced = {one for one in self._stages if spec.name in with_upstream(self, one)}
         kept = {name: stage for name, stage in self._stages.items() if name not in replaced}
         if spec.name.lower() in map(str.lower, kept):
@@ -501,10 +500,16 @@ class Pipeline(Rows):
         stage = Stage(self, spec)
         self._keys = draft._keys
         self._checks = {**self._checks, spec.name: checks}
-        self._cells = {**self._cells, spec.name: cell}
+        self._executions = {**self._executions, spec.name: execution}
         self._declared = {**self._declared, spec.name: _declaring_line()}
         self._stages = {**kept, spec.name: stage}
         return stage
+
+
+def _execution() -> int | None:
+    """Return IPython's number of the cell's execution; None outside of IPython."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return None if shell is None else int(shell.execution_count)
 
 
 def _declaring_line() -> tuple[str, int]:

@@ -11,7 +11,7 @@ import pytest
 
 import vane_dagster as vd
 
-Execute = Callable[[str, str], None]
+Execute = Callable[[str], None]
 
 
 @pytest.fixture
@@ -21,14 +21,13 @@ def pipeline() -> vd.Pipeline:
 
 @pytest.fixture
 def execute(pipeline, monkeypatch) -> Execute:
-    """Execute code as the cell of an id: what IPython has of the execution is a fake."""
-    shell = SimpleNamespace(execution_count=0, parent_header={})
+    """Execute code as a cell: what IPython has of the execution is a fake."""
+    shell = SimpleNamespace(execution_count=0)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     names: dict[str, Any] = {"p": pipeline, "vd": vd, "copied": lambda text: text}
 
-    def run(cell: str, code: str) -> None:
+    def run(code: str) -> None:
         shell.execution_count += 1
-        shell.parent_header = {"metadata": {"cellId": cell}}
         exec(code, names)
 
     return run
@@ -43,8 +42,8 @@ def stages(pipeline: vd.Pipeline) -> list[str]:
 
 
 def test_a_cell_that_is_executed_again_replaces_its_stage(pipeline, execute):
-    execute("1", A)
-    execute("1", 'a = p.project("a", {"x": "1"})')
+    execute(A)
+    execute('a = p.project("a", {"x": "1"})')
     assert stages(pipeline) == ["a"]
     assert pipeline["a"].spec.columns[-1] == ("x", "1")
 
@@ -52,42 +51,39 @@ def test_a_cell_that_is_executed_again_replaces_its_stage(pipeline, execute):
 def test_the_stages_that_read_it_are_removed_until_their_cells_are_executed_again(
     pipeline, execute
 ):
-    execute("1", A)
-    execute("2", B)
-    execute("3", 'c = p.project("c", ["x"])')
+    execute(A)
+    execute(B)
+    execute('c = p.project("c", ["x"])')
     with pytest.warns(UserWarning, match="replaced; 'b', which read it, were removed"):
-        execute("1", A)
+        execute(A)
     assert stages(pipeline) == ["c", "a"]
     with pytest.raises(vd.errors.DefinitionError, match="reads 'b', which was removed"):
-        execute("4", 'b.project("d", ["x"])')
-    execute("2", B)
+        execute('b.project("d", ["x"])')
+    execute(B)
     assert stages(pipeline) == ["c", "a", "b"]
 
 
 def test_a_stage_that_reads_what_it_replaces_is_refused(pipeline, execute):
-    execute("1", A)
-    execute("2", B)
+    execute(A)
+    execute(B)
     for code in ('a = b.project("a", ["x"])', 'a = a.project("a", ["x"])'):
         with pytest.raises(
             vd.errors.DefinitionError, match=r"reads '[ab]', which was removed because it, or"
         ):
-            execute("1", code)
+            execute(code)
     assert stages(pipeline) == ["a", "b"]
 
 
 def test_a_stage_that_is_refused_changes_nothing(pipeline, execute):
-    execute("1", A)
+    execute(A)
     tokens = 'p.flat_map("a", copied, columns={"text": "x"}, id="tok", schema={"t": "VARCHAR"}'
     with pytest.raises(vd.errors.DefinitionError, match="checks"):
-        execute("1", f"{tokens}, asset=vd.Asset(checks=[5]))")
+        execute(f"{tokens}, asset=vd.Asset(checks=[5]))")
     assert (pipeline["a"].spec.kind, pipeline["a"].id) == ("project", "id")
 
 
-def test_two_declarations_of_a_name_are_refused(pipeline, execute):
-    execute("1", A)
-    for cell, code in (("2", A), ("3", f"{B}; {B}")):
-        with pytest.raises(
-            vd.errors.DefinitionError, match="there is a stage of that name already"
-        ):
-            execute(cell, code)
+def test_two_declarations_of_a_name_in_one_execution_are_refused(pipeline, execute):
+    execute(A)
+    with pytest.raises(vd.errors.DefinitionError, match="there is a stage of that name already"):
+        execute(f"{B}; {B}")
     assert stages(pipeline) == ["a", "b"]
