@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
@@ -13,12 +11,9 @@ import pyarrow as pa
 from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import amount, count, duration, table
 from vane_dagster.storage.sample import python_values
-from vane_dagster.types.kinds import is_bytes
 from vane_dagster.types.tensors import as_storage
 
-_WIDTH, _HTML_WIDTH = 40, 200
-_THUMBNAIL = 96
-_IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF")
+_WIDTH = 40
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Preview:
-    """Some rows of a stage, computed and not stored. It prints, and draws itself in notebooks.
+    """Some rows of a stage, computed and not stored. It prints itself.
 
     pandas, Polars, DuckDB and Arrow read it as a table of the rows that were computed.
 
@@ -114,7 +109,7 @@ class Preview:
     def _name(self) -> str:
         return self.stage.rpartition("/")[2]
 
-    def cells(self, width: int = _WIDTH) -> list[list[str]]:
+    def cells(self) -> list[list[str]]:
         """Return the table as short texts, its header first; errors are in the last column."""
         names = self.table.column_names
         values = [python_values(as_storage(column)) for column in self.table.columns]
@@ -124,58 +119,25 @@ class Preview:
                 where = "" if place.stage == self._name else f"in {place.stage}: "
                 shown = self.id if self.id in names else names[0]
                 own = [shortened(place.id) if name == shown else "" for name in names]
-                rows.append([*own, shortened(where + place.error, width)])
+                rows.append([*own, shortened(where + place.error)])
                 continue
             error = [""] if self.failed else []
-            rows.append([*(shortened(column[place], width) for column in values), *error])
+            rows.append([*(shortened(column[place]) for column in values), *error])
         return rows
 
     def __str__(self) -> str:
         return "\n".join([table(self.cells()), "", *map(str, self.costs)])
 
     def _repr_html_(self) -> str:
-        header, *rows = self.cells(_HTML_WIDTH)
-        images = {i: each for i, each in enumerate(self.table.columns) if is_bytes(each.type)}
-
-        def cell(row: int | FailedRow, place: int, text: str) -> str:
-            if isinstance(row, FailedRow) or place not in images:
-                return escape(text)
-            return thumbnail(images[place][row].as_py()) or escape(text)
-
-        made = [f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr>"]
-        for row, texts in zip(self.places(), rows):
-            style = ' style="color:#b00"' if isinstance(row, FailedRow) else ""
-            cells = "".join(f"<td>{cell(row, i, text)}</td>" for i, text in enumerate(texts))
-            made.append(f"<tr{style}>{cells}</tr>")
-        costs = "<br>".join(escape(str(each)) for each in self.costs)
-        return (
-            f"<table><caption>{escape(self.stage)}</caption>{''.join(made)}</table><p>{costs}</p>"
-        )
+        return f"<pre>{escape(str(self))}</pre>"
 
 
-def shortened(value: Any, width: int = _WIDTH) -> str:
+def shortened(value: Any) -> str:
     """Return a value on one line, with the beginning of a long one."""
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
     if isinstance(value, list) and len(value) > 4:
-        shown = ", ".join(shortened(each, width) for each in value[:3])
+        shown = ", ".join(shortened(each) for each in value[:3])
         return f"[{shown}, ... {len(value)} values]"
     text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
-    return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def thumbnail(data: bytes | None) -> str:
-    """Return an encoded image as a small one in HTML; empty if it is none."""
-    if data is None or not data.startswith(_IMAGES):
-        return ""
-    try:
-        from PIL import Image
-
-        image: Any = Image.open(io.BytesIO(data))
-        image.thumbnail((_THUMBNAIL, _THUMBNAIL))
-        sink = io.BytesIO()
-        image.convert("RGBA").save(sink, "png")
-    except Exception:  # Pillow is not installed, or cannot read it
-        return ""
-    encoded = base64.b64encode(sink.getvalue()).decode()
-    return f'<img src="data:image/png;base64,{encoded}">'
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."

@@ -1,14 +1,12 @@
-"""How a preview is shown: values cut, failed rows in their places, images as thumbnails."""
+"""How a preview is shown: values cut, failed rows in their places."""
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
-from vane_dagster.pipeline.preview import FailedRow, Preview, StageCost, thumbnail
+from vane_dagster.pipeline.preview import FailedRow, Preview, StageCost
 
 ROWS = pa.table({"id": ["a", "c"], "text": ["x" * 300, "<b>"], "vector": [[0.5] * 9, [1.0]]})
 
@@ -38,10 +36,9 @@ def test_it_is_text_html_and_plain_values():
         "a price of 0.25"
     )
     html = shown()._repr_html_()
-    assert "<td>&lt;b&gt;</td>" in html
-    assert "x" * 190 in html
-    assert "x" * 201 not in html
-    assert html.count("color:#b00") == 2
+    assert "&lt;b&gt;" in html
+    assert "x" * 37 + "..." in html
+    assert "in clean: OSError: gone" in html
     assert pa.table(shown()) == ROWS
     assert len(shown()) == 2
 
@@ -52,15 +49,3 @@ def test_nothing_but_failures_can_be_shown():
     assert "E: e" in found._repr_html_()
     empty = shown(table=ROWS.slice(0, 0), input_ids=[], failed=[])
     assert empty.cells() == [["id", "text", "vector"]]
-
-
-def test_images_are_thumbnails():
-    image: Any = pytest.importorskip("PIL.Image")
-    sink = io.BytesIO()
-    image.new("RGB", (400, 200)).save(sink, "jpeg")
-    assert thumbnail(sink.getvalue()).startswith('<img src="data:image/png;base64,')
-    assert thumbnail(b"no image") == thumbnail(None) == thumbnail(b"") == ""
-    assert thumbnail(b"\x89PNG broken") == ""
-    found = shown(table=pa.table({"id": ["a"], "image": [sink.getvalue()]}), input_ids=["a"])
-    assert found._repr_html_().count("<img") == 1
-    assert "bytes" in str(found)
