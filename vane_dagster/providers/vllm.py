@@ -18,10 +18,6 @@ _SHOWN = ("skip_special_tokens", "spaces_between_special_tokens")
 """Sampling parameters that a parser sets, to see the tokens around the reasoning."""
 
 
-_LAYERS = ("down_proj", "o_proj", "dense", "fc2", "c_proj")
-"""Names of linear layers. Each model that takes adapters has one of them."""
-
-
 class VllmProvider(VllmEngine):
     """Generates with vLLM's asynchronous engine; each row is a separate request.
 
@@ -76,12 +72,12 @@ class VllmProvider(VllmEngine):
         self._adapters: dict[str, Any] = {}
         self._loading = asyncio.Lock()
         needs_adapter = self._engine.vllm_config.lora_config is not None and not has_gpu()
-        self._empty = [*map(self._empty_adapter, _LAYERS)] if needs_adapter else []
+        self._empty = self._empty_adapter() if needs_adapter else ""
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
-        folder = request.adapter
-        adapter = await (self._adapter(folder) if folder else self._without_adapter())
+        folder = request.adapter or self._empty
+        adapter = await self._adapter(folder) if folder else None
         parser, chat = self._parsing()
         params = self._sampling_params(request, chat)
         prompt = await self._rendered(request)
@@ -138,34 +134,21 @@ class VllmProvider(VllmEngine):
                 self._adapters[folder] = lora
         return self._adapters[folder]
 
-    async def _without_adapter(self) -> Any:
-        """Return what a request without an adapter has: on a CPU one that changes nothing.
+    def _empty_adapter(self) -> str:
+        """Write an adapter that changes nothing, for requests without one on a CPU.
 
         vLLM's kernels for CPUs give such requests the adapter in the last slot: in
-        `lora/ops/torch_ops`, the index -1, which means none, is an array index.
+        `lora/ops/torch_ops`, the index -1, which means none, is an array index. It must have a
+        tensor; the name of a "base_layer" is not looked for in the model.
         """
-        for folder in self._empty:
-            try:
-                adapter = await self._adapter(folder)
-            except AdapterRefused:  # the model has no layer of this name
-                if folder == self._empty[-1]:
-                    raise
-                continue
-            self._empty = [folder]
-            return adapter
-        return None
-
-    def _empty_adapter(self, layer: str) -> str:
-        """Write an adapter of a layer that does not exist, by the name of one that may."""
         import torch
 
-        folder = self._folder / layer
+        folder = self._folder / "empty"
         folder.mkdir()
-        config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": [layer]}
+        config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": []}
         (folder / "adapter_config.json").write_text(json.dumps(config))
-        names = (f"base_model.model.none.{layer}.lora_{part}.weight" for part in "AB")
-        tensors = {name: torch.zeros(1, 1) for name in names}
-        torch.save(tensors, folder / "adapter_model.bin")
+        names = (f"base_model.model.none.base_layer.lora_{part}.weight" for part in "AB")
+        torch.save({name: torch.zeros(1, 1) for name in names}, folder / "adapter_model.bin")
         return str(folder)
 
     def _parsing(self) -> tuple[Any, Any]:
