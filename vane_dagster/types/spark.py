@@ -1,6 +1,7 @@
 """Spark's types as users write them: DDL strings and objects of `pyspark.sql.types`.
 
-They are translated for DuckDB, which parses them. A few names mean another type in Spark.
+They are translated for DuckDB, which parses them. A few names mean another type in Spark. As in
+Spark, `predict_batch_udf` returns scalars, arrays, or structs of these.
 """
 
 from __future__ import annotations
@@ -21,13 +22,10 @@ _OWN = {
     "timestamp_ntz": "TIMESTAMP",
     **dict.fromkeys(("decimal", "dec", "numeric"), "DECIMAL(10,0)"),
 }
-_NESTED = {"array": ("", "[]"), "map": ("MAP(", ")"), "struct": ("STRUCT(", ")")}
-_IGNORED = re.compile(r"not\s+null|comment\s.*", re.IGNORECASE | re.DOTALL)
-_TOKEN = re.compile(
-    r"(?:array|map|struct)\s*<|not\s+null\b|comment\s*(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
-    r"|`(?:[^`]|``)*`\s*:?|\w+\s*:|time\s*\(\d\)|\w+(?:\s*\([^()]*\))?|\S",
-    re.DOTALL | re.IGNORECASE,
-)
+_STRUCT = re.compile(r"\s*struct\s*<(.*)>\s*", re.DOTALL | re.IGNORECASE)
+_ARRAY = re.compile(r"array\s*<(.*)>", re.DOTALL | re.IGNORECASE)
+_COMMA = re.compile(r",(?![^(]*\))")
+_FIELD = re.compile(r"\s*(\w+)(?:\s*:\s*|\s+)(\w.*)", re.DOTALL)
 
 
 def parse_return_type(return_type: object, where: str) -> pa.DataType:
@@ -52,28 +50,19 @@ def parse_return_type(return_type: object, where: str) -> pa.DataType:
 
 def _as_sql(ddl: str) -> str:
     """Translate a type, or a list of columns, which is a struct."""
-    tokens = _TOKEN.findall(ddl)
-    if len(tokens) > 1 and not tokens[0].endswith("<"):
-        tokens = ["struct<", *tokens, ">"]
-    parts: list[str] = []
-    inside: list[str] = []
-    is_name = False
-    for token in tokens:
-        word = token.removesuffix("<").strip().lower()
-        if is_name:
-            name = token.removesuffix(":").strip()
-            is_quoted = name.startswith("`")
-            parts.append(quote(name[1:-1].replace("``", "`") if is_quoted else name))
-            is_name = False
-        elif token.endswith("<") and word in _NESTED:
-            inside.append(word)
-            parts.append(_NESTED[word][0])
-            is_name = word == "struct"
-        elif token == ">" and inside:
-            parts[-1] += _NESTED[inside.pop()][1]
-        elif not _IGNORED.fullmatch(token):
-            is_name = token == "," and inside[-1:] == ["struct"]
-            parts.append("TIME" if word.startswith("time(") else _OWN.get(word, token))
-    if inside:
-        raise SchemaError("a '<' is not closed, or has no name of a field after it")
-    return " ".join(parts)
+    struct = _STRUCT.fullmatch(ddl)
+    fields = [*map(_FIELD.fullmatch, _COMMA.split(struct[1] if struct else ddl))]
+    named = [f"{quote(each[1])} {_type_as_sql(each[2])}" for each in fields if each]
+    if len(named) == len(fields):
+        return f"STRUCT({', '.join(named)})"
+    if struct:
+        raise SchemaError("a field of the struct has no name or no type")
+    return _type_as_sql(ddl)
+
+
+def _type_as_sql(text: str) -> str:
+    """Translate a scalar, or an array."""
+    word = text.strip()
+    if array := _ARRAY.fullmatch(word):
+        return f"{_type_as_sql(array[1])}[]"
+    return "TIME" if word.lower().startswith("time(") else _OWN.get(word.lower(), word)
