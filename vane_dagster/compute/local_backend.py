@@ -51,9 +51,6 @@ from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.watchdog import ended_by_deadline
 
 _SHARED_MEMORY = "/dev/shm"
-_LAUNCH = (
-    f"import sys; sys.path[:] = filter(None, sys.path); from {serve.__module__} import main; main()"
-)
 _DESCRIPTORS = {
     CLOSED_STATUS: "ended: its code closed file descriptors of the worker",
     NO_DESCRIPTORS_STATUS: "ended: its code used up the file descriptors",
@@ -344,9 +341,8 @@ def _worker_command() -> list[str]:
     The worker imports from the current folder only if nobody else can write there. ``python -m``
     alone would import another user's modules in a folder such as ``/tmp``.
     """
-    if is_safe_to_import_from("."):
-        return [sys.executable, "-m", serve.__module__]
-    return [sys.executable, "-c", _LAUNCH]
+    unsafe = [] if is_safe_to_import_from(".") else ["-P"]
+    return [sys.executable, *unsafe, "-m", serve.__module__]
 
 
 def _end_all(processes: Sequence[WorkerProcess]) -> None:

@@ -27,7 +27,7 @@ import ctypes
 import functools
 import json
 import os
-import selectors
+import select
 import shutil
 import signal
 import subprocess
@@ -42,8 +42,9 @@ _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _CLEANERS = (b"resource_tracker", b"torch_shm_manager")
 """Processes of Python and PyTorch that remove shared memory after those that use it have ended."""
 _CLEANERS_SECONDS = 1.0
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 _KILL_SECONDS = 10.0
+_OUTPUT_SECONDS = 0.5
 
 
 class GuardedServer:
@@ -123,7 +124,7 @@ class GuardedServer:
         if self._code is None and self.pid is not None:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
-        self._output.join(_POLL_SECONDS)
+        self._output.join(_OUTPUT_SECONDS)
         with self._lock, contextlib.suppress(OSError):
             self._launcher.stdin.close()
         self.ended.set()
@@ -165,20 +166,15 @@ def _main() -> None:
         return
     _report(pid=process.pid)
     kill_at = float("inf")
-    server = _descriptor(process.pid)
-    with selectors.DefaultSelector() as selector:
-        for file in {orders.fileno(), server} - {None}:
-            selector.register(file, selectors.EVENT_READ)  # type: ignore[arg-type]  # None is taken out above
-        while (code := _reap(process.pid)) is None and (left := kill_at - time.monotonic()) > 0:
-            for key, _ in selector.select(min(_POLL_SECONDS, left)):
-                if key.fd == server:
-                    continue
-                if order := orders.readline():
-                    if kill_at == float("inf"):
-                        process.terminate()
-                    kill_at = min(kill_at, time.monotonic() + float(order))
-                else:  # the worker has ended
-                    kill_at = 0.0
+    while (code := _reap(process.pid)) is None and (left := kill_at - time.monotonic()) > 0:
+        if not select.select([orders], [], [], min(_POLL_SECONDS, left))[0]:
+            continue
+        if order := orders.readline():
+            if kill_at == float("inf"):
+                process.terminate()
+            kill_at = min(kill_at, time.monotonic() + float(order))
+        else:  # the worker has ended
+            kill_at = 0.0
     if not _IS_LINUX:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -191,13 +187,6 @@ def _main() -> None:
 def _report(**report: Any) -> None:
     with contextlib.suppress(OSError):  # the worker is gone
         os.write(1, json.dumps(report).encode() + b"\n")
-
-
-def _descriptor(pid: int) -> int | None:
-    """Return a file descriptor that is readable when a process has ended, if the system has it."""
-    with contextlib.suppress(OSError, AttributeError):
-        return os.pidfd_open(pid)
-    return None
 
 
 _libc = ctypes.CDLL(None, use_errno=True) if _IS_LINUX and __name__ == "__main__" else None
