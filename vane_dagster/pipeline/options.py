@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, Union
+from typing import Any, Final, Literal, Union
 
 from vane_dagster._arguments import list_of_names, number
 from vane_dagster._dataclass import dataclass
 from vane_dagster.retries import OnError as OnError
-
-if TYPE_CHECKING:
-    pass
 
 STARTUP_SECONDS = 1800.0
 """Default time limit in seconds for the construction of a model."""

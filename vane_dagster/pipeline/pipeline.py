@@ -37,7 +37,6 @@ from vane_dagster.pipeline.stage_kind import SOURCE, Table, check_id, with_upstr
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
 from vane_dagster.sources.row_ids import IdLike, IdRule, as_id
-from vane_dagster.types.schema import type_name
 from vane_dagster.types.sql import quote
 
 if TYPE_CHECKING:
@@ -242,36 +241,6 @@ class Pipeline(Rows):
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.name}: {', '.join(self._stages) or 'no stages'}>"
-
-    def __str__(self) -> str:
-        """The tree of the stages with their columns.
-
-        Types that only the source knows are `?`, further columns of the source or of a schema to be
-        inferred `...`.
-
-        A join is drawn under the first stage that it reads, and names all of them.
-        """
-        tables = self._tables()
-
-        def drawn(node: str, indent: str) -> Iterator[str]:
-            below = [stage.spec for stage in self if stage.spec.upstream[0] == node]
-            for spec in below:
-                branch, more = ("└── ", "    ") if spec is below[-1] else ("├── ", "│   ")
-                of = f" of {names(spec.upstream)}" if len(spec.upstream) > 1 else ""
-                table = tables[spec.name]
-                columns = [
-                    f"{name} {'?' if each is None else type_name(each.type)}"
-                    for name, each in table.fields.items()
-                ]
-                columns += [] if table.is_complete else ["..."]
-                tree = list(drawn(spec.name, indent + more))
-                yield f"{indent}{branch}{spec.name} ({spec.kind}{of})"
-                yield f"{indent}{more}{'│' if tree else ' '}   {', '.join(columns)}"
-                yield from tree
-
-        source = self.source
-        head = f"{self.name}: rows of {source.place}, by {self.id_rule or repr(self.id)}"
-        return "\n".join([head, *drawn(SOURCE, "")])
 
     def _keys_of(self, node: str) -> Keys:
         """Return the columns that identify the rows of a stage or the source, the id first."""

@@ -1,4 +1,4 @@
-"""A pipeline as text, and the schema of a stage."""
+"""The columns of stages, as far as they are known without the source, and their schemas."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def declared(url: str = "rows.parquet", **kwargs) -> vd.Pipeline:
     return pipeline
 
 
-def test_a_pipeline_is_drawn_as_a_tree_with_columns_and_known_types():
-    assert str(declared()) == "\n".join(
-        [
-            "docs: rows of rows.parquet, by 'id'",
-            "└── clean (project)",
-            "    │   id ?, text ?, one ?, n ?",
-            "    ├── chunks (map_batches)",
-            "    │       chunk_id VARCHAR, id ?, chunk VARCHAR",
-            "    ├── both (join of 'clean', 'chunks')",
-            '    │       id ?, n ?, chunks STRUCT("chunk_id" VARCHAR, "chunk" VARCHAR)[]',
-            "    └── length (map_batches)",
-            "            id BIGINT, length INTEGER",
-        ]
-    )
+def known(pipeline: vd.Pipeline, stage: str) -> dict[str, str | None]:
+    """The columns of a stage, with their types if they are known without the source."""
+    fields = pipeline._tables()[stage].fields
+    return {name: each and str(each.type) for name, each in fields.items()}
+
+
+def test_columns_and_types_are_known_as_far_as_they_are_declared():
+    pipeline = declared()
+    assert known(pipeline, "clean") == {"id": None, "text": None, "one": None, "n": None}
+    assert known(pipeline, "chunks") == {"chunk_id": "string", "id": None, "chunk": "string"}
+    children = "list<item: struct<chunk_id: string, chunk: string>>"
+    assert known(pipeline, "both") == {"id": None, "n": None, "chunks": children}
+    assert known(pipeline, "length") == {"id": "int64", "length": "int32"}
+    assert repr(pipeline) == "<Pipeline docs: clean, chunks, both, length>"
 
 
 def test_the_schema_of_a_stage_is_completed_from_one_footer(tmp_path):
