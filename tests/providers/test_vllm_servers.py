@@ -205,7 +205,7 @@ def in_flight(server: psutil.Process) -> bool:
 def test_answers_usage_formats_and_prompts_that_are_too_long(
     url, tiny, tmp_path, local, materialize
 ):
-    """By OpenAI's two APIs and by Anthropic's, in one pipeline."""
+    """By OpenAI's API and by Anthropic's, in one pipeline."""
     system = "The quick brown fox jumps over the lazy dog, and answers briefly."
     pipeline = docs(tmp_path, [*TEXTS, LONG, "x" * 100_000])
     aside = {"on_error": "quarantine", "max_error_rate": 0.5}
@@ -215,8 +215,7 @@ def test_answers_usage_formats_and_prompts_that_are_too_long(
     ask(said, url, "chosen", return_format=["yes", "no"], sampling_params=free)
     ask(said, url, "filled", return_format=SCHEMA, sampling_params=free)
     regex = {"extra_body": {"structured_outputs": {"regex": "[0-9]{4}"}}, "temperature": 1}
-    plain = {"api": "completions"}
-    ask(said, url, "completed", options=plain, sampling_params=regex)
+    ask(said, url, "completed", sampling_params=regex)
 
     done = materialize(pipeline, local)
 

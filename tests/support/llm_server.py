@@ -98,12 +98,7 @@ class Server:
         text = self._answer(_questions(body), prompt)
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
-        return _completion(body, "chat.completion", choice, prompt, text)
-
-    def completions(self, body: dict[str, Any], prompt: str) -> Any:
-        text = self._answer(prompt.split("\n\n")[::2], prompt)  # in between are answers
-        choice = {"index": 0, "finish_reason": "length", "text": text, "logprobs": None}
-        return _completion(body, "text_completion", choice, prompt, text)
+        return _completion(body, choice, prompt, text)
 
     def messages(self, body: dict[str, Any], prompt: str) -> Any:
         """Anthropic's Messages API; with a tool, the answer is its input if it is JSON."""
@@ -145,7 +140,7 @@ def _error(message: str, status: int, headers: dict[str, str] | None = None) -> 
     return JSONResponse(error, status, headers)
 
 
-def _completion(body: dict[str, Any], kind: str, choice: Any, prompt: str, text: str) -> Any:
+def _completion(body: dict[str, Any], choice: Any, prompt: str, text: str) -> Any:
     tokens, words = len(prompt.split()), len(text.split())
     usage = {
         "prompt_tokens": tokens,
@@ -153,7 +148,7 @@ def _completion(body: dict[str, Any], kind: str, choice: Any, prompt: str, text:
         "total_tokens": tokens + words,
         "prompt_tokens_details": {"cached_tokens": 1},
     }
-    made = {"id": "1", "object": kind, "created": 0, "model": body["model"]}
+    made = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
     return {**made, "choices": [choice], "usage": usage}
 
 
@@ -166,7 +161,6 @@ def serving() -> Iterator[tuple[Server, str]]:
     app = Starlette(
         routes=[
             server.route("/v1/chat/completions", server.chat),
-            server.route("/v1/completions", server.completions),
             server.route("/v1/messages", server.messages),
             server.route("/v1/embeddings", server.embeddings),
             *server.batches.routes(),

@@ -404,9 +404,6 @@ class Model:
       ``{"structured_outputs": {"regex": "[A-Z]{3}"}}``; also a key of `sampling_params`.
       Where several set a field, the ``extra_body`` of `sampling_params` wins, then
       `sampling_params`, the ``extra_body`` of the model, and `return_format`.
-    - `api`: For "openai": "chat", or "completions" for base models, whose prompt is the contents of
-      all messages, joined by blank lines. With it a `return_format` validates answers, but
-      does not constrain the model.
 
     Without `max_tokens`, "anthropic" sets 4096. A `return_format` is a tool there, which the model
     must call, or with extended thinking may call.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from vane_dagster.providers.base import Answer, Media, Message, Request
 from vane_dagster.providers.batch_api import AnthropicBatches
@@ -48,13 +48,13 @@ class AnthropicProvider(HttpProvider):
     LIBRARY = "anthropic"
     CLIENT = "AsyncAnthropic"
     SERVER_PATH = ""
-    PATHS: ClassVar = {"messages": "/v1/messages"}
+    PATH = "/v1/messages"
     CONTENT = frozenset({"image", "image url", "document", "document url"})
     BATCHES = AnthropicBatches
 
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
-        return self.read(request, await self._post("/v1/messages", self.body(request)))
+        return self.read(request, await self._post(self.PATH, self.body(request)))
 
     def body(self, request: Request) -> dict[str, Any]:
         """Return a request as the API expects it."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vane_dagster._secrets import keep_variables
-from vane_dagster.errors import ComputeError, StageError, described, names
+from vane_dagster.errors import ComputeError, StageError, described
 from vane_dagster.providers.base import Media, Message, PromptTooLong, Request, SamplingRefused
 from vane_dagster.providers.batch_api import BatchApi
 from vane_dagster.providers.rate_limiter import RateLimiter
@@ -73,8 +73,8 @@ class HttpProvider:
     """The name of the library's asynchronous client."""
     SERVER_PATH: ClassVar[str]
     """The path of the API at a server, as the client expects it."""
-    PATHS: ClassVar[Mapping[str, str]]
-    """The names of its APIs, each with its path; the first is the default."""
+    PATH: ClassVar[str]
+    """The path of its API for conversations."""
     CONTENT: ClassVar[frozenset[str]]
     """The content of messages that it takes; see `Provider.features`."""
     BATCHES: ClassVar[type[BatchApi] | None] = None
@@ -84,7 +84,6 @@ class HttpProvider:
         self,
         model: str,
         *,
-        api: str | None = None,
         base_url: str | None = None,
         api_key_env: str | None = "",
         timeout: float = 600.0,
@@ -95,8 +94,7 @@ class HttpProvider:
         server: ServerHandle | None = None,
     ) -> None:
         self._api = needs(self.LIBRARY, self.LIBRARY)
-        self._model, self._api_name = model, api or next(iter(self.PATHS))
-        self._base_url, self._timeout = base_url, timeout
+        self._model, self._base_url, self._timeout = model, base_url, timeout
         self._key_env = self.key_variable({"api_key_env": api_key_env})
         self._rooms = defaultdict[Endpoint | None, asyncio.Semaphore](
             lambda: asyncio.Semaphore(max_connections)
@@ -110,9 +108,6 @@ class HttpProvider:
     @classmethod
     def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
         """See `Provider`."""
-        if (api := options.get("api")) not in (None, *cls.PATHS):
-            expected = names(cls.PATHS)
-            raise ValueError(f"the options of the model have api={api!r}; expected {expected}")
         server = options.get("server")
         for name, used in (("base_url", "address"), ("api_key_env", "key")):
             if server is not None and options.get(name) is not None:
@@ -148,7 +143,7 @@ class HttpProvider:
         client = getattr(library, cls.CLIENT.removeprefix("Async"))(
             api_key=_key_of(variable, "here"), base_url=options.get("base_url")
         )
-        return cls.BATCHES(client, cls.PATHS[options.get("api") or next(iter(cls.PATHS))])
+        return cls.BATCHES(client, cls.PATH)
 
     def shared_by(self, workers: int) -> None:
         """Set the maximum number of workers, which share the limits."""

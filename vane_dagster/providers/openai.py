@@ -1,9 +1,9 @@
-"""Any endpoint with OpenAI's chat, completions and embeddings API."""
+"""Any endpoint with OpenAI's chat and embeddings API."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 from vane_dagster.providers.base import Answer, Media, Message, Request
 from vane_dagster.providers.batch_api import OpenAIBatches
@@ -21,41 +21,29 @@ class OpenAIProvider(HttpProvider):
     LIBRARY = "openai"
     CLIENT = "AsyncOpenAI"
     SERVER_PATH = "/v1"
-    PATHS: ClassVar = {"chat": "/chat/completions", "completions": "/completions"}
+    PATH = "/chat/completions"
     CONTENT = frozenset({"image", "image url", "image detail", "audio", "document"})
     BATCHES = OpenAIBatches
 
-    @classmethod
-    def features(cls, options: Mapping[str, Any]) -> frozenset[str]:
-        """See `Provider`."""
-        return frozenset() if options.get("api") == "completions" else super().features(options)
-
     async def submit(self, request: Request) -> Answer:
         """See `Provider.submit`."""
-        path = self.PATHS[self._api_name]
-        return self.read(request, await self._post(path, self.body(request)))
+        return self.read(request, await self._post(self.PATH, self.body(request)))
 
     def body(self, request: Request) -> dict[str, Any]:
         """Return a request as the API expects it."""
-        fields, messages = self._fields(request.sampling), list(request.messages)
-        is_completion = self._api_name == "completions"
         body: dict[str, Any] = {"model": self._model}
+        body["messages"] = chat_messages(request.messages)
         schema = choice_schema(request.choices) if request.choices else request.schema
-        if is_completion:
-            body["prompt"] = "\n\n".join(message["content"] for message in messages)
-        else:
-            body["messages"] = chat_messages(messages)
-            if schema is not None:
-                named = {"name": "answer", "schema": dict(schema)}
-                body["response_format"] = {"type": "json_schema", "json_schema": named}
-        return body | fields
+        if schema is not None:
+            named = {"name": "answer", "schema": dict(schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        return body | self._fields(request.sampling)
 
     def read(self, request: Request, found: Any) -> Answer:
         """Return the answer in a response."""
-        is_completion = self._api_name == "completions"
         with self._reading(found):
             choice = found["choices"][0]
-            message = {"content": choice["text"]} if is_completion else choice["message"]
+            message = choice["message"]
             # A message without content is an answer without text.
             text, refusal = message.get("content"), message.get("refusal")
             reason = finish_reason(choice.get("finish_reason"))

@@ -36,7 +36,7 @@ _ADVICE = {
     "adapter": 'an adapter is for provider="vllm" with engine_kwargs={"enable_lora": True}, on '
     "one node: not with Ray's executor. A server takes the name of one of its adapters as the "
     "model's name",
-    "reasoning": 'reasoning is returned by "openai" with api="chat", by "anthropic", and by vLLM '
+    "reasoning": 'reasoning is returned by "openai", by "anthropic", and by vLLM '
     "with a reasoning_parser in engine_kwargs or in the server's flags",
 }
 InTurns = Callable[..., Awaitable[list[Any]]]

@@ -54,33 +54,23 @@ WRONG_KEYS = [
 BODY = {"extra_body": {"a": 1}}
 
 
-def openai(api: str, other: str) -> Maker:
-    def make(backend: Any, server: Server, url: str) -> Offered:
-        wrong = ({"options": {"api": "x"}}, "have api='x'; expected 'chat', 'completions")
-        arguments = endpoint_arguments("openai", url, api=api)
-        return Offered(
-            backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [wrong],
-            {"api": other, **BODY}, server=server,
-        )  # fmt: skip
-
-    return make
+def openai(backend: Any, server: Server, url: str) -> Offered:
+    arguments = endpoint_arguments("openai", url)
+    wrong = ({"options": {"api": "x"}}, "unexpected keyword argument 'api'")
+    return Offered(
+        backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [wrong], BODY, server=server
+    )
 
 
 def openai_embeddings(backend: Any, server: Server, url: str) -> Offered:
     arguments = {"dimensions": 3, "normalize": False, **endpoint_arguments("openai", url)}
     bad = {None: NULL_TEXT, **{text: BAD[text] for text in ("refused", "too long")}}
-    keyed = {"api": "completions", **BODY}
-    return Offered(
-        backend, "embed", arguments, lengths, bad, WRONG_KEYS, keyed=keyed, server=server
-    )
+    return Offered(backend, "embed", arguments, lengths, bad, WRONG_KEYS, keyed=BODY, server=server)
 
 
 def anthropic(backend: Any, server: Server, url: str) -> Offered:
     arguments = endpoint_arguments("anthropic", url.removesuffix("/v1"))
-    return Offered(
-        backend, "prompt", arguments, echoes, BAD, WRONG_KEYS,
-        keyed={"api": "messages", **BODY}, server=server,
-    )  # fmt: skip
+    return Offered(backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, keyed=BODY, server=server)
 
 
 OWN = {"provider": Reversed, "model": "m"}
@@ -113,8 +103,7 @@ def own_labels(backend: Any, server: Server, url: str) -> Offered:
 
 
 ENDPOINTS: dict[str, Maker] = {
-    "openai chat": openai("chat", "completions"),
-    "openai completions": openai("completions", "chat"),
+    "openai": openai,
     "openai embeddings": openai_embeddings,
     "anthropic": anthropic,
 }
@@ -145,9 +134,7 @@ def size(offered: Offered) -> int:
     return 1 if offered.method == "embed" else 64
 
 
-@pytest.mark.parametrize(
-    "offered", ["openai chat", "openai embeddings", "anthropic"], indirect=True
-)
+@pytest.mark.parametrize("offered", ["openai", "openai embeddings", "anthropic"], indirect=True)
 def test_transient_errors_are_retried_for_their_rows_alone(offered, server, tmp_path):
     good = ["fine", *TRANSIENT, "also fine"]
     limit = {"on_error": "quarantine", "max_error_rate": 0.5}

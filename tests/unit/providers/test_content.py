@@ -99,12 +99,6 @@ def test_what_a_provider_does_not_take_is_refused_at_declaration(provider, part,
         docs(tmp_path).prompt("asked", [part], provider=provider, model="m")
 
 
-def test_completions_take_text_alone(tmp_path):
-    model = vd.Model("m", options={"api": "completions"})
-    with pytest.raises(vd.errors.DefinitionError, match="OpenAIProvider takes only text"):
-        docs(tmp_path).prompt("asked", [vd.image("a")], provider="openai", model=model)
-
-
 @pytest.mark.parametrize(
     ("part", "kind", "fits"),
     [

@@ -56,7 +56,6 @@ def ask(pipeline: vd.Pipeline, name: str = "asked", **given: Any) -> vd.Stage:
         ("vllm", vd.Model("m"), False),
         ("vllm", vd.Model("m", options={"engine_kwargs": PARSER}), True),
         ("openai", vd.Model("m"), True),
-        ("openai", vd.Model("m", options={"api": "completions"}), False),
         ("anthropic", vd.Model("m"), True),
         (None, vd.Model(vd.VLLMServer("m")), False),
         (None, vd.Model(vd.VLLMServer("m", PARSER)), True),

@@ -42,7 +42,7 @@ class Client:
 
 
 def provider(api: str, response: Any, **options: Any) -> tuple[HttpProvider, Client]:
-    made = (AnthropicProvider if api == "messages" else OpenAIProvider)("m", api=api, **options)
+    made = (AnthropicProvider if api == "messages" else OpenAIProvider)("m", **options)
     client = Client(response)
     made._client = lambda endpoint: client  # type: ignore[method-assign]
     return made, client
@@ -81,7 +81,6 @@ def text(value: Any) -> dict[str, Any]:
         ("chat", said(["yes"])),
         ("chat", b"\xff\xfe{"),
         ("chat", [1]),
-        ("completions", {"choices": [{"index": 0, "text": 5}]}),
         ("messages", {"content": None}),
         ("messages", {"content": "hello"}),
         ("messages", blocks(text(None))),
@@ -215,16 +214,9 @@ SAMPLED = {
 
 def test_requests_have_the_form_of_the_api():
     options = {"extra_body": {"ignore_eos": True, "metadata": {}}}
-    completed = {"choices": [{"text": "yes"}]}
-    _, body = submit(
-        "completions", completed, *TALK[:2], options=options, sampling=SAMPLED, schema=NUMBER
-    )
-    assert not {"messages", "response_format"} & {*body}
-    assert (body["prompt"], body["temperature"]) == ("Be brief.\n\nhello", 0)
+    _, body = submit("chat", said("yes"), *TALK, options=options, sampling=SAMPLED, schema=NUMBER)
+    assert (body["messages"], body["temperature"]) == (TALK, 0)
     assert (body["ignore_eos"], body["metadata"]) == (True, {"user_id": "u"})
-
-    _, body = submit("chat", said("yes"), *TALK, schema=NUMBER)
-    assert body["messages"] == TALK
     assert body["response_format"]["json_schema"]["schema"] == NUMBER
 
     options = {"extra_body": {"service_tier": "auto"}}
