@@ -28,7 +28,6 @@ _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEY
 def known_keywords(
     method: str,
     advice: Mapping[str, str] = _NONE,
-    fields: Mapping[str, str] = _NONE,
     more: str = "",
     where: Callable[..., str] = lambda *args, **kwargs: "",
 ) -> Callable[[F], F]:
@@ -46,7 +45,7 @@ def known_keywords(
         @functools.wraps(function)
         def checked(*args: Any, **kwargs: Any) -> Any:
             unknown = [name for name in kwargs if name not in own]
-            texts = unknown_arguments(method, unknown, own, advice, fields, more)
+            texts = unknown_arguments(method, unknown, own, advice, more)
             try:
                 signature.bind(*args, **{name: kwargs[name] for name in kwargs if name in own})
             except TypeError as error:
@@ -82,16 +81,15 @@ def unknown_arguments(
     unknown: Iterable[str],
     options: Collection[str],
     advice: Mapping[str, str] = _NONE,
-    fields: Mapping[str, str] = _NONE,
     more: str = "",
 ) -> list[str]:
     """Describe each of the unknown arguments of a call."""
     listed = f"its options are {names(options, 50)}" if options else "it has no options"
 
     def correction(name: str) -> str:
-        if written := fields.get(name) or advice.get(name):
-            return f": {written}"
-        found = similar(name, [*options, *fields])
+        if name in advice:
+            return f": {advice[name]}"
+        found = similar(name, {*options, *advice})
         return f". {found}" if found else f": {listed}{more}"
 
     return [f"unknown argument {n!r} of {method}{correction(n)}" for n in sorted(unknown)]

@@ -14,7 +14,7 @@ def adds_stage(function: F) -> F:
     """Decorate a method that adds a stage so that it describes missing and unknown arguments."""
     taken = list(full_signature(function).parameters)
     fields = {
-        field: f"{argument}={record}({field}=...)"
+        field: f"write {argument}={record}({field}=...)"
         for argument, (record, listed) in RECORDS.items()
         if argument in taken
         for field in listed
@@ -27,8 +27,7 @@ def adds_stage(function: F) -> F:
 
     return known_keywords(
         function.__name__,
-        {"schema": _INFER},
-        {field: f"write {text}" for field, text in fields.items()},
+        {"schema": _INFER, **fields},
         provider if "model" in taken else "",
         where,
     )(function)

@@ -295,7 +295,7 @@ class Server(ModelServer):
         ```
     """
 
-    @known_keywords("vd.Server", fields=_FIELDS)
+    @known_keywords("vd.Server", advice=_FIELDS)
     def __init__(
         self,
         command: Sequence[str | os.PathLike[str] | LocalFile],
@@ -372,7 +372,7 @@ class VLLMServer(ModelServer):
 
     kind = "vLLM server"
 
-    @known_keywords("vd.VLLMServer", fields=_FIELDS, more=_FLAGS)
+    @known_keywords("vd.VLLMServer", advice=_FIELDS, more=_FLAGS)
     def __init__(
         self,
         model: str | os.PathLike[str] | LocalFile,
@@ -509,7 +509,7 @@ class TritonServer(ModelServer):
 
     kind = "Triton server"
 
-    @known_keywords("vd.TritonServer", fields=_FIELDS)
+    @known_keywords("vd.TritonServer", advice=_FIELDS)
     def __init__(
         self,
         fn: Callable[..., Any],
