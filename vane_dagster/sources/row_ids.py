@@ -57,10 +57,6 @@ class IdRule:
     columns: tuple[str, ...] = ()
     types: tuple[pa.DataType, ...] = ()
 
-    def __str__(self) -> str:
-        made_of = names(self.columns, 20) if self.columns else "file and row number"
-        return f"{self.name!r}, made of {made_of}"
-
     @property
     def record(self) -> str:
         """The rule without its name, as JSON: part of fragment keys and manifests."""

@@ -155,7 +155,6 @@ def test_the_id_of_a_pipeline():
     several = vd.Pipeline("docs", source=plain, id=("doc", "page"))
     assert (several.id, several.id_rule, several.source) == ("id", DOC_PAGE, plain)
     assert vd.Pipeline("docs", source=plain, id=vd.row_id()).id == "row_id"
-    assert str(several).startswith("docs: rows of x, by 'id', made of 'doc', 'page'")
 
 
 def test_row_ids_hold_no_secrets(monkeypatch):
