@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from dataclasses import asdict
@@ -11,13 +10,12 @@ from typing import Any
 import click
 
 from vane_dagster._texts import count, table
-from vane_dagster.cli.definitions import Definitions, with_definitions
 from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.orchestration.io_manager import FragmentStore
-from vane_dagster.orchestration.promote import promote as run_promotion
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.storage.contents import Size, results, sizes
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
+from vane_dagster.storage.promotion import Promotion
 
 _RESULTS = ["STAGE", "PARTITION", "PARTITIONS", "ROWS", "PARTS", "BYTES", "LAST COMMIT"]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -144,42 +142,18 @@ def usage(root: str, path: str, as_json: bool) -> None:
 @click.argument("branch", metavar="FROM")
 @click.argument("target", metavar="TO")
 @click.argument("pipeline")
-@with_definitions(is_optional=True)
-def promote(
-    definitions: Definitions | None,
-    branch: str,
-    target: str,
-    pipeline: str,
-) -> None:
+def promote(branch: str, target: str, pipeline: str) -> None:
     """Puts what a branch has committed of PIPELINE in force in the store that it started from.
 
     FROM is the root of the branch, and TO the root of its fallback. Manifests and the parts that
     they name are copied; nothing is computed. Refused if other versions are in force in TO than
-    those that the branch was made from. If it is killed, run it again.
+    those that the branch was made from. If it is killed, run it again. The next run of the
+    partitions with TO publishes the write stages and reports materializations to Dagster.
 
-    With the definitions, as -f definitions.py, it then publishes the write stages and reports
-    materializations to the instance of $DAGSTER_HOME; the branch has to be up to date with them.
-    Without them the next run with TO does. Stages with reuse="none" are never up to date: promote
-    them without the definitions.
-
-    Example: vane-dagster store promote s3://lake/dev/feature-x s3://lake/.vane docs -f defs.py
+    Example: vane-dagster store promote s3://lake/dev/feature-x s3://lake/.vane docs
     """
-    given: Any = {}
-    found = compute = None
-    if definitions is not None:
-        found, compute = definitions.pipeline(pipeline), definitions.resource("compute")
-        if (declared := definitions.resource("store")) is not None:
-            given = {
-                "storage_options": declared.storage_options,
-                "keep_sources": declared.keep_sources,
-            }
-    promoted = run_promotion(
-        FragmentStore(root=branch, fallback=target, **given),
-        FragmentStore(root=target, **given),
-        pipeline,
-        found,
-        compute,
-    )
+    opened = FragmentStore(root=branch, fallback=target).open()
+    promoted = [*Promotion(opened, open_store(target, "TO"), pipeline).carry_out()]
     for stage in dict.fromkeys(each.stage for each in promoted):
         of_stage = [each for each in promoted if each.stage == stage]
         parts = {part.name: part.bytes for each in of_stage for part in each.parts}
@@ -187,13 +161,7 @@ def promote(
         text = f"{count(len(of_stage) - before, 'partition')} promoted"
         text += f", {before:,} promoted before" * bool(before)
         click.echo(f"{pipeline}/{stage}: {text}, copied {_count(parts, 'part')}")
-    if found is None:
-        text = "Nothing is published or reported yet; the next run of the partitions there does it"
-    elif os.environ.get("DAGSTER_HOME"):
-        text = "Published, and reported to Dagster"
-    else:
-        text = "Published. $DAGSTER_HOME is not set, so the next run reports it to Dagster"
-    click.echo(text)
+    click.echo("Nothing is published or reported yet; the next run of the partitions there does it")
 
 
 def _changes(stage: GcReport) -> list[tuple[str, dict[str, int], str]]:

@@ -70,7 +70,7 @@ def _branch_target(label: str, declared: Target, store: Store) -> Target:
     if is_declared:
         raise PlanError(
             f"stage {label!r}: targets names {given!r}, its target outside of branches, into which "
-            "`vane-dagster store promote` publishes. Name another one"
+            "a run publishes after `vane-dagster store promote`. Name another one"
         )
     return target
 

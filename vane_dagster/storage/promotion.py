@@ -9,7 +9,7 @@ again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 
@@ -61,23 +61,16 @@ class Promotion:
         branch: The branch.
         target: The store that it started from.
         pipeline: The pipeline's name.
-        stages: The stages to promote. Default: all that the branch has committed.
 
     Raises:
         StoreError: If the branch has nothing to promote, or what it started from is not in force.
     """
 
-    def __init__(
-        self,
-        branch: Store,
-        target: Store,
-        pipeline: str,
-        stages: Collection[str] | None = None,
-    ) -> None:
+    def __init__(self, branch: Store, target: Store, pipeline: str) -> None:
         # What a branch reads from its fallback is there already.
         self._branch, self._target = Store(branch.root), Store(target.root)
         self._pipeline = pipeline
-        self._found = self._in_force(stages)
+        self._found = self._in_force()
         self._before = self._present()
         self._refuse(
             self._superseded(),
@@ -89,11 +82,6 @@ class Promotion:
             "Promote that asset, and materialize this in the other store",
         )
 
-    @property
-    def places(self) -> Sequence[Place]:
-        """What is promoted, upstream stages first."""
-        return tuple(self._found)
-
     def carry_out(self) -> Iterator[Promoted]:
         """Copy parts and commit manifests.
 
@@ -103,8 +91,8 @@ class Promotion:
         """
         self._refuse(
             self._stale(),
-            "Materialize it in the branch first. With the definitions, given by -f or -m, stages "
-            "that they no longer have are left out",
+            "Materialize it in the branch first. If the pipeline no longer has the stage, delete "
+            "its folder in the branch",
         )
         copied = {
             place: self._copy_parts(manifest)
@@ -144,13 +132,11 @@ class Promotion:
                 f"{'; '.join(found[:3])}{more}. {fix}"
             )
 
-    def _in_force(
-        self, stages: Collection[str] | None
-    ) -> Mapping[Place, tuple[ManifestName, Manifest]]:
+    def _in_force(self) -> Mapping[Place, tuple[ManifestName, Manifest]]:
         """Read the manifests of the branch that do not publish, upstream stages first."""
         found: dict[Place, tuple[ManifestName, Manifest]] = {}
         committed = self._branch.stages(self._pipeline)
-        for stage in committed if stages is None else [s for s in committed if s in stages]:
+        for stage in committed:
             latest = self._branch.latest_of_all(self._pipeline, stage)
             given = [(self._pipeline, stage, folder, str(name)) for folder, name in latest.items()]
             read = in_threads(lambda place: self._branch.opened(*place), given)
@@ -158,11 +144,10 @@ class Promotion:
                 if manifest.kind != "write":
                     found[stage, manifest.partition] = name, manifest
         if not found:
-            wanted = "" if stages is None else f": the definitions have stages {names(stages)}"
             raise StoreError(
                 f"{self._branch.root.url!r} has committed nothing of pipeline {self._pipeline!r} "
-                f"to promote{wanted}; committed there: {names(committed)}. Give the root of a "
-                "branch, and materialize there first"
+                f"to promote; committed there: {names(committed)}. Give the root of a branch, and "
+                "materialize there first"
             )
         above = {place: self._read_by(place, manifest) for place, (_, manifest) in found.items()}
         return {p: found[p] for p in TopologicalSorter(above).static_order() if p in found}

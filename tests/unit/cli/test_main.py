@@ -105,7 +105,7 @@ SHARED = {
     "--partitions": {"adopt", "diff", "plan", "quarantine"},
     "--python-file": {
         *("adopt", "batches cancel", "batches collect", "batches list", "plan", "preview"),
-        *("quarantine", "store promote", "trace"),
+        *("quarantine", "trace"),
     },
     "--json": {
         *("adopt", "advise", "batches list", "cluster list", "cluster status", "diff", "logs"),

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 import vane_dagster as vd
 from support.data import partitioned, read_stage, write_source
 from support.in_process import InProcess, InProcessCompute
+from support.promotions import promote
 from vane_dagster.cli.definitions import Definitions
 from vane_dagster.cli.main import main
 from vane_dagster.errors import DefinitionError, PlanError
-from vane_dagster.orchestration.promote import promote
 
 KEYS = ["a", "b", "c"]
 

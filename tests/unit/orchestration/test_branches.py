@@ -16,8 +16,8 @@ import vane_dagster as vd
 from support.data import partitioned, write_source
 from support.iceberg_tables import catalog_in, opened
 from support.in_process import InProcessCompute
+from support.promotions import promote
 from vane_dagster.errors import PlanError, StoreError
-from vane_dagster.orchestration.promote import promote
 
 DAYS = ("mon", "tue/ä")
 
@@ -139,19 +139,6 @@ def test_the_types_that_a_branch_has_found_are_promoted(tmp_path, production, br
     (folder / "b.csv").write_text("id,n\n2,x\n")
     for store in (branch, production):
         assert plan().source_schema(store).field("n").type == pa.int64()
-
-
-def test_promotion_is_refused_for_other_definitions(tmp_path, production, branch):
-    run(docs(tmp_path, "b"), branch)
-    before = files(tmp_path / "store")
-    renamed = docs(tmp_path, "b", names=("labelled", "loud"))
-    for other in (docs(tmp_path, "c"), renamed):
-        with pytest.raises(PlanError, match="not up to date with the definitions"):
-            promote(branch, production, "docs", other)
-    renamed = docs(tmp_path, "b", names=("labelled", "high"))
-    with pytest.raises(StoreError, match="'high', 'published'; committed there: 'loud', "):
-        promote(branch, production, "docs", renamed)
-    assert before == files(tmp_path / "store")
 
 
 class Upper:

@@ -38,7 +38,7 @@ def test_an_unpartitioned_pipeline_has_none():
     assert list(DagsterOrder(None, None).all()) == []
 
 
-# The runs that publish and report what was promoted
+# The runs that go on with the answers of batches
 
 LETTERS = dg.StaticPartitionsDefinition([*"abcdef"])
 TWO = dg.MultiPartitionsDefinition({"day": LETTERS, "kind": dg.StaticPartitionsDefinition(["x"])})

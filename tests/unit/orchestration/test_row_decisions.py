@@ -16,10 +16,10 @@ import vane_dagster as vd
 import vane_dagster.testing
 from support.data import partitioned, read_stage
 from support.in_process import InProcessCompute
+from support.promotions import promote
 from support.prompts import Reversed
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
 from vane_dagster.orchestration.decide import patch, undo, waive
-from vane_dagster.orchestration.promote import promote
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
