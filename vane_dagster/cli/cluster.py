@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import platform
 import sys
 import time
@@ -16,10 +15,6 @@ from vane_dagster.compute.local_head import HeadFolder, LocalHead
 from vane_dagster.compute.local_heads import RunningHead, running_heads
 from vane_dagster.compute.processes import drivers, marked
 from vane_dagster.errors import ComputeError, names
-
-_NAME = click.option(
-    "--name", default="default", show_default=True, help="Which head of this environment."
-)
 
 _HEADER = (
     "NAME", "ENVIRONMENT", "ADDRESS", "PID", "UP", "CPUS", "GPUS", "DRIVERS", "IDLE",
@@ -43,37 +38,6 @@ def list_heads(as_json: bool) -> None:
         click.echo(table([_HEADER, *(_row(record) for record in records)]))
     else:
         click.echo("No local head is running. A run with RayCompute() starts one.")
-
-
-@cluster.command()
-@_NAME
-@AS_JSON
-def status(name: str, as_json: bool) -> None:
-    """Says whether the head runs, and what it has free. Exit code 1: it does not run."""
-    local = LocalHead(name=name)
-    head, running = local.find(), running_heads()
-    own = [one for one in running if one.head == head]
-    if not own:
-        if as_json:
-            print_json({"running": False, "name": name, "folder": str(local.folder)})
-        else:
-            click.echo(f"{_who(local)} is not running. A run with RayCompute() starts it.")
-            click.echo(f"State folder: {local.folder}")
-        sys.exit(1)
-    record = _record(own[0])
-    total, free = _resources(local)
-    if as_json:
-        print_json({"running": True, **record, "free": free, "total": total})
-        return
-    click.echo(f"{_who(local)} is running, for this machine only.")
-    click.echo(table([_HEADER, _row(record)]))
-    click.echo(f"State folder: {local.folder}")
-    click.echo(f"Ray's logs:   {record['logs']}")
-    click.echo("Free of total:")
-    for resource in sorted(total):
-        if not resource.startswith("node:"):
-            amounts = (_amount(resource, of.get(resource, 0.0)) for of in (free, total))
-            click.echo(f"  {resource}: {' of '.join(amounts)}")
 
 
 @cluster.command()
@@ -161,18 +125,3 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
 def _who(local: LocalHead) -> str:
     python = f"Python {platform.python_version()}, Ray {local.ray_version}"
     return f"The Ray head {local.name!r} of {sys.prefix} ({python})"
-
-
-def _resources(local: LocalHead) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the total and the free resources of a running head."""
-    if local.connect(start=False) is None:
-        raise ComputeError(f"{_who(local)} was stopped just now")
-    ray: Any = importlib.import_module("ray")
-    try:
-        return ray.cluster_resources(), ray.available_resources()
-    finally:
-        ray.shutdown()
-
-
-def _amount(resource: str, value: float) -> str:
-    return f"{value / 2**30:.1f} GiB" if "memory" in resource else f"{value:g}"

@@ -13,7 +13,7 @@ from vane_dagster._texts import count, table
 from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.read import open_store
-from vane_dagster.storage.contents import Size, results, sizes
+from vane_dagster.storage.contents import results
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
 from vane_dagster.storage.promotion import Promotion
 
@@ -100,7 +100,7 @@ def list_results(root: str, path: str, as_json: bool) -> None:
     """Lists the results in force in the store at ROOT: each stage, or the partitions of one.
 
     PATH is a pipeline, or a stage as docs/embedding. Rows, parts and bytes are those that the
-    manifests name; `store du` has what the store occupies. With --json, one object a line.
+    manifests name. With --json, one object a line.
     """
     lines = [_RESULTS]
     for each in results(open_store(root, "ROOT"), path):
@@ -113,29 +113,6 @@ def list_results(root: str, path: str, as_json: bool) -> None:
         raise click.ClickException(f"{root!r} has no stage at {path!r}; is it a store's root?")
     if not as_json:
         click.echo(table(lines))
-
-
-@store.command("du")
-@click.argument("root")
-@click.argument("path", default="")
-@AS_JSON
-def usage(root: str, path: str, as_json: bool) -> None:
-    """Says what the folders directly below ROOT, or below PATH in it, occupy.
-
-    All files count, also those that `store gc` removes. PATH is a pipeline, a stage as
-    docs/embedding, or the parts of its partitions, docs/embedding/parts. With --json, one object a
-    line.
-    """
-    lines, total = [("FOLDER", "FILES", "BYTES")], Size("total")
-    for each in sizes(open_store(root, "ROOT"), path):
-        total.files, total.bytes = total.files + each.files, total.bytes + each.bytes
-        if as_json:
-            print_json(asdict(each), indent=None)
-        lines.append((each.folder or ".", f"{each.files:,}", f"{each.bytes:,}"))
-    if not lines[1:]:
-        raise click.ClickException(f"{root!r} has no files at {path!r}; is it a store's root?")
-    if not as_json:
-        click.echo(table([*lines, ("total", f"{total.files:,}", f"{total.bytes:,}")]))
 
 
 @store.command()

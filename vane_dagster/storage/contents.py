@@ -1,7 +1,6 @@
-"""What a store holds: the results in force, from manifests, and all files, from listings.
+"""What a store holds: the results in force, from manifests.
 
-At most `_AT_ONCE` manifests or listings are in memory at a time, and one line for each folder of a
-partition.
+At most `_AT_ONCE` manifests are in memory at a time, and one line for each folder of a partition.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vane_dagster._dataclass import dataclass
-from vane_dagster.errors import StoreError
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.shipped_files import FILES
@@ -52,21 +50,6 @@ class Results:
         self.committed_at = max(self.committed_at, manifest.committed_at)
 
 
-@dataclass
-class Size:
-    """The files below a folder of the store, whether results in force need them or not.
-
-    Attributes:
-        folder: The folder, relative to the store's root.
-        files: Number of files.
-        bytes: Their size.
-    """
-
-    folder: str
-    files: int = 0
-    bytes: int = 0
-
-
 def results(store: Store, path: str = "") -> Iterator[Results]:
     """Yield the results of each stage below a path, or of each partition of a stage.
 
@@ -96,36 +79,6 @@ def _in_force(store: Store, pipeline: str, stage: str) -> Iterator[Manifest]:
 
     for start in range(0, len(listed), _AT_ONCE):
         yield from filter(None, in_threads(opened, listed[start : start + _AT_ONCE]))
-
-
-def sizes(store: Store, path: str = "") -> Iterator[Size]:
-    """Yield the sizes of the folders directly below a path, and of its own files, if any.
-
-    Args:
-        store: The store.
-        path: Empty, a pipeline, a stage as "docs/embedding", or any other folder of the store.
-    """
-    base = [each for each in path.split("/") if each]
-    if ".." in base:
-        raise StoreError(f"{path!r} is not below the store's root: name one of its folders")
-    root = store.root.child(*base)
-    files, folders = root.listing()
-    for folder in folders:
-        yield _size("/".join([*base, folder]), root.child(folder))
-    if files:
-        yield Size("/".join(base), len(files), sum(files.values()))
-
-
-def _size(name: str, folder: Location) -> Size:
-    """Add up the files below a folder."""
-    found, waiting = Size(name), [folder]
-    while waiting:
-        some, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
-        for place, (files, folders) in zip(some, in_threads(Location.listing, some)):
-            found.files += len(files)
-            found.bytes += sum(files.values())
-            waiting += [place.child(each) for each in folders]
-    return found
 
 
 def pipeline_folders(root: Location) -> list[str]:

@@ -108,8 +108,8 @@ SHARED = {
         *("quarantine", "trace"),
     },
     "--json": {
-        *("adopt", "advise", "batches list", "cluster list", "cluster status", "diff", "logs"),
-        *("plan", "pools", "pools endpoint", "pools logs", "preview", "quarantine", "store du"),
+        *("adopt", "advise", "batches list", "cluster list", "diff", "logs"),
+        *("plan", "pools", "pools endpoint", "pools logs", "preview", "quarantine"),
         *("store gc", "store ls", "trace"),
     },
 }

@@ -144,7 +144,6 @@ def test_versions_of_runs_and_of_a_branch_are_compared():
 def test_commands_list_and_collect():
     listed = [json.loads(line) for line in command("store", "ls", STORE, "--json").splitlines()]
     assert {each["stage"]: each["rows"] for each in listed} == ROWS
-    assert "~tables" in command("store", "du", STORE)
     rows = {name: vd.load(name, store=STORE) for name in ROWS}
     list(collect(open_store(STORE, "test"), GcPolicy(now=4e9, keep=0, grace=0)))
     assert {name: vd.load(name, store=STORE) for name in ROWS} == rows
