@@ -14,18 +14,18 @@ from vane_dagster.orchestration.event_log import summaries
 def advise(run: str, as_json: bool) -> None:
     """Says which stages limited RUN, and what would shorten it.
 
-    RUN is the id of a run of Dagster, or its beginning, in the instance of $DAGSTER_HOME. The table
-    has the stages of each of its steps, with the share of time in which their workers computed,
-    waited for input, waited for room in memory, and loaded.
+    RUN is the id of a run of Dagster, or its beginning, in the instance of $DAGSTER_HOME. Prints
+    the summary of each of its steps: its stages, with the share of time in which their workers
+    computed, waited for input, waited for room in memory, and loaded.
     """
     found = summaries(run)
     if not found:
         raise click.ClickException(
-            f"run {run!r} has no summary of a pipeline: it failed before it computed, still runs, "
-            "or its process was killed. Its log has the error, its materializations the results"
+            f"run {run!r} has no summary of a pipeline: it failed before it computed, was "
+            "stopped, or still runs. Its log has the error, its materializations the results"
         )
     if as_json:
         print_json({step: figures for step, (_, figures) in found.items()})
         return
-    for step, (table, _) in found.items():
-        click.echo(f"{step}\n{table}\n")
+    for step, (text, _) in found.items():
+        click.echo("\n".join([step, text.strip("~\n"), ""]))

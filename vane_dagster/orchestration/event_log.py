@@ -19,7 +19,6 @@ import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
-from dagster._core.events import EngineEventData
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
@@ -31,8 +30,8 @@ Target = AssetCheckEvaluationTargetMaterializationData
 """A check evaluation's reference to a materialization."""
 
 DATA_VERSION = "dagster/data_version"
-SUMMARY, FIGURES = "stages", "bottleneck"
-"""The entries of the metadata of a step's last event that sum the step up: a table, and JSON."""
+SUMMARY, FIGURES = "summary", "bottleneck"
+"""The entries of the metadata of a step's last event that sum the step up: a text, and JSON."""
 _ASKED_BY_NAME = 1000
 _LATEST_RUNS = 1000
 _MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -130,22 +129,15 @@ def opened_run(run: str) -> Iterator[tuple[dg.DagsterInstance, str]]:
         yield instance, known[0]
 
 
-def log_stopped(context: dg.AssetExecutionContext, summary: Mapping[str, Any]) -> None:
-    """Log the table and the figures of a step that is stopped before it has a result."""
-    place, data = str(context.op_execution_context.op_handle), EngineEventData(summary)
-    context.instance.report_engine_event("Stopped", context.run, data, step_key=place)
-
-
 def summaries(run: str) -> dict[str, tuple[str, Any]]:
-    """Return the table and the figures, as JSON, that each step of a run ended with.
+    """Return the text and the figures, as JSON, that each step of a run ended with.
 
     Args:
         run: See `opened_run`.
     """
     found = {}
     with opened_run(run) as (instance, id):
-        kind = dg.DagsterEventType
-        kinds = {kind.STEP_OUTPUT, kind.STEP_FAILURE, kind.ENGINE_EVENT}
+        kinds = {dg.DagsterEventType.STEP_OUTPUT, dg.DagsterEventType.STEP_FAILURE}
         for entry in instance.all_logs(id, of_type=kinds):
             data: Any = entry.get_dagster_event().event_specific_data
             metadata = getattr(getattr(data, "user_failure_data", data), "metadata", {})

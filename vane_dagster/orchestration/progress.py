@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._secrets import masked
-from vane_dagster._texts import count, duration, markdown_table, rate
+from vane_dagster._texts import count, duration, rate
 from vane_dagster.engine.bottleneck import Advice, WaveTime, advise
 from vane_dagster.events import (
     Committed,
@@ -119,7 +119,6 @@ class _StageProgress:
 
 _PHASES = {RunPlanned: "plan", Connected: "connection", WorkerReady: "first worker"}
 """The phases before a run computes, by the event that ends each first."""
-_NOTHING = ("0", "0%", "0 ms")
 _SUMMED = ["rows_in", "rows_out", "copied", "computed", "seconds", "work_seconds", "call_seconds"]
 
 
@@ -146,7 +145,9 @@ class _StageSummary(defaultdict[str, Any]):
             speed = f", {rate(rows / seconds)}" if seconds else ""
             lines.append(f"{count(rows, 'row')} in {duration(seconds)}{speed}")
         if pool is not None and pool.workers:
-            shares = [f"{name} {share}" for name, share in _shares(pool).items() if share != "0%"]
+            shown = {"input": "waiting for input", "room": "waiting for room"}
+            texts = {shown.get(name, name): f"{share:.0%}" for name, share in pool.shares.items()}
+            shares = [f"{name} {share}" for name, share in texts.items() if share != "0%"]
             lines.append(f"{count(pool.workers, 'worker')}: {', '.join(shares)}")
             if in_code := min(1.0, self["call_seconds"] / (work or 1.0)):  # async calls overlap
                 lines.append(f"{in_code:.0%} of the computing in your code")
@@ -157,12 +158,6 @@ class _StageSummary(defaultdict[str, Any]):
         if self["quarantined"]:
             lines.append(f"{count(self['quarantined'], 'row')} quarantined")
         return "; ".join(lines)
-
-
-def _shares(pool: PoolTime) -> dict[str, str]:
-    """Return the shares of the time of a pool's workers as texts, by what they did."""
-    shown = {"input": "waiting for input", "room": "waiting for room"}
-    return {shown.get(name, name): f"{share:.0%}" for name, share in pool.shares.items()}
 
 
 @dataclass
@@ -253,23 +248,6 @@ class RunSummary:
     def _pool(self, stage: str) -> PoolTime | None:
         pools = [pool for wave in self._waves for pool in wave.pools if stage in pool.stages]
         return pools[-1] if pools else None
-
-    def table(self) -> str:
-        """Return the stages as a table in Markdown, and what limits the run; empty without any."""
-        rows = []
-        for name, stage in self._stages.items():
-            pool = self._pool(name) or PoolTime(())
-            shown = {
-                "stage": name,
-                "partitions": stage.partitions,
-                "time": duration(stage["seconds"]),
-                "rows": f"{stage['rows_out']:,}",
-                "workers": f"{pool.workers:,}",
-                **_shares(pool),
-            }
-            rows.append({key: "" if text in _NOTHING else text for key, text in shown.items()})
-        sections = [markdown_table(rows), str(self.advice or "")] if rows else []
-        return "\n\n".join(sections).rstrip()
 
     def figures(self) -> dict[str, Any]:
         """Return what limits the run, and what the workers of each pool did, as JSON."""

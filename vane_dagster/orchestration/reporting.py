@@ -34,7 +34,6 @@ from vane_dagster.orchestration.event_log import (
     Provenance,
     Target,
     events_grouped,
-    log_stopped,
 )
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary, log_text
@@ -281,12 +280,9 @@ class RunReport:
         self.flush()
         with events_grouped(self._context.instance):
             if self._is_planned:
-                self._log.info(self._summary.text(finished=kind is None))
-                if table := self._summary.table():
-                    figures = self._summary.figures()
-                    self._shown = {SUMMARY: dg.MetadataValue.md(table), FIGURES: figures}
-                    if kind is not None:  # the step has no result
-                        log_stopped(self._context, self._shown)
+                self._log.info(text := self._summary.text(finished=kind is None))
+                shown = dg.MetadataValue.md(f"~~~~\n{text}\n~~~~")
+                self._shown = {SUMMARY: shown, FIGURES: self._summary.figures()}
 
     def results(self) -> Iterator[Any]:
         """Yield the step's results.

@@ -121,12 +121,6 @@ def test_the_summary_adds_up_what_was_done():
         "2.5 times as fast with concurrency=8 in place of 2, for which there are 6 GPU too few"
     )
 
-    table = summary.table().splitlines()
-    assert table[2] == (
-        "| embedding | 2 committed, 1 up to date (4,000 rows in 12 fragments), 1 failed | 3.0 s | "
-        "900 | 2 | 80% | 10% |  | 10% |"
-    )
-    assert table[-1] == advice
     assert summary.text().splitlines() == [
         "finished in 1 min 15 s, plan 0.5 s, connection 14 s, first worker 0 ms",
         "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments), "
