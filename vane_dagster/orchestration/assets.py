@@ -177,56 +177,13 @@ def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
 
         partitions = config.partitions.split(",") if config.partitions else None
         found = make_forecast(pipeline, partitions, config.select, store, rows=config.rows)
-        _show(context, "plan", found, up_to_date=found.is_up_to_date)
+        context.log.info(str(found))
+        text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
+        context.add_output_metadata({"plan": text, "up_to_date": found.is_up_to_date})
 
-    return _job(f"{pipeline.name}_plan", plan)
-
-
-class PreviewOptions(dg.Config):
-    """Run config of a job that previews a stage."""
-
-    stage: str = Field(description="The stage.")
-    rows: int = Field(default=10, ge=1, description="Input rows.")
-    partition: str | None = Field(default=None, description="The partition, if there are any.")
-    ids: list[str] | None = Field(
-        default=None, description="Ids of input rows, instead of the first ones."
-    )
-    where: str | None = Field(default=None, description="SQL condition on the stage's input.")
-    reload: bool = Field(default=False, description="Construct models of edited classes anew.")
-
-
-def build_preview_job(pipeline: Pipeline) -> dg.JobDefinition:
-    """Implement `Pipeline.build_preview_job`."""
-
-    @dg.op(
-        name=f"{pipeline.name}_preview_step",
-        description="Some rows of a stage, computed and not stored.",
-    )
-    def preview(
-        context: dg.OpExecutionContext,
-        config: PreviewOptions,
-        compute: dg.ResourceParam[Compute],
-        store: dg.ResourceParam[FragmentStore],
-    ) -> None:
-        options = config.model_dump(exclude={"stage"})
-        found = pipeline[config.stage].preview(**options, store=store, compute=compute)
-        _show(context, "preview", found, failed=len(found.failed))
-
-    return _job(f"{pipeline.name}_preview", preview)
-
-
-def _show(context: dg.OpExecutionContext, name: str, found: object, **others: Any) -> None:
-    """Show the result of a job in its log and its metadata."""
-    context.log.info(str(found))
-    text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
-    context.add_output_metadata({name: text, **others})
-
-
-def _job(name: str, op: dg.OpDefinition) -> dg.JobDefinition:
-    """Return the job of one op. In a repository, an op and a job cannot have the same name."""
-
-    @dg.job(name=name, description=op.description)
+    # In a repository, an op and a job cannot have the same name.
+    @dg.job(name=f"{pipeline.name}_plan", description=plan.description)
     def job() -> None:
-        op()
+        plan()
 
     return job

@@ -182,12 +182,12 @@ class PipelineComponent(dg.Component, dg.Resolvable):
 
     ``dg scaffold defs vane_dagster.PipelineComponent docs`` writes ``defs.yaml`` and a
     ``pipeline.py`` that runs on a laptop. The component has the assets of the stages and of the
-    source, the jobs ``docs_plan`` and ``docs_preview``, and the sensor ``docs_batches`` if a stage
-    uses batches. ``dg check yaml`` reports unknown names, and ``dg check defs`` unknown stages.
-    Commands of ``vane-dagster`` need neither ``-f`` nor ``-m`` in such a project. A subclass may
-    override ``get_asset_spec(stage)`` and ``execute(context, pipeline, config, compute, store)``. A
-    project has one resource ``compute`` and one ``store``: components that declare different ones
-    are refused.
+    source, the job ``docs_plan``, and the sensor ``docs_batches`` if a stage uses batches.
+    ``dg check yaml`` reports unknown names, and ``dg check defs`` unknown stages. Commands of
+    ``vane-dagster`` need neither ``-f`` nor ``-m`` in such a project. A subclass may override
+    ``get_asset_spec(stage)`` and ``execute(context, pipeline, config, compute, store)``. A project
+    has one resource ``compute`` and one ``store``: components that declare different ones are
+    refused.
 
     Attributes:
         pipeline: Python path of a `Pipeline`, or of a function that returns one: ``.pipeline.docs``
@@ -242,7 +242,7 @@ class PipelineComponent(dg.Component, dg.Resolvable):
         yield from materialize_step(context, pipeline, config, compute, store)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Build the assets of the stages and of the source, the jobs, and the sensor of batches.
+        """Build the assets of the stages and of the source, the job, and the sensor of batches.
 
         Raises:
             DefinitionError: If a stage does not exist, or takes no such override.
@@ -254,7 +254,7 @@ class PipelineComponent(dg.Component, dg.Resolvable):
             made.append(pipeline.build_source())
         return dg.Definitions(
             assets=made,
-            jobs=[pipeline.build_plan_job(), pipeline.build_preview_job()],
+            jobs=[pipeline.build_plan_job()],
             sensors=[pipeline.build_batch_sensor()] if built.uses_batches(pipeline) else [],
             resources={name: each for name, each in given.items() if each is not None},
         )

@@ -13,7 +13,6 @@ from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.storage.column_stats import merge_measures
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.store import Store
-from vane_dagster.tracing.command import trace_command
 from vane_dagster.types.schema import type_name
 
 _FIRST = (
@@ -133,8 +132,6 @@ def stage_metadata(
         sections.append(f"```python\n{inferred}\n```")
     if manifest.sample:
         sections.append(markdown_table([_with_short_ids(row, manifest) for row in manifest.sample]))
-    if command := trace_command(store, manifest):
-        sections.append(f"`{command}`")
     return {
         rows: manifest.rows,
         **first,

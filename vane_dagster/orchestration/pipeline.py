@@ -190,16 +190,6 @@ class Pipeline(declared.Pipeline):
 
         return build_plan_job(self)
 
-    def build_preview_job(self) -> dg.JobDefinition:
-        """Build a Dagster job, ``<pipeline>_preview``, that computes some rows and stores nothing.
-
-        Its config takes what `Stage.preview` takes, and its metadata has the rows as a table. It
-        requires the resources ``store`` and ``compute``.
-        """
-        from vane_dagster.orchestration.assets import build_preview_job
-
-        return build_preview_job(self)
-
     def build_batch_sensor(self) -> dg.SensorDefinition:
         """Build a Dagster sensor, ``<pipeline>_batches``, for models with ``mode="batch"``.
 

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import pytest
 
 import vane_dagster as vd
 from support.data import write_source
 from support.results import failure
-from vane_dagster.errors import DefinitionError
 
 
 class Add:
@@ -49,17 +47,6 @@ def test_a_plan_is_a_job_and_a_limit_of_a_run(tmp_path, local, materialize):
     (output,) = [e.event_specific_data for e in done.all_events if e.is_successful_output]
     assert "even  up to date" in output.metadata["plan"].value
     assert output.metadata["up_to_date"].value is True
-
-    job = pipeline.build_preview_job()
-    chosen = {"stage": "added", "partition": "c", "rows": 2, "where": "x > 293"}
-    config = {"ops": {f"{job.name}_step": {"config": chosen}}}
-    done = job.execute_in_process(run_config=config, resources={**resources, "compute": local})
-    (output,) = [e.event_specific_data for e in done.all_events if e.is_successful_output]
-    assert "ValueError: 296 cannot be added to" in output.metadata["preview"].value
-    assert output.metadata["failed"].value == 1
-    wrong = {"ops": {f"{job.name}_step": {"config": {"stage": "adde"}}}}
-    with pytest.raises(DefinitionError, match="has no stage 'adde'; it has 'even', 'added'"):
-        job.execute_in_process(run_config=wrong, resources={**resources, "compute": local})
 
     # Runs beyond a limit compute nothing.
     on_gpu, most = numbers(tmp_path, gpus=1), {"max_gpu_hours": 1e-9}

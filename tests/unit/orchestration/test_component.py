@@ -67,7 +67,7 @@ def test_a_scaffolded_component_has_assets_jobs_and_resources(sandbox):
     assert keys == {"docs/sentiment", "docs/source"}
     assert isinstance(definitions.resources["compute"], vd.RayCompute)
     assert isinstance(definitions.resources["store"], vd.FragmentStore)
-    assert {job.name for job in definitions.jobs} == {"docs_plan", "docs_preview"}
+    assert {job.name for job in definitions.jobs} == {"docs_plan"}
     reference = spec_of(definitions, "docs/sentiment").metadata["dagster/code_references"]
     line, _ = reference.code_references  # the other is defs.yaml
     assert Path(line.file_path).name == "pipeline.py"

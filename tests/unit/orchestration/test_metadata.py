@@ -108,4 +108,3 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path):
     assert "x" * 100 not in shown[2]
     assert r"pipe \| \*bold\* \<b\>" in shown[3]
     assert "[0.25, 0.5, 0.75, … 4 in all]" in details["scored"][1].replace("\\", "")
-    assert details["both"][2].startswith("`vane-dagster trace docs/both --id 1")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -25,7 +23,6 @@ from vane_dagster.cli.main import main
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
-from vane_dagster.tracing.command import trace_command
 from vane_dagster.tracing.steps import Step, Trace
 
 DAY = "2026-01-02"
@@ -435,40 +432,3 @@ def test_the_command(traced):
     wrong = run.invoke(main, ["trace", "docs/published", "--id", "45", *options])
     assert wrong.exit_code == 1
     assert wrong.output.startswith(f"Error: 'docs/published', partition '{DAY}' has no row")
-
-    manifest = in_force(traced, "joined")
-    command = trace_command(store(traced), manifest)
-    found = run.invoke(main, shlex.split(command)[1:])
-    assert found.output == f"{trace(traced, 'docs/joined', manifest.sample[0]['id'])}\n"
-
-
-# The command
-
-
-def manifest(id: str | None, partition: str | None = None) -> Any:
-    sample = [] if id is None else [{"id": id}]
-    return SimpleNamespace(
-        pipeline="docs", stage="clean", partition=partition, keys=("id",), sample=sample
-    )
-
-
-@pytest.mark.parametrize(
-    ("id", "partition", "arguments"),
-    [
-        ("7", None, "--id 7"),
-        ("7", "a b", "--partition 'a b' --id 7"),
-        ("it's", None, """--id 'it'"'"'s'"""),
-        ("-7", None, "--id=-7"),
-    ],
-)
-def test_the_command_of_a_trace_is_quoted(id, partition, arguments):
-    command = trace_command(Store(Location("/s")), manifest(id, partition))
-    assert command == f"vane-dagster trace docs/clean {arguments} --store /s"
-
-
-@pytest.mark.parametrize(
-    ("id", "partition"),
-    [(None, None), ("cut…", None), ("a`b", None), ("a\nb", None), ("7", "a`b")],
-)
-def test_an_id_or_partition_that_cannot_stand_in_a_command_has_none(id, partition):
-    assert trace_command(Store(Location("/s")), manifest(id, partition)) is None
