@@ -146,7 +146,6 @@ class Recomputation:
 
     Attributes:
         read: Reads the sampled rows of each fragment; raises VaneError for unreadable parts.
-        seed: Seed of the sample.
         loads: Number of models loaded for the sample.
         warm: Number of models that were already warm.
         code_changed: Whether the stage's code has changed since the rows were stored.
@@ -157,7 +156,6 @@ class Recomputation:
     """
 
     read: Callable[[], Sequence[RecomputedRows]]
-    seed: int
     loads: int = 0
     warm: int = 0
     code_changed: bool = False

@@ -67,7 +67,6 @@ class Reproducible(Check):
         """Compare the recomputed rows with the stored rows."""
         again = context.recomputed()
         metadata: dict[str, Any] = {"loads": again.loads, "warm": again.warm}
-        metadata["seed"] = str(again.seed)  # as text: Dagster would plot a number
         metadata["code_changed"] = again.code_changed
         if again.error is not None:
             return _failed("The rows could not be computed again", again.error, metadata)

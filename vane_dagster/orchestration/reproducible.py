@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -60,10 +59,9 @@ class ReproducibilityRunner:
         log.flush()
 
     def _evaluate(self, stage: Stage, check: Check, log: CheckLog) -> None:
-        asked = self.config.reproduce_seed
-        seed = secrets.randbits(32) if asked is None else asked
+        seed = random.Random(self.run.run_id).getrandbits(32)
         manifests = self._manifests(stage, seed)
-        rows = dict.fromkeys(manifests, self.config.reproduce_rows or check.rows_to_recompute)
+        rows = dict.fromkeys(manifests, check.rows_to_recompute)
         pipeline = pinned(self.pipeline, stage.name, self.run.store)
         sample = plan_sample(pipeline, stage.name, manifests, self.run.store, rows, seed)
         loads = PoolLoads()
@@ -78,7 +76,6 @@ class ReproducibilityRunner:
                 sampled = sample.sampled.get(key)
                 recomputation = Recomputation(
                     read=partial(results.read, key),
-                    seed=seed,
                     loads=loads.loads,
                     warm=loads.warm,
                     code_changed=manifest.definition != sample.plan.definitions[stage.name],

@@ -73,16 +73,6 @@ class RunOptions(dg.Config):
             "run, or four at random."
         ),
     )
-    reproduce_rows: int | None = Field(
-        default=None,
-        ge=1,
-        description="Rows of each partition that a Reproducible check computes again.",
-    )
-    reproduce_seed: int | None = Field(
-        default=None,
-        ge=0,
-        description="The seed of these rows, from a former evaluation. Default: a random one.",
-    )
 
     @property
     def limits(self) -> Mapping[str, float | None]:

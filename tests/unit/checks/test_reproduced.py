@@ -45,9 +45,7 @@ class Checked:
             has_partition_key_range=False,
             log=SimpleNamespace(info=str, warning=str),
         )
-        config: Any = SimpleNamespace(
-            reproduce_partitions=partitions, reproduce_rows=None, reproduce_seed=7
-        )
+        config: Any = SimpleNamespace(reproduce_partitions=partitions)
         log: Any = SimpleNamespace(
             found=lambda stage, key, results: found.update({stage: results[0]}),
             flush=lambda: None,
