@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from html import escape
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster._lazy import pc
-from vane_dagster._texts import count
+from vane_dagster._texts import count, table
 from vane_dagster.checks.comparison import Difference, apart
 from vane_dagster.checks.drift import cosine_distance
 from vane_dagster.errors import StoreError, names
@@ -157,17 +156,11 @@ class Diff:
             examples = [(each.id, each.before, each.now) for each in column.examples]
             yield f"{column.column}: rows that differ most", [("id", a.name, b.name), *examples]
 
-    def _repr_html_(self) -> str:
-        return "".join(
-            f"<table><caption>{escape(title)}</caption>"
-            f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in rows[0])}</tr>"
-            + "".join(
-                f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
-                for row in rows[1:]
-            )
-            + "</table>"
-            for title, rows in self.tables()
-        )
+    def __str__(self) -> str:
+        return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in self.tables())
+
+    def _repr_markdown_(self) -> str:
+        return f"```text\n{self}\n```"
 
 
 @dataclass(frozen=True)
@@ -424,8 +417,8 @@ class _Column:
         if max(pc.count_distinct(before).as_py(), pc.count_distinct(now).as_py()) > _MAX_LABELS:
             self.labels = None
             return
-        table = pa.table({"before": before, "now": now})
-        for row in table.group_by(["before", "now"]).aggregate([([], "count_all")]).to_pylist():
+        pairs = pa.table({"before": before, "now": now})
+        for row in pairs.group_by(["before", "now"]).aggregate([([], "count_all")]).to_pylist():
             self.labels[(row["before"], row["now"])] += row["count_all"]
         if max(len({pair[side] for pair in self.labels}) for side in (0, 1)) > _MAX_LABELS:
             self.labels = None

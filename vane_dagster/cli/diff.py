@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from vane_dagster._texts import table
 from vane_dagster.cli.definitions import opened
 from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
 from vane_dagster.orchestration.diff import diff as compare
@@ -26,14 +24,12 @@ from vane_dagster.orchestration.diff import diff as compare
 @STORE
 @click.option("--tolerance", default=0.0, show_default=True, help="Of numbers and vectors.")
 @click.option("--sample", default=20_000, show_default=True, help="Rows to measure columns over.")
-@click.option("--html", type=click.Path(dir_okay=False), help="Write it to a file too.")
 @AS_JSON
 def diff(
     stage: str,
     between: tuple[str, str],
     partitions: list[str] | None,
     store: str | None,
-    html: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -46,10 +42,4 @@ def diff(
     """
     place = opened(store)
     found = compare(stage, *between, partitions=partitions, store=place, **options)
-    if html:
-        Path(html).write_text(f'<meta charset="utf-8">{found._repr_html_()}', "utf-8")
-    if as_json:
-        print_json(found.to_dict())
-        return
-    for title, rows in found.tables():
-        click.echo(f"{title}\n{table(rows)}\n")
+    print_json(found.to_dict()) if as_json else click.echo(str(found))
