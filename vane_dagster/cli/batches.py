@@ -13,8 +13,6 @@ from vane_dagster._texts import count
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
 from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.orchestration.batch_runs import BatchRuns
-from vane_dagster.orchestration.range_runs import materialize
-from vane_dagster.orchestration.resources import LocalCompute
 from vane_dagster.storage.batch_records import ProviderBatch
 
 PIPELINE = click.argument("pipeline", required=False)
@@ -53,27 +51,22 @@ def list_batches(definitions: Definitions, pipeline: str | None, as_json: bool) 
 def collect(definitions: Definitions, pipeline: str | None) -> None:
     """Stores the answers of batches that have ended, and goes on with them.
 
-    A run in this process materializes the partitions that wait for no other batch, with the stages
-    downstream, and reports to the instance of $DAGSTER_HOME. After a failure, run it again.
+    A run in this process brings the partitions up to date that wait for no other batch, with the
+    stages downstream; the next run of Dagster reports them. After a failure, run it again.
 
     Example: vane-dagster batches collect docs -f definitions.py
     """
     found, runs = definitions.pipeline(pipeline), _runs(definitions, pipeline)
-    resources = definitions.resources()
-    resources["compute"] = resources["compute"] or LocalCompute()
     for each in runs.every:
         each.refresh()
         for batch in each.in_flight:
             click.echo(_line(each.stage, batch))
-    failed = 0
     for run in runs.continuations()[0]:
-        given = (found, run.stages, run.partitions, resources, run.run_config(found))
+        given = {"select": run.stages, **run.options, **definitions.resources()}
         with contextlib.redirect_stdout(sys.stderr):
-            failed += sum(not done.success for done in materialize(*given))
+            found.run([key for key in run.partitions if key is not None] or None, **given)
         where = count(len(run.partitions), "partition")
         click.echo(f"ran {', '.join(run.stages)} in {where}")
-    if failed:
-        raise click.ClickException(f"{count(failed, 'run')} failed; see the log above")
 
 
 @batches.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -38,11 +38,10 @@ class Continuation:
     stages: Sequence[str]
     partitions: list[Key]
 
-    def run_config(self, pipeline: Pipeline) -> dict[str, Any]:
-        """Return the config of the run, which is that of the one that submitted the batch."""
-        names = ("force", "retry_quarantined")
-        chosen = {name: True for name in names if getattr(self.batch, name)}
-        return {"ops": {f"{pipeline.name}_pipeline": {"config": chosen}}} if chosen else {}
+    @property
+    def options(self) -> dict[str, bool]:
+        """The options of the run, which are those of the one that submitted the batch."""
+        return {name: getattr(self.batch, name) for name in ("force", "retry_quarantined")}
 
 
 class BatchRuns:
@@ -107,7 +106,7 @@ def look_at_batches(
             run_key=f"{run.batch.name}/{first}",
             partition_key=first if first == last else None,
             asset_selection=[pipeline[stage].key for stage in run.stages],
-            run_config=run.run_config(pipeline),
+            run_config={"ops": {f"{pipeline.name}_pipeline": {"config": run.options}}},
             tags=range_tags(first, last),
         )
         for run in runs
