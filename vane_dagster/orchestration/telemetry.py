@@ -61,7 +61,7 @@ _Place = tuple[str, "str | None"]
 class RunTelemetry:
     """Records the events of a run, and passes them on.
 
-    The run's span has those of its partitions by stage, these of fragments, and these of calls.
+    The run's span has those of its partitions by stage, and these have those of calls.
     """
 
     def __init__(self, pipeline: Pipeline, run_id: str, listen: Callable[[Event], None]) -> None:
@@ -69,7 +69,6 @@ class RunTelemetry:
         self._is_broken = False
         self._run: trace.Span = trace.INVALID_SPAN
         self._partitions: dict[_Place, trace.Span] = {}
-        self._fragments: dict[tuple[_Place, int], trace.Span] = {}
         self._in_flight: dict[int, tuple[CallStarted, trace.Span]] = {}
         self._queued: set[str] = set()
         self._pools: dict[tuple[str, ...], PoolTime] = {}
@@ -152,12 +151,8 @@ class RunTelemetry:
         given = self._of(event.stage, partition=event.partition or "")
         if (partition := self._partitions.get(place)) is None:
             partition = self._partitions[place] = _span("partition", self._run, at, given)
-        given["vane_dagster.fragment"] = event.fragment
-        if (fragment := self._fragments.get((place, event.fragment))) is None:
-            fragment = _span("fragment", partition, at, given)
-            self._fragments[place, event.fragment] = fragment
-        given |= {"vane_dagster.worker": event.worker, "vane_dagster.kind": event.kind}
-        self._in_flight[event.ticket] = event, _span("call", fragment, at, given)
+        of_call = self._of(fragment=event.fragment, worker=event.worker, kind=event.kind)
+        self._in_flight[event.ticket] = event, _span("call", partition, at, {**given, **of_call})
 
     def _call_ended(self, event: CallEnded) -> None:
         call, span = self._in_flight.pop(event.ticket)
@@ -167,9 +162,6 @@ class RunTelemetry:
         span.set_attribute("vane_dagster.rows", report.rows_out)
         span.end(event.at)
         self._count(call, report)
-        if report.part is not None:
-            place = ((call.stage, call.partition), call.fragment)
-            self._fragments.pop(place, trace.INVALID_SPAN).end(event.at)
 
     def _count(self, call: CallStarted, report: WorkReport) -> None:
         """Count what a call did. Rows that are computed again are counted again."""
@@ -206,8 +198,6 @@ class RunTelemetry:
 
     def _end(self, place: _Place, error: BaseException | None = None) -> None:
         """End the spans of a stage's partition."""
-        for each in [each for each in self._fragments if each[0] == place]:
-            self._fragments.pop(each).end()
         span = self._partitions.pop(place, trace.INVALID_SPAN)
         if error is not None:
             _fail(span, str(error))
