@@ -53,9 +53,8 @@ def store() -> None:
     help="Time between marking a part for deletion and deleting it; longer than any run.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("-v", "--verbose", is_flag=True, help="Name every file.")
 @AS_JSON
-def gc(root: str, verbose: bool, as_json: bool, **policy: Any) -> None:
+def gc(root: str, as_json: bool, **policy: Any) -> None:
     """Removes parts of the store at ROOT that nobody needs any more.
 
     A part is needed while a manifest names it that is in force, was superseded within --keep, or
@@ -64,7 +63,7 @@ def gc(root: str, verbose: bool, as_json: bool, **policy: Any) -> None:
     after that. So run gc regularly, for example daily. Copies of local files that arguments name
     are deleted once no run has needed them for --keep and --grace together. In the targets of write
     stages only files of killed runs in _vane_staging are collected. With --json, one object a line,
-    with the size of each file.
+    with the name and the size of each file.
     """
     terms = GcPolicy(time.time(), **policy)
     stages = nothing = 0
@@ -78,9 +77,6 @@ def gc(root: str, verbose: bool, as_json: bool, **policy: Any) -> None:
         if changes:
             counted = [f"{verb} {_count(files, word)}" for verb, files, word in changes]
             click.echo(f"{stage.stage}: {would}{', '.join(counted)}")
-        for verb, files, _ in changes if verbose else ():
-            for url, size in files.items():
-                click.echo(f"  {would}{verb} {url} ({size:,} bytes)")
         for url, reason in stage.unreadable.items():
             click.echo(f"{stage.stage}: passed over the target {url!r}: {reason}", err=True)
         nothing += not changes

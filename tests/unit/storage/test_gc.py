@@ -103,11 +103,14 @@ def test_former_versions_go_in_two_steps(made):
 
 
 def test_the_command_says_what_it_would_do_and_did(made):
-    words = ["store", "gc", str(made / "store"), "--keep", "0s", "--verbose"]
+    words = ["store", "gc", str(made / "store"), "--keep", "0s"]
     shown = CliRunner().invoke(main, [*words, "--dry-run"]).output
     assert "docs/clean: would have deleted 1 former manifest (" in shown
     assert ", marked 1 part (" in shown
-    assert f"  would have marked {made}/store/docs/clean/parts/" in shown
+    lines = CliRunner().invoke(main, [*words, "--dry-run", "--json"]).output.splitlines()
+    (clean,) = [each for each in map(json.loads, lines) if each["stage"] == "docs/clean"]
+    (marked,) = clean["condemned"]
+    assert f"{made}/store/docs/clean/parts/" in marked
     assert "docs/clean: deleted 1 former manifest (" in CliRunner().invoke(main, words).output
     assert files(made) == (2, 1)
 
