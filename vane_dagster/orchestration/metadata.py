@@ -81,7 +81,6 @@ def stage_metadata(
     version: ManifestName,
     store: Store,
     computed: int | None,
-    inferred: str | None = None,
     adopted: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the metadata of one partition of a stage: figures to plot, and all else as details.
@@ -94,7 +93,6 @@ def stage_metadata(
         version: Its name.
         store: The store.
         computed: Fragments that this run computed; None if the partition was up to date.
-        inferred: The code that declares the stage's schema, if it was inferred.
         adopted: The adoptions in force, each in a line.
     """
     home, published = Store(manifest.root or store.root), manifest.published
@@ -128,8 +126,6 @@ def stage_metadata(
     sections = [markdown_table(lines)]
     if servers:
         sections.append(markdown_table(servers[:_MAX_REPLICAS]))
-    if inferred is not None:
-        sections.append(f"```python\n{inferred}\n```")
     if manifest.sample:
         sections.append(markdown_table([_with_short_ids(row, manifest) for row in manifest.sample]))
     return {

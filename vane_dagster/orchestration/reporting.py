@@ -97,7 +97,6 @@ class RunReport:
         self._errors = EqualErrors()
         self._waiting: list[Submitted] = []
         self._definitions: Mapping[str, str] = {}
-        self._inferred: Mapping[str, str] = {}
         self._is_planned = False
         self._adopted: Mapping[str, Sequence[Adoption]] = {}
         self._provenance = Provenance(context, partitions)
@@ -239,11 +238,6 @@ class RunReport:
             **plan.definitions,  # Dagster knows the declared code, without inferred schemas
             **{each.name: stage_definition(self._pipeline, each.spec) for each in inferred},
         }
-        self._inferred = {
-            each.name: plan.pipeline._schema_code(each.name)
-            for each in inferred
-            if each.name in plan.selected
-        }
         if not self._observes_source:
             return
         listed = {each.key: tuple(each.listed.values()) for each in plan.partitions}
@@ -260,7 +254,6 @@ class RunReport:
             event.name,
             self._store,
             event.stats.computed if isinstance(event, Committed) else None,
-            self._inferred.get(event.stage),
             [each.since for each in self._adopted.get(event.stage, ())],
         )
         made = _Materialized(event.partition, event.name, manifest, metadata)
