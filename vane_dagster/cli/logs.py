@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
-from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 import click
 import dagster as dg
@@ -18,8 +15,6 @@ from vane_dagster.cli.pools import local_head
 from vane_dagster.compute.connection import connect_address
 from vane_dagster.compute.worker_logs import Section, of_cluster, of_head
 from vane_dagster.orchestration.event_log import opened_run
-
-_PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
 
 
 @click.command()
@@ -33,7 +28,7 @@ def logs(run: str, stage: str, name: str | None, address: str | None, as_json: b
 
     Standard output and error in full, with what native code wrote, while a local head or the nodes
     of a cluster keep them. RUN is the run's id, or its beginning. With LocalCompute, workers write
-    to the output of their step, which is read from the instance of $DAGSTER_HOME.
+    to the output of their step, which is read, for all stages, from the instance of $DAGSTER_HOME.
 
     Example: vane-dagster logs 3f9c21aa docs/embedding
     """
@@ -56,35 +51,24 @@ def logs(run: str, stage: str, name: str | None, address: str | None, as_json: b
 
 
 def _found(sections: Iterator[Section], run: str, stage: str) -> Iterator[Section]:
-    """Yield sections of logs, or without any the output of the run's steps.
-
-    A step that is to materialize assets belongs to their stages, any other one to every stage.
-    """
-    empty, stages = True, defaultdict[Any, set[str]](set)
+    """Yield sections of logs, or without any the output of the run's steps."""
+    empty = True
     for section in sections:
         empty = False
         yield section
     if empty and os.environ.get("DAGSTER_HOME"):
         with opened_run(run) as (instance, id):
-            for entry in instance.all_logs(id, of_type=_PLANNED):
-                if (key := entry.get_dagster_event().asset_key) is not None:
-                    stages[entry.step_key].add(key.to_user_string())
             for entry in instance.all_logs(id, of_type=dg.DagsterEventType.LOGS_CAPTURED):
                 captured = entry.get_dagster_event().logs_captured_data
-                steps = captured.step_keys or []
-                if not any(stage in stages.get(each, {stage}) for each in steps):
-                    continue
                 place = instance.compute_log_manager.build_log_key_for_run(id, captured.file_key)
                 log = instance.compute_log_manager.get_log_data(place)
                 for stream, data in (("stdout", log.stdout), ("stderr", log.stderr)):
                     if data:
                         empty, text = False, data.decode(errors="replace")
-                        step = f"step {', '.join(steps)}"
+                        step = f"step {', '.join(captured.step_keys or [])}"
                         yield Section(id, step, socket.gethostname(), stream, text.splitlines())
     if empty:
-        known = ", ".join(sorted({*itertools.chain(*stages.values())}))
         raise click.ClickException(
-            f"no worker has a log of {stage} in the run {run}"
-            f"{f', whose stages are {known}' if known else ''}. Logs are kept with the local head, "
+            f"no worker has a log of {stage} in the run {run}. Logs are kept with the local head, "
             "or the nodes, that a run used (--name, --address); stages without code have none"
         )
