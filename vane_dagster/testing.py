@@ -16,9 +16,9 @@ Faults are not part of the pipeline. Its code and fragment keys are unchanged, s
 block reuses everything that the disturbed run has finished.
 
 Faults apply to everything that starts inside the block: runs of this process with their workers on
-any compute, and processes that inherit its environment. The plan of the faults is kept in a folder;
-on a cluster of several machines, pass a folder that all of them share. A worker that two runs use
-at once follows the run that leased it last. After the block nothing fires, not even in work that a
+any compute, and processes that inherit its environment. The plan of the faults is kept in a folder
+for temporary files, so workers on other machines follow none. A worker that two runs use at once
+follows the run that leased it last. After the block nothing fires, not even in work that a
 killed run left queued.
 
 A ``disconnect`` is a transient error, so the call or operation is retried. A call passes one batch
@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -173,13 +172,11 @@ class Injected:
 
 
 @contextmanager
-def faults(*planned: Fault, folder: str | os.PathLike[str] | None = None) -> Iterator[Injected]:
+def faults(*planned: Fault) -> Iterator[Injected]:
     """Inject faults into runs until the block ends.
 
     Args:
         *planned: The faults. If several match a call or an operation, they fire in this order.
-        folder: An existing folder that all machines of the cluster share; the plan is kept in a
-            subfolder. Default: the folder for temporary files.
 
     Raises:
         DefinitionError: If blocks are nested.
@@ -187,18 +184,11 @@ def faults(*planned: Fault, folder: str | os.PathLike[str] | None = None) -> Ite
     before = os.environ.get(VARIABLE)
     if before is not None and os.path.exists(before):
         raise DefinitionError("faults: there is a block of faults already; give all in one block")
-    if folder is None:
-        place = new_temporary_folder("vane-faults-")
-    else:
-        place = Path(folder, f"vane-faults-{secrets.token_hex(8)}")
-        place.mkdir(mode=0o700)
+    place = new_temporary_folder("vane-faults-")
     injected = Injected(planned, place)
     try:
         with open(place / PLAN, "x") as plan:
             json.dump([_record(fault) for fault in planned], plan)
-        if folder is not None:  # workers may run as another user, who can add files but not
-            (place / PLAN).chmod(0o644)  # replace the plan, which exists first
-            place.chmod(0o1777)
         os.environ[VARIABLE] = str(place)
         yield injected
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import grp
 import hashlib
@@ -48,7 +47,6 @@ from vane_dagster.compute import local_backend
 from vane_dagster.compute.connection import connect_environment
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.errors import ComputeError
-from vane_dagster.testing import CallFault, faults
 from vane_dagster.types.duckdb_connection import connect
 from vane_dagster.worker import database
 from vane_dagster.worker.user_code import unpack
@@ -258,34 +256,6 @@ def test_another_user_cannot_read_tables_of_local_workers(monkeypatch: pytest.Mo
                     attack()
     finally:
         shutil.rmtree(backend.folder)
-
-
-@as_root
-def test_a_plan_of_faults_cannot_be_replaced_by_another_user(
-    shared_tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor preceded by a link in its place, to have the test write into a file of this user."""
-    victim = shared_tmp / "victim"
-    victim.write_text("untouched")
-    chmod = Path.chmod
-
-    def chmod_then_attack(path: Path, mode: int) -> None:
-        chmod(path, mode)
-        with acting_as_nobody(), contextlib.suppress(OSError):
-            (path / "plan.json").symlink_to(victim)
-
-    monkeypatch.setattr(Path, "chmod", chmod_then_attack)
-    (shared_tmp / "shared").mkdir(mode=0o755)
-    with faults(CallFault("p/s", ids=[1]), folder=shared_tmp / "shared") as injected:
-        assert injected.fired == (0,)
-        (place,) = (shared_tmp / "shared").iterdir()
-        (plan,) = place.iterdir()
-        with acting_as_nobody():
-            (place / "fired-0-1").touch()
-            for attack in (lambda: plan.rename(place / "gone"), lambda: plan.write_text("")):
-                with pytest.raises(PermissionError):
-                    attack()
-    assert victim.read_text() == "untouched"
 
 
 # Code.
