@@ -15,6 +15,7 @@ from vane_dagster.engine.stage_batches import StageBatches, stage_batches
 from vane_dagster.orchestration.partition_order import DagsterOrder, range_tags
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.batch_records import ProviderBatch
+from vane_dagster.storage.manifest import ManifestName
 from vane_dagster.storage.reader import in_force
 from vane_dagster.storage.store import Store
 
@@ -52,18 +53,31 @@ class BatchRuns:
         self.every = stage_batches(pipeline, store)
 
     def left(self, batches: StageBatches, batch: ProviderBatch) -> list[Key]:
-        """Return the partitions that have not been committed since a batch has ended.
+        """Return the partitions in which stages of the run that submitted a batch are to be run.
 
-        What a user has cancelled is left to the user; what a deadline has, is sent live.
+        The stage has not been committed since the batch has ended, or one below it was made from
+        another version of it, or never. What a user has cancelled is left to the user; what a
+        deadline has, is sent live.
         """
         if batch.is_canceled and not batches.has_deadline:
             return []
-        found = in_force(self._store, self._pipeline.name, batches.stage, batch.partitions)
-        return [
-            key
-            for key in batch.partitions
-            if key not in found or found[key].committed_at < batch.ended_at
-        ]
+        found = {
+            stage: in_force(self._store, self._pipeline.name, stage, batch.partitions)
+            for stage in self._pipeline.stages
+            if stage in batch.stages
+        }
+
+        def is_left(key: Key) -> bool:
+            made = {stage: manifests.get(key) for stage, manifests in found.items()}
+            own = made.get(batches.stage)
+            if None in made.values() or own is None or own.committed_at < batch.ended_at:
+                return True
+            versions = {s: (m.generation, m.plan, m.content) for s, m in made.items() if m}
+            names = [(u, m.upstream[u]) for m in made.values() if m for u in m.reads if u in made]
+            parsed = [(stage, ManifestName.parse(name)) for stage, name in names]
+            return any(name is None or name.version != versions[stage] for stage, name in parsed)
+
+        return [key for key in batch.partitions if is_left(key)]
 
     def continuations(self, done: Collection[str] = ()) -> tuple[list[Continuation], set[str]]:
         """Return the runs to begin, and the names of the batches that need none any more.
@@ -103,7 +117,7 @@ def look_at_batches(
     order = DagsterOrder(pipeline.partitions_def, context.instance)
     requests = [
         dg.RunRequest(
-            run_key=f"{run.batch.name}/{first}",
+            run_key=f"{run.batch.name}/{first}..{last}",
             partition_key=first if first == last else None,
             asset_selection=[pipeline[stage].key for stage in run.stages],
             run_config={"ops": {f"{pipeline.name}_pipeline": {"config": run.options}}},

@@ -154,7 +154,8 @@ def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[s
         if partitions is not None:
             raise DefinitionError(f"{location}: the pipeline has no partitions; leave them out")
         return [None]
-    known = dict.fromkeys(partition_order(pipeline).all())
+    order = partition_order(pipeline)
+    known = dict.fromkeys(order.all())
     if not known:
         raise DefinitionError(f"{location}: the pipeline has no partitions yet")
     if partitions is None:
@@ -173,7 +174,8 @@ def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[s
                 f"the last {keys[-1]!r}"
             )
         if isinstance(definition, dg.MultiPartitionsDefinition):  # a range in each dimension
-            found += definition.get_partition_keys_in_range(dg.PartitionKeyRange(first, last))
+            given = dg.PartitionKeyRange(first, last), order.instance
+            found += definition.get_partition_keys_in_range(*given)
         else:
             found += keys[keys.index(first) : keys.index(last) + 1]
     if not found:

@@ -17,13 +17,13 @@ class DagsterOrder:
     """
 
     def __init__(self, partitions_def: Any, instance: dg.DagsterInstance | None) -> None:
-        self._definition, self._instance = partitions_def, instance
+        self._definition, self.instance = partitions_def, instance
 
     @functools.cached_property
     def _places(self) -> dict[str, int]:
         if self._definition is None:
             return {}
-        keys = self._definition.get_partition_keys(dynamic_partitions_store=self._instance)
+        keys = self._definition.get_partition_keys(dynamic_partitions_store=self.instance)
         return {key: place for place, key in enumerate(keys)}
 
     def all(self) -> Sequence[str]:

@@ -235,6 +235,7 @@ class RunReport:
         self._is_planned, self._adopted = True, plan.adopted
         inferred = [stage for stage in self._pipeline if stage.spec.is_inferred]
         self._definitions = {
+            **self._definitions,  # of partitions that are written later
             **plan.definitions,  # Dagster knows the declared code, without inferred schemas
             **{each.name: stage_definition(self._pipeline, each.spec) for each in inferred},
         }

@@ -126,8 +126,10 @@ def run_pipeline(
         run.listen(Connected(connection.seconds))
         _execute(run, plan, backend, versions())
     if waiting:
-        await_batches(given, pipeline, waiting)
-        places = [(each.stage, each.partition) for each in waiting]
+        canceled = await_batches(given, pipeline, waiting)
+        for event in (each for each in waiting if each.partition in canceled):
+            given.listen(event)
+        places = [(e.stage, e.partition) for e in waiting if e.partition not in canceled]
         for stages, keys in by_stages(places).items():
             run_pipeline(given, pipeline, stages, keys, compute, options)
 
@@ -145,13 +147,20 @@ def by_stages(
     return found
 
 
-def await_batches(run: RunContext, pipeline: Pipeline, submitted: Sequence[Submitted]) -> None:
-    """Wait until the batches that partitions wait for have ended; nothing is held meanwhile."""
+def await_batches(
+    run: RunContext, pipeline: Pipeline, submitted: Sequence[Submitted]
+) -> set[str | None]:
+    """Wait until the batches that partitions wait for have ended; nothing is held meanwhile.
+
+    Returns:
+        The partitions with a batch that a user has cancelled since, which are left to the user.
+    """
     keys = {each.partition for each in submitted}
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(s.expected for s in submitted)))
     run.listen(Waiting(f"waiting for batches of {count(len(keys), 'partition')}, until {until}"))
     run.flush()
     every = stage_batches(pipeline, run.store, {each.stage for each in submitted})
+    flying = {b.name for each in every for b in each.read() if not b.ended_at}
     answered = time.monotonic()
     while True:
         try:
@@ -166,7 +175,9 @@ def await_batches(run: RunContext, pipeline: Pipeline, submitted: Sequence[Submi
         else:
             answered = time.monotonic()
             if all(keys.isdisjoint(each.waiting()) for each in every):
-                return
+                ended = (b for each in every if not each.has_deadline for b in each.batches)
+                canceled = [b for b in ended if b.is_canceled and b.name in flying]
+                return {key for batch in canceled for key in batch.partitions}
         looks_at = time.monotonic() + BATCH_POLL_SECONDS
         while time.monotonic() < looks_at:
             run.check()

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -241,6 +241,11 @@ class Pipeline(Rows):
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.name}: {', '.join(self._stages) or 'no stages'}>"
+
+    def _partition(self, key: str | None) -> str | None:
+        """Return a partition's key with its dimensions, if it has some, from its text."""
+        parsed = getattr(self.partitions_def, "get_partition_key_from_str", None)
+        return key if key is None or parsed is None else cast("str", parsed(str(key)))
 
     def _keys_of(self, node: str) -> Keys:
         """Return the columns that identify the rows of a stage or the source, the id first."""

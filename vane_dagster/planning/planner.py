@@ -59,6 +59,7 @@ def plan_run(
 ) -> RunPlan:
     """Plan a run: find completed work by listings alone, and determine the remaining work."""
     listed_at = time.monotonic()
+    partitions = [*map(pipeline._partition, partitions)]
     pipeline = with_branch_targets(pipeline, store, selected)
     order = tuple(stage.name for stage in pipeline if stage.name in selected)
     planner = _Planner(

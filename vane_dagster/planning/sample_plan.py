@@ -100,6 +100,7 @@ def plan_sample(
         fragments: The rows of a partition are from at most so many fragments.
         extremes: Whether to add, in each partition, the longest and the shortest row of these.
     """
+    manifests = {pipeline._partition(key): each for key, each in manifests.items()}
     source, rule = pipeline.source.bind(store), fragment_rule(pipeline, store)
     listed: Mapping[str | None, Listed] = {}
     if SOURCE in pipeline[stage].spec.upstream:
@@ -109,7 +110,8 @@ def plan_sample(
     sampled: dict[str | None, Sampled] = {}
     failed: dict[str | None, VaneError] = {}
     for key, manifest in manifests.items():
-        planner = _Sampler(pipeline, stage, manifest, store, source, rule, listed.get(key, ()))
+        made = replace(manifest, partition=key)
+        planner = _Sampler(pipeline, stage, made, store, source, rule, listed.get(key, ()))
         try:
             own = partition_seed(seed, key)
             partition, sampled[key] = planner.plan(rows[key], own, fragments, extremes)

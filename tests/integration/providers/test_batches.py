@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from support.data import read_stage, write_source
 from support.prompts import asked, docs
 from support.results import metadata
 from vane_dagster.cli.main import main
+from vane_dagster.engine.stage_batches import stage_batches
+from vane_dagster.orchestration import run as orchestration_run
+from vane_dagster.orchestration.batch_runs import BatchRuns
 
 pytestmark = pytest.mark.usefixtures("clients")
 
@@ -208,3 +212,73 @@ def test_the_command_line_lists_cancels_and_collects(
     assert command("collect") == "ran asked, below in 1 partition\n"
     assert rows(tmp_path) == ["echo: one", "echo: slow"]
     assert command("collect") == "", "nothing is left to do"
+
+
+def test_a_run_that_waits_reports_all_partitions(tmp_path, local, endpoint, batches, server):
+    """Though some of them wait for batches of one stage, and others for those of two."""
+    days = by_day(tmp_path, endpoint[1])
+    asked(days, endpoint[1], "again: {text}", name="other", mode="batch")
+    resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))}
+    wait = {"ops": {"days_pipeline": {"config": {"wait": True}}}}
+    given: Any = {"resources": resources, "run_config": wait}
+    assets = [days.build_assets()]
+    with dg.instance_for_test() as instance:
+        given["instance"] = instance
+        first = dg.materialize(assets, selection=[days["asked"].key], partition_key="tue", **given)
+        assert made(first) == {"asked"}
+        edges = {"start": "mon", "end": "tue"}
+        tags = {f"dagster/asset_partition_range_{edge}": key for edge, key in edges.items()}
+        events = dg.materialize(assets, tags=tags, **given).get_asset_materialization_events()
+    found = {(e.materialization.asset_key.path[-1], e.materialization.partition) for e in events}
+    assert found == {(stage, day) for stage in days.stages for day in ("mon", "tue")}
+
+
+def flagged(batch: Any, flag: str) -> Any:
+    if Path(flag).exists():
+        raise ValueError("the service is down")
+    return {"n": batch["asked"].to_pylist()}
+
+
+def test_a_stage_below_that_has_failed_is_gone_on_with(tmp_path, local, endpoint, batches, server):
+    days = by_day(tmp_path, endpoint[1])
+    flag = tmp_path / "flag"
+    arguments = {"fn_kwargs": {"flag": str(flag)}, "columns": ["asked"]}
+    days["asked"].map_batches("flagged", flagged, schema={"n": "VARCHAR"}, **arguments)
+    given: Any = {"store": vd.FragmentStore(root=str(tmp_path / "store")), "compute": local}
+    batches.ends_at_once = False
+    days.run("mon", **given)
+    batches.end()
+    flag.touch()
+    runs = BatchRuns(days, given["store"].open())
+
+    def left() -> list[tuple[Any, Any]]:
+        for each in runs.every:
+            each.refresh()
+        return [(run.stages, run.partitions) for run in runs.continuations()[0]]
+
+    assert left() == [([*days.stages], ["mon"])]
+    with pytest.raises(vd.errors.VaneError, match="the service is down"):
+        days.run("mon", **given)
+    assert left() == [([*days.stages], ["mon"])]
+    flag.unlink()
+    days.run("mon", **given)
+    assert left() == []
+
+
+def test_a_run_that_waits_leaves_what_is_cancelled(
+    tmp_path, local, endpoint, batches, server, monkeypatch
+):
+    monkeypatch.setattr(orchestration_run, "BATCH_POLL_SECONDS", 0.1)
+    pipeline, store = declared(tmp_path, endpoint[1], ["a", "b"]), str(tmp_path / "store")
+    batches.ends_at_once = False
+    looked = stage_batches(pipeline, vd.FragmentStore(root=store).open())
+
+    def cancel(run: Any) -> None:
+        (each,) = looked
+        each.refresh()
+        each.cancel([batch.name for batch in each.in_flight])
+        batches.end()
+
+    monkeypatch.setattr(time, "sleep", cancel)
+    pipeline.run(store=store, compute=local, wait=True)
+    assert len(batches.made) == 1
