@@ -7,7 +7,7 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from importlib.metadata import files
 from pathlib import Path
 
@@ -36,19 +36,24 @@ def module_names(root: Path) -> dict[str, Path]:
     return found
 
 
-def import_statements(tree: ast.AST, hints: bool = True) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The imports anywhere in a file, in functions too; without `hints` not those for types."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not hints:
-            continue
-        elif not isinstance(node, ast.expr):
-            yield from import_statements(node, hints)
+Import = ast.Import | ast.ImportFrom
 
 
-def imports(tree: ast.AST, known: Container[str], hints: bool = True) -> Iterator[str]:
-    for node in import_statements(tree, hints):
+def import_statements(
+    body: Iterable[ast.AST], is_hint: bool = False
+) -> Iterator[tuple[Import, bool]]:
+    """The imports anywhere in a file, in functions too, and whether each is for types only."""
+    for node in body:
+        if isinstance(node, Import):
+            yield node, is_hint
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            is_guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+                yield from import_statements(getattr(node, name, ()), is_hint or is_guard)
+
+
+def imports(statements: Iterable[Import], known: Container[str]) -> Iterator[str]:
+    for node in statements:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.startswith("vane_dagster."):
@@ -85,10 +90,16 @@ def trees() -> dict[str, ast.Module]:
 
 
 @pytest.fixture(scope="module")
-def graph(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
+def statements(trees: dict[str, ast.Module]) -> dict[str, list[tuple[Import, bool]]]:
+    return {name: [*import_statements(tree.body)] for name, tree in trees.items()}
+
+
+@pytest.fixture(scope="module")
+def graph(statements: dict[str, list[tuple[Import, bool]]]) -> dict[str, set[str]]:
     """The modules that each module imports when it is imported or when its functions run."""
     return {
-        name: set(imports(tree, trees, hints=False)) - {"", name} for name, tree in trees.items()
+        name: {*imports([node for node, is_hint in each if not is_hint], statements)} - {"", name}
+        for name, each in statements.items()
     }
 
 
@@ -97,13 +108,13 @@ def test_each_module_belongs_to_a_layer():
     assert top - {"", "__main__"} == set(ORDER)
 
 
-def test_imports_go_one_way(trees):
+def test_imports_go_one_way(statements):
     wrong = set()
-    for name, tree in trees.items():
+    for name, each in statements.items():
         own = name.partition(".")[0]
         if own not in ORDER:
             continue
-        for imported in imports(tree, trees):
+        for imported in imports([node for node, _ in each], statements):
             above = imported.partition(".")[0]
             if above and ORDER.index(above) > ORDER.index(own):
                 wrong.add(f"{name} imports {imported}")
@@ -136,16 +147,16 @@ OPTIONAL = {
 }
 
 
-def test_what_is_imported_is_declared(trees):
+def test_what_is_imported_is_declared(statements):
     lines = (REPOSITORY / "pyproject.toml").read_text()
     block = re.search(r"^dependencies = \[\n(.*?)^\]", lines, re.MULTILINE | re.DOTALL)
     declared = {re.match(r'\s*"([\w-]+)', line)[1] for line in block[1].splitlines()}
     provided = {str(file).split("/")[0] for name in declared for file in files(name) or ()}
     missing = set()
-    for name, tree in trees.items():
-        for node in import_statements(tree):
+    for name, each in statements.items():
+        for node, _ in each:
             is_plain = isinstance(node, ast.Import)
-            modules = [each.name for each in node.names] if is_plain else [node.module]
+            modules = [alias.name for alias in node.names] if is_plain else [node.module]
             for top in {module.split(".")[0] for module in modules}:
                 standard = top in sys.stdlib_module_names or top in {"vane_dagster", *OPTIONAL}
                 if not standard and not provided & {top, f"{top}.py"}:

@@ -379,8 +379,8 @@ def test_workers_wait_for_input_behind_a_slow_stage_and_for_room_before_it(wave,
     first.map_batches("last", same, schema={"x": "BIGINT"}, batch_size=8)
     made = wave(
         docs,
-        lambda call: replace(done(call), seconds=5.0 if call.stage == slow else 0.01),
-        (40,),
+        lambda call: replace(done(call), seconds=4.0 if call.stage == slow else 0.01),
+        (20,),
         workers=1,
     )
     made.pools = {name: replace(pool, identity=name) for name, pool in made.pools.items()}

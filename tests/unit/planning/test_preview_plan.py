@@ -103,7 +103,7 @@ def test_first_rows_of_one_file_and_of_several():
 
 
 ROWS = inspect.signature(Stage.adopt).parameters["rows"].default
-PARTITIONS = {f"2026-01-{day:02}": dict.fromkeys(range(5), 400) for day in range(1, 32)}
+PARTITIONS = {f"2026-01-{day:02}": dict.fromkeys(range(5), 40) for day in range(1, 32)}
 UNEVEN = {
     **{f"small{n}": {0: 3} for n in range(500)},
     "large": {n: 90 + n for n in range(40)},
@@ -138,7 +138,7 @@ def sample(partitions: Mapping[str, Mapping[int, int]], seed: int, rows: int = R
 
 @functools.cache
 def samples(is_even: bool) -> list[set[Row]]:
-    return [sample(PARTITIONS if is_even else UNEVEN, seed) for seed in range(100)]
+    return [sample(PARTITIONS if is_even else UNEVEN, seed) for seed in range(25)]
 
 
 @pytest.mark.parametrize("is_even", [True, False])
@@ -154,11 +154,10 @@ def samples(is_even: bool) -> list[set[Row]]:
     ids=["anywhere", "few_partitions", "first_of_each_fragment", "first_fragment", "last"],
 )
 def test_a_change_of_five_percent_is_found(is_even: bool, order: Callable[[Row], object]) -> None:
-    """In 99 of 100 trials, wherever the rows are that it changes."""
+    """In each trial, wherever the rows are that it changes."""
     every = sorted(rows_of(PARTITIONS if is_even else UNEVEN), key=order)  # type: ignore[arg-type]
     changed = set(every[: len(every) // 20])
-    missed = sum(chosen.isdisjoint(changed) for chosen in samples(is_even))
-    assert missed <= 1
+    assert not any(chosen.isdisjoint(changed) for chosen in samples(is_even))
 
 
 def test_so_many_distinct_rows_are_chosen() -> None:
