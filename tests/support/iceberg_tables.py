@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog, load_catalog, sql
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -25,16 +27,31 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 
 
+# An engine compiles each statement once, which takes longer than to execute it.
+sql.create_engine = functools.lru_cache(8)(sql.create_engine)
+
+
 def catalog_in(folder: Path) -> dict[str, str]:
+    """Make a catalog with the namespace ``db``, and return its properties."""
     folder.mkdir(parents=True, exist_ok=True)
-    properties = {
+    (folder / "catalog.db").write_bytes(_made())
+    return {**_properties(folder), "init_catalog_tables": "false"}  # they exist
+
+
+@functools.cache
+def _made() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        opened(_properties(Path(folder))).create_namespace("db")
+        return Path(folder, "catalog.db").read_bytes()
+
+
+def _properties(folder: Path) -> dict[str, str]:
+    return {
         "type": "sql",
         "name": "test",
         "uri": f"sqlite:///{folder}/catalog.db",
         "warehouse": f"file://{folder}/warehouse",
     }
-    opened(properties).create_namespace_if_not_exists("db")
-    return {**properties, "init_catalog_tables": "false"}  # they exist
 
 
 def opened(properties: dict[str, str]) -> Catalog:
