@@ -31,8 +31,7 @@ import pytest
 
 from support import forked
 from support.llm_server import KEY, Server
-from support.paths import REPOSITORY
-from support.snippets import FENCED
+from support.paths import FENCED, REPOSITORY
 
 GUIDES = sorted((REPOSITORY / "docs" / "guides").glob("*.md"))
 CONCEPTS = sorted((REPOSITORY / "docs" / "concepts").glob("*.md"))

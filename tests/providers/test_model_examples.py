@@ -16,8 +16,7 @@ from support.example_runs import (  # noqa: F401  # fixtures
     example_cluster,
     runs_twice,
 )
-from support.paths import REPOSITORY
-from support.snippets import FENCED
+from support.paths import FENCED, REPOSITORY
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.format import InvalidAnswer
 

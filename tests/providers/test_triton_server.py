@@ -14,10 +14,11 @@ import pytest
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
+from support.paths import FENCED
 from support.pool_models import until
 from support.pytriton_programs import pytriton, pytriton_client, tritonserver  # noqa: F401  # fixtures
 from support.results import Run
-from support.snippets import FENCED, imported
+from support.snippets import imported
 
 ROWS = 40
 MODEL = """

@@ -26,7 +26,6 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 
-
 # An engine compiles each statement once, which takes longer than to execute it.
 sql.create_engine = functools.lru_cache(8)(sql.create_engine)
 

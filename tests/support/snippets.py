@@ -17,13 +17,11 @@ from types import MappingProxyType, ModuleType
 import cloudpickle
 
 import vane_dagster as vd
-from support.paths import REPOSITORY
+from support.paths import FENCED, REPOSITORY
 
 FOLDER = REPOSITORY / "docs" / "coming-from"
 PAGES = sorted(path.stem for path in FOLDER.glob("*.md"))
 _SECTION = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-"""A block of a page: its indentation in a tab or a list, its language, and its lines."""
 _REFUSED = re.compile(r"^\| `(\w+)=(.+)` \| `(.+)` \|$", re.MULTILINE)
 _COUNTED = re.compile(r"^\*\*Changed lines: (\d+)\*\*", re.MULTILINE)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import vane_dagster
-from support.snippets import FENCED
+from support.paths import FENCED
 from vane_dagster.orchestration.run_options import RunOptions
 
 PACKAGE = Path(vane_dagster.__file__).parent

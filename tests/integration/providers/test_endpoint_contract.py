@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import vane_dagster as vd
 from support.llm_server import Server
 from support.prompts import Parity, Reversed
 
@@ -14,6 +15,9 @@ from support.prompts import Parity, Reversed
 from support.provider_contract import *  # noqa: F403  # the contract's tests
 from support.provider_contract import SECRET, Arguments, Offered, quarantined
 from vane_dagster.compute.local_backend import LocalBackend
+from vane_dagster.providers.anthropic import AnthropicProvider
+from vane_dagster.providers.openai import OpenAIProvider
+from vane_dagster.servers.launch import Endpoint
 
 Maker = Callable[[Any, Server, str], Offered]
 
@@ -144,3 +148,11 @@ def test_transient_errors_are_retried_for_their_rows_alone(offered, server, tmp_
     errors = [each["error"] for each in quarantined(tmp_path)]
     assert errors == ["BadRequestError", "PromptTooLong"]
     assert server.requests == {text: 2 if text in TRANSIENT else 1 for text in texts}
+
+
+@pytest.mark.parametrize("kind", [OpenAIProvider, AnthropicProvider])
+def test_a_servers_key_is_a_bearer_token(kind):
+    pytest.importorskip(kind.LIBRARY, reason="a client is not installed")
+    made = kind("m", server=vd.VLLMServer("m").handle)
+    client = made._client(Endpoint("http://127.0.0.1:1", api_key="key-of-server"))
+    assert client.default_headers["Authorization"] == "Bearer key-of-server"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +78,12 @@ def world(tmp_path, monkeypatch):
 
 
 def test_a_backfill_of_snapshots_pays_for_the_first_and_the_changes(world):
-    texts = world.write_days(DAYS, changed=1)
-    assert world.run(DAYS) == ROWS + 9
+    texts = world.write_days(DAYS[:5], changed=1)
+    assert world.run(DAYS[:5]) == ROWS + 4
     for day, expected in zip(DAYS, texts):
         assert world.rows(day) == [text.upper() for text in expected]
     stats = [each.stats for each in committed(world.events, "upper")]
-    assert sum(each.copied for each in stats) == 9 * (ROWS - 1)
+    assert sum(each.copied for each in stats) == 4 * (ROWS - 1)
 
 
 def test_rows_that_move_to_the_next_partition_are_found_in_one_run(world):
@@ -105,17 +105,17 @@ def test_partitions_in_reverse_order_do_not_wait_forever(world, monkeypatch):
 
 def test_partitions_that_lack_only_a_manifest_are_committed_without_recursion(world, monkeypatch):
     world.fragment_rows, depths, real = 64, [], RunState._commit
-    world.write_days(DAYS, changed=1)
-    world.run(DAYS)
+    world.write_days(DAYS[:4], changed=1)
+    world.run(DAYS[:4])
 
     def commit(*args: Any) -> Any:
-        depths.append(len(inspect.stack(0)))
+        depths.append(len([*traceback.walk_stack(None)]))
         return real(*args)
 
     monkeypatch.setattr(RunState, "_commit", commit)
     world.fragment_rows = 100
-    assert world.run(DAYS) == 0
-    assert depths == [depths[0]] * 2 * len(DAYS)
+    assert world.run(DAYS[:4]) == 0
+    assert depths == [depths[0]] * 2 * 4
 
 
 @pytest.mark.parametrize("suffix", [".rows.parquet", ".faults.parquet", "part"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
-from support.snippets import FENCED
+from support.paths import FENCED
 from vane_dagster._secrets import masked
 from vane_dagster.pipeline.servers import ModelServer, ServerArguments
 from vane_dagster.planning.definition import pool_identity, stage_definition
