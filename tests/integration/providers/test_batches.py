@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from support.data import read_stage, write_source
 from support.prompts import asked, docs
 from support.results import metadata
 from vane_dagster.cli.main import main
-from vane_dagster.engine.stage_batches import stage_batches
-from vane_dagster.orchestration import run as orchestration_run
 from vane_dagster.orchestration.batch_runs import BatchRuns
 
 pytestmark = pytest.mark.usefixtures("clients")
@@ -263,22 +260,3 @@ def test_a_stage_below_that_has_failed_is_gone_on_with(tmp_path, local, endpoint
     flag.unlink()
     days.run("mon", **given)
     assert left() == []
-
-
-def test_a_run_that_waits_leaves_what_is_cancelled(
-    tmp_path, local, endpoint, batches, server, monkeypatch
-):
-    monkeypatch.setattr(orchestration_run, "BATCH_POLL_SECONDS", 0.1)
-    pipeline, store = declared(tmp_path, endpoint[1], ["a", "b"]), str(tmp_path / "store")
-    batches.ends_at_once = False
-    looked = stage_batches(pipeline, vd.FragmentStore(root=store).open())
-
-    def cancel(run: Any) -> None:
-        (each,) = looked
-        each.refresh()
-        each.cancel([batch.name for batch in each.in_flight])
-        batches.end()
-
-    monkeypatch.setattr(time, "sleep", cancel)
-    pipeline.run(store=store, compute=local, wait=True)
-    assert len(batches.made) == 1
