@@ -7,8 +7,9 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 | a transient error of a call | `max_retries` times | 1 to 60 s, or as the server asks | the row |
 | another error of a call, or out of device memory | in halves, down to one row | | the row |
 | a server ended during a call | 2 times together, 3 times alone | random, before alone | the row |
-| a worker crashed or hung | in halves; a row alone a second time | | the row |
-| the kernel or Ray killed a worker to free memory | in halves, down to one row | | the fragment |
+| a worker was lost with calls that were not alone in it | in halves, each alone | | nothing |
+| a worker crashed or hung with a call alone | in halves; a row alone a second time | | the row |
+| the kernel or Ray killed it to free memory | in halves, down to one row | | the fragment |
 | a table between tasks was lost | the fragment starts over | | the fragment |
 | outside of the rows: a lost node, a call that had not begun | always, as it was | | nothing |
 | a worker's calls returned no row at 3 fragments in a row | a fresh worker, once | | the worker |
@@ -17,7 +18,9 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 | a transient error of storage | 3 more times | 0.5 to 2 s | the operation |
 | a conflict with another writer of a table | 59 more times | up to 1.6 s | the transaction |
 
-A fragment with more than three counts fails; rows whose errors are not isolated count for theirs.
+A fragment with more than three counts fails. Rows whose errors are not isolated are not halved, and
+count for their fragment. A worker has calls of several runs and stages, so its loss says nothing of
+one that was not alone.
 """
 
 from __future__ import annotations
@@ -248,8 +251,11 @@ def seconds_before_alone(crashes: int, longest_call: float) -> float:
     return random.uniform(0.0, min(120.0, max(0.0, most)))
 
 
-Loss = Literal["table", "outside", "memory", "crash", "timeout"]
-"""What ended a call without an answer. "outside": not the rows, but for example a lost node."""
+Loss = Literal["table", "outside", "shared", "memory", "crash", "timeout"]
+"""What ended a call without an answer.
+
+"outside": not the rows, but for example a lost node. "shared": they, or another call of the worker.
+"""
 Cause = Union[Loss, Literal["unclear"]]
 """What a backend knows of it: it may not see whether a worker crashed, or exceeded a time limit."""
 
@@ -287,7 +293,6 @@ class LostCalls:
     def __init__(self) -> None:
         self._row_deaths = Counter[tuple[Hashable, str, int]]()
         self._consecutive_deaths = Counter[str]()
-        self._dead: set[str] = set()
         self.fragment_counts = Counter[Hashable]()
 
     def answered(self, stage: str) -> None:
@@ -305,28 +310,27 @@ class LostCalls:
         stage: str,
         fragment: Hashable,
         rows: range | None,
+        isolates: bool,
         why: str = "",
-        worker: str = "",
     ) -> list[RetriedRows] | Literal["start over", "give up"]:
-        """Count a loss, and decide what is retried.
+        """Count a loss, and decide what is retried. Rows that are retried are alone at a worker.
 
-        `rows` are the rows of the call if single rows can be isolated, that is, if it computes a
-        slice of a stage that quarantines. For any other task they are None. The calls that one
-        worker was executing are lost by one death.
+        `rows` are the rows of a slice, and None for any other task. `isolates` says whether the
+        stage quarantines single rows.
         """
         again = rows and RetriedRows(rows.start, len(rows))
-        if loss == "outside":
-            return [again] if again else "start over"
-        if loss != "table" and worker not in self._dead:
-            self._consecutive_deaths[stage] += 1
-            self._dead |= {worker} - {""}
-        if loss == "table" or self._consecutive_deaths[stage] > _MAX_CONSECUTIVE_DEATHS:
+        is_counted = loss not in ("outside", "shared")
+        self._consecutive_deaths[stage] += is_counted and loss != "table"
+        many = self._consecutive_deaths[stage] > _MAX_CONSECUTIVE_DEATHS
+        if loss == "table" or (is_counted and many):
             again = None
-        if again and again.rows > 1:
+        if again and again.rows > 1 and isolates and loss != "outside":
             half = again.rows // 2
             rest = RetriedRows(again.start + half, again.rows - half)
             return [RetriedRows(again.start, half), rest]
-        if again and loss != "memory":
+        if not is_counted:
+            return [again] if again else "start over"
+        if again and isolates and loss != "memory":
             self._row_deaths[fragment, stage, again.start] += 1
             if (deaths := self._row_deaths[fragment, stage, again.start]) < _MAX_DEATHS_PER_ROW:
                 return [again]

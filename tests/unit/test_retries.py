@@ -147,6 +147,7 @@ def test_an_unclear_loss_is_a_time_out_if_the_call_took_too_long(cause, seconds,
 SLICE, ROW = range(10, 15), range(12, 13)
 HALVES = [RetriedRows(10, 2), RetriedRows(12, 3)]
 AGAIN = [RetriedRows(12, 1)]
+WHOLE = [RetriedRows(10, 5)]
 
 
 def rejected(error: Any) -> list[RetriedRows]:
@@ -162,52 +163,72 @@ def rejected(error: Any) -> list[RetriedRows]:
         ("timeout", ROW, [AGAIN, rejected(TIMED_OUT)]),
         ("memory", SLICE, [HALVES] * 9),
         ("memory", ROW, [AGAIN, AGAIN, AGAIN, "give up"]),
-        ("outside", SLICE, [[RetriedRows(10, 5)]] * 99),
+        ("outside", SLICE, [WHOLE] * 99),
         ("outside", ROW, [AGAIN] * 99),
+        ("shared", SLICE, [HALVES] * 99),
+        ("shared", ROW, [AGAIN] * 99),
         ("table", SLICE, ["start over"] * 3 + ["give up"]),
-        # Tasks without rows of their own, and stages that do not isolate rows.
+        # Tasks without rows of their own.
         ("crash", None, ["start over"] * 3 + ["give up"]),
         ("memory", None, ["start over"] * 3 + ["give up"]),
         ("outside", None, ["start over"] * 99),
+        ("shared", None, ["start over"] * 99),
     ],
 )
 def test_what_is_retried_of_a_lost_call(loss: Any, rows: Any, decisions: Sequence[Any]):
     lost = LostCalls()
-    decided = [lost.decide(loss, "model", 0, rows, "segmentation fault") for _ in decisions]
+    decided = [lost.decide(loss, "model", 0, rows, True, "segmentation fault") for _ in decisions]
     assert decided == decisions
+
+
+@pytest.mark.parametrize(
+    ("loss", "decisions"),
+    [
+        ("crash", [WHOLE] * 3 + ["give up"]),
+        ("timeout", [WHOLE] * 3 + ["give up"]),
+        ("memory", [WHOLE] * 3 + ["give up"]),
+        ("outside", [WHOLE] * 99),
+        ("shared", [WHOLE] * 99),
+        ("table", ["start over"] * 3 + ["give up"]),
+    ],
+)
+def test_slices_of_a_stage_that_isolates_no_rows_are_not_halved(loss: Any, decisions: Any):
+    lost = LostCalls()
+    assert [lost.decide(loss, "model", 0, SLICE, False) for _ in decisions] == decisions
 
 
 def test_losses_of_a_row_a_fragment_and_a_stage_are_counted_for_themselves():
     lost = LostCalls()
     for fragment, stage in ((0, "model"), (1, "model"), (0, "other")):
-        assert lost.decide("crash", stage, fragment, ROW) == AGAIN
+        assert lost.decide("crash", stage, fragment, ROW, True) == AGAIN
     for fragment in (0, 1):
-        assert lost.decide("table", "model", fragment, None) == "start over"
+        assert lost.decide("table", "model", fragment, None, True) == "start over"
         assert lost.fragment_counts[fragment] == 1
-    assert lost.decide("memory", "model", 0, ROW) == AGAIN
-    assert lost.decide("crash", "model", 0, ROW) == [RetriedRows(12, 1, WORKER_DIED, 2)]
+    assert lost.decide("memory", "model", 0, ROW, True) == AGAIN
+    assert lost.decide("crash", "model", 0, ROW, True) == [RetriedRows(12, 1, WORKER_DIED, 2)]
 
 
 def test_rows_of_a_fragment_that_starts_over_may_be_at_other_places():
     lost = LostCalls()
     for fragment in (0, 1):
-        lost.decide("crash", "model", fragment, ROW)
+        lost.decide("crash", "model", fragment, ROW, True)
     lost.started_over(0)
-    assert lost.decide("crash", "model", 0, ROW) == AGAIN
-    assert lost.decide("crash", "model", 1, ROW) == [RetriedRows(12, 1, WORKER_DIED, 2)]
+    assert lost.decide("crash", "model", 0, ROW, True) == AGAIN
+    assert lost.decide("crash", "model", 1, ROW, True) == [RetriedRows(12, 1, WORKER_DIED, 2)]
 
 
 def test_a_stage_whose_workers_die_one_after_the_other_is_not_halved_for_ever():
     lost = LostCalls()
     for _ in range(16):
-        assert lost.decide("crash", "model", 0, SLICE) == HALVES
-    lost.decide("outside", "model", 0, SLICE)
-    assert lost.decide("crash", "model", 0, SLICE) == "start over"
+        assert lost.decide("crash", "model", 0, SLICE, True) == HALVES
+    lost.decide("outside", "model", 0, SLICE, True)
+    assert lost.decide("crash", "model", 0, SLICE, True) == "start over"
+    assert lost.decide("shared", "model", 0, SLICE, True) == HALVES
     lost.answered("model")
-    lost.decide("table", "model", 1, None, worker="b")  # which is alive
-    for worker in ("a", *"a" * 19, *"bcdefghijklmnop"):  # the first has 20 calls
-        assert lost.decide("crash", "model", 0, SLICE, worker=worker) == HALVES
-    assert lost.decide("crash", "model", 0, SLICE, worker="q") == "start over"
+    lost.decide("table", "model", 1, None, True)
+    for loss in ["crash"] * 16 + ["shared"] * 99:
+        assert lost.decide(loss, "model", 0, SLICE, True) == HALVES
+    assert lost.decide("crash", "model", 0, SLICE, True) == "start over"
 
 
 # Workers and servers

@@ -429,7 +429,7 @@ class LocalLease:
             process.tickets[ticket] = call
             self._held[ticket] = tables
         except OSError as error:
-            self._failed.append(CallResult(ticket, None, lost=str(error)))
+            self._failed.append(CallResult(ticket, None, lost=str(error), cause="outside"))
         return ticket
 
     def wait(self, timeout: float) -> list[CallResult]:

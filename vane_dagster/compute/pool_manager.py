@@ -55,6 +55,7 @@ class PoolManager:
         self._pool_state = PoolState(self._tag)
         self._claims = ClaimTable()
         self._actors: dict[str, Any] = {}
+        self._alone: dict[str, tuple[str, str]] = {}
         self._servers: dict[str, PoolRequest] = {}
         self._groups: set[str] = set()
         self._growth = Growth(self._pool_state)
@@ -118,6 +119,14 @@ class PoolManager:
         if start is not None:
             self._create(start)
         return replacement
+
+    async def begin_alone(self, worker: str, lease: str, call: str) -> None:
+        """Record the last call of a worker that has begun alone."""
+        self._alone[worker] = lease, call
+
+    async def has_begun(self, worker: str, lease: str, call: str) -> bool:
+        """Whether a call alone had begun in a worker that was lost."""
+        return self._alone.get(worker) == (lease, call)
 
     async def evict(
         self, identity: str | None = None, force: bool = False, id: str = ""
@@ -268,6 +277,7 @@ class PoolManager:
     def _end_lease(self, id: str) -> None:
         lease = self._pool_state.leases.get(id)
         self._pool_state.release(id, time.monotonic())
+        self._alone = {name: call for name, call in self._alone.items() if call[0] != id}
         for worker in self._actors.keys() & lease.workers if lease else ():
             self._actors[worker].revoke.remote(id)
 
@@ -316,7 +326,7 @@ class PoolManager:
             max_concurrency=start.claim.slots,
             max_restarts=0,
             scheduling_strategy=strategy,
-        ).remote(start.claim, threads)
+        ).remote(start.claim, threads, (self._name, NAMESPACE))
         self._actors[start.worker] = actor
         self._servers.update({start.worker: start.claim} if start.claim.server else {})
         self._in_background(self._watch(start, actor.whereabouts.remote()))

@@ -167,7 +167,7 @@ class RayLease:
         self._workers = [Worker(n, identity) for identity, ns in workers.items() for n in ns]
         self._actors = dict(granted.actors)
         self._archives = {p.identity: ray.put(p.archive) for p in pools if p.archive}
-        self._pending: dict[Any, tuple[int, Any, Worker]] = {}
+        self._pending: dict[Any, tuple[int, Any, Worker, str]] = {}
         self._failed: list[CallResult] = []
         self._loads: set[int] = set()
         self._nodes: dict[str, str] = {}
@@ -217,9 +217,11 @@ class RayLease:
             table, report = actor.run.options(num_returns=2).remote(work, *tables)
             return report, table if work.keep else None
 
-        return self._called(worker, call)
+        return self._called(worker, call, work.alone)
 
-    def _called(self, worker: Worker, call: Callable[[Any], tuple[Any, Any]]) -> int:
+    def _called(
+        self, worker: Worker, call: Callable[[Any], tuple[Any, Any]], alone: str = ""
+    ) -> int:
         import ray
 
         ticket = next(TICKETS)
@@ -229,9 +231,9 @@ class RayLease:
                     lambda: ray.get_actor(worker.name, namespace=NAMESPACE)
                 )
             report, table = call(self._actors[worker.name])
-            self._pending[report] = (ticket, table, worker)
+            self._pending[report] = (ticket, table, worker, alone)
         except (ValueError, ray.exceptions.RayActorError) as error:
-            self._failed.append(CallResult(ticket, None, lost=brief(error)))
+            self._failed.append(CallResult(ticket, None, lost=brief(error), cause="outside"))
         return ticket
 
     def wait(self, timeout: float) -> list[CallResult]:
@@ -260,7 +262,7 @@ class RayLease:
     def _done(self, ref: Any) -> CallResult:
         import ray
 
-        ticket, table, worker = self._pending.pop(ref)
+        ticket, table, worker, alone = self._pending.pop(ref)
         starting = ticket in self._loads
         self._loads.discard(ticket)
         try:
@@ -277,9 +279,10 @@ class RayLease:
             return CallResult(ticket, None, lost=brief(error), cause="table")
         except ray.exceptions.RayError as error:  # it died, or memory or its node was lost
             self._actors.pop(worker.name, None)
-            return CallResult(ticket, None, lost=brief(error), cause=self._cause(worker, error))
+            cause = self._cause(worker, error, alone)
+            return CallResult(ticket, None, lost=brief(error), cause=cause)
 
-    def _cause(self, worker: Worker, error: Exception) -> Cause:
+    def _cause(self, worker: Worker, error: Exception, alone: str) -> Cause:
         """Why a worker was lost.
 
         A node reports at once that a worker has died. If it does not, Ray says that the worker is
@@ -288,6 +291,8 @@ class RayLease:
         """
         import ray
 
+        if alone and not self._pool_manager.call("has_begun", worker.name, self.id, alone):
+            return "outside"
         if isinstance(error, ray.exceptions.OutOfMemoryError):
             return "memory"
         is_ended = "killed by `ray.kill`" in str(error)  # Ray has no field for it

@@ -121,6 +121,7 @@ class FragmentState:
         peak: Maximum bytes of its tables at one time.
         known: Where rows are looked up, by stage, apart from the parts that this run has written.
         unreadable: Names of damaged files in which no rows are looked up any more.
+        is_suspect: Whether it may have ended a worker: its calls are then alone at theirs.
         claimed: The run's claims on it, by stage.
         charge: Bytes of the memory budget that it is charged.
     """
@@ -135,6 +136,7 @@ class FragmentState:
     peak: int = 0
     known: dict[str, RowLookup] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
+    is_suspect: bool = False
     claimed: dict[str, bytes] = field(default_factory=dict)
     charge: int = 0
 

@@ -74,7 +74,6 @@ class WaveScheduler:
         self._pools, self._cancelled = pools, cancelled
         self._in_flight: dict[int, InFlightTask] = {}
         self._lost_calls = LostCalls()
-        self._executing: dict[Worker, set[int]] = {}
         self._clock = clock
         self._slice_sizer = SliceSizer(pools)
         self._failure_streaks = FailureStreaks()
@@ -175,7 +174,7 @@ class WaveScheduler:
 
     def _should_run_whole(self, run: FragmentState, stage: str) -> bool:
         rows, workers = run.fragment.stop - run.fragment.start, self._workers(stage)
-        if self._lost_calls.fragment_counts[run.order] or not run.expects_new_rows(stage):
+        if run.is_suspect or not run.expects_new_rows(stage):
             return False
         return self._slice_sizer.should_run_whole(stage, rows, self._fragments.left, workers)
 
@@ -201,9 +200,9 @@ class WaveScheduler:
             while (task := worker_queue.peek()) is not None:
                 if not task.is_current:
                     worker_queue.pop()
-                elif (
-                    worker := worker_queue.pick_worker(task.exclusive)
-                ) and self._budget.may_continue(task.run):
+                elif (worker := worker_queue.pick_worker(task.alone)) and self._budget.may_continue(
+                    task.run
+                ):
                     self._assign(worker_queue, task, worker)
                 else:
                     break
@@ -212,7 +211,7 @@ class WaveScheduler:
         last = self._fragments.is_last
         work, tables, start, rows = self._builder.take_next(task, worker_queue, worker, last)
         self._counts.begin(task.run, task.stage)
-        worker_queue.begin(worker, rows, task.exclusive)
+        worker_queue.begin(worker, rows, task.alone)
         began = self._clock()  # before the worker's own clock, which ends a call at timeout_s
         ticket = self._lease.run(worker, work, tables)
         self._in_flight[ticket] = InFlightTask(worker, task, work, start, rows, began)
@@ -236,10 +235,10 @@ class WaveScheduler:
         self._counts.end(in_flight.task.run, in_flight.task.stage, report)
         if report is None:
             loss, reason = self._loss_of(in_flight, done)
-            self._lost(in_flight, done.ticket, loss, reason, None)
+            self._lost(in_flight, loss, reason, None)
         elif report.unhealthy_reason:
             loss = "crash" if report.fault else "outside"
-            self._lost(in_flight, done.ticket, loss, report.unhealthy_reason, report.fault)
+            self._lost(in_flight, loss, report.unhealthy_reason, report.fault)
         else:
             self._answered(in_flight, report, done)
 
@@ -264,7 +263,7 @@ class WaveScheduler:
             reason = (
                 f"all rows of its calls failed at {MAX_CONSECUTIVE_FAILURES} fragments in a row"
             )
-            self._lost(in_flight, done.ticket, "outside", reason, None)
+            self._lost(in_flight, "outside", reason, None)
             return
         if not task.is_current:
             return
@@ -419,27 +418,25 @@ class WaveScheduler:
         took = "took" if done.cause == "timeout" else "may have taken"
         return loss, f"a call {took} longer than timeout_s={limit:g}: {done.lost}"
 
-    def _lost(
-        self, in_flight: InFlightTask, ticket: int, loss: Loss, reason: str, fault: Fault | None
-    ) -> None:
+    def _lost(self, in_flight: InFlightTask, loss: Loss, reason: str, fault: Fault | None) -> None:
         """Handle a call without an answer: replace its worker, and retry what the policy says."""
         task, worker = in_flight.task, in_flight.worker
         if loss != "table":
-            if not self._was_executing(worker, ticket):
-                loss = "outside"
+            if loss != "outside" and not in_flight.work.alone:
+                loss = "shared"
             self._worker_group.replace_lost(worker, reason, starting=False)
         if not task.is_current:
             return
         run, start = task.run, in_flight.start
-        is_slice = task.kind == "slice" and task.spec.isolates_rows
-        rows = range(start, start + in_flight.rows) if is_slice else None
-        why = fault.message if fault else ""
-        retried = self._lost_calls.decide(loss, task.stage, run.order, rows, why, worker.name)
+        rows = range(start, start + in_flight.rows) if task.kind == "slice" else None
+        given = (loss, task.stage, run.order, rows, task.spec.isolates_rows)
+        retried = self._lost_calls.decide(*given, fault.message if fault else "")
         if isinstance(retried, list):
             task.state.slices_in_flight += len(retried) - 1
             for part in retried:
                 self._queue(run, task.stage, "slice", part)
         elif retried == "start over":
+            run.is_suspect |= loss not in ("table", "outside")
             self._start_over(run)
         else:
             error = ComputeError(
@@ -456,14 +453,6 @@ class WaveScheduler:
         self._lost_calls.started_over(run.order)
         run.start_over(self._state.pipeline)
         self._start_ready(run)
-
-    def _was_executing(self, worker: Worker, ticket: int) -> bool:
-        """Whether a lost worker was executing a call, as opposed to having it queued."""
-        if worker not in self._executing:
-            queued = [t for t, in_flight in self._in_flight.items() if in_flight.worker == worker]
-            at_once = self._worker_group.worker_queues[worker.pool].slots - 1
-            self._executing[worker] = set(sorted([ticket, *queued])[:at_once])
-        return ticket in self._executing[worker]
 
     def _measure(self) -> None:
         """Measure what the workers do. All of it changes between two waits for answers alone."""

@@ -87,9 +87,9 @@ class Task:
         return self.state.spec
 
     @property
-    def exclusive(self) -> bool:
-        """Whether it is one row that may end its worker; no other row may then be blamed for it."""
-        return self.retry is not None and self.retry.rows == 1 and self.retry.error is None
+    def alone(self) -> bool:
+        """Whether it may end its worker, so that no other call may be there meanwhile."""
+        return self.run.is_suspect if self.retry is None else self.retry.error is None
 
     @property
     def is_current(self) -> bool:
@@ -160,7 +160,8 @@ class WorkBuilder:
         if retry is not None or task.kind != "slice" or not state.rows_left:
             worker_queue.pop()
         work, tables = built
-        return replace(work, worker=worker.name), tables, start, rows
+        alone = secrets.token_hex(8) if task.alone else ""
+        return replace(work, worker=worker.name, alone=alone), tables, start, rows
 
     def load(self, task: Task, order: PrefixOrder | None) -> _Built:
         """Build work that loads a map's input, and looks up its rows if they have keys."""

@@ -139,7 +139,8 @@ class WorkerGroup:
     """The workers of a lease, with a worker queue for each pool.
 
     Other runs may lease the same workers. A worker serves the calls of all in the order of
-    submission, and a run keeps as many executing as it has slots, and one queued.
+    submission, and a run keeps as many executing as it has slots, and one queued. A run has no
+    other call at a worker beside a call alone; those of other runs wait there (`worker/turns.py`).
     """
 
     def __init__(

@@ -421,6 +421,7 @@ class Work:
         fragment: File and rows, for records.
         source_files: The files that the user's code may open, if rows of the source name files.
         keying: How the input rows are recorded, for a task that writes a part of a keyed stage.
+        alone: Id of a call that has the worker for itself, also from other runs; empty for others.
     """
 
     location: str
@@ -439,3 +440,4 @@ class Work:
     fragment: str = ""
     source_files: SourceFiles | None = None
     keying: RowKeying | None = None
+    alone: str = ""

@@ -5,6 +5,7 @@ Ray imports this module in each process that finds the actor: the pool manager a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -26,16 +27,18 @@ from vane_dagster.worker.log_sections import LogSections, tail
 from vane_dagster.worker.pools import PoolRequest, Whereabouts, WorkerInfo, WorkerState
 from vane_dagster.worker.protocol import Work
 from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus, WorkReport, load_failed
+from vane_dagster.worker.turns import Turns
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _control: Callable[[_F], _F] = ray.method(concurrency_group="control")
 """Decorates a method that never waits for tasks. Ray's decorator has no types."""
+_RECORD_SECONDS = 10.0
 
 
 class HostActor:
     """A host that the pool manager created, with control calls that never wait for tasks."""
 
-    def __init__(self, claim: PoolRequest, threads: int) -> None:
+    def __init__(self, claim: PoolRequest, threads: int, pool_manager: tuple[str, str]) -> None:
         become_worker()
         if not claim.bundle.get("GPU"):
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves it as it is without a reserved GPU
@@ -44,6 +47,8 @@ class HostActor:
 
         self._claim = claim
         self._threads = threads
+        self._pool_manager = pool_manager
+        self._turns = Turns()
         self._host = Host()
         self._sections = LogSections(ray.get_runtime_context().get_actor_name() or "")
         self._calls_model = False
@@ -62,8 +67,19 @@ class HostActor:
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
         """See `Host.run`."""
-        self._sections.begin(work.run_id, (work.stage,) if self._calls_model else ())
-        return self._host.run(work, *tables)
+        with self._turns.take(bool(work.alone)):
+            if work.alone:
+                self._record(work)
+            self._sections.begin(work.run_id, (work.stage,) if self._calls_model else ())
+            return self._host.run(work, *tables)
+
+    def _record(self, work: Work) -> None:
+        """Record where it outlives this process that a call has begun alone."""
+        own = ray.get_runtime_context().get_actor_name()
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # its loss counts nothing
+            manager = ray.get_actor(*self._pool_manager)
+            begun = manager.begin_alone.remote(own, work.lease, work.alone)
+            ray.get(begun, timeout=_RECORD_SECONDS)
 
     @_control
     def revoke(self, lease: str) -> None:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from ray.util import placement_group_table
 
 import vane_dagster as vd
+from support.backend_contract import CALL, answer, load, start
 from support.pool_models import (  # noqa: F401  # fixtures
     add,
     alive,
@@ -30,7 +31,8 @@ from support.results import failure, metadata
 from vane_dagster.cli.main import main
 from vane_dagster.compute.client import PoolManagerClient, pool_managers
 from vane_dagster.compute.ray_backend import RayBackend
-from vane_dagster.worker.pools import PoolSpec
+from vane_dagster.fingerprint.bundle import pack
+from vane_dagster.worker.pools import ModelSpec, PoolSpec
 
 
 class Environment:
@@ -168,6 +170,57 @@ def test_pools_are_loaded_failed_grown_listed_and_evicted(
     assert "Ended Leased (leased)." in everything.output
     assert call().output.startswith("No pools")
     lease.release()
+
+
+def ending(folder: Path) -> PoolSpec:
+    """A pool whose function notes each id, waits with 0 for the file "go", and ends with 1."""
+
+    def function(batch: pa.Table) -> pa.Table:
+        import os
+        import time
+        from pathlib import Path
+
+        (id,) = batch["id"].to_pylist()
+        (Path(folder) / f"{id}").touch()
+        while id == 0 and not (Path(folder) / "go").exists():
+            time.sleep(0.01)
+        if id == 1:
+            os._exit(1)
+        return batch
+
+    bundle = pack((), (function, (), {}))
+    model = ModelSpec("ending", False, bundle.digest, bundle.payload)
+    return PoolSpec("ending", "ending", (1, 1), slots=2, model=model, archive=bundle.archive)
+
+
+def test_a_worker_that_two_runs_share_is_ended_by_the_call_alone_that_had_begun(
+    ray_compute, tmp_path
+):
+    backend = RayBackend()
+    mine, other = (backend.lease(run, [ending(tmp_path)]) for run in ("mine", "other"))
+    (worker,) = mine.workers()
+    assert other.workers() == [worker]
+    load(mine, worker)
+
+    def begin(lease: Any, id: int, alone: str = "") -> int:
+        return start(lease, worker, CALL, lease.put(pa.table({"id": [id]})), alone=alone)
+
+    first = begin(mine, 0)
+    until(lambda: (tmp_path / "0").exists(), "it has begun")
+    kills = begin(other, 1, "a call")
+    queued = [begin(mine, 2, "another"), begin(mine, 3)]
+    assert answer(other, other.status(worker)).report is not None
+    assert not any((tmp_path / f"{id}").exists() for id in (1, 2, 3)), "one waits, all wait"
+    (tmp_path / "go").touch()
+    assert answer(mine, first).report is not None
+    assert answer(other, kills).cause == "unclear"
+    assert not (tmp_path / "2").exists()
+    lost: dict[int, str] = {}
+    until(lambda: lost.update({d.ticket: d.cause for d in mine.wait(1)}) or len(lost) == 2, "lost")
+    assert lost == dict(zip(queued, ["outside", "unclear"]))
+    for lease in (mine, other):
+        lease.release()
+    backend.close()
 
 
 def test_the_ranks_of_a_worker_are_reserved_in_a_group_that_ends_with_it(ray_compute):

@@ -47,7 +47,11 @@ def test_a_worker_is_lost_with_its_node_unless_the_node_reports_its_death(
     assert lease.moves() == [(Worker("w", "pool"), Worker("w2", "pool"))] * drains
     assert lease.moves() == [], "once"
     lease._watch = SimpleNamespace(call=lambda function: function())
-    assert lease._cause(Worker("w", "pool"), error) == cause
+    assert lease._cause(Worker("w", "pool"), error, "") == cause
+    lease.id, begun = "lease", [("w", "lease", "call")]
+    lease._pool_manager = SimpleNamespace(call=lambda method, *call: call in begun)
+    assert lease._cause(Worker("w", "pool"), error, "call") == cause
+    assert lease._cause(Worker("w", "pool"), error, "next") == "outside", "it had not begun"
 
 
 def test_workers_are_called_by_the_handles_that_come_with_the_lease(monkeypatch):

@@ -477,11 +477,33 @@ def test_a_row_under_suspicion_is_alone_at_its_worker(wave):
     first, queued, *later = made.lease.sent("slice")
     assert first.worker == queued.worker
     assert 5 not in queued.rows
-    assert queued.rows in [call.rows for call in later], "what was only queued is sent as it was"
-    suspect = [call for call in later if list(call.rows) == [5]]
-    assert len(suspect) == 2
-    for call in suspect:
-        assert call.ticket not in made.lease.together
+    alone = [call for call in later if call.work.alone]
+    assert {*computed(alone)} >= {*queued.rows}, "what was only queued is alone, too"
+    assert len([call for call in alone if list(call.rows) == [5]]) == 2
+    assert len({call.work.alone for call in alone}) == len(alone)
+    assert made.lease.together.isdisjoint(call.ticket for call in alone)
+    assert not first.work.alone
+
+
+@pytest.mark.parametrize("options", [QUARANTINE, {}])
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_the_deaths_of_another_runs_calls_count_against_no_row(wave, options, has_begun):
+    """It has calls in the same workers, and ends the first 40 of them."""
+    losses = iter(range(40))
+
+    def outcome(call: Call) -> Outcome:
+        if call.kind != "slice" or next(losses, None) is None:
+            return None
+        if call.work.alone and has_begun:
+            return None  # then no other call runs
+        return Lost("outside" if call.work.alone else "unclear")  # as `RayLease._cause` tells
+
+    made = wave(mapped(batch_size=1, **options), outcome, workers=1, partitions=(2,)).run()
+    assert len(made.lease.replaced) >= (2 if has_begun else 30)
+    assert made.lease.sent("reject") == []
+    assert made.failures == {}
+    answered = [call for call in made.lease.answered if call.kind == "slice"]
+    assert computed(answered) == sorted([*range(ROWS)] * 2), "each once"
 
 
 def test_a_call_that_exceeds_its_timeout_is_told_by_the_clock(wave):
@@ -515,14 +537,35 @@ def test_a_model_out_of_memory_is_replaced_and_its_rows_halved(wave):
     assert len(made.lease.replaced) == large
 
 
-def test_without_quarantine_a_fragment_starts_over_three_times(wave):
+def test_without_quarantine_a_slice_is_computed_again_alone_three_times(wave):
     made = wave(mapped(), poisoned(7)).run()
-    assert len(made.lease.sent("load")) == 4
+    assert len(made.lease.sent("load")) == 1
+    ended = [call for call in made.lease.sent("slice") if 7 in call.rows]
+    assert [bool(call.work.alone) for call in ended] == [False, *[True] * 4]
     assert set(made.failures) == {("model", "p0")}
     message = made.failures["model", "p0"]
     assert "lost its worker or its data 4 times, the last time: lost" in message
     assert "on_error='quarantine' finds it" in message
     assert made.state.parts[0, "model"] == {}
+
+
+def test_a_fragment_whose_whole_task_was_lost_starts_over_with_calls_alone(wave):
+    lost: list[Call] = []
+
+    def outcome(call: Call) -> Outcome:
+        if call.kind != "whole" and not (lost and call.fragment == lost[0].fragment):
+            return quick(call)
+        lost[:] = lost or [call]
+        is_poison = call.fragment == lost[0].fragment and call.kind in ("whole", "slice")
+        return Lost() if is_poison else quick(call)
+
+    made = wave(mapped(), outcome, (12,), has_gpu=False).run()
+    mine = [call for call in made.lease.calls if call.fragment == lost[0].fragment]
+    assert [call.kind for call in mine][:2] == ["whole", "load"]
+    assert not mine[0].work.alone
+    assert all(call.work.alone for call in mine[1:])
+    assert len([call for call in mine if call.kind == "slice" and 0 in call.rows]) <= 4
+    assert "lost its worker or its data 4 times" in made.failures["model", "p0"]
 
 
 # The end of a wave before its time
