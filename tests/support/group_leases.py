@@ -22,6 +22,7 @@ class Lease:
         self.told: dict[str, list[str]] = {}
         self.evicted: list[str] = []
         self.replaced: list[Worker] = []
+        self.ended_at_once: list[Worker] = []
         self.moving: dict[Worker, Worker] = {}
 
     @property
@@ -55,8 +56,9 @@ class Lease:
         moving, self.moving = self.moving, {}
         return [*moving.items()]
 
-    def replace(self, worker: Worker) -> Worker:
+    def replace(self, worker: Worker, at_once: bool = True) -> Worker:
         self.replaced.append(worker)
+        self.ended_at_once += [worker] if at_once else []
         fresh = Worker(f"{worker.name}'", worker.pool)
         self.leased = [fresh if each == worker else each for each in self.leased]
         return fresh

@@ -108,7 +108,7 @@ class InProcess:
         self._calls.append((ticket, lambda: answer(ticket)))
         return ticket
 
-    def replace(self, worker: Worker) -> Worker:
+    def replace(self, worker: Worker, at_once: bool = True) -> Worker:
         del self._hosts[worker]
         fresh = Worker(f"{worker.name}'", worker.pool)
         self._workers = [fresh if each == worker else each for each in self._workers]

@@ -226,7 +226,7 @@ class Workers(InProcess):
         self._hosts.pop(worker, None)
         return CallResult(ticket, None, lost="it is gone", cause=cause)
 
-    def replace(self, worker: Worker) -> Worker:
+    def replace(self, worker: Worker, at_once: bool = True) -> Worker:
         self.lost_something = True
         self._existing.discard(self._last_parts.pop(worker, ("", "")))  # it may be computed again
         self._hosts.pop(worker, None)

@@ -150,8 +150,11 @@ class Lease(Protocol):
         Waits up to `timeout` seconds for the first.
         """
 
-    def replace(self, worker: Worker) -> Worker:
-        """Replace a dead or faulty worker by a new one."""
+    def replace(self, worker: Worker, at_once: bool = True) -> Worker:
+        """Replace a worker by a new one.
+
+        A dead or faulty one ends at once, any other when it has answered its calls of other runs.
+        """
 
     def moves(self) -> Sequence[tuple[Worker, Worker]]:
         """Workers on nodes that drain since the last call, each with the one that replaces it.

@@ -470,8 +470,8 @@ class LocalLease:
         """See `RayLease.put`."""
         return LocalTable(write_table(rows, self._backend.folder))
 
-    def replace(self, worker: Worker) -> Worker:
-        """See `Lease.replace`."""
+    def replace(self, worker: Worker, at_once: bool = True) -> Worker:
+        """See `Lease.replace`. No other run has calls there."""
         lost = f"worker {worker.name} was replaced"
         for ticket in sorted(self._backend.processes[worker.name].tickets):
             self._held.pop(ticket, None)

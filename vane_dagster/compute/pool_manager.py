@@ -43,6 +43,7 @@ from vane_dagster.worker.ray_actor import HostActor
 _SWEEP_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
 _PLACED_SECONDS = 10.0
+_FINISH_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
 
@@ -110,12 +111,12 @@ class PoolManager:
         await self._started()
         self._end_lease(id)
 
-    async def replace(self, worker: str, claim: PoolRequest, id: str) -> str:
-        """See `PoolState.replace`."""
+    async def replace(self, worker: str, claim: PoolRequest, id: str, at_once: bool) -> str:
+        """See `PoolState.replace` and `Lease.replace`."""
         await self._started()
         replacement, start = self._pool_state.replace(worker, claim, self._nodes(), id)
         if worker not in self._pool_state.pools[claim.identity].workers:
-            self._kill([worker])
+            self._kill([worker], at_once)
         if start is not None:
             self._create(start)
         return replacement
@@ -287,14 +288,16 @@ class PoolManager:
             self._kill(workers)
             self._pool_state.remove_workers(workers)
 
-    def _kill(self, workers: Sequence[str]) -> None:
+    def _kill(self, workers: Sequence[str], at_once: bool = True) -> None:
         """End workers; servers finish their requests before, while Ray keeps their resources."""
         for worker in self._actors.keys() & workers:
             actor = self._actors.pop(worker)
             if (server := self._servers.pop(worker, None)) is not None:
-                self._in_background(_stop_server(actor, server.stop_seconds))
-            else:
+                self._in_background(_end(actor, actor.stop_server.remote(), server.stop_seconds))
+            elif at_once:
                 ray.kill(actor)
+            else:
+                self._in_background(_end(actor, actor.finish.remote(), _FINISH_SECONDS))
 
     def _forget_ended(self) -> None:
         """Remove the handles and placement groups of workers that have ended."""
@@ -346,9 +349,9 @@ def _threads(start: WorkerStart) -> int:
     return max(1, min(cpus, default=1) // start.claim.workers[1])
 
 
-async def _stop_server(actor: Any, seconds: float) -> None:
+async def _end(actor: Any, finished: Awaitable[Any], seconds: float) -> None:
     with contextlib.suppress(ray.exceptions.RayError):  # it died already
-        await _within(actor.stop_server.remote(), seconds)
+        await _within(finished, seconds)
     ray.kill(actor)
 
 

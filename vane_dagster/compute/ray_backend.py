@@ -328,11 +328,11 @@ class RayLease:
         except ConnectionError as error:  # raised by Ray Client
             raise _connection_lost(error) from error
 
-    def replace(self, worker: Worker) -> Worker:
+    def replace(self, worker: Worker, at_once: bool = True) -> Worker:
         """See `Lease.replace`."""
         self._check_in_force()
         claim = self._claims[worker.pool]
-        name = self._pool_manager.call("replace", worker.name, claim, self.id)
+        name = self._pool_manager.call("replace", worker.name, claim, self.id, at_once)
         fresh = Worker(name, worker.pool)
         replaced = [fresh if w == worker else w for w in self._workers]
         self._workers = list(dict.fromkeys(replaced))

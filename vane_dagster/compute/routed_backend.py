@@ -137,9 +137,9 @@ class RoutedLease:
             if done or time.monotonic() >= deadline:
                 return done
 
-    def replace(self, worker: Worker) -> Worker:
+    def replace(self, worker: Worker, at_once: bool = True) -> Worker:
         """See `Lease.replace`."""
-        return self._lease_of(worker.pool).replace(worker)
+        return self._lease_of(worker.pool).replace(worker, at_once)
 
     def moves(self) -> Sequence[tuple[Worker, Worker]]:
         """See `Lease.moves`."""

@@ -273,7 +273,7 @@ class WorkerGroup:
             self.worker_queues[worker.pool].remove(worker)
             text = f"worker {worker.name} {report.outdated}: a fresh one takes its place"
             self._emit(WorkerReplaced(text, stages=stages, cause="outdated"))
-            self._replace(worker)
+            self._replace(worker, at_once=False)
             return
         if report.unhealthy_reason:
             self.replace_lost(worker, report.unhealthy_reason, starting=False)
@@ -325,11 +325,11 @@ class WorkerGroup:
             self._ask_at.pop(ended, None)
             self._servers.remove(ended)
             worker_queue.remove(ended)
-            self._replace(ended)
+            self._replace(ended, at_once=False)
 
-    def _replace(self, worker: Worker) -> Worker:
+    def _replace(self, worker: Worker, at_once: bool) -> Worker:
         """Start the worker that replaces one, unless it has been started."""
-        fresh = self._lease.replace(worker)
+        fresh = self._lease.replace(worker, at_once)
         if not self.worker_queues[worker.pool].has(fresh):
             self._start(fresh)
         return fresh
@@ -354,7 +354,7 @@ class WorkerGroup:
         # Counted over a worker and those that it replaces: many may die with their node.
         failed = self._failed_starts.pop(worker, 0) + starting
         if failed < MAX_FAILED_STARTS:
-            self._failed_starts[self._replace(worker)] = failed
+            self._failed_starts[self._replace(worker, at_once=True)] = failed
             return
         error = ModelLoadError(
             f"worker {worker.name} died while its model was constructed, "

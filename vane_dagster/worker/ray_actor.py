@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _control: Callable[[_F], _F] = ray.method(concurrency_group="control")
 """Decorates a method that never waits for tasks. Ray's decorator has no types."""
 _RECORD_SECONDS = 10.0
+_SENT_SECONDS = 0.2
 
 
 class HostActor:
@@ -80,6 +82,11 @@ class HostActor:
             manager = ray.get_actor(*self._pool_manager)
             begun = manager.begin_alone.remote(own, work.lease, work.alone)
             ray.get(begun, timeout=_RECORD_SECONDS)
+
+    def finish(self) -> None:
+        """Wait for the calls that came before, and until Ray has sent their answers."""
+        with self._turns.take(alone=True):
+            time.sleep(_SENT_SECONDS)
 
     @_control
     def revoke(self, lease: str) -> None:

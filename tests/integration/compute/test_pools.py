@@ -29,6 +29,7 @@ from support.pool_models import (  # noqa: F401  # fixtures
 )
 from support.results import failure, metadata
 from vane_dagster.cli.main import main
+from vane_dagster.compute.api import Worker
 from vane_dagster.compute.client import PoolManagerClient, pool_managers
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.fingerprint.bundle import pack
@@ -193,6 +194,10 @@ def ending(folder: Path) -> PoolSpec:
     return PoolSpec("ending", "ending", (1, 1), slots=2, model=model, archive=bundle.archive)
 
 
+def begin(lease: Any, worker: Worker, id: int, alone: str = "") -> int:
+    return start(lease, worker, CALL, lease.put(pa.table({"id": [id]})), alone=alone)
+
+
 def test_a_worker_that_two_runs_share_is_ended_by_the_call_alone_that_had_begun(
     ray_compute, tmp_path
 ):
@@ -202,13 +207,10 @@ def test_a_worker_that_two_runs_share_is_ended_by_the_call_alone_that_had_begun(
     assert other.workers() == [worker]
     load(mine, worker)
 
-    def begin(lease: Any, id: int, alone: str = "") -> int:
-        return start(lease, worker, CALL, lease.put(pa.table({"id": [id]})), alone=alone)
-
-    first = begin(mine, 0)
+    first = begin(mine, worker, 0)
     until(lambda: (tmp_path / "0").exists(), "it has begun")
-    kills = begin(other, 1, "a call")
-    queued = [begin(mine, 2, "another"), begin(mine, 3)]
+    kills = begin(other, worker, 1, "a call")
+    queued = [begin(mine, worker, 2, "another"), begin(mine, worker, 3)]
     assert answer(other, other.status(worker)).report is not None
     assert not any((tmp_path / f"{id}").exists() for id in (1, 2, 3)), "one waits, all wait"
     (tmp_path / "go").touch()
@@ -218,6 +220,25 @@ def test_a_worker_that_two_runs_share_is_ended_by_the_call_alone_that_had_begun(
     lost: dict[int, str] = {}
     until(lambda: lost.update({d.ticket: d.cause for d in mine.wait(1)}) or len(lost) == 2, "lost")
     assert lost == dict(zip(queued, ["outside", "unclear"]))
+    for lease in (mine, other):
+        lease.release()
+    backend.close()
+
+
+def test_a_worker_that_a_run_leaves_answers_the_calls_of_others(ray_compute, tmp_path):
+    backend = RayBackend()
+    mine, other = (backend.lease(run, [ending(tmp_path)]) for run in ("mine", "other"))
+    (worker,) = mine.workers()
+    load(mine, worker)
+    called = begin(other, worker, 0)
+    until(lambda: (tmp_path / "0").exists(), "it has begun")
+    fresh = mine.replace(worker, at_once=False)
+    load(mine, fresh)
+    (tmp_path / "go").touch()
+    assert answer(other, called).report is not None
+    until(lambda: answer(other, begin(other, worker, 2)).cause == "outside", "it has ended")
+    assert other.replace(worker) == fresh
+    load(other, fresh)
     for lease in (mine, other):
         lease.release()
     backend.close()

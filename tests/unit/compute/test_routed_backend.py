@@ -69,7 +69,7 @@ class Side:
         self.tables[name] = rows
         return name
 
-    def replace(self, worker: Worker) -> Worker:
+    def replace(self, worker: Worker, at_once: bool = True) -> Worker:
         return Worker(f"{worker.name}'", worker.pool)
 
     def evict(self, pool: str) -> None:

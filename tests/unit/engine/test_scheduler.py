@@ -186,7 +186,7 @@ class Lease:
     def moves(self) -> list[tuple[Worker, Worker]]:
         return []
 
-    def replace(self, worker: Worker) -> Worker:
+    def replace(self, worker: Worker, at_once: bool = True) -> Worker:
         self.replaced.append(worker)
         self._lost += self._queued.pop(worker, [])
         return Worker(f"{worker.name}'", worker.pool)

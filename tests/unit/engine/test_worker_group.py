@@ -66,6 +66,9 @@ def test_a_spent_worker_is_replaced_after_its_last_answer():
     group.group.finish_call(FIRST, 20, "has answered 3 calls")
     assert [worker.name for worker in group.lease.loading] == ["m-1'"]
     assert group.notices == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
+    assert group.lease.ended_at_once == [], "other runs may have calls there"
+    group.group.replace_lost(*group.lease.loading, "lost", starting=True)
+    assert len(group.lease.ended_at_once) == 1
 
 
 def test_a_worker_on_a_draining_node_works_until_another_is_ready_and_ends_after_its_last_call():
