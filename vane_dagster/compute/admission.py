@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.placement import Bundle, fits
@@ -70,7 +71,7 @@ def plan_waves(
             claimed.append({})
         waves[index].append(stage)
         placed[stage] = index
-        claimed[index] |= {p.identity: _larger(claimed[index].get(p.identity), p) for p in own}
+        claimed[index] = largest([*claimed[index].values(), *own])
     return waves
 
 
@@ -85,12 +86,16 @@ def _check_can_fit_together(capacity: Capacity, stage: str, own: Sequence[PoolSp
 
 
 def _join(capacity: Capacity, claimed: Mapping[str, PoolSpec], own: Sequence[PoolSpec]) -> bool:
-    merged = {**claimed, **{p.identity: _larger(claimed.get(p.identity), p) for p in own}}
     bundles: dict[bool, list[Bundle]] = {}
-    for each in merged.values():
+    for each in largest([*claimed.values(), *own]).values():
         bundles.setdefault(each.on_driver, []).extend(each.shares * each.workers[0])
     return all(fits(capacity.of(place).nodes, asked) for place, asked in bundles.items())
 
 
-def _larger(one: PoolSpec | None, other: PoolSpec) -> PoolSpec:
-    return other if one is None or other.workers > one.workers else one
+def largest(pools: Iterable[PoolSpec]) -> dict[str, PoolSpec]:
+    """Return pools by identity, of equal ones the largest, with the most workers of each."""
+    found: dict[str, PoolSpec] = {}
+    for pool in sorted(pools, key=lambda pool: pool.workers):
+        least, most = zip(pool.workers, found.get(pool.identity, pool).workers)
+        found[pool.identity] = replace(pool, workers=(max(least), max(most)))
+    return found

@@ -36,6 +36,7 @@ from vane_dagster.compute.api import (
     forwarded,
 )
 from vane_dagster.compute.local_guard import Guard
+from vane_dagster.compute.placement import gpus_for
 from vane_dagster.compute.pool_state import LeaseRecord, PoolState, WorkerStart
 from vane_dagster.compute.work_claims import Claims
 from vane_dagster.errors import names
@@ -271,13 +272,12 @@ class LocalBackend:
         self.processes[start.worker] = self._process(*given)
 
     def _assigned(self, amount: float) -> list[str]:
-        """The GPUs for a worker: the fullest ones with room, as in Ray."""
+        """The GPUs for a worker. Others may have filled them in another way than was planned."""
         free = dict.fromkeys(self._devices, 1.0)
         for process in self.processes.values():
             for gpu in process.gpus:
                 free[gpu] -= min(1.0, process.claim.bundle.get("GPU", 0.0))
-        able = [gpu for gpu in sorted(free, key=free.__getitem__) if free[gpu] >= min(1.0, amount)]
-        return able[: max(1, int(amount))] if amount else []
+        return gpus_for(amount, free)
 
     def replaced(self, worker: Worker) -> Worker:
         """Replace a dead worker by a new one."""

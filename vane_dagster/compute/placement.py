@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
+_Gpu = TypeVar("_Gpu")
 Bundle = Mapping[str, float]
 _SLACK = 1e-6
 
@@ -65,15 +67,24 @@ class FreeResources:
 
     def _devices(self, node: str, amount: float) -> list[tuple[int, float]]:
         """The GPUs for an amount, with its share of each; the fullest ones that suffice."""
-        share = min(1.0, amount)
-        fullest = sorted((free, device) for device, free in enumerate(self._gpus[node]))
-        able = [device for free, device in fullest if free + _SLACK >= share]
-        count = math.ceil(amount - _SLACK)
-        return [(device, share) for device in able[:count]] if len(able) >= count else []
+        share, free = min(1.0, amount), self._gpus[node]
+        found = gpus_for(amount, dict(enumerate(free)))
+        enough = len(found) >= amount - _SLACK and all(free[i] + _SLACK >= share for i in found)
+        return [(device, share) for device in found] if enough else []
 
     def _cpu_load(self, node: str) -> float:
         """Workers without reservations, per CPU."""
         return (1 + self._guests[node]) / max(_SLACK, self._nodes[node].get("CPU", 0.0))
+
+
+def gpus_for(amount: float, free: Mapping[_Gpu, float]) -> list[_Gpu]:
+    """Return GPUs for an amount: the fullest with room, as in Ray, and then the freest others."""
+
+    def order(gpu: _Gpu) -> tuple[bool, float]:
+        has_room = free[gpu] + _SLACK >= min(1.0, amount)
+        return not has_room, free[gpu] if has_room else -free[gpu]
+
+    return sorted(free, key=order)[: math.ceil(amount - _SLACK)]
 
 
 def fits(nodes: Sequence[Bundle], bundles: Iterable[Bundle]) -> bool:

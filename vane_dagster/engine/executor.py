@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vane_dagster.compute.admission import plan_waves
+from vane_dagster.compute.admission import largest, plan_waves
 from vane_dagster.compute.api import IO_WORKERS, Backend, LeaseTerms
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims
@@ -101,7 +101,7 @@ def _compute(
                 state.fail(index, stage, error)
     terms = LeaseTerms(cancelled, priority, Waits(state.emit))
     upstream = {s: stages_read(plan.pipeline, plan.pipeline[s].spec) for s in needed}
-    servers = _largest(checked.servers.values())
+    servers = largest(checked.servers.values())
     waves = plan_waves(capacity, needed, upstream, pools, servers)
     for index, stages in enumerate(waves):
         if not state.fragments_left(stages):  # their upstream stages failed
@@ -110,7 +110,7 @@ def _compute(
         readers = 1 if plan.is_sample else min(capacity.cpus, state.fragments_left(stages))
         used = {i: servers[i] for pool in own.values() for i in pool.uses.values()}
         io = PoolSpec(IO_WORKERS, "read and write", (1, max(1, readers)), threads=1)
-        claimed = [*_largest(own.values()).values(), *used.values()]
+        claimed = [*largest(own.values()).values(), *used.values()]
         labels = tuple(pool.label for pool in claimed)
         reserved = {"CPU", *(name for pool in own.values() for name in pool.bundle)}
         totals = {} if capacity.adds_nodes else {name: capacity.total(name) for name in reserved}
@@ -126,11 +126,6 @@ def _compute(
         finally:
             lease.release()
             state.emit(LeaseChanged(labels, False))
-
-
-def _largest(pools: Iterable[PoolSpec]) -> dict[str, PoolSpec]:
-    """Pools by identity, of equal ones the largest."""
-    return {pool.identity: pool for pool in sorted(pools, key=lambda pool: pool.workers)}
 
 
 def edited(plan: RunPlan, stages: Sequence[str]) -> list[str]:

@@ -71,8 +71,8 @@ class ServerProcess:
     """A running replica of a server: the model of a worker in a pool of servers.
 
     The constructor returns when the server is ready. A thread then supervises it: it is restarted
-    on the same ports after it has exited, hung or outgrown its memory limit. See
-    `SupervisionLimits` for the times. Its methods may be called from any thread.
+    on the same ports after it has exited or hung. See `SupervisionLimits` for the times. Its
+    methods may be called from any thread.
     """
 
     starting: ClassVar[ServerProcess | None] = None

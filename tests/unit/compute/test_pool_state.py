@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.pool_claims import ONE, ask, claim, spec
-from vane_dagster.compute.admission import plan_waves, unsatisfiable
+from vane_dagster.compute.admission import largest, plan_waves, unsatisfiable
 from vane_dagster.compute.api import Capacity
-from vane_dagster.compute.placement import FreeResources, fits
+from vane_dagster.compute.placement import FreeResources, fits, gpus_for
 from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseGrant, LeaseRecord, PoolState
 from vane_dagster.errors import ComputeError
 from vane_dagster.worker.pools import PoolSpec
@@ -377,6 +377,27 @@ def here(name: str) -> PoolSpec:
 )  # fmt: skip
 def test_waves(capacity, upstream, pools, waves):
     assert plan_waves(capacity, list(upstream), upstream, pools) == waves
+
+
+def test_of_pools_of_one_model_each_end_of_their_size_is_the_largest():
+    pools = [spec("m", (1, 8)), spec("other"), spec("m", (2, 2)), spec("m", (1, 3))]
+    found = largest(pools)
+    assert {name: pool.workers for name, pool in found.items()} == {"m": (2, 8), "other": (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("amount", "free", "gpus"),
+    [
+        (0.0, {"0": 1.0}, []),
+        (0.2, {"0": 1.0, "1": 1.0 - 0.8}, ["1"]),  # less than 0.2, by rounding
+        (0.5, {"0": 1.0, "1": 0.5, "2": 0.4}, ["1"]),
+        (2.0, {"0": 1.0, "1": 0.5, "2": 1.0}, ["0", "2"]),
+        (1.0, {"0": 0.5, "1": 0.7}, ["1"]),
+        (2.0, {"0": 0.5, "1": 0.7, "2": 1.0}, ["2", "1"]),
+    ],
+)
+def test_gpus_for_a_worker_are_the_fullest_with_room_or_else_the_freest(amount, free, gpus):
+    assert gpus_for(amount, free) == gpus
 
 
 def test_a_stage_that_does_not_fit_beside_its_server_is_refused():
