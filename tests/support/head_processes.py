@@ -52,9 +52,17 @@ def processes_of(local: LocalHead) -> set[int]:
             continue
         if str(local.temp_dir) in command:
             found.add(int(entry.name))
-    sessions = {os.getsid(pid) for pid in found}
+    sessions = set(filter(None, map(session_of, found)))
     everything = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
-    return found | {pid for pid in everything if lives(pid) and os.getsid(pid) in sessions}
+    return found | {pid for pid in everything if lives(pid) and session_of(pid) in sessions}
+
+
+def session_of(pid: int) -> int | None:
+    """The session of a process; None if it has ended."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def assert_nothing_left(local: LocalHead) -> None:
