@@ -30,6 +30,9 @@ from vane_dagster.types.duckdb_connection import connect
 from vane_dagster.types.sql import quote
 
 _MAX_MEMORY = "1GB"
+_SYNCERS = 4
+_WRITTEN_BACK_SECONDS = 3600.0
+"""After which the kernel has written a file to the disk, which takes it half a minute."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,8 @@ class Committer:
         self._store = store
         self._hash_file = hash_file
         self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-hash")
+        self._syncer = ThreadPoolExecutor(max_workers=_SYNCERS, thread_name_prefix="vane-sync")
+        self._syncs: dict[str, Future[None]] = {}
         self._queue: queue.Queue[Commit | None] = queue.Queue()
         self._outcomes: dict[tuple[str | None, str], ManifestName | VaneError] = {}
         self._found: dict[tuple[str | None, str], Sequence[CheckResult]] = {}
@@ -113,6 +118,21 @@ class Committer:
             if file.content is None and file.url.startswith("file:") and known not in self._hashes:
                 self._hashes[known] = self._hasher.submit(self._hash_file, file)
 
+    def sync_ahead(self, part: Part) -> None:
+        """Start syncing the files of a part that a later commit names."""
+        for name in part.info.files:
+            self._syncs[name] = self._syncer.submit(part.folder.sync, name)
+
+    def _sync(self, folder: Location, manifest: Manifest) -> None:
+        """Wait until the disk has all parts that may have been written a short time ago."""
+        recent = time.time() - _WRITTEN_BACK_SECONDS
+        for part in manifest.parts:
+            if part.made and part.made.at > recent and part.name not in self._syncs:
+                self.sync_ahead(Part(folder, part))
+        for name in (name for part in manifest.parts for name in part.files):
+            if (synced := self._syncs.pop(name, None)) is not None:
+                synced.result()
+
     def put(self, commit: Commit) -> None:
         """Queue a commit."""
         self._queue.put(commit)
@@ -122,6 +142,7 @@ class Committer:
         self._queue.put(None)
         self._thread.join()
         self._hasher.shutdown(cancel_futures=True)
+        self._syncer.shutdown(cancel_futures=True)
 
     def _work(self) -> None:
         while (commit := self._queue.get()) is not None:
@@ -226,6 +247,7 @@ class Committer:
         """Commit, unless another run has committed the same parts since this one was planned."""
         self._require_unblocked(commit, manifest)
         self._borrow(commit)
+        self._sync(commit.publish.staging if commit.publish else commit.folder, manifest)
         manifest = count_waived(commit.folder, manifest, commit.decisions)
         if not commit.publish:
             manifest = self._verified(commit, manifest)

@@ -141,6 +141,8 @@ class RunState:
     def add_part(self, index: int, stage: str, fragment: int, part: Part) -> None:
         """Add a part, and commit the partitions that it completes."""
         self._take(index, stage, fragment, part)
+        if not self.plan.is_sample:
+            self._committer.sync_ahead(part)
         self._commit_complete(index)
 
     def _take(self, index: int, stage: str, fragment: int, part: Part) -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from vane_dagster.errors import StoreError
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.paths import partition_folder
@@ -50,6 +51,7 @@ def write_asset(
         if f"{partition_folder(partition)}/{part.name}" in condemned:
             part = write_part(table, replace(target, salt=secrets.token_hex(8)))
         parts.append(part)
+    in_threads(folder.sync, (part.name for part in parts))
     names = "\n".join(part.name for part in parts)
     manifest = Manifest(
         pipeline=ASSETS,

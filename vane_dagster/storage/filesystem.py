@@ -177,13 +177,23 @@ class Location:
         files = {name: int(e["size"] or 0) for name, e in named if e["type"] == "file"}
         return files, sorted(name for name, e in named if e["type"] == "directory" and name)
 
-    def write(self, name: str, data: Any) -> None:
-        """Write a file atomically: readers see it whole or not at all."""
+    def write(self, name: str, data: Any, synced: bool = True) -> None:
+        """Write a file atomically: readers see it whole or not at all.
+
+        Without `synced`, a file on a local disk may be lost if the machine fails, until `sync`.
+        """
         if self.is_local:
-            self.with_storage_errors("written", lambda: _write_local(self.file(name), data), name)
+            write = functools.partial(_write_local, self.file(name), data, synced)
+            self.with_storage_errors("written", write, name)
             return
         pipe = functools.partial(self._place, name, lambda p: self.fs.pipe_file(p, bytes(data)))
         self.with_storage_errors("written", pipe, name)
+
+    def sync(self, name: str) -> None:
+        """Wait until the disk has a file; one that is gone is ignored. Other stores have it."""
+        if self.is_local:
+            with suppress(FileNotFoundError):
+                self._of_file(lambda: _sync_local(self.file(name)), name)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file atomically, unless there is one of that name.
@@ -333,15 +343,15 @@ def _joined(url: str, *parts: str) -> str:
     return url + "/".join(parts) if url.endswith("/") else "/".join([url, *parts])
 
 
-def _write_local(path: str, data: Any) -> None:
+def _write_local(path: str, data: Any, synced: bool) -> None:
     with beside(path) as temporary:
-        _write_through(temporary, data)
+        _write_through(temporary, data, synced)
         os.replace(temporary, path)
 
 
 def _create_local(path: str, data: bytes) -> bool:
     with beside(path) as temporary:
-        _write_through(temporary, data)
+        _write_through(temporary, data, True)
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -353,11 +363,20 @@ def _create_local(path: str, data: bytes) -> bool:
     return True
 
 
-def _write_through(path: str, data: Any) -> None:
+def _write_through(path: str, data: Any, synced: bool) -> None:
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if synced:
+            os.fsync(file.fileno())
+
+
+def _sync_local(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

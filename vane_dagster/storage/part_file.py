@@ -65,7 +65,10 @@ def write_part(
     wasted: Mapping[str, int] | None = None,
     **facts: Any,
 ) -> PartInfo:
-    """Write a table as a part, once and atomically, under its key and the digest of its rows."""
+    """Write a table as a part, once and atomically, under its key and the digest of its rows.
+
+    It is on the disk for certain only after `Location.sync`, before a manifest names it.
+    """
     low, high = id_range(table.column(target.id)) if target.id else (None, None)
     counted = measure(table, target.measured, target.sums, wasted)
     stored = table if target.compression else without_null_marks(packed(table))
@@ -80,7 +83,7 @@ def write_part(
         **_column_options(stored, target),
     )
     digest = rows_digest(data, target.salt)
-    target.folder.write(part_name(target.key, digest), data)
+    target.folder.write(part_name(target.key, digest), data, synced=False)
     return replace(info, digest=digest, bytes=data.nbytes)
 
 
@@ -90,7 +93,7 @@ def write_beside(
     """Write a file of a fragment beside its part, before that is written; return its name."""
     data = encoded(table, id, **options)
     name = f"{key}-{xxhash.xxh3_128_hexdigest(data)[:16]}{suffix}"
-    folder.write(name, data)
+    folder.write(name, data, synced=False)
     return name
 
 
