@@ -85,6 +85,25 @@ def test_local_files_are_hashed_once_before_their_commit(tmp_path: Path):
     assert hashed == ["file:///new"]
 
 
+def test_parts_are_on_the_disk_before_a_manifest_names_them(tmp_path: Path, monkeypatch):
+    """Those of this run, and those that a run which was killed has just left."""
+    docs, store = published(tmp_path)
+    synced: list[str] = []
+    commit = Store.commit
+
+    def committing(self: Store, manifest: Manifest, *former: Any) -> ManifestName:
+        assert {name for part in manifest.parts for name in part.files} <= {*synced}
+        return commit(self, manifest, *former)
+
+    monkeypatch.setattr(Location, "sync", lambda _, name: synced.append(name))
+    monkeypatch.setattr(Store, "commit", committing)
+    compute(docs, store)
+    for manifest in (tmp_path / "store").rglob("manifests/**/*.json"):
+        manifest.unlink()
+    synced.clear()
+    assert len(committed(compute(docs, store), "kept")) == 1
+
+
 def test_of_two_publishers_the_later_manifest_wins(tmp_path, store, monkeypatch):
     """The other run publishes between this one's manifest and its cleaning up."""
     write_source(tmp_path / "src", {"id": range(10)})
