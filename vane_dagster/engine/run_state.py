@@ -242,7 +242,7 @@ class RunState:
 
     def _commit_waiting(self, index: int) -> None:
         """Commit what may have waited for a partition that commits less than was planned."""
-        for waiting in (index, *self._compared[1][index]):
+        for waiting in (index, *self._compared_with[index]):
             self._commit_complete(waiting)
 
     def _commit_complete(self, index: int) -> None:
@@ -250,22 +250,28 @@ class RunState:
         waiting = [index]
         while waiting:
             if self._commits_some(index := waiting.pop()):
-                waiting += self._compared[1][index]
+                waiting += self._compared_with[index]
 
     @functools.cached_property
-    def _compared(self) -> tuple[Mapping[int, int], Mapping[int, Sequence[int]]]:
-        """The partition that each one is compared with, and those that are compared with each."""
-        former: dict[int, int] = {}
-        later = defaultdict[int, list[int]](list)
+    def _before(self) -> Mapping[int, int]:
+        """The partition that each one is compared with, by index; empty without such checks."""
+        found: dict[int, int] = {}
         checks = itertools.chain(*map(self.pipeline._checks_of, self.plan.selected))
         if any(check.compares for check in checks):
             indexes = {partition.key: i for i, partition in enumerate(self.plan.partitions)}
             for key, index in indexes.items():
                 earlier = self._check_runner.earlier(key)
-                if (other := next((k for k in earlier if k in indexes), key)) != key:
-                    former[index] = indexes[other]
-                    later[indexes[other]].append(index)
-        return former, later
+                if (other := next((k for k in earlier if k in indexes), None)) is not None:
+                    found[index] = indexes[other]
+        return found
+
+    @functools.cached_property
+    def _compared_with(self) -> Mapping[int, Sequence[int]]:
+        """The partitions that are compared with each one, by index."""
+        found = defaultdict[int, list[int]](list)
+        for later, before in self._before.items():
+            found[before].append(later)
+        return found
 
     def _commits_some(self, index: int) -> bool:
         partition, before = self.plan.partitions[index], len(self._queued)
@@ -292,9 +298,8 @@ class RunState:
         others = {c.stage_of(self.pipeline.name) for c in checks if isinstance(c, Compared)}
         before = itertools.takewhile(stage.__ne__, stages)  # so that none waits for another in turn
         places = [(index, other) for other in before if other in others]
-        former, _ = self._compared
-        if index in former and any(check.compares for check in checks):
-            places.append((former[index], stage))
+        if index in self._before and any(check.compares for check in checks):
+            places.append((self._before[index], stage))
         return not all(self._is_settled(*place) for place in places)
 
     def _commit(self, index: int, partition: PartitionPlan, stage: str, above: list[str]) -> Commit:

@@ -140,7 +140,7 @@ class WorkerGroup:
 
     Other runs may lease the same workers. A worker serves the calls of all in the order of
     submission, and a run keeps as many executing as it has slots, and one queued. A run has no
-    other call at a worker beside a call alone; those of other runs wait there (`worker/turns.py`).
+    other call at a worker during an exclusive call; calls of other runs wait (`worker/turns.py`).
     """
 
     def __init__(

@@ -50,7 +50,7 @@ _QUIET = frozenset({
     "os.path.abspath", "os.path.basename", "os.path.dirname", "os.path.exists",
     "os.path.expanduser", "os.path.join", "shutil.rmtree",
 })  # fmt: skip
-"""Functions that call and change nothing that they get; folders on the disk are no part of code."""
+"""Functions that neither call nor change their arguments. Creating a folder changes no code."""
 
 Name = tuple[str, str]
 """A module and one of its names."""

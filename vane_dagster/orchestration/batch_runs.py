@@ -41,7 +41,7 @@ class Continuation:
 
     @property
     def options(self) -> dict[str, bool]:
-        """The options of the run, which are those of the one that submitted the batch."""
+        """The options of the run, copied from the run that submitted the batch."""
         return {name: getattr(self.batch, name) for name in ("force", "retry_quarantined")}
 
 
@@ -73,7 +73,9 @@ class BatchRuns:
             if None in made.values() or own is None or own.committed_at < batch.ended_at:
                 return True
             versions = {s: (m.generation, m.plan, m.content) for s, m in made.items() if m}
-            names = [(u, m.upstream[u]) for m in made.values() if m for u in m.reads if u in made]
+            names = [
+                (u, m.upstream.get(u, "")) for m in made.values() if m for u in m.reads if u in made
+            ]
             parsed = [(stage, ManifestName.parse(name)) for stage, name in names]
             return any(name is None or name.version != versions[stage] for stage, name in parsed)
 

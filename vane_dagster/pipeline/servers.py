@@ -221,7 +221,7 @@ class Server(ModelServer):
 
     Declarations that start the same command with the same name, timeouts and reservation are the
     same server: stages and pipelines share its replicas. `replicas` and `idle_minutes` do not
-    count. If `idle_minutes` differs, that of the run that used it last is in force.
+    count. If `idle_minutes` differs, the value of the run that used the server last applies.
 
     A replica that crashes or hangs is restarted on the same ports, after 1 to
     30 s. Rows whose requests were in flight are requested again, and no others. Three starts that

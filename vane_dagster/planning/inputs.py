@@ -20,11 +20,14 @@ def stages_read(pipeline: Pipeline, spec: StageSpec) -> list[str]:
 
 
 def stages_between(pipeline: Pipeline, spec: StageSpec) -> list[str]:
-    """Return the stages upstream from those that a stage reads beside its inputs, these included.
+    """Return the stages above a stage on the paths from those whose records it reads.
 
-    What it reads of them belongs to the rows that reach it, so one must be made from the other.
+    The records describe the rows that reach the stage, so each stage on the way must have been made
+    from the version in force of the one before.
     """
     beside = {*stages_read(pipeline, spec)} - {*spec.upstream}
+    if not beside:
+        return []
     above = with_upstream(pipeline, spec.name) - {spec.name, SOURCE}
     return [
         s.name for s in pipeline if s.name in above and beside & with_upstream(pipeline, s.name)

@@ -219,11 +219,11 @@ class _Sampler:
         known = {stage: manifest.schema for stage, manifest in inputs.items()}
         recorded: Sequence[FragmentRecord] = manifest.fragments
         if chosen and listed is not None:
-            # All files, because those of the sample may have fewer columns or narrower types.
+            # All files: the sampled files alone may have fewer columns or narrower types.
             table = self._source.split(list(listed.values()), self._rule, self._location, key)
             table = with_ids(table, self._pipeline.id_rule, self._location)
             known[SOURCE] = table.schema
-            # What a collection has deleted of the recorded ones was converted again.
+            # `split` has converted again what garbage collection had deleted.
             present = keyed(table.fragments, source_definition(self._source))
             by_identity = {each.identity: each for each in present}
             recorded = [by_identity.get(each.identity, each) for each in recorded]

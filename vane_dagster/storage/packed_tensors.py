@@ -49,7 +49,7 @@ def without_null_marks(table: pa.Table) -> pa.Table:
 
 
 def unpacked(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Convert rows as they are stored back to those of a schema, without a copy."""
+    """Convert stored rows back to the rows of a schema, without a copy."""
     for field in (each for each in schema if is_tensor(each.type)):
         place = table.schema.get_field_index(field.name)
         if place >= 0 and pa.types.is_fixed_size_binary(table.schema.field(place).type):

@@ -105,8 +105,11 @@ class UserCode:
                     if self.revoked():
                         raise Revoked
                     place, values = next(numbered)
-                    async with turn():
-                        answer = await within(self.op.policy.timeout_s, call(*values))
+                    try:
+                        async with turn():
+                            answer = await within(self.op.policy.timeout_s, call(*values))
+                    except Exception as error:  # of the turn, e.g. no replica is ready
+                        answer = error
                     if isinstance(answer, StageError):
                         raise answer
                     answers[place] = answer

@@ -273,6 +273,23 @@ def test_waiting_for_a_limit_takes_no_time_of_a_row():
     assert run_stage(stage, TEXTS, retries=0)["out"].to_pylist() == ["01", "02", "03"]
 
 
+class RefusesATurn(Reversed):
+    asked = 0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        type(self).asked += 1
+        if self.asked == 2:
+            raise ConnectionError("no replica is ready")
+        yield
+
+
+def test_the_error_of_a_turn_is_that_of_its_row():
+    given = {"on_error": "quarantine", "max_error_rate": 0.5}
+    stage = row_stage("prompt", "{n}", provider=RefusesATurn, model="m", **given)
+    assert run_stage(stage, TEXTS, retries=0)["out"].to_pylist() == ["01", "03"]
+
+
 def test_an_error_of_the_stage_ends_the_calls_for_other_rows():
     seen: list[int] = []
 

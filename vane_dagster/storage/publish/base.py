@@ -45,7 +45,7 @@ def publish(
     place = (manifest.pipeline, manifest.stage, manifest.partition)
     manifest = replace(manifest, published=publisher.planned(manifest))
     store.announce(manifest)
-    announced = store.announced(*place)  # without those of runs that publish it meanwhile
+    announced = store.announced(*place)  # announcements by other runs after this stay
     manifest = replace(manifest, published=publisher.publish(manifest))
     name = store.commit(manifest)
     # Another run may have published the partition at the same time: the later manifest wins.
