@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NEAREST = 3
 _SIMILARITY = 0.6
 _NONE: Mapping[str, str] = MappingProxyType({})
-_RECORD_OF: dict[str, str] = {}
-"""The record that has an option."""
+RECORD_OF: dict[str, str] = {}
+"""How to write an option of a record: ``write reuse=vd.Reuse(version=...)``."""
 _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, _BY_NAME)
 
@@ -95,14 +95,13 @@ def unknown_arguments(
     return [f"unknown argument {n!r} of {method}{correction(n)}" for n in sorted(unknown)]
 
 
-def checked_record(name: str) -> Callable[[C], C]:
-    """Decorate a dataclass so that it describes the arguments that it does not take."""
+def checked_record(argument: str, name: str) -> Callable[[C], C]:
+    """Decorate the dataclass of an argument so that it describes what it does not take."""
 
     def decorate(record: Any) -> Any:
-        defaults = {each.name: (each.default, each.default_factory) for each in fields(record)}
-        options = [option for option, kinds in defaults.items() if kinds != (MISSING, MISSING)]
-        _RECORD_OF.update(dict.fromkeys(options, f"write it in {name}"))
-        record.__init__ = known_keywords(name, _RECORD_OF)(record.__init__)
+        for each in fields(record):
+            RECORD_OF[each.name] = f"write {argument}={name}({each.name}=...)"
+        record.__init__ = known_keywords(name, RECORD_OF)(record.__init__)
         return record
 
     return decorate

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import vane_dagster as vd
-from vane_dagster.pipeline.records import RECORDS
 
-_RECORDS: Mapping[str, type] = {
+_RECORDS: Mapping[str, Any] = {
     "concurrency": vd.Workers,
     "on_error": vd.Failures,
     "reuse": vd.Reuse,
@@ -24,12 +24,12 @@ def grouped(given: Mapping[str, Any]) -> dict[str, Any]:
     """Put fields of records into records: ``{"max_retries": 1}`` into ``vd.Failures``."""
     found = dict(given)
     for argument, record in _RECORDS.items():
-        _, (first, *others) = RECORDS[argument]
+        first, *others = [each.name for each in fields(record)]
         is_here = argument != "model" or "model" in found  # `write` has options too
-        fields = {name: found.pop(name) for name in others if is_here and name in found}
-        if fields:
+        own = {name: found.pop(name) for name in others if is_here and name in found}
+        if own:
             plain = {first: found.pop(argument)} if argument in found else {}
-            found[argument] = record(**{**plain, **fields})
+            found[argument] = record(**{**plain, **own})
     if own := {name: found.pop(name) for name in _OF_FORMATS if name in found}:
         found["options"] = own
     return found

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from vane_dagster._keywords import F, full_signature, known_keywords
-from vane_dagster.pipeline.records import RECORDS
+from vane_dagster._keywords import RECORD_OF, F, full_signature, known_keywords
 
 _INFER = 'Declare the columns, such as schema={"label": "VARCHAR"}, or write schema="infer"'
 
 
 def adds_stage(function: F) -> F:
     """Decorate a method that adds a stage so that it describes missing and unknown arguments."""
-    taken = list(full_signature(function).parameters)
+    taken = tuple(full_signature(function).parameters)
+    written = tuple(f"write {argument}=" for argument in taken)
     fields = {
-        field: f"write {argument}={record}({field}=...)"
-        for argument, (record, listed) in RECORDS.items()
-        if argument in taken
-        for field in listed
-        if field not in taken
+        field: how
+        for field, how in RECORD_OF.items()
+        if field not in taken and how.startswith(written)
     }
     provider = "; those of its provider go into model=vd.Model(..., options={...})"
 

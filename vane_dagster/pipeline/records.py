@@ -95,7 +95,7 @@ def _error_names(where: str, name: str, value: Any) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-@checked_record("vd.Workers")
+@checked_record("concurrency", "vd.Workers")
 @dataclass(frozen=True)
 class Workers:
     """The workers of a stage: how many there are, what each reserves, and how it runs.
@@ -203,7 +203,7 @@ class Workers:
         return replace(self, count=self.count or ((1, 1) if stateful else None))
 
 
-@checked_record("vd.Failures")
+@checked_record("on_error", "vd.Failures")
 @dataclass(frozen=True)
 class Failures:
     """How failed calls and failed rows of a stage are handled.
@@ -258,7 +258,7 @@ class Failures:
         return replace(self, on_error=self.on_error or on_error or "raise", max_retries=retries)
 
 
-@checked_record("vd.Reuse")
+@checked_record("reuse", "vd.Reuse")
 @dataclass(frozen=True)
 class Reuse:
     """Which stored results of a stage are used again.
@@ -326,7 +326,7 @@ class Reuse:
         return replace(self, mode=mode, per_row=bool(self.per_row) and mode == "rows")
 
 
-@checked_record("vd.Children")
+@checked_record("cardinality", "vd.Children")
 @dataclass(frozen=True)
 class Children:
     """That each row of a batch becomes any number of rows, which have an id of their own.
@@ -346,7 +346,7 @@ class Children:
         text("vd.Children", "id", self.id, "the name of a column")
 
 
-@checked_record("vd.Model")
+@checked_record("model", "vd.Model")
 @dataclass(frozen=True)
 class Model:
     """A model of a provider, with its options, prices and budgets.
@@ -463,7 +463,7 @@ class Model:
         )
 
 
-@checked_record("vd.Asset")
+@checked_record("asset", "vd.Asset")
 @dataclass(frozen=True)
 class Asset:
     """Further attributes of a stage's Dagster asset, most of them as in `dg.AssetSpec`.
@@ -566,17 +566,3 @@ def parse_options(location: str, given: StageArguments) -> StageOptions:
     include = parse_include(location, given.get("include_columns", ()))
     asset = as_asset(location, given.get("asset"))
     return StageOptions(include, workers, given.get("gpus"), failures, reuse, asset)
-
-
-RECORDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    argument: (f"vd.{record.__name__}", tuple(each.name for each in fields(record)))
-    for argument, record in {
-        "concurrency": Workers,
-        "on_error": Failures,
-        "reuse": Reuse,
-        "cardinality": Children,
-        "model": Model,
-        "asset": Asset,
-    }.items()
-}
-"""The record that an argument of a stage takes, and the record's fields."""

@@ -26,8 +26,15 @@ from vane_dagster.types.schema import (
 
 _NOT_ROW_LOCAL = {"WINDOW": "a window function", "SUBQUERY": "a subquery", "STAR": "a star"}
 
-# DuckDB declares these CONSISTENT, although they depend on the clock or on DuckDB's version.
-_UNDECLARED = frozenset({"current_localtime", "current_localtimestamp", "version"})
+_UNDECLARED = frozenset({
+    "ago", "current_catalog", "current_localtime", "current_localtimestamp", "format_type",
+    "generate_subscripts", "geomean", "geometric_mean", "get_block_size", "json_group_array",
+    "json_group_object", "json_group_structure", "pg_conf_load_time", "pg_get_constraintdef",
+    "pg_get_viewdef", "pg_postmaster_start_time", "pg_sleep", "regexp_split_to_table", "user",
+    "variant_group_array", "version", "wavg", "weighted_avg",
+})  # fmt: skip
+"""Functions that depend on more than their row, which DuckDB does not declare: the clock or the
+version for those that it declares CONSISTENT, and what macros call."""
 _NOT_ROW_DEPENDENT = "not a function of the row: a retry would give another value"
 
 
@@ -198,7 +205,7 @@ def _unstable(node: Mapping[str, Any]) -> str | None:
         return f"{function}()"
     if kinds and kinds <= {"table", "table_macro", "pragma"}:
         return f"the table function {function}()"
-    return f"{function}()" if "macro" in kinds and _is_unstable_macro(function) else None
+    return None
 
 
 @functools.lru_cache(maxsize=1)
@@ -217,24 +224,6 @@ def _functions() -> dict[str, frozenset[str]]:
         unstable = {"unstable"} if is_unstable and name != "error" else set()  # it has no value
         found[name] = found.get(name, frozenset()) | unstable | {*kinds}
     return found
-
-
-@functools.lru_cache(maxsize=256)
-def _is_unstable_macro(name: str) -> bool:
-    """Return whether a built-in DuckDB macro calls a non-deterministic function."""
-    query = (
-        "SELECT macro_definition, parameters FROM duckdb_functions() "
-        "WHERE lower(function_name) = ? AND function_type = 'macro'"
-    )
-    for definition, parameters in _asked(query, [name]):
-        for node in _expressions(_parsed(definition, name)):
-            calls_itself = str(node.get("function_name", "")).lower() == name
-            if not calls_itself and (_beyond_its_row(node) or _unstable(node)):
-                return True
-            path = list(node.get("column_names", ())) if node.get("class") == "COLUMN_REF" else []
-            if len(path) == 1 and path[0] not in parameters and is_value_function(path[0]):
-                return True
-    return False
 
 
 @functools.lru_cache(maxsize=1024)

@@ -232,10 +232,7 @@ def whole(column: pa.ChunkedArray) -> pa.Array:
 
 def object_array(values: Sequence[Any]) -> npt.NDArray[Any]:
     """Return an object array; numpy itself would make arrays of one shape into one array."""
-    found = np.empty(len(values), object)
-    for place, value in enumerate(values):
-        found[place] = value
-    return found
+    return np.fromiter(values, object, len(values))
 
 
 def array_rows(column: pa.ChunkedArray) -> list[Any]:
@@ -260,14 +257,14 @@ def with_null_rows(valid: pa.Array, is_null: Sequence[bool]) -> pa.Array:
 
 
 def unsliced(table: pa.Table) -> pa.Table:
-    """Copy the columns of a table whose nested fixed-size lists are slices of others.
+    """Copy the columns of a table that hold nested fixed-size lists, which may be slices of others.
 
     Arrow's `take` and `filter` apply the offset of such a slice twice, and so return other rows
     (seen in pyarrow 26.0.1), even if the slice is inside of a struct or list. Flat fixed-size lists
     and tensors are not affected.
     """
     for place, column in enumerate(table.columns):
-        if holds(column.type, _is_nested) and any(map(_is_slice, column.chunks)):
+        if holds(column.type, _is_nested):
             copied = pa.chunked_array([pa.concat_arrays([chunk]) for chunk in column.chunks])
             table = table.set_column(place, table.schema.field(place), copied)
     return table
@@ -276,19 +273,6 @@ def unsliced(table: pa.Table) -> pa.Table:
 def _is_nested(kind: pa.DataType) -> bool:
     is_sized = pa.types.is_fixed_size_list
     return bool(is_sized(kind) and is_sized(kind.value_type))
-
-
-def _is_slice(array: pa.Array) -> bool:
-    """Return whether an array, or one inside of it, begins after the start of its memory."""
-    kind = array.type
-    inner: list[pa.Array] = []
-    if pa.types.is_struct(kind):
-        inner = [array.field(index) for index in range(kind.num_fields)]
-    elif pa.types.is_map(kind):
-        inner = [array.keys, array.items]
-    elif is_list(kind):
-        inner = [array.values]
-    return bool(array.offset) or any(map(_is_slice, inner))
 
 
 def nested(array: pa.Array) -> pa.Array:

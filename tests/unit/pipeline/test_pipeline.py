@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from vane_dagster.types import sql
 from vane_dagster.types.schema import parse_schema, sql_name, sql_type
 from vane_dagster.types.sql import bind, referenced_columns
 
@@ -247,6 +249,21 @@ def test_no_function_that_duckdb_declares_as_unstable_is_accepted():
         text = f"1 + {name}({', '.join(['n'] * parameters)})"
         with pytest.raises(vd.errors.DefinitionError, match="not a function of the row"):
             referenced_columns(text, "here")
+
+
+def test_no_macro_that_calls_such_a_function_is_accepted():
+    query = (
+        "SELECT lower(function_name), lower(macro_definition), len(parameters) "
+        "FROM duckdb_functions() WHERE function_type = 'macro'"
+    )
+    functions = sql._functions()
+    wrong = {each for each, kinds in functions.items() if kinds & {"aggregate", "unstable"}}
+    wrong |= {"unnest", "(select", "current_timestamp", "current_user"}
+    found = duckdb.sql(query).fetchall()
+    for name, definition, parameters in found:
+        if wrong & set(re.findall(r"\(select|[a-z_]\w+(?=\()|current_\w+", definition)):
+            with pytest.raises(vd.errors.DefinitionError):
+                referenced_columns(f"1 + {name}({', '.join(['n'] * parameters)})", "here")
 
 
 def test_functions_of_times_that_depend_on_the_zone_are_accepted():

@@ -50,7 +50,7 @@ def test_columns_have_an_order_and_can_be_read_again(columns):
 
 
 def test_an_option_of_another_record_names_that_record():
-    message = "unknown argument 'max_retries' of vd.Workers: write it in vd.Failures"
+    message = "unknown argument 'max_retries' of vd.Workers: write on_error=vd.Failures("
     with pytest.raises(vd.errors.DefinitionError, match=re.escape(message)):
         vd.Workers(max_retries=3)  # type: ignore[call-arg]  # the mistake
 
