@@ -171,7 +171,7 @@ class MapRows:
         A parameter gets the column of its name; one with a default keeps it, unless `columns` names
         it. The one parameter of ``fn(row)`` gets the whole row as a dict, if it is called ``row``
         or is annotated as a dict, mapping or TypedDict. `fn` may be async, or a generator that
-        yields one value. An error fails only its row.
+        yields one value. None is null in each column of the result. An error fails only its row.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.

@@ -17,7 +17,7 @@ import pyarrow as pa
 from vane_dagster.errors import names
 from vane_dagster.types.casts import Mismatch, cast
 from vane_dagster.types.host_arrays import exports_stream, host_array, is_pandas, native, plain_rows
-from vane_dagster.types.kinds import holds, is_list
+from vane_dagster.types.kinds import holds, is_list, mapped
 from vane_dagster.types.records import fields_or_none
 from vane_dagster.types.tensors import (
     from_lists,
@@ -125,18 +125,27 @@ def _as_tensors(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _from_times(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Convert dates, times and durations of numpy, which has more units than Arrow.
-
-    It has no time zones: columns with one are given to users in UTC, and come back so.
-    """
+    """Convert dates, times and durations of numpy, which has more units than Arrow."""
     name, unit = values.dtype.kind, np.datetime_data(values.dtype)[0]
     dates = unit == "D" and name == "M" and not pa.types.is_timestamp(kind)
     if unit not in _ARROW_UNITS and not dates:
         values = values.astype(f"{name}8[s]")
-    array = pa.array(values)
-    if pa.types.is_timestamp(array.type) and pa.types.is_timestamp(kind):
-        return array.cast(pa.timestamp(array.type.unit, kind.tz))
-    return array
+    return _zoned(pa.array(values), kind)
+
+
+def _zoned(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Give times of numpy, or lists of them, the time zone of a type.
+
+    Numpy has no time zones: columns with one are given to users in UTC, and come back so.
+    """
+    while is_list(kind):
+        kind = kind.value_type
+    zone = getattr(kind, "tz", None)
+
+    def convert(each: pa.DataType) -> pa.DataType:
+        return pa.timestamp(each.unit, zone) if pa.types.is_timestamp(each) else each
+
+    return array.cast(mapped(array.type, convert))
 
 
 def _from_array(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
@@ -174,6 +183,7 @@ def _from_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
 def _inferred(rows: list[Any], kind: pa.DataType) -> pa.Array:
     """Convert scalars, or lists of them, to the type that they have themselves."""
     classes = _classes(rows)
+    is_numpy = classes == {np.datetime64}
     if any(map(_needs_plain, classes)):
         rows = [_plain(row) for row in rows]
         classes = _classes(rows)
@@ -188,7 +198,8 @@ def _inferred(rows: list[Any], kind: pa.DataType) -> pa.Array:
     exact = _exact(kind, found)
     if families & _TIMES:
         exact = _checked_times(rows, exact)
-    return pa.array(rows) if exact == found else pa.array(rows, exact)
+    array = pa.array(rows) if exact == found else pa.array(rows, exact)
+    return _zoned(array, kind) if is_numpy else array
 
 
 _FAMILIES: Sequence[tuple[str, tuple[type, ...]]] = (

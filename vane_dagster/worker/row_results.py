@@ -206,7 +206,12 @@ class RowResults:
         return [v if type(v) is dict and first in v else self._fields(v) for v in values]
 
     def _fields(self, value: Any) -> Mapping[str, Any]:
-        """Return a result by column. If one column is declared, the result may be its value."""
+        """Return a result by column. If one column is declared, the result may be its value.
+
+        None is null in all of them.
+        """
+        if value is None:
+            return dict.fromkeys(self._op.made)
         if len(self._op.made) == 1 and fields_or_none(value) is None:
             return {self._op.made[0]: value}
         return fields_of(value)

@@ -50,6 +50,16 @@ Point = namedtuple("Point", ["x", "y"])
 CONVERTED: dict[str, tuple[Any, pa.DataType, list[Any]]] = {
     "naive to naive": ([NOON, None], MICROS, [NOON, None]),
     "another zone": ([NOON.replace(tzinfo=CET)], ZONED, [dt.datetime(2026, 1, 2, 11, tzinfo=UTC)]),
+    "numpy in lists": (
+        [np.array([NOON, "NaT"], "M8[us]"), None, np.array([], "M8[us]"), [np.datetime64(NOON)]],
+        pa.list_(ZONED),
+        [[NOON.replace(tzinfo=UTC), None], None, [], [NOON.replace(tzinfo=UTC)]],
+    ),
+    "numpy in structs": (
+        [{"x": np.datetime64(NOON)}],
+        pa.struct([("x", ZONED)]),
+        [{"x": NOON.replace(tzinfo=UTC)}],
+    ),
     "numpy days": (np.array([DAY], "M8[D]"), MICROS, [MIDNIGHT]),
     "numpy days as dates": (np.array([DAY], "M8[D]"), pa.date32(), [DAY]),
     "missing of pandas": ([1, pd.NA], pa.int64(), [1, None]),

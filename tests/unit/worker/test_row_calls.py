@@ -169,6 +169,15 @@ def test_objects_become_columns_or_one_struct(fn, expected):
     ]
 
 
+def pointed(n: int) -> Point | None:
+    return None if n == 20 else Point(n, "p")
+
+
+def test_none_is_null_in_the_columns_of_an_object():
+    found = mapped(pointed).drop_columns(["id"])
+    assert found.to_pydict() == {"x": [10, None, 30], "label": ["p", None, "p"]}
+
+
 @pytest.mark.parametrize("single", [True, False])
 def test_a_schema_of_one_column_takes_values_and_dicts(single):
     def fn(n):
