@@ -46,20 +46,13 @@ def local_files(pipeline: Pipeline, spec: MapBatchesSpec) -> LocalFiles:
     return LocalFiles(data, spec.code_files, read=spec.udf.version is None)
 
 
-def environment(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
+def environment(spec: MapBatchesSpec) -> list[Component]:
     """Return the keyed environment variables. Their values are stored nowhere."""
-    found = []
-    for name in sorted(spec.workers.keyed_env_vars):
-        try:
-            value = value_digest(os.environ.get(name), name)
-        except CodeIdentityError:  # the error's message contains the value
-            raise CodeIdentityError(
-                f"stage '{pipeline.name}/{spec.name}': the value of the environment variable "
-                f"{name} names a file or folder that cannot be read or is too large to be part of "
-                f"the identity. Name it in env_vars instead of keyed_env_vars."
-            ) from None
-        found.append(component("environment variable", name, value))
-    return found
+    values = {name: os.environ.get(name) for name in sorted(spec.workers.keyed_env_vars)}
+    return [
+        component("environment variable", name, value is None, value)
+        for name, value in values.items()
+    ]
 
 
 def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:

@@ -455,7 +455,7 @@ class MapBatchesSpec(StageKind):
             *call_arguments(pipeline, self),
             component("option", "method", self.udf.method),
             component("option", "batch_format", self.contract.keyed),
-            *environment(pipeline, self),
+            *environment(self),
             component("option", "schema", schema),
             component("option", "columns", seen),
             component("option", "cardinality", self.cardinality),

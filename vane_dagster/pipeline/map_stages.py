@@ -35,7 +35,7 @@ from vane_dagster.pipeline.records import (
     refuse_for_prompts,
 )
 from vane_dagster.pipeline.udf import Udf, called_function, check_calls, make_udf
-from vane_dagster.types.annotations import arrow_type, element_of, field_types, hints, is_stream
+from vane_dagster.types.annotations import arrow_type, element_of, has_fields, hints, is_stream
 from vane_dagster.types.callables import qualname, unwrapped
 from vane_dagster.types.schema import INFER, SchemaLike, parse_schema, sql_type
 
@@ -501,13 +501,14 @@ def _result_schema(
         return None, output_column
     declared = udf.options.get("return_dtype") if schema is None else schema
     where = f"{'return_dtype' if schema is None else 'schema'} is {declared!r}:"
-    fields: Mapping[str, pa.DataType] | None = None
-    kind: pa.DataType = None
+    kind: pa.DataType  # a struct of the columns, if there are several
+    unnests = schema is None and bool(udf.options.get("unnest"))
+    are_several = unnests or isinstance(declared, (pa.Schema, Mapping))
     try:
         if isinstance(declared, pa.Schema):
-            fields = dict(zip(declared.names, declared.types))
+            kind = pa.struct(list(declared))
         elif isinstance(declared, Mapping):
-            fields = {column: _declared_type(each) for column, each in declared.items()}
+            kind = pa.struct([(column, _declared_type(each)) for column, each in declared.items()])
         elif declared is not None:
             kind = _declared_type(declared)
         else:
@@ -520,22 +521,18 @@ def _result_schema(
                     'returns, or declare it: schema="VARCHAR" or schema={"label": "VARCHAR", '
                     '"score": "DOUBLE"}; schema="infer" infers it from the first rows'
                 )
-            fields = field_types(returned)
-            kind = None if fields else arrow_type(returned)
+            are_several, kind = unnests or has_fields(returned), arrow_type(returned)
     except (SchemaError, duckdb.Error) as error:
         raise SchemaError(f"{location}: {where} {error}") from None
-    if schema is None and udf.options.get("unnest") and fields is None:
-        if not pa.types.is_struct(kind):
-            raise DefinitionError(
-                f"{location}: unnest=True makes columns of the fields of a struct, but "
-                f"return_dtype is {kind}"
-            )
-        fields = {each.name: each.type for each in kind}
-    if fields is not None and output_column is None:
-        return parse_schema(pa.schema(list(fields.items())), location), None
+    if are_several and not pa.types.is_struct(kind):
+        raise DefinitionError(
+            f"{location}: unnest=True makes columns of the fields of a struct, but "
+            f"return_dtype is {kind}"
+        )
+    if are_several and output_column is None:
+        return parse_schema(pa.schema(list(kind)), location), None
     output = output_column or name
-    single = kind if fields is None else pa.struct(list(fields.items()))
-    return parse_schema({output: single}, location), output
+    return parse_schema({output: kind}, location), output
 
 
 def _is_inferred(schema: Any) -> bool:

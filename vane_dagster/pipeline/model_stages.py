@@ -74,7 +74,7 @@ class ModelStageSpec(MapBatchesSpec):
                 component("option", name, value_identity(pipeline, self, name, value))
                 for name, value in self._values.items()
             ),
-            *environment(pipeline, self),
+            *environment(self),
             component("option", "on_error", self.failures.on_error == "null"),
             *([component("option", "schema", schema)] if self.pinned else ()),
         ]
@@ -391,16 +391,11 @@ def _check_features(
 ) -> None:
     """Raise DefinitionError for content, adapters and reasoning that the provider lacks."""
     found = _asked(provider, "features", options) or ()
-    for name, advice in model_task.features.items():
+    for name, reason in model_task.features.items():
         if name not in found:
-            raise DefinitionError(f"{location}: {provider.__name__} has no {name} here: {advice}")
-    taken = set(found) - {"adapter", "reasoning"}
-    for part in model_task.contents:
-        if lacking := [each for each in part.needs if each not in taken]:
-            problem = f"takes no {lacking[0]}; it takes text, {', '.join(sorted(taken))}"
             raise DefinitionError(
-                f"{location}: the prompt has {part}, but {provider.__name__} "
-                f"{problem if taken else 'takes only text'}"
+                f"{location}: {provider.__name__} has no {name} here, only "
+                f"{', '.join(('text', *sorted(found)))}: {reason}"
             )
 
 

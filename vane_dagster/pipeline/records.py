@@ -21,6 +21,7 @@ from vane_dagster._arguments import (
     positive,
     seconds,
     text,
+    unexpected,
     whole,
 )
 from vane_dagster._dataclass import dataclass
@@ -38,7 +39,7 @@ from vane_dagster.pipeline.options import (
     parse_include,
 )
 from vane_dagster.providers.batch_api import WINDOW_SECONDS
-from vane_dagster.providers.usage import parse_budget, parse_prices
+from vane_dagster.providers.usage import PRICED
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.servers import ModelServer
@@ -83,6 +84,16 @@ def _variables(where: str, name: str, value: Any) -> tuple[str, ...]:
 def _folder(where: str, name: str, value: Any) -> str:
     path = value.path if isinstance(value, LocalFile) else path_text(value)
     return text(where, name, path, "the path of a folder")
+
+
+def _prices(where: str, name: str, value: Any) -> Any:
+    if value is not None and not (isinstance(value, Mapping) and value and set(value) <= PRICED):
+        expected = f"the price of a million tokens by kind, {names(sorted(PRICED))}"
+        raise unexpected(where, name, value, f"{expected}, such as {{'prompt': 0.15}}")
+    for kind, price in (value or {}).items():
+        expected = "a number from 0 up"
+        number(where, f"{name}[{kind!r}]", price, expected, lambda given: given >= 0)
+    return value
 
 
 def _error_names(where: str, name: str, value: Any) -> tuple[str, ...]:
@@ -438,7 +449,11 @@ class Model:
     def __post_init__(self) -> None:
         _validate(self, options=mapping, token_budget=positive, mode=_choice(ModelMode))
         _validate(self, adapter=_optional(_folder), include_reasoning=flag)
-        parse_budget("vd.Model", self.cost_budget, parse_prices("vd.Model", self.prices))
+        expected = "an amount above 0"
+        amount = functools.partial(number, expected=expected, fits=lambda given: given > 0)
+        _validate(self, prices=_prices, cost_budget=amount)
+        if self.cost_budget is not None and not self.prices:
+            raise DefinitionError(f"vd.Model: cost_budget={self.cost_budget} needs prices")
         if self.deadline is not None:
             is_span = isinstance(self.deadline, timedelta) and self.deadline > timedelta(0)
             if not is_span or self.mode != "auto":
@@ -457,10 +472,7 @@ class Model:
     @property
     def _in_batches(self) -> bool:
         """Whether requests go into batches."""
-        return (
-            self.mode in ("batch", "auto")
-            and (self._deadline_s or WINDOW_SECONDS) >= WINDOW_SECONDS
-        )
+        return self.mode == "batch" or (self._deadline_s or 0) >= WINDOW_SECONDS
 
 
 @checked_record("asset", "vd.Asset")

@@ -119,7 +119,7 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
         *(each.digest for each in constructor_arguments(pipeline, spec)),
         sorted(spec.bundle.items()),
         sorted(spec.workers._env_vars),
-        *(each.digest for each in environment(pipeline, spec)),
+        *(each.digest for each in environment(spec)),
         *(["driver"] if spec.on_driver else []),
         *((key, server.identity()) for key, server in udf.servers.items()),
     )

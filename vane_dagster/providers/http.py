@@ -141,7 +141,7 @@ class HttpProvider:
         library = needs(cls.LIBRARY, cls.LIBRARY)
         variable = cls.key_variable(options)
         client = getattr(library, cls.CLIENT.removeprefix("Async"))(
-            api_key=_key_of(variable, "here"), base_url=options.get("base_url")
+            api_key=_key_of(variable, ComputeError, "here"), base_url=options.get("base_url")
         )
         return cls.BATCHES(client, cls.PATH)
 
@@ -156,7 +156,7 @@ class HttpProvider:
         """
         url, key, headers = self._base_url, "", None
         if endpoint is None:
-            key = self._own_key()
+            key = _key_of(self._key_env, StageError, "in the worker")
         else:
             url, key = endpoint.url + self.SERVER_PATH, endpoint.api_key or "none"
             # Servers expect a bearer token, whatever header the library sends the key in.
@@ -171,13 +171,6 @@ class HttpProvider:
                 http_client=self._api.DefaultAioHttpClient(),
             )
         return self._clients[url, key]
-
-    def _own_key(self) -> str:
-        """Return the key of the endpoint."""
-        try:
-            return _key_of(self._key_env, "in the worker")
-        except ComputeError as error:
-            raise StageError(str(error)) from None
 
     def _fields(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a request that options and sampling parameters set."""
@@ -255,11 +248,11 @@ class HttpProvider:
         return f"{described(error)}. {asked}"
 
 
-def _key_of(variable: str | None, where: str) -> str:
+def _key_of(variable: str | None, error: type[Exception], where: str) -> str:
     """Return the key in an environment variable, or what stands for none."""
     key = os.environ.get(variable, "") if variable else "none"
     if not key:
-        raise ComputeError(
+        raise error(
             f"the environment variable {variable!r} is not set {where}: set it where the run is "
             f"launched, and name it in vd.Workers(env_vars=[{variable!r}])"
         )

@@ -129,9 +129,10 @@ class PromptTask:
 
     @property
     def features(self) -> Mapping[str, str]:
-        """What it asks of the provider besides texts and contents, each with how to get it."""
+        """What it asks of the provider besides texts, each with the reason or how to get it."""
+        needs = {need: f"the prompt has {part}" for part in self.contents for need in part.needs}
         asked = {"adapter": self.adapter is not None, "reasoning": self.include_reasoning}
-        return {name: _ADVICE[name] for name, is_asked in asked.items() if is_asked}
+        return needs | {name: _ADVICE[name] for name, is_asked in asked.items() if is_asked}
 
     @property
     def order(self) -> PrefixOrder | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,8 +126,10 @@ class TransformersProvider:
                     each.answered.set_result(answer)
 
     def _generate(self, batch: Sequence[_Waiting]) -> Sequence[Answer | BaseException]:
-        requests = [each.request for each in batch]
-        wanted = _generation(requests[0].sampling)
+        if not batch:
+            return []
+        sampling = batch[0].request.sampling
+        wanted = _generation(sampling)
         if unknown := sorted(set(wanted) - self._known):
             raise SamplingRefused(
                 f"sampling_params has {names(unknown)}, which provider 'transformers' does not "
@@ -134,27 +137,22 @@ class TransformersProvider:
             )
         given = self._inputs(batch)
         lengths = given["attention_mask"].sum(1).tolist()
-        most = None if self._longest is None else self._longest - wanted["max_new_tokens"]
-        short = [i for i, length in enumerate(lengths) if most is None or length <= most]
-        found: list[Answer | BaseException] = [
-            PromptTooLong(
-                f"the prompt has {length} tokens; the model takes {self._longest}, of which "
-                f"{wanted['max_new_tokens']} are for the answer (max_tokens)"
-            )
-            for length in lengths
-        ]
-        if not short:
-            return found
-        seed = requests[0].sampling.get("seed")
-        if seed is not None:
+        most = math.inf if self._longest is None else self._longest - wanted["max_new_tokens"]
+        if max(lengths) > most:
+            fitting = [each for each, length in zip(batch, lengths) if length <= most]
+            answers = iter(self._generate(fitting))
+            why = f"of which {wanted['max_new_tokens']} are for the answer (max_tokens)"
+            taken = f"tokens; the model takes {self._longest}, {why}"
+            return [
+                next(answers) if n <= most else PromptTooLong(f"the prompt has {n} {taken}")
+                for n in lengths
+            ]
+        if (seed := sampling.get("seed")) is not None:
             self._torch.manual_seed(seed)
-        if len(short) < len(batch):
-            given = self._inputs([batch[i] for i in short])
         with self._torch.inference_mode():
             out = self._model.generate(**given, **wanted, pad_token_id=self._tokenizer.pad_token_id)
-        for place, row in zip(short, out[:, given["input_ids"].shape[1] :]):
-            found[place] = self._answer(row, lengths[place], requests[place])
-        return found
+        rows = out[:, given["input_ids"].shape[1] :]
+        return [self._answer(*each) for each in zip(rows, lengths, batch)]
 
     def _inputs(self, batch: Sequence[_Waiting]) -> dict[str, Any]:
         """Return the model's inputs for some prompts, on its device."""
@@ -184,7 +182,7 @@ class TransformersProvider:
         )
         return text
 
-    def _answer(self, row: Any, prompt: int, request: Request) -> Answer:
+    def _answer(self, row: Any, prompt: int, asked: _Waiting) -> Answer:
         ends = self._model.generation_config.eos_token_id
         ends = set(ends if isinstance(ends, list) else [ends]) | {self._tokenizer.eos_token_id}
         tokens = row.tolist()
@@ -192,7 +190,7 @@ class TransformersProvider:
         kept = tokens if stop is None else tokens[:stop]
         text = self._tokenizer.decode(kept, skip_special_tokens=True)
         reason = "length" if stop is None else "stop"
-        for mark in _marks(request.sampling):
+        for mark in _marks(asked.request.sampling):
             if mark in text:
                 text, reason = text.partition(mark)[0], "stop"
         return Answer(text, prompt, len(kept), 0, reason)

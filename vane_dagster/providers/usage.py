@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vane_dagster._arguments import number
 from vane_dagster._texts import amount
-from vane_dagster.errors import DefinitionError, names
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.batch_api import PRICE
 
@@ -39,7 +37,8 @@ COUNTS = (
     "reasoning_tokens",
 )  # fmt: skip
 """The counts of `USAGE` and `Answer` that are summed for each part."""
-_PRICED = ("prompt", "completion", "cached")
+PRICED = {"prompt", "completion", "cached"}
+"""The kinds of tokens that have a price."""
 _MILLION = 1e6
 
 
@@ -76,31 +75,6 @@ def usage_column(answers: Sequence[Answer]) -> pa.Array:
 def counted(answer: Answer) -> dict[str, int]:
     """Return the usage of an answer, by the names of `COUNTS`."""
     return {name: getattr(answer, name) for name in COUNTS}
-
-
-def parse_prices(where: str, prices: Any) -> Mapping[str, float]:
-    """Parse the prices of a million tokens by kind; None is an empty mapping."""
-    if prices is None:
-        return {}
-    fits = isinstance(prices, Mapping) and prices and set(prices) <= set(_PRICED)
-    if not fits:
-        raise DefinitionError(
-            f"{where}: prices is {prices!r}; expected the price of a million tokens by kind, "
-            f"{names(_PRICED)}, such as {{'prompt': 0.15, 'completion': 0.6}}"
-        )
-    for kind, price in prices.items():
-        number(where, f"prices[{kind!r}]", price, "a number from 0 up", lambda given: given >= 0)
-    return dict(prices)
-
-
-def parse_budget(where: str, cost_budget: Any, prices: Mapping[str, float]) -> float | None:
-    """Parse the cost budget of a run; None for no limit."""
-    if cost_budget is None:
-        return None
-    number(where, "cost_budget", cost_budget, "an amount above 0", lambda given: given > 0)
-    if not prices:
-        raise DefinitionError(f"{where}: cost_budget={cost_budget} needs prices")
-    return float(cost_budget)
 
 
 @dataclass(frozen=True)

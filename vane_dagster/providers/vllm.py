@@ -11,7 +11,7 @@ from typing import Any
 from vane_dagster.providers.base import AdapterRefused, Answer, Media, Request, SamplingRefused
 from vane_dagster.providers.format import finished
 from vane_dagster.providers.openai import chat_messages
-from vane_dagster.providers.vllm_engine import VllmEngine, has_gpu
+from vane_dagster.providers.vllm_engine import VllmEngine, visible_gpus
 
 _SAME = {"max_completion_tokens": "max_tokens"}
 _SHOWN = ("skip_special_tokens", "spaces_between_special_tokens")
@@ -71,7 +71,7 @@ class VllmProvider(VllmEngine):
         )
         self._adapters: dict[str, Any] = {}
         self._loading = asyncio.Lock()
-        needs_adapter = self._engine.vllm_config.lora_config is not None and not has_gpu()
+        needs_adapter = self._engine.vllm_config.lora_config is not None and not visible_gpus()
         self._empty = self._empty_adapter() if needs_adapter else ""
 
     async def submit(self, request: Request) -> Answer:

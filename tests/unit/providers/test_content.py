@@ -86,12 +86,20 @@ class Sees(Reversed):
 @pytest.mark.parametrize(
     ("provider", "part", "message"),
     [
-        (Reversed, vd.image("a"), "the prompt has [image `a`], but Reversed takes only text"),
-        (Sees, vd.image("a", detail="low"), "Sees takes no image detail; it takes text, image"),
-        ("anthropic", vd.audio("a"), "[audio `a`], but AnthropicProvider takes no audio; it takes"),
-        ("openai", vd.document("a", fetch_by_provider=True), "takes no document url"),
-        ("transformers", vd.image("a", fetch_by_provider=True), "takes no image url"),
-        ("vllm", vd.document("a"), "VllmProvider takes no document; it takes text, audio, image"),
+        (
+            Reversed,
+            vd.image("a"),
+            "has no image here, only text: the prompt has [image `a`]",
+        ),
+        (
+            Sees,
+            vd.image("a", detail="low"),
+            "Sees has no image detail here, only text, image: ",
+        ),
+        ("anthropic", vd.audio("a"), "AnthropicProvider has no audio here, only text, document, "),
+        ("openai", vd.document("a", fetch_by_provider=True), "has no document url"),
+        ("transformers", vd.image("a", fetch_by_provider=True), "has no image url"),
+        ("vllm", vd.document("a"), "VllmProvider has no document here, only text, audio, image"),
     ],
 )
 def test_what_a_provider_does_not_take_is_refused_at_declaration(provider, part, message, tmp_path):

@@ -21,12 +21,12 @@ from vane_dagster.planning.definition import (
     row_definition,
 )
 from vane_dagster.providers.vllm import VllmProvider, _check_audio
-from vane_dagster.providers.vllm_engine import _engine_arguments, reserved_gpus
+from vane_dagster.providers.vllm_engine import _engine_arguments, visible_gpus
 
 LORA = {"engine_kwargs": {"enable_lora": True}}
 PARSER = {"reasoning_parser": "qwen3"}
-REASONING = "has no reasoning here: reasoning is returned by"
-ADAPTER = 'has no adapter here: an adapter is for provider="vllm" with engine_kwargs='
+REASONING = "has no reasoning here, only text.*: reasoning is returned by"
+ADAPTER = ': an adapter is for provider="vllm" with engine_kwargs='
 
 
 class Able(Reversed):
@@ -164,14 +164,14 @@ def test_audio_needs_soundfile(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"), [(None, 1), ("", 1), ("-1", 1), ("3", 1), ("0,2", 2), ("GPU-a,GPU-b", 2)]
+    ("visible", "count"), [(None, 0), ("", 0), ("-1", 0), ("3", 1), ("0,2", 2), ("GPU-a,GPU-b", 2)]
 )
 def test_a_model_is_spread_over_the_gpus_that_its_worker_holds(visible, count, monkeypatch):
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert reserved_gpus() == count
+    assert visible_gpus() == count
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from vane_dagster.errors import SchemaError
 from vane_dagster.types.annotations import (
     arrow_type,
     element_of,
-    field_types,
     hints,
 )
 
@@ -61,7 +60,8 @@ def test_a_name_that_only_type_checkers_import_leaves_the_others_alone():
 
 
 def test_a_class_of_the_function_around_is_found():
-    assert field_types(element_of(hints(of_local_class())["return"])) == {"x": pa.int64()}
+    found = arrow_type(element_of(hints(of_local_class())["return"]))
+    assert found == pa.struct([("x", pa.int64())])
 
 
 @pytest.mark.parametrize("annotation", [hints(opened)["return"], of_local_fields()])
@@ -94,5 +94,5 @@ def test_annotations_of_one_type(annotation, expected):
 
 
 def test_qualifiers_of_keys_are_no_part_of_their_types():
-    kinds = {"a": pa.int64(), "b": pa.list_(pa.int64()), "c": pa.float64()}
-    assert field_types(Qualified) == kinds
+    kinds = [("a", pa.int64()), ("b", pa.list_(pa.int64())), ("c", pa.float64())]
+    assert arrow_type(Qualified) == pa.struct(kinds)
