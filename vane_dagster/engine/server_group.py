@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from vane_dagster._secrets import keep
 from vane_dagster.compute.api import Lease, Worker
@@ -65,15 +64,8 @@ class ServerGroup:
 
     def update(self, worker: Worker, status: ServerStatus) -> None:
         """Take over what a replica's worker reports, and tell the workers that call it."""
-        keep([status.endpoint.api_key] if status.endpoint else [])
-        known = self._replicas.get(worker)
-        is_restarting = status.state == "restarting"
-        endpoint = status.endpoint
-        if known is not None and endpoint is None and is_restarting:
-            endpoint = known.endpoint  # it comes back at the same URL
-        if endpoint is not None:
-            endpoint = replace(endpoint, life=(status.restarts, is_restarting))
-            status = replace(status, endpoint=endpoint)
+        known, endpoint = self._replicas.get(worker), status.endpoint
+        keep([endpoint.api_key] if endpoint else [])
         self._replicas[worker] = status
         restarts = max(0, status.restarts - known.restarts) if known is not None else 0
         if restarts:

@@ -85,9 +85,8 @@ class ServerStatus:
 
     Attributes:
         state: "ready" if it answers; "restarting" after a crash; "failed" after too many.
-        endpoint: Its address; None unless it is ready.
+        endpoint: Its address, which it keeps while it is restarted; None if it is not up.
         pid: Process id of the server; None if none runs.
-        uptime_seconds: Seconds since it was last ready; None unless it is ready.
         restarts: Restarts since it was first ready.
         reason: Why it was restarted or has failed, with the last lines of its log.
         log_path: Path of its log on its node.
@@ -96,7 +95,6 @@ class ServerStatus:
     state: ServerState
     endpoint: Endpoint | None = None
     pid: int | None = None
-    uptime_seconds: float | None = None
     restarts: int = 0
     reason: str = ""
     log_path: str = ""

@@ -130,17 +130,14 @@ class ServerProcess:
         """Return the state of the server. It is not asked for it, so this never blocks."""
         with self._lock:
             runs = self._guard is not None and not self._guard.ended.is_set()
-            is_ready = self._state == "ready" and runs
-            uptime = None
-            if is_ready and self._ready_at is not None:
-                uptime = time.monotonic() - self._ready_at
             # The supervisor will notice that a server that was ready has ended.
-            state = self._state if is_ready or self._state != "ready" else "restarting"
+            state = "restarting" if self._state == "ready" and not runs else self._state
+            life = (self._restarts, state == "restarting")
+            has_address = state in ("ready", "restarting")
             return ServerStatus(
                 state=state,
-                endpoint=self._endpoint() if is_ready else None,
+                endpoint=replace(self._endpoint(), life=life) if has_address else None,
                 pid=self._guard.pid if self._guard is not None and runs else None,
-                uptime_seconds=uptime,
                 restarts=self._restarts,
                 reason=self._reason,
                 log_path=self._log.path,

@@ -120,7 +120,7 @@ class HostActor:
     def server_endpoint(self) -> dict[str, Any] | None:
         """Return the address of the worker's server with its key; None unless it is ready."""
         status = self._host.status().server
-        if status is None or status.endpoint is None:
+        if status is None or status.endpoint is None or status.state != "ready":
             return None
         names = ("url", "grpc_url", "model", "health", "node", "api_key")
         return {name: getattr(status.endpoint, name) for name in names}

@@ -78,7 +78,6 @@ def test_servers_are_listed_used_watched_and_stopped(ray_compute):
                      replica["url"], replica["node"], "run-of-m"):  # fmt: skip
             assert cell in line
         assert (found["leases"], replica["restarts"]) == (["run-of-mine"], 0)
-        assert replica["uptime_seconds"] > 0
 
         url, key = command("endpoint", "llm", "--api-key").stdout.splitlines()
         assert command("endpoint", found["identity"][:6]).stdout == f"{url}\n"

@@ -229,10 +229,11 @@ def test_replicas_on_draining_nodes_serve_until_another_one_is_ready(world):
 def test_a_restart_is_noticed_and_keeps_the_url(world):
     told = dict(world.lease.told)
     world.lease.told.clear()
-    world.report(REPLICAS[0], ServerStatus("restarting", None, reason="exit code 3"))
+    down = replace(ENDPOINTS[0], life=(0, True))
+    world.report(REPLICAS[0], ServerStatus("restarting", down, reason="exit code 3"))
     assert world.lease.told == told, "it comes back at the same URL"
     world.lease.told.clear()
-    world.report(REPLICAS[0], ServerStatus("restarting", None, reason="exit code 3"))
+    world.report(REPLICAS[0], ServerStatus("restarting", down, reason="exit code 3"))
     assert world.lease.told == {}, "they know"
     back = ServerStatus("ready", ENDPOINTS[0], restarts=1, reason="exit code 3")
     world.report(REPLICAS[0], back)

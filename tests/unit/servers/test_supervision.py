@@ -122,13 +122,14 @@ def test_starts_that_another_would_not_mend_are_not_tried_again(world):
     assert [guard.drains[0] for guard in world.guards] == [0.0, 0.0]
 
 
-def test_while_it_is_restarted_it_has_no_endpoint_and_then_another_if_its_port_is_taken(world):
+def test_while_it_is_restarted_it_keeps_its_address_and_has_another_if_its_port_is_taken(world):
     server = serve(Restarts(Backoff(0.05, 0.05)))
-    assert server.status().uptime_seconds < 5
     before = server.status().endpoint
     for is_taken in (False, True):
         world.guards[-1].crash(-9)
-        assert (server.status().state, server.status().endpoint) == ("restarting", None)
+        status = server.status()
+        assert (status.state, status.endpoint) == ("restarting", before)
+        assert status.endpoint.life == (int(is_taken), True)
         server.check_health()
         with socket.socket() as other:
             if is_taken:
