@@ -356,23 +356,18 @@ def merge(
 
 
 def defaults_for(
-    columns: pa.Schema | None,
-    kind: str,
-    nullable: bool = False,
-    max_error_rate: float | None = None,
+    columns: pa.Schema | None, kind: str, max_error_rate: float | None = None
 ) -> tuple[Findings, ...]:
     """Return the default checks of a stage: `rows`, which blocks, and `quality`, which warns."""
     rows: list[Check] = [IdsComplete(), ErrorRate(max_error_rate)]
     quality: list[Check] = [PackagesUnchanged()] if kind == "map_batches" else []
-    if kind != "write" and (kind != "join" or nullable):
-        if columns is None or len(columns):
-            quality.append(NullRate())
-        made = () if columns is None or kind == "join" else columns
-        vectors = (pa.types.is_fixed_size_list(f.type) and is_floats(f.type) for f in made)
-        if kind == "embed" or any(vectors):
-            rows.append(Vectors())
-        if any(is_text(f.type) for f in made):
-            quality.append(Text())
+    if columns is None or len(columns):
+        quality.append(NullRate())
+    vectors = (pa.types.is_fixed_size_list(f.type) and is_floats(f.type) for f in columns or ())
+    if kind == "embed" or any(vectors):
+        rows.append(Vectors())
+    if any(is_text(f.type) for f in columns or ()):
+        quality.append(Text())
     found = [Findings(tuple(rows), name=ROWS, blocking=True)]
     if quality:
         found.append(Findings(tuple(quality), name=QUALITY, severity="WARN"))

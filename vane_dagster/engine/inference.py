@@ -125,8 +125,9 @@ class SchemaInference:
             if known is None and self.pins:
                 pin = keep_pin(*place, pin)
             pipeline = pipeline._with_schema(stage.name, pin.schema)
-            if known is None or not self.pins:
-                self.listen(SchemaInferred(stage.name, pipeline._schema_code(stage.name), pin.rows))
+            spec = pipeline[stage.name].spec
+            if spec.runs_udf and (known is None or not self.pins):
+                self.listen(SchemaInferred(stage.name, spec.schema_code, pin.rows))
         return pipeline
 
     def first_rows(self, pipeline: Pipeline, stage: str, rows: int) -> FirstRows | None:

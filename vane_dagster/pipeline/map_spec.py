@@ -421,10 +421,6 @@ class MapBatchesSpec(StageKind):
                 "rename yours in the schema, and use 'quarantine' for a one-to-many stage"
             )
 
-    def makes_values(self, pipeline: Pipeline) -> bool:
-        """Return whether the schema has columns other than the ids."""
-        return bool(self.made_columns(pipeline))
-
     def made_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
         """All declared columns except ids; they are what a copy of a row copies."""
         ids = {key.column for key in pipeline._keys_of(self.name)}

@@ -131,10 +131,8 @@ class ModelStageSpec(MapBatchesSpec):
     def ranks(self) -> int:
         """See `MapBatchesSpec`; as the provider says."""
         options = self.udf.constructor_kwargs["options"]
-        try:
-            return int(_asked(self.provider, "ranks", options, self.gpus) or 1)
-        except ValueError as error:
-            raise DefinitionError(f"stage {self.name!r}: {error}") from error
+        ranks = _asked(f"stage {self.name!r}", self.provider, "ranks", options, self.gpus)
+        return int(ranks or 1)
 
     def with_workers(self, location: str, gpus: float, workers: Workers) -> MapBatchesSpec:
         """See `MapBatchesSpec`; the workers share the limits of the model."""
@@ -160,7 +158,8 @@ class ModelStageSpec(MapBatchesSpec):
     @property
     def key_variable(self) -> str | None:
         """The variable that the provider names."""
-        name = _asked(self.provider, "key_variable", self.udf.constructor_kwargs["options"])
+        options = self.udf.constructor_kwargs["options"]
+        name = _asked(f"stage {self.name!r}", self.provider, "key_variable", options)
         return name if isinstance(name, str) else None
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
@@ -280,7 +279,8 @@ class ModelStageRows:
             _check_batches(location, found, record, given["options"], options)
         owner = f"{location}: the options of the model"
         check_call(owner, found, ("model",), given["options"], "(model, **options)")
-        _check_values(location, found, given["options"], model_task.declared_sampling)
+        sampling = model_task.declared_sampling
+        _asked(location, found, "check_options", given["options"], sampling)
         _check_features(location, found, given["options"], model_task)
         label = f"{found.__name__}({record.name!r})"
         workers = options.workers._of(location, options.gpus or 0, True)
@@ -369,19 +369,12 @@ def column_named(location: str, stage: str, output_column: str | None) -> str:
     return text(location, "output_column", given, "a name")
 
 
-def _asked(provider: Any, name: str, *given: Any) -> Any:
+def _asked(location: str, provider: Any, name: str, *given: Any) -> Any:
     """Return the answer of a class method of a provider; None without one."""
     method = getattr(provider, name, None)
-    # A user's class may have a method of its own by this name.
-    return method(*given) if inspect.ismethod(method) else None
-
-
-def _check_values(
-    location: str, provider: type, options: Mapping[str, Any], sampling: Mapping[str, Any]
-) -> None:
-    """Raise DefinitionError for options or sampling parameters that the provider refuses."""
     try:
-        _asked(provider, "check_options", options, sampling)
+        # A user's class may have a method of its own by this name.
+        return method(*given) if inspect.ismethod(method) else None
     except ValueError as error:
         raise DefinitionError(f"{location}: {error}") from error
 
@@ -390,7 +383,7 @@ def _check_features(
     location: str, provider: type, options: Mapping[str, Any], model_task: ModelTask
 ) -> None:
     """Raise DefinitionError for content, adapters and reasoning that the provider lacks."""
-    found = _asked(provider, "features", options) or ()
+    found = _asked(location, provider, "features", options) or ()
     for name, reason in model_task.features.items():
         if name not in found:
             raise DefinitionError(

@@ -342,12 +342,6 @@ class Pipeline(Rows):
         _fit_checks(self, spec, self._checks[stage], self._location(stage))
         return self._with_spec(spec)
 
-    def _schema_code(self, stage: str) -> str:
-        """The argument that declares a stage's schema, for a stage with a user's function."""
-        spec = self[stage].spec
-        assert spec.runs_udf
-        return spec.schema_code
-
     def _checks_of(self, stage: str) -> tuple[Check, ...]:
         """Return the checks of a stage that are evaluated when a partition is committed."""
         return tuple(check for check in self._checks[stage] if not check.rows_to_recompute)
@@ -502,7 +496,7 @@ def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[C
     """Return the checks of a stage: its defaults, merged with the checks that the user declares."""
     known = spec.made_schema(pipeline)
     checks = merge(
-        defaults_for(known, spec.kind, spec.fills_nulls, spec.failures.max_error_rate),
+        defaults_for(known, spec.kind, spec.failures.max_error_rate),
         spec.asset.checks,
         location,
     )

@@ -90,13 +90,10 @@ class ProjectSpec(StageKind):
             reads[name] = [(upstream, each) for each in first.fields if each.lower() in named]
         return Table(fields, reads, self.include is not True or first.is_complete)
 
-    def makes_values(self, pipeline: Pipeline) -> bool:
-        """Return whether an expression is more than the name of an input column."""
-        return any(sql.plain_column(each, self.name) is None for _, each in self.columns)
-
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
         """Empty if no column is computed; None otherwise, since DuckDB determines the types."""
-        return None if self.makes_values(pipeline) else pa.schema([])
+        only_names = all(sql.plain_column(each, self.name) for _, each in self.columns)
+        return pa.schema([]) if only_names else None
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]
@@ -151,11 +148,6 @@ class JoinSpec(StageKind):
     def may_filter(self) -> bool:
         """True for an inner join, which drops rows that another stage does not have."""
         return self.how == "inner"
-
-    @property
-    def fills_nulls(self) -> bool:
-        """True for a left join, which keeps rows that another stage does not have."""
-        return self.how == "left"
 
     def base_node(self, pipeline: Pipeline) -> str:
         """The stage that determines the output rows."""
@@ -257,9 +249,9 @@ class JoinSpec(StageKind):
         is_complete = all(node in self.columns or inputs[node].is_complete for node in inputs)
         return Table(fields, reads, is_complete)
 
-    def makes_values(self, pipeline: Pipeline) -> bool:
-        """Return whether rows may lack a counterpart, and so have nulls."""
-        return self.how == "left"
+    def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
+        """None for a left join: any row may lack a counterpart, and so have nulls."""
+        return None if self.how == "left" else pa.schema([])
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]

@@ -104,11 +104,6 @@ class StageKind(abc.ABC):
         """Whether it may drop rows."""
         return False
 
-    @property
-    def fills_nulls(self) -> bool:
-        """Whether it writes nulls where an upstream stage has no row."""
-        return False
-
     def base_node(self, pipeline: Pipeline) -> str:
         """Return the node that determines its output rows."""
         return self.upstream[0]
@@ -155,9 +150,12 @@ class StageKind(abc.ABC):
         reads = self.outputs(pipeline, _tables(inputs)).reads
         return {name: reads[name] for name in schemas[self.name].names}
 
-    def makes_values(self, pipeline: Pipeline) -> bool:
-        """Return whether it has values that are in no input, as a left join has nulls."""
-        return False
+    def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
+        """Return the columns with values that are in no input, such as the nulls of a left join.
+
+        None if the declaration does not determine which they are.
+        """
+        return pa.schema([])
 
     def measured_columns(self, pipeline: Pipeline, schema: pa.Schema) -> tuple[str, ...]:
         """Return the columns whose statistics are stored with each part, for checks.
@@ -165,12 +163,8 @@ class StageKind(abc.ABC):
         All but the ids, or none if the stage only passes columns on.
         """
         ids = {key.column for key in pipeline._keys_of(self.name)}
-        measured = schema.names if self.makes_values(pipeline) else ()
-        return tuple(name for name in measured if name not in ids)
-
-    def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:
-        """Return the columns that it computes; None if the declaration does not determine them."""
-        return None
+        is_measured = self.made_schema(pipeline) != pa.schema([])
+        return tuple(name for name in schema.names if is_measured and name not in ids)
 
     def columns_read(
         self, upstream: str, schema: pa.Schema, ids: Sequence[str]

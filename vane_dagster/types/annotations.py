@@ -127,7 +127,7 @@ def _arrow(annotation: Any, above: tuple[Any, ...]) -> pa.DataType:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return _common(arguments, annotation)
-    if origin in _LISTS and arguments and (origin is not tuple or len(set(_items(arguments))) == 1):
+    if origin in _LISTS and arguments and len({*arguments} - {Ellipsis}) == 1:
         return pa.list_(_arrow(arguments[0], above))
     if is_mapping(annotation) and len(arguments) == 2:
         return pa.map_(_arrow(arguments[0], above), _arrow(arguments[1], above))
@@ -135,11 +135,6 @@ def _arrow(annotation: Any, above: tuple[Any, ...]) -> pa.DataType:
         f"{_name(annotation)} does not determine the type of a column; expected a scalar, "
         "list[...], dataclass, TypedDict, NamedTuple or pydantic model. Declare it by schema="
     )
-
-
-def _items(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the element types of a tuple; ``tuple[int, ...]`` has one."""
-    return arguments[:1] if arguments[-1] is Ellipsis else arguments
 
 
 def plain(annotation: Any) -> Any:

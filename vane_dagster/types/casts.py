@@ -85,17 +85,13 @@ def _are_alike(found: pa.DataType, wanted: pa.DataType) -> bool:
     if is_bytes(found) and is_text(wanted):  # if they are UTF-8, as Triton and Spark return text
         return True
     if _is_moment(found) and _is_moment(wanted):
-        return _is_zoned(found) == _is_zoned(wanted)
+        return (getattr(found, "tz", None) is None) == (getattr(wanted, "tz", None) is None)
     families = (is_number, is_text, pa.types.is_boolean, pa.types.is_time, pa.types.is_duration)
     return any(family(found) and family(wanted) for family in (*families, is_bytes))
 
 
 def _is_moment(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
-
-
-def _is_zoned(kind: pa.DataType) -> bool:
-    return pa.types.is_timestamp(kind) and kind.tz is not None
 
 
 def _check_kept(before: Any, after: Any) -> None:
@@ -135,11 +131,8 @@ def _arrays(column: Any) -> list[pa.Array]:
 
 def _numbers(column: Any) -> npt.NDArray[Any]:
     """Return the values that are not null."""
-    return np.concatenate([each.drop_null().to_numpy() for each in _arrays(column)])
+    return np.asarray(column.drop_null())
 
 
 def _infinite(column: Any) -> int:
-    if not pa.types.is_floating(column.type):
-        return 0
-    found = (np.isinf(each.drop_null().to_numpy()) for each in _arrays(column))
-    return sum(map(np.count_nonzero, found))
+    return pc.sum(pc.is_inf(column)).as_py() or 0

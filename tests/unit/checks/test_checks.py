@@ -59,22 +59,21 @@ def test_defaults_follow_what_a_stage_makes():
 
     rows = ["ids_complete", "error_rate"]
     made = pa.schema(list(SCHEMA)[1:])
-    assert named(made, "map_batches", False) == {
+    assert named(made, "map_batches") == {
         "rows": [*rows, "vectors"],
         "quality": ["packages_unchanged", "null_rate", "text"],
     }
     lists = pa.schema({"v": pa.list_(pa.float32()), "n": pa.list_(pa.int32(), 3)})
     calls = {"rows": rows, "quality": ["packages_unchanged", "null_rate"]}
-    assert named(lists, "map_batches", False) == calls
-    assert named(pa.schema([]), "map_batches", False)["quality"] == ["packages_unchanged"]
-    assert named(None, "project", False) == {"rows": rows, "quality": ["null_rate"]}
+    assert named(lists, "map_batches") == calls
+    assert named(pa.schema([]), "map_batches")["quality"] == ["packages_unchanged"]
+    assert named(None, "project") == {"rows": rows, "quality": ["null_rate"]}
     assert named(None, "embed") == {"rows": [*rows, "vectors"], "quality": ["null_rate"]}
-    assert named(made, "join", False) == {"rows": rows}
-    assert named(made, "join", True) == {"rows": rows, "quality": ["null_rate"]}
-    assert named(made, "write", True) == {"rows": rows}
+    assert named(None, "join") == {"rows": rows, "quality": ["null_rate"]}
+    assert named(pa.schema([]), "write") == {"rows": rows}
     found = defaults_for(made, "map_batches")
     assert [(c.blocking, c.severity) for c in found] == [(True, "ERROR"), (False, "WARN")]
-    assert defaults_for(None, "project", False, 0.3)[0].findings[1] == vd.checks.ErrorRate(0.3)
+    assert defaults_for(None, "project", 0.3)[0].findings[1] == vd.checks.ErrorRate(0.3)
 
 
 def test_a_given_check_is_split_off_and_off_removes_a_finding():

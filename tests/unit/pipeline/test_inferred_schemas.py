@@ -85,7 +85,7 @@ def test_pasting_the_inferred_schema_changes_no_key(method, fn, options):
     columns = pa.schema([("answer", kind)] if "output_column" in options else list(kind))
     inferred = stage(method, fn, **options)
     resolved = inferred.pipeline._with_schema("out", columns)
-    code = resolved._schema_code("out")
+    code = resolved["out"].spec.schema_code
     assert code == 'schema={"label": "VARCHAR", "score": "DOUBLE"}'
     pasted = stage(method, fn, **eval(f"dict({code})"), **options)
     definition = stage_definition(resolved, resolved["out"].spec)
