@@ -16,7 +16,6 @@ import pyarrow as pa
 from vane_dagster._lazy import pc
 from vane_dagster._texts import count, table
 from vane_dagster.checks.comparison import Difference, apart
-from vane_dagster.checks.drift import cosine_distance
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.manifest import Manifest
@@ -28,14 +27,10 @@ from vane_dagster.types.schema import ERROR_COLUMN, plain_type
 
 _MAX_LABELS = 20
 _SHOWN = 5
-_NEIGHBOURS = 10
-_MAX_VECTORS = 1_000
 _QUANTILES = (0.05, 0.5, 0.95)
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
-_Pairs: TypeAlias = Sequence[tuple[Any, Any]]
-_Measures: TypeAlias = Iterator[tuple[str, Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -362,92 +357,77 @@ class _Column:
     name: str
     tolerance: float
     different: int = 0
+    kinds: set[str] = field(default_factory=set)
     labels: Counter[tuple[Any, Any]] | None = field(default_factory=Counter)
-    pairs: list[tuple[Any, Any]] = field(default_factory=list)
-    kind: str = ""
-    worst: list[tuple[float, int, Difference]] = field(default_factory=list)
+    numbers: list[Sequence[_Floats]] = field(default_factory=list)
+    scores: list[_Floats] = field(default_factory=list)
+    worst: list[tuple[float, Difference]] = field(default_factory=list)
 
     def add(self, ids: pa.Array, before: pa.Array, now: pa.Array, sampled: _Mask) -> _Mask:
         """Compare the values of a partition, and return which differ."""
-        kinds = {_kind(before.type), _kind(now.type), self.kind or _kind(now.type)}
-        if len(kinds) > 1:
-            self.pairs, self.labels = [], None
-        self.kind = kinds.pop() if len(kinds) == 1 else "other"
+        kinds = {_kind(before.type), _kind(now.type)}
+        kind = kinds.pop() if len(kinds) == 1 else "other"
+        self.kinds.add(kind)
         differs = _differing(before, now)
-        if self.tolerance and self.kind in ("number", "vector"):
-            differs &= ~self._close(before, now, differs)
+        is_float = any(pa.types.is_floating(each.type) for each in (before, now))  # -0.0 is 0.0
+        if kind in ("number", "vector") and (is_float or self.tolerance):
+            rows = np.flatnonzero(differs)
+            differs[rows] = ~_close(before.take(rows), now.take(rows), self.tolerance)
         self.different += int(np.count_nonzero(differs))
         self._count_labels(before, now)
-        rows = np.flatnonzero(sampled)
-        if self.kind != "other":
-            taken = (before.take(pa.array(rows)), now.take(pa.array(rows)))
-            self.pairs.append((_CONVERTED[self.kind](taken[0]), _CONVERTED[self.kind](taken[1])))
-        # The sampled rows that differ, and the first ones, in case that few do.
-        self._keep_worst(ids, before, now, np.flatnonzero(differs & sampled))
-        self._keep_worst(ids, before, now, np.flatnonzero(differs & ~sampled)[:_SHOWN])
+        # The sampled rows, and the first ones that differ, in case that few do.
+        rows = np.flatnonzero(sampled | (differs & (np.cumsum(differs) <= _SHOWN)))
+        before, now = before.take(rows), now.take(rows)
+        scores = _SCORES[kind](before, now)
+        self.scores.append(scores[sampled[rows]])
+        if kind == "number":
+            self.numbers.append([_floats(each)[sampled[rows]] for each in (before, now)])
+        scores = np.where(differs[rows], np.nan_to_num(scores, nan=np.inf), -1)
+        for i in np.argsort(-scores, kind="stable")[:_SHOWN].tolist():
+            if scores[i] >= 0 and (texts := apart(before[i].as_py(), now[i].as_py(), 0)):
+                shown = Difference(str(ids[int(rows[i])].as_py()), self.name, *texts)
+                self.worst.append((float(scores[i]), shown))
+        self.worst = heapq.nlargest(_SHOWN, self.worst, key=lambda each: each[0])
         return differs
-
-    def _close(self, before: pa.Array, now: pa.Array, differs: _Mask) -> _Mask:
-        """Return which of the differing values are equal within the tolerance."""
-        close = np.zeros(len(differs), bool)
-        rows = np.flatnonzero(differs)
-        taken = before.take(pa.array(rows)), now.take(pa.array(rows))
-        a, b = map(_CONVERTED[self.kind], taken)
-        if self.kind == "number":
-            close[rows] = self._within(a, b)
-        else:
-            pairs = zip(a, b)
-            close[rows] = [x.shape == y.shape and bool(self._within(x, y).all()) for x, y in pairs]
-        are_null = [np.asarray(each.is_null()) for each in taken]  # a null is not an empty vector
-        close[rows] &= are_null[0] == are_null[1]
-        return close
-
-    def _within(self, a: Any, b: Any) -> _Mask:
-        """Return which numbers differ by at most the tolerance; an infinite one equals itself."""
-        apart = np.abs(a - b)
-        is_near = np.isfinite(apart) & (apart <= self.tolerance * (1 + np.abs(a)))
-        within: _Mask = is_near | (a == b)
-        return within
 
     def _count_labels(self, before: pa.Array, now: pa.Array) -> None:
         """Count pairs of values, while there are few values."""
-        if self.labels is None or self.kind not in ("text", "boolean"):
+        if self.labels is None or not self.kinds <= {"text", "boolean"}:
             self.labels = None
             return
-        if max(pc.count_distinct(before).as_py(), pc.count_distinct(now).as_py()) > _MAX_LABELS:
-            self.labels = None
-            return
-        pairs = pa.table({"before": before, "now": now})
-        for row in pairs.group_by(["before", "now"]).aggregate([([], "count_all")]).to_pylist():
-            self.labels[(row["before"], row["now"])] += row["count_all"]
+        pairs = pa.table({"before": before, "now": now}).group_by(["before", "now"])
+        counted = pairs.aggregate([([], "count_all")])
+        few = counted.slice(0, _MAX_LABELS**2 + 1).to_pylist()
+        self.labels.update({(row["before"], row["now"]): row["count_all"] for row in few})
         if max(len({pair[side] for pair in self.labels}) for side in (0, 1)) > _MAX_LABELS:
             self.labels = None
 
-    def _keep_worst(
-        self, ids: pa.Array, before: pa.Array, now: pa.Array, rows: npt.NDArray[np.intp]
-    ) -> None:
-        if not len(rows):
-            return
-        a, b = before.take(pa.array(rows)), now.take(pa.array(rows))
-        scores = np.ones(len(rows))
-        if self.kind in _SCORES:
-            scores = _SCORES[self.kind](*map(_CONVERTED[self.kind], (a, b)))
-        for place in np.argsort(-np.nan_to_num(scores, nan=np.inf), kind="stable")[:_SHOWN]:
-            i = int(place)
-            texts = apart(a[i].as_py(), b[i].as_py(), 0)
-            if texts is not None:
-                score = float(np.nan_to_num(scores[i], nan=np.inf))
-                shown = Difference(str(ids[int(rows[i])].as_py()), self.name, *texts)
-                entry = (score, -len(self.worst), shown)
-                self.worst = heapq.nlargest(_SHOWN, [*self.worst, entry], key=lambda each: each[:2])
-
     def result(self) -> ColumnDiff:
-        is_measured = self.kind in _MEASURES and not self.labels
-        measures = dict(_MEASURES[self.kind](self.pairs)) if is_measured else {}
+        measures = {} if self.labels or len(self.kinds) > 1 else dict(self._measures())
         pairs = Counter({pair: n for pair, n in (self.labels or {}).items() if pair[0] != pair[1]})
         labels = {(_label(a), _label(b)): n for (a, b), n in pairs.most_common(_MAX_LABELS)}
-        examples = [example for _, _, example in self.worst] if self.different else []
+        examples = [example for _, example in self.worst]
         return ColumnDiff(self.name, self.different, measures, labels, examples)
+
+    def _measures(self) -> Iterator[tuple[str, Sequence[float]]]:
+        scores = np.concatenate(self.scores)
+        scores = scores[np.isfinite(scores)]
+        if self.kinds == {"number"}:
+            sides = [np.concatenate(side) for side in zip(*self.numbers)]
+            finite = [side[np.isfinite(side)] for side in sides]
+            if all(map(len, finite)):
+                yield "mean", [float(side.mean()) for side in finite]
+                for share in _QUANTILES:
+                    yield f"{share:.0%} quantile", [float(np.quantile(s, share)) for s in finite]
+        if not len(scores):
+            return
+        if self.kinds == {"number"}:
+            yield "largest difference", [float(scores.max())]
+        elif self.kinds == {"text"}:
+            yield "mean overlap of words", [1 - float(scores.mean())]
+        elif self.kinds == {"vector"}:
+            yield "mean cosine", [1 - float(scores.mean())]
+            yield "smallest cosine", [1 - float(scores.max())]
 
 
 def _label(value: Any) -> str:
@@ -468,7 +448,7 @@ def _decoded(values: pa.Array) -> pa.Array:
 
 
 def _differing(before: pa.Array, now: pa.Array) -> _Mask:
-    """Return which values differ: numbers as numbers, others by their bits."""
+    """Return which values differ: numbers of two types as numbers, others by their bits."""
     both_null = np.asarray(pc.and_(before.is_null(), now.is_null()))
     try:
         kind = _common(before.type, now.type)
@@ -478,8 +458,6 @@ def _differing(before: pa.Array, now: pa.Array) -> _Mask:
     if not len(before):
         return both_null
     differs: _Mask = (row_keys([before]) != row_keys([now])).any(axis=0)
-    if pa.types.is_floating(kind):  # 0.0 equals -0.0
-        differs &= _numbers(before) != _numbers(now)
     return differs
 
 
@@ -495,15 +473,42 @@ def _common(before: pa.DataType, now: pa.DataType) -> pa.DataType:
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
 
 
-def _numbers(values: pa.Array) -> _Floats:
+def _floats(values: pa.Array) -> _Floats:
+    """Return numbers, or the components of vectors; nulls are NaN."""
+    values = values.flatten() if is_floats(values.type) else values
     floats = values.cast(pa.float64(), safe=False).fill_null(np.nan)
     return np.asarray(floats.to_numpy(zero_copy_only=False))
 
 
-def _vectors(values: pa.Array) -> list[_Floats]:
-    """Return each vector as an array; of no components if it is null."""
-    lengths = np.asarray(pc.list_value_length(values).fill_null(0))
-    return np.split(_numbers(values.flatten()), np.cumsum(lengths)[:-1]) if len(lengths) else []
+def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the number of components of each vector, which is 1 for a number, and -1 for null."""
+    sizes = pc.list_value_length(values) if is_floats(values.type) else values.is_valid()
+    return np.asarray(pc.if_else(values.is_valid(), sizes.cast(pa.int64()), -1))
+
+
+def _components(before: pa.Array, now: pa.Array) -> tuple[_Mask, Any, _Floats, _Floats]:
+    """Return which pairs have equally many components, and of these the row of each, and both."""
+    sizes = _sizes(before)
+    alike = (sizes == _sizes(now)) & (sizes >= 0)
+    rows = np.flatnonzero(alike)
+    return alike, np.repeat(rows, sizes[rows]), _floats(before.take(rows)), _floats(now.take(rows))
+
+
+def _close(before: pa.Array, now: pa.Array, tolerance: float) -> _Mask:
+    """Return which numbers or vectors differ by at most a tolerance."""
+    alike, rows, a, b = _components(before, now)
+    gaps = np.abs(a - b)
+    within = np.isfinite(gaps) & (gaps <= tolerance * (1 + np.abs(a)))
+    alike[rows[~(within | (a == b))]] = False  # an infinite number equals itself
+    return alike
+
+
+def _distances(before: pa.Array, now: pa.Array) -> _Floats:
+    """Return one minus the cosine of pairs of vectors; NaN for null, zero and other lengths."""
+    _, rows, a, b = _components(before, now)
+    ab, aa, bb = (np.bincount(rows, each, len(before)) for each in (a * b, a * a, b * b))
+    found: _Floats = 1 - ab / np.sqrt(aa * bb)
+    return found
 
 
 def _overlap(before: str | None, now: str | None) -> float:
@@ -513,70 +518,15 @@ def _overlap(before: str | None, now: str | None) -> float:
     return 2 * (a & b).total() / total if total else 1.0
 
 
-def _cosine(before: _Floats, now: _Floats) -> float:
-    """Return the cosine of the angle between two vectors; NaN if their lengths differ."""
-    if before.shape != now.shape or not before.size:
-        return float("nan")
-    return 1 - cosine_distance(before, now)
+def _of_texts(before: pa.Array, now: pa.Array) -> _Floats:
+    return np.array([1 - _overlap(*each) for each in zip(before.to_pylist(), now.to_pylist())])
 
 
-def _measures_of_numbers(pairs: _Pairs) -> _Measures:
-    sides = [np.concatenate([pair[side] for pair in pairs]) for side in (0, 1)]
-    finite = [side[np.isfinite(side)] for side in sides]
-    if all(map(len, finite)):
-        yield "mean", [float(side.mean()) for side in finite]
-        for share in _QUANTILES:
-            yield f"{share:.0%} quantile", [float(np.quantile(side, share)) for side in finite]
-    gaps = np.abs(sides[0] - sides[1])
-    if np.isfinite(gaps).any():
-        yield "largest difference", [float(gaps[np.isfinite(gaps)].max())]
-
-
-def _measures_of_texts(pairs: _Pairs) -> _Measures:
-    overlaps = [_overlap(*pair) for before, now in pairs for pair in zip(before, now)]
-    if overlaps:
-        yield "mean overlap of words", [float(np.mean(overlaps))]
-
-
-def _measures_of_vectors(pairs: _Pairs) -> _Measures:
-    both = [pair for before, now in pairs for pair in zip(before, now)]
-    cosines = np.array([_cosine(*pair) for pair in both])
-    cosines = cosines[np.isfinite(cosines)]
-    if not len(cosines):
-        return
-    yield "mean cosine", [float(cosines.mean())]
-    yield "smallest cosine", [float(cosines.min())]
-    shapes = Counter(pair[0].shape for pair in both if pair[0].shape == pair[1].shape)
-    shape = shapes.most_common(1)[0][0]
-    chosen = [pair for pair in both if pair[0].shape == pair[1].shape == shape][:_MAX_VECTORS]
-    if len(chosen) > 2 * _NEIGHBOURS:
-        before, now = (_neighbours(np.stack([pair[side] for pair in chosen])) for side in (0, 1))
-        shared = [len(set(a) & set(b)) for a, b in zip(before.tolist(), now.tolist())]
-        yield f"overlap of the {_NEIGHBOURS} nearest", [float(np.mean(shared)) / _NEIGHBOURS]
-
-
-def _neighbours(vectors: _Floats) -> npt.NDArray[np.intp]:
-    """Return the rows whose vectors are nearest to each, by cosine."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    units = vectors / np.where(norms, norms, 1)
-    near = units @ units.T
-    np.fill_diagonal(near, -np.inf)
-    return np.argpartition(-near, _NEIGHBOURS, axis=1)[:, :_NEIGHBOURS]
-
-
-_CONVERTED: Mapping[str, Callable[[pa.Array], Any]] = {
-    "number": _numbers,
-    "text": pa.Array.to_pylist,
-    "vector": _vectors,
-    "boolean": pa.Array.to_pylist,
+_SCORES: Mapping[str, Callable[[pa.Array, pa.Array], _Floats]] = {
+    "number": lambda before, now: np.abs(_floats(before) - _floats(now)),
+    "text": _of_texts,
+    "vector": _distances,
+    "boolean": lambda before, now: np.ones(len(before)),
+    "other": lambda before, now: np.ones(len(before)),
 }
-_MEASURES: Mapping[str, Callable[[_Pairs], _Measures]] = {
-    "number": _measures_of_numbers,
-    "text": _measures_of_texts,
-    "vector": _measures_of_vectors,
-}
-_SCORES: Mapping[str, Callable[[Any, Any], _Floats]] = {
-    "number": lambda a, b: np.abs(a - b),
-    "text": lambda a, b: np.array([1 - _overlap(*pair) for pair in zip(a, b)]),
-    "vector": lambda a, b: np.array([1 - _cosine(*pair) for pair in zip(a, b)]),
-}
+"""How far two values of a kind are apart; NaN if that is unknown."""
