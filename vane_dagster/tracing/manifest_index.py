@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from vane_dagster._secrets import masked
 from vane_dagster.errors import SourceError, StoreError, TraceError, described, names
-from vane_dagster.pipeline.specs import ProjectSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources import Source, TableReader
 from vane_dagster.sources.base import SourceReader
@@ -101,8 +100,8 @@ class ManifestIndex:
             records = self._row_records(manifest, part)
         except StoreError:
             return None
-        row = _row_with(records.column(ID), id)
-        if row < 0:
+        ids = records.column(ID)
+        if (row := pc.index(ids, pa.scalar(id, ids.type)).as_py()) < 0:
             return None
         found = {name: records.column(name)[row].as_py() for name in (OUTCOME, *ORIGIN)}
         is_patch = found[OUTCOME] == Outcome.PATCHED
@@ -194,33 +193,6 @@ class ManifestIndex:
         folder = self.store.parts_of(stored)
         return [RowFile(folder, stored.parts[index].name) for index in indexes]
 
-    def position_in_source(
-        self, manifest: Manifest, index: int, id: Any
-    ) -> tuple[FileSpan, int] | None:
-        """Find a row of the source by the order of the rows that a stage has read of a fragment."""
-        fragment, part = manifest.fragments[index], manifest.parts[index]
-        rows = fragment.stop - fragment.start
-        if tuple(manifest.reads) != (SOURCE,):
-            return None
-        try:
-            if part.row_records:
-                ids = self._row_records(manifest, part).column(ID)
-            elif manifest.kind == ProjectSpec.kind and part.rows == rows:
-                folder = self.store.parts_of(manifest)
-                ids = read_part(folder, part.name, (manifest.keys[-1],)).column(0)
-            else:
-                return None
-        except StoreError:
-            return None
-        place = _row_with(ids, id) if len(ids) == rows else -1
-        if place < 0:
-            return None
-        for span in fragment.spans:
-            if place < span.stop - span.start:
-                break
-            place -= span.stop - span.start
-        return span, span.start + place
-
     def find_in_source(
         self, manifest: Manifest, spans: Sequence[FileSpan], id: Any
     ) -> tuple[FileSpan, int] | None:
@@ -299,12 +271,6 @@ class ManifestIndex:
             f"{label!r} was never materialized for partition {self.partition!r} into "
             f"{self.store.root.url!r}; it has {len(folders)} partitions: {names(folders[-3:])}"
         )
-
-
-def _row_with(ids: pa.ChunkedArray, id: Any) -> int:
-    """Return the number of the row with an id; -1 if there is none."""
-    row: int = pc.index(ids, pa.scalar(id, ids.type)).as_py()
-    return row
 
 
 def as_id(text: Any, kind: pa.DataType, label: str, column: str) -> Any:

@@ -256,21 +256,16 @@ def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, i
     A note describes later changes of the file.
     """
     fragment = manifest.fragments[index]
-    hit = placed = manifest_index.position_in_source(manifest, index, id)
-    note: str | None = None
-    if hit is None:
-        try:
-            hit = manifest_index.find_in_source(manifest, fragment.spans, id)
-            note = None if hit else "there is no such row"
-        except (FileNotFoundError, StoreError) as error:
-            note = f"the file cannot be read: {error}"
+    try:
+        hit = manifest_index.find_in_source(manifest, fragment.spans, id)
+        note = "there is no such row"
+    except (FileNotFoundError, StoreError) as error:
+        hit, note = None, f"the file cannot be read: {error}"
     span = hit[0] if hit else fragment.spans[0]
     recorded = file_of(manifest, span.url)
     if changed := manifest_index.changed(manifest, recorded) if recorded else None:
-        hit, note = placed, changed
-    notes = [note] if note else []
-    if hit is None:
-        notes.append(f"the row was one of {fragment}")
+        hit, note = None, changed
+    notes = () if hit else (note, f"the row was one of {fragment}")
     return Step(
         stage=manifest_index.label(SOURCE),
         kind=SOURCE,
@@ -280,7 +275,7 @@ def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, i
         row=hit[1] if hit else None,
         version=recorded.version if recorded else "",
         size=recorded.size if recorded else None,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
