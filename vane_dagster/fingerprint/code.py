@@ -38,14 +38,15 @@ Top-level statements, in the UDF's file and those that it imports:
 Values (`values`, `objects`, `files`):
     - Workers get the functions of a script with its module-level values. Such a value counts if the
       last top-level statement that binds it is a loop or gives it another literal; and if it is
-      computed, and a statement that binds or changes it reaches the command line, or the code under
+      computed, and the script was started with arguments, or the code under
       ``if __name__ == "__main__"`` or of a function changes it. For a class, its attributes count.
+      A value without a stable content counts by the whole script and its command line.
     - Arguments, closures, and defaults of functions made inside a function count by value;
       functions, classes and objects among them also by their code. An object counts by its class
       and its pickle. The layout of an array in memory does not count.
     - Refused: what pickle cannot write, or writes by a name (``np.frompyfunc``); objects pickled as
       bytes that may refer to the user's code (frames of polars, tokenizers); long doubles; folders
-      of more than 100,000 files or 256 GiB. So are a script's values that count, if they are sent.
+      of more than 100,000 files or 256 GiB.
     - A text or path among them that names an existing file or folder counts by its content; so
       does a text with a separator or suffix in a constant, statement or default that counts. By
       their text count a bare word, and folders that hold the source, a target, the default store,
@@ -89,7 +90,6 @@ from typing import Any
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.bundle import pickled
 from vane_dagster.fingerprint.dependencies import FILE, DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles, file_digests
 from vane_dagster.fingerprint.hashing import combine
@@ -171,14 +171,8 @@ def code_identity(
         for name, part in reached.items():
             kind, _, file = name.partition(f"{FILE} ")
             parts.append(("code", name, part) if kind else (FILE, file, part))
-        for name, value in dependency_walk.script_values():
-            try:
-                found = encoder.script_value(value, name)
-            except CodeIdentityError:
-                if not _is_sent(obj, value):  # such as a parser that only a decorator names
-                    continue
-                raise
-            parts.append(("value", name, combine(name, found)))
+        for name, value, script in dependency_walk.script_values():
+            parts.append(("value", name, encoder.script_value(name, value, script)))
         digest = combine("code", *(part for *_, part in parts))
     else:
         with contextlib.suppress(CodeIdentityError):
@@ -195,14 +189,6 @@ def code_identity(
     return CodeIdentity(
         digest, tuple(parts), packages, lambda: closure(finder, seeds), dependency_walk.texts
     )
-
-
-def _is_sent(obj: Any, value: Any) -> bool:
-    """Return whether workers get a value with a function or class of a script."""
-    sent: set[int] = set()
-    with contextlib.suppress(Exception):  # which sending it raises again
-        pickled(obj, {}, visit=lambda part: sent.add(id(part)))
-    return id(value) in sent
 
 
 def worker_code_digest(

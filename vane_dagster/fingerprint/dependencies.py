@@ -32,11 +32,6 @@ from vane_dagster.fingerprint.symbols import SymbolSource
 
 FILE = "file"
 _OWN_LABEL = "."
-_COMMAND_LINE = {
-    *("sys.argv", "sys.orig_argv", "input", "argparse", "optparse", "getopt", "click", "typer"),
-    *("fire", "absl", "pydantic_settings", "transformers.HfArgumentParser"),
-}
-"""What takes values from the command line: modules, and names of modules."""
 
 
 class DependencyWalk:
@@ -205,8 +200,8 @@ class DependencyWalk:
                 parts.append(combine("statement", self.label(module), str(is_sure), digest))
         return parts if counting or rebound else []
 
-    def script_values(self) -> Iterator[tuple[str, Any]]:
-        """Yield the values of a script's names that its file does not determine; see `code`.
+    def script_values(self) -> Iterator[tuple[str, Any, str]]:
+        """Yield the values of a script's names that its file does not determine, with its digest.
 
         They are of names that the UDF reads, and that what the caller hashes meanwhile reads.
         """
@@ -218,7 +213,7 @@ class DependencyWalk:
             known.add(name)
             units = self._binding(module.name, name)
             if self._varies(module, name, live[name], units):
-                yield name, live[name]
+                yield name, live[name], self.finder.source(str(module.path)).whole.digest
             else:
                 named = (unit.names for unit in units if name in unit.bound)
                 self._read += [(module, each) for each in sorted(frozenset[str]().union(*named))]
@@ -239,11 +234,9 @@ class DependencyWalk:
             literal = ast.literal_eval(node.value)
             if units == bound and bound[-1].touched == {name}:
                 return repr(literal) != repr(value)
-        found: set[str] = set()
-        for unit in (each for each in units if not isinstance(each.nodes[-1], Definition)):
-            found |= {*self._reach_of(module, unit.nodes[-1:]).uses, *unit.names}
-        found |= {use.partition(".")[0] for use in found}
-        return name in source.changed_later or not _COMMAND_LINE.isdisjoint(found)
+        made = (*Definition, ast.Import, ast.ImportFrom)
+        is_made = all(isinstance(each.nodes[-1], made) for each in units)
+        return name in source.changed_later or (len(sys.argv) > 1 and not is_made)
 
     def _files_named(self) -> dict[str, str]:
         """Return the digests of the files that literals of the code name, by these."""

@@ -58,13 +58,17 @@ class ObjectEncoder:
         """Hash any value, including code."""
         return self._values.digest(value, path)
 
-    def script_value(self, value: Any, name: str) -> str:
-        """Hash a script's value; a class or function with its attributes."""
-        path = f"The script's value {name!r}"
-        if not isinstance(value, (type, types.FunctionType)):
-            return self.digest(value, path)
-        own = {n: v for n, v in vars(value).items() if not hasattr(v, "__get__") and n[:1] != "_"}
-        return self.digest([value, own], path)
+    def script_value(self, name: str, value: Any, script: str) -> str:
+        """Hash a script's value; a class or function with its attributes.
+
+        Without a stable content, it counts by the script and its command line.
+        """
+        held = vars(value) if isinstance(value, (type, types.FunctionType)) else {}
+        own = {n: v for n, v in held.items() if not hasattr(v, "__get__") and n[:1] != "_"}
+        try:
+            return combine(name, self.digest([value, own], name))
+        except CodeIdentityError:
+            return combine(name, script, *sys.argv[1:])
 
     def _code(self, obj: Any, path: str) -> str:
         if isinstance(obj, functools.partial):
@@ -333,8 +337,8 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
     dependency_walk = DependencyWalk(Finder(), None, files)
     encoder = ObjectEncoder(dependency_walk, files)
     token = encoder.digest(value, path)
-    for name, found in dependency_walk.script_values():
-        token = combine(token, name, encoder.script_value(found, name))
+    for found in dependency_walk.script_values():
+        token = combine(token, encoder.script_value(*found))
     if dependency_walk.modules:
         # The stage's own file may change what code among its arguments uses.
         for loaded in list(sys.modules.values()):  # some twice, by an alias such as __mp_main__
