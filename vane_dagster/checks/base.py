@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import hashlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +17,15 @@ from vane_dagster._arguments import flag, list_of_names, one_of, text, unexpecte
 from vane_dagster._keywords import require_columns
 from vane_dagster.checks.context import CheckOutcome, Severity
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.fingerprint.hashing import combine
+from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.objects import value_digest
 
 if TYPE_CHECKING:
     from vane_dagster.checks.partition import CheckContext
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
-_VERSION = 3
+_VERSION = 4
 """Increment if a built-in check or its digest changes its meaning; all are evaluated again."""
-_COMMON = ("name", "blocking", "severity")
 ANY = sys.float_info.max
 """The largest value of a field without a limit."""
 
@@ -136,25 +134,15 @@ class Check(abc.ABC):
 
     def _digest(self, **replaced: Any) -> str:
         """Return the definition, with `replaced` in place of the values of fields."""
-        if not self.is_built_in:
-            return self._code_digest(replaced)
-        values = {each.name: getattr(self, each.name) for each in fields(self)} | replaced
-        lines = [f"version {_VERSION} {type(self).__name__}"]
-        lines += [f"{name}={_token(value)}" for name, value in values.items()]
-        return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
-
-    def _code_digest(self, replaced: Mapping[str, Any]) -> str:
-        """Return the digest of a user's class: its code, and the values of an instance."""
         values = {each.name: getattr(self, each.name) for each in fields(self)} | vars(self)
         state = {
             name: value
             for name, value in {**values, **replaced}.items()
-            if name not in _COMMON
-            and not isinstance(getattr_static(type(self), name, None), cached_property)
+            if not isinstance(getattr_static(type(self), name, None), cached_property)
         }
-        path = f"check {self.name!r}"
-        common = [f"{name}={_token(getattr(self, name))}" for name in _COMMON]
-        return combine("check", *common, value_digest([type(self), state], path))[:16]
+        own = [type(self).__name__, _VERSION] if self.is_built_in else type(self)
+        files = LocalFiles(read=not self.is_built_in)
+        return value_digest([own, state], f"check {self.name!r}", files)[:16]
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -224,10 +212,3 @@ def listed(columns: Sequence[str] | None) -> str:
 def _words(name: str) -> str:
     """Convert a class name to snake case."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-
-
-def _token(value: Any) -> str:
-    """Format a field's value as a text that is the same in every process."""
-    if isinstance(value, Mapping):
-        value = sorted(value.items())
-    return repr(value)

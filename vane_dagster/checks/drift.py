@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -144,10 +144,11 @@ def _kind(kind: pa.DataType) -> _Compare:
     return _of_numbers if is_number(kind) else _of_categories
 
 
-def _values(context: CheckContext, check: Drift) -> Iterator[pa.Array]:
-    """Yield the sampled values, batch by batch."""
-    for batch in context.sample([check.column], check.sample_rows):
-        yield batch.column(0)
+def _values(context: CheckContext, check: Drift) -> pa.ChunkedArray:
+    """Return the sampled values."""
+    field = context.schema.field(check.column)
+    batches = context.sample([check.column], check.sample_rows)
+    return pa.Table.from_batches(batches, pa.schema([field])).column(0).cast(plain_type(field.type))
 
 
 def _of_numbers(check: Drift, now: CheckContext, before: CheckContext) -> _Compared:
@@ -159,11 +160,8 @@ def _of_numbers(check: Drift, now: CheckContext, before: CheckContext) -> _Compa
 
 def _numbers(context: CheckContext, check: Drift) -> Array:
     """Return the sampled numbers; nulls are NaN."""
-    found = [
-        batch.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
-        for batch in _values(context, check)
-    ]
-    return np.concatenate(found) if found else np.empty(0)
+    found = _values(context, check).cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
+    return np.asarray(found)
 
 
 def _edges(values: Array, bins: int) -> Array:
@@ -187,7 +185,8 @@ def _binned(values: Array, edges: Array) -> Array:
 
 
 def _of_categories(check: Drift, now: CheckContext, before: CheckContext) -> _Compared:
-    counted = [_categories(each, check) for each in (now, before)]
+    pairs = [pc.value_counts(_values(each, check)).to_pylist() for each in (now, before)]
+    counted = [{pair["values"]: pair["counts"] for pair in each} for each in pairs]
     known = {value: count for value, count in counted[1].items() if value is not None}
     top = sorted(known, key=lambda value: (-known[value], str(value)))[: check.bins]
     counts = []
@@ -195,14 +194,6 @@ def _of_categories(check: Drift, now: CheckContext, before: CheckContext) -> _Co
         shown = [each.get(value, 0) for value in (*top, None)]
         counts.append(np.array([*shown, sum(each.values()) - sum(shown)], dtype=float))
     return "psi", population_stability_index(*counts), check.max_psi
-
-
-def _categories(context: CheckContext, check: Drift) -> dict[Any, int]:
-    found = [batch for batch in _values(context, check) if len(batch)]
-    if not found:
-        return {}
-    values = pa.chunked_array(found).cast(plain_type(found[0].type))
-    return {each["values"]: each["counts"] for each in pc.value_counts(values).to_pylist()}
 
 
 def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> _Compared | None:
@@ -220,8 +211,8 @@ def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> _Compa
 def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
     """Return the mean of the finite sampled vectors, and their number."""
     total, count = np.empty(0), 0
-    for batch in _values(context, check):
-        if not len(vectors := batch.drop_null()):
+    for batch in context.sample([check.column], check.sample_rows):
+        if not len(vectors := batch.column(0).drop_null()):
             continue
         lengths = pc.list_value_length(vectors)
         low, high = pc.min_max(lengths).as_py().values()
