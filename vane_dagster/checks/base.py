@@ -110,7 +110,15 @@ class Check(abc.ABC):
 
         For a built-in check, its class name and fields. 16 hex digits, the same in every process.
         """
-        return self._digest()
+        values = {each.name: getattr(self, each.name) for each in fields(self)} | vars(self)
+        state = {
+            name: value
+            for name, value in values.items()
+            if not isinstance(getattr_static(type(self), name, None), cached_property)
+        }
+        own = [type(self).__name__, _VERSION] if self.is_built_in else type(self)
+        files = LocalFiles(read=not self.is_built_in)
+        return value_digest([own, state], f"check {self.name!r}", files)[:16]
 
     @property
     def is_built_in(self) -> bool:
@@ -131,18 +139,6 @@ class Check(abc.ABC):
     @property
     def _location(self) -> str:
         return f"vd.checks.{type(self).__name__}"
-
-    def _digest(self, **replaced: Any) -> str:
-        """Return the definition, with `replaced` in place of the values of fields."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)} | vars(self)
-        state = {
-            name: value
-            for name, value in {**values, **replaced}.items()
-            if not isinstance(getattr_static(type(self), name, None), cached_property)
-        }
-        own = [type(self).__name__, _VERSION] if self.is_built_in else type(self)
-        files = LocalFiles(read=not self.is_built_in)
-        return value_digest([own, state], f"check {self.name!r}", files)[:16]
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -46,12 +45,6 @@ class Golden(Check):
         super().__post_init__()
         self._set(expected=self._parsed())
         self._require(self.rows.schema, f"{self._location}: expected", self.columns)
-
-    @property
-    def definition(self) -> str:
-        """Digest of the thresholds and of the expected rows."""
-        rows = hashlib.blake2b(_serialized(self.rows), digest_size=16)
-        return self._digest(expected=rows.hexdigest())
 
     @property
     def rows(self) -> pa.Table:
@@ -115,13 +108,6 @@ class Golden(Check):
                 f"{names(table.column_names)}; give the id and what is expected, of a row or more"
             )
         return table.replace_schema_metadata(None)
-
-
-def _serialized(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-    return bytes(sink.getvalue())
 
 
 def _columns(check: Golden, id: str, schema: pa.Schema) -> list[str]:
