@@ -1,14 +1,13 @@
 """Handling of a batch that fails: retry it, halve it, or record the failure of single rows.
 
-One generator follows the policy, for synchronous and asynchronous code alike. It yields the next
-action, and is sent the result of that action.
+One coroutine follows the policy, for synchronous and asynchronous code alike.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from typing import Union
 
@@ -26,31 +25,6 @@ _TOO_MANY = (
     "more rows failed than vd.Failures(max_error_rate=) allows ({} here, {} may; vane-dagster "
     "quarantine lists them), the last "
 )
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Seconds to wait before the next call."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Call:
-    """A batch to call the user's code with. The answer is rows, or the error that it raised.
-
-    Attributes:
-        batch: The batch.
-        alone: Whether no other call of the worker may run beside it.
-    """
-
-    batch: pa.Table
-    alone: bool = False
-
-
-@dataclass(frozen=True)
-class AwaitServers:
-    """Wait until the servers that the code calls can be used. The answer is whether one was not."""
 
 
 @dataclass(frozen=True)
@@ -119,17 +93,33 @@ class Partial:
     used: Mapping[str, int] = field(default_factory=dict)
 
 
-Step = Union[Call, Wait, AwaitServers]
-Answer = Union[pa.Table, Partial, BaseException, bool, None]
+Answer = Union[pa.Table, Partial, BaseException]
+"""The rows of a call of the user's code, or the error that it raised."""
 
 
-def attempt(
-    batch: pa.Table, policy: Policy, id: str, max_faults: int, calls_servers: bool = False
-) -> Generator[Step, Answer, BatchOutcome]:
-    """Decide how a batch is computed.
+async def attempt(
+    batch: pa.Table,
+    policy: Policy,
+    id: str,
+    max_faults: int,
+    call: Callable[[pa.Table, bool], Awaitable[Answer]],
+    wait: Callable[[float], Awaitable[None]],
+    server_ended: Callable[[], Awaitable[bool]] | None = None,
+) -> BatchOutcome:
+    """Compute a batch.
 
     If a server ended, the errors are not those of the rows that it had. They are called again
     together, since a row is rarely the reason, and then one by one.
+
+    Args:
+        batch: The batch.
+        policy: How errors are handled.
+        id: The column of ids.
+        max_faults: Rows that may fail before the whole call does.
+        call: Calls the user's code with rows, alone in the worker or not.
+        wait: Waits some seconds.
+        server_ended: Waits until the servers that the code calls can be used, and returns whether
+            one was not since the last call began; None if it calls none.
     """
     outcome = BatchOutcome()
     waiting = [(batch, 1, 0)]
@@ -137,11 +127,10 @@ def attempt(
     while waiting:
         rows, attempts, crashes = waiting.pop(0)
         if seconds := seconds_before_alone(crashes, longest):
-            yield Wait(seconds)
+            await wait(seconds)
         began = time.monotonic()
-        answer = yield Call(rows, alone=after_server_ended(crashes) == "alone")
+        answer = await call(rows, after_server_ended(crashes) == "alone")
         longest = max(longest, time.monotonic() - began)
-        assert answer is not None
         if isinstance(answer, Partial):
             outcome.tables.append(answer.table)
             outcome.mixed = True
@@ -167,7 +156,7 @@ def attempt(
         passing = {i: e for i, e in errors.items() if policy.is_transient(e)}
         # An error of a client that lost its connection may be any; an answer was paid for.
         blamed = {i: e for i, e in errors.items() if not isinstance(e, CostlyError)}
-        if calls_servers and blamed and (yield AwaitServers()):
+        if server_ended is not None and blamed and await server_ended():
             outcome.retries += 1
             again, crashed = _rows_at(rows, blamed), crashes + 1
             again_as = after_server_ended(crashed)
@@ -186,7 +175,7 @@ def attempt(
             errors = {i: error for i, error in errors.items() if i not in blamed}
             passing = {i: error for i, error in passing.items() if i not in blamed}
         if (delay := policy.delay(passing, attempts)) is not None:
-            yield Wait(delay)
+            await wait(delay)
             outcome.retries += 1
             waiting.insert(0, (_rows_at(rows, passing), attempts + 1, crashes))
             errors = {i: error for i, error in errors.items() if i not in passing}

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,11 +36,9 @@ from vane_dagster.worker.reports import Computed, Tally, WorkReport
 from vane_dagster.worker.results import put_together
 from vane_dagster.worker.retry import (
     Answer,
-    AwaitServers,
     BatchError,
     BatchOutcome,
     Partial,
-    Wait,
     attempt,
 )
 from vane_dagster.worker.row_errors import fault_table, null_row, reported
@@ -204,30 +202,27 @@ class _TableCalls:
 
     async def _one(self, batch: pa.Table, room: Room) -> BatchOutcome | None:
         """Return the outcome of a batch; None if the lease has ended."""
-        op = self.op
-        steps = attempt(batch, op.policy, op.ids[0], op.max_faults, bool(op.servers))
-        answer: Answer = None
-        began = 0.0
+        op, began = self.op, 0.0
+
+        async def call(rows: pa.Table, alone: bool) -> Answer:
+            nonlocal began
+            is_apart = alone and op.is_async
+            async with (
+                self.caller.alone(op.max_concurrency) if is_apart else contextlib.nullcontext(room)
+            ) as own:
+                if is_apart:  # it must not be blamed for a server that the call before has ended
+                    await self._beside(self._await_servers, time.monotonic())
+                began = time.monotonic()
+                return await self._called(rows, own)
+
+        async def server_ended() -> bool:
+            return await self._beside(self._await_servers, began)
+
+        given = (batch, op.policy, op.ids[0], op.max_faults, call, self._wait)
         try:
-            while not self.revoked():
-                step = steps.send(answer)
-                if isinstance(step, Wait):
-                    await self._wait(step.seconds)
-                    answer = None
-                elif isinstance(step, AwaitServers):
-                    answer = await self._beside(self._await_servers, began)
-                elif step.alone and op.is_async:
-                    async with self.caller.alone(op.max_concurrency) as single:
-                        # It must not be blamed for a server that the call before it has ended.
-                        await self._beside(self._await_servers, time.monotonic())
-                        began = time.monotonic()
-                        answer = await self._called(step.batch, single)
-                else:
-                    began = time.monotonic()
-                    answer = await self._called(step.batch, room)
-        except StopIteration as stop:
-            return cast(BatchOutcome, stop.value)
-        return None
+            return await attempt(*given, server_ended if op.servers else None)
+        except Revoked:
+            return None
 
     async def _beside(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function of this package without blocking the event loop."""
@@ -250,6 +245,8 @@ class _TableCalls:
             time.sleep(_SERVER_POLL_SECONDS)
             directory.probe(self.op.servers, began)
             is_ready = directory.is_usable(self.op.servers)
+        if self.revoked():
+            raise Revoked
         if directory.is_outdated:
             raise UnhealthyModelError(ConnectionError(SERVER_MOVED), rows=False)
         return not was_ready
@@ -259,10 +256,10 @@ class _TableCalls:
         by_row = self.op.contract.by_row  # each row takes room of its own
         async with contextlib.nullcontext() if by_row else room:
             if self.revoked():
-                return None
+                raise Revoked
             self.calls += 1
             calls = self._answered(batch, room)
-            answer: Answer
+            answer: Answer | None
             if by_row:
                 answer = await calls
             elif self.op.is_async:
@@ -270,14 +267,19 @@ class _TableCalls:
             else:
                 with deadline(self.op.policy.timeout_s):
                     answer = await calls
+            if answer is None:
+                raise Revoked
             if isinstance(answer, UnhealthyModelError):
                 raise answer
-            if not isinstance(answer, pa.Table) and answer is not None:
+            if not isinstance(answer, pa.Table):
                 await self._beside(self.caller.health.check, False, True)
             return answer
 
-    async def _answered(self, batch: pa.Table, room: Room) -> Answer:
-        """Return the rows of a call, or its error, including its own cancellation."""
+    async def _answered(self, batch: pa.Table, room: Room) -> Answer | None:
+        """Return the rows of a call, or its error, including its own cancellation.
+
+        None if the lease has ended.
+        """
         started = time.perf_counter()
         try:
             with one_process():

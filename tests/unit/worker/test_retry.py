@@ -17,15 +17,13 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.bad_rows import double
 from vane_dagster.errors import CostlyError
+from vane_dagster.worker.callers import at_once
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.retry import (
-    AwaitServers,
     BatchError,
     BatchOutcome,
-    Call,
     Partial,
     Policy,
-    Wait,
     attempt,
 )
 from vane_dagster.worker.udf_caller import UdfCaller
@@ -52,23 +50,20 @@ def test_wrong_arguments_are_refused_where_they_are_written():
 
 def driven(ids, policy, answer, most=10**6):
     """Runs `attempt` over a function of the ids; waits are counted and not waited."""
-    steps = attempt(pa.table({"id": pa.array(ids, pa.int64())}), policy, "id", most)
-    waits, calls, reply = [], [], None
-    try:
-        while True:
-            step = steps.send(reply)
-            reply = None
-            if isinstance(step, Wait):
-                waits.append(step.seconds)
-            else:
-                assert isinstance(step, Call)
-                calls.append(step.batch["id"].to_pylist())
-                try:
-                    reply = answer(step.batch)
-                except Exception as error:
-                    reply = error
-    except StopIteration as stop:
-        return stop.value, calls, waits
+    waits, calls = [], []
+
+    async def call(batch, alone):
+        calls.append(batch["id"].to_pylist())
+        try:
+            return answer(batch)
+        except Exception as error:
+            return error
+
+    async def wait(seconds):
+        waits.append(seconds)
+
+    table = pa.table({"id": pa.array(ids, pa.int64())})
+    return at_once(attempt(table, policy, "id", most, call, wait)), calls, waits
 
 
 @settings(max_examples=60)
@@ -161,33 +156,31 @@ class Served:
     calls: list[tuple[list[int], bool]] = field(default_factory=list)
     down: bool = False
 
-    def answer(self, call: Call) -> Any:
-        ids = call.batch["id"].to_pylist()
-        self.calls.append((ids, call.alone))
+    def answer(self, batch: pa.Table, alone: bool) -> Any:
+        ids = batch["id"].to_pylist()
+        self.calls.append((ids, alone))
         self.down = bool(set(ids) & set(self.poison)) or self.crashes > 0
         self.crashes -= self.crashes > 0
         if not self.down:
-            return call.batch
+            return batch
         error = ConnectionError("the server closed the connection")
         if not self.by_row:
             return error
-        return Partial(call.batch.slice(0, 0), dict.fromkeys(range(len(ids)), error))
+        return Partial(batch.slice(0, 0), dict.fromkeys(range(len(ids)), error))
 
     def run(self, rows: int, policy: Policy = QUARANTINE, most: int = 10) -> BatchOutcome:
         table = pa.table({"id": pa.array(range(rows), pa.int64())})
-        steps = attempt(table, policy, "id", most, calls_servers=True)
-        answer: Any = None
-        try:
-            while True:
-                step = steps.send(answer)
-                if isinstance(step, AwaitServers):
-                    answer = self.down
-                elif isinstance(step, Wait):
-                    answer = None
-                else:
-                    answer = self.answer(step)
-        except StopIteration as stop:
-            return stop.value
+
+        async def call(batch: pa.Table, alone: bool) -> Any:
+            return self.answer(batch, alone)
+
+        async def wait(seconds: float) -> None:
+            pass
+
+        async def server_ended() -> bool:
+            return self.down
+
+        return at_once(attempt(table, policy, "id", most, call, wait, server_ended))
 
 
 def kept(outcome: BatchOutcome) -> list[int]:
@@ -228,8 +221,8 @@ def test_without_quarantine_a_row_that_ends_its_server_fails_the_partition():
 
 def test_a_transient_error_of_a_server_that_answers_is_an_ordinary_one():
     server = Served()
-    server.answer = lambda call: (  # type: ignore[method-assign]  # always refuses one row
-        server.calls.append((call.batch["id"].to_pylist(), call.alone)),
+    server.answer = lambda batch, alone: (  # type: ignore[method-assign]  # always refuses one row
+        server.calls.append((batch["id"].to_pylist(), alone)),
         ConnectionError("reset"),
     )[1]
     outcome = server.run(1, Policy("quarantine", max_retries=2))
