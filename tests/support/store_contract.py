@@ -196,12 +196,14 @@ def commit(store: Store, made: Manifest, **given: Any) -> ManifestName | vd.erro
 
 def commits(store: Store, all_: Sequence[tuple[Manifest, dict[str, Any]]]) -> dict[str, Any]:
     outcomes: dict[str, Any] = {}
-    committer = Committer(store, lambda file: None, lambda manifest: contextlib.nullcontext())
+    committer = Committer(
+        store, lambda file: None, lambda _: contextlib.nullcontext(), lambda _: ()
+    )
     for made, given_ in all_:
         common = {
             "folder": store.parts(made.pipeline, made.stage, made.partition),
-            "publish": None, "unique": None, "upstream": {}, "waits_for": (),
-            "above": {}, "evaluate_checks": lambda made: (), "figures": lambda made: {},
+            "publish": None, "unique": None, "upstream": {}, "opened": {},
+            "figures": lambda made: {},
             "done": lambda m, outcome: outcomes.__setitem__(m.stage, outcome),
         }  # fmt: skip
         committer.put(Commit(manifest=made, **{**common, **given_}))
@@ -227,7 +229,7 @@ def test_an_id_in_two_fragments_is_refused_with_its_files(store):
 def test_what_is_below_a_failed_commit_is_withheld(store):
     folder = store.parts("docs", "s", "p")
     parts = [part(folder, [1], key="1" * 40), part(folder, [1, 2], key="2" * 40)]
-    below = (manifest(stage="below"), {"waits_for": ["s"]})
+    below = (manifest(stage="below"), {"upstream": {"s": None}})
     outcomes = commits(store, [(manifest(parts), {"unique": "id"}), below])
     assert isinstance(outcomes["s"], vd.errors.SourceError)
     assert isinstance(outcomes["below"], WithheldError)
@@ -238,7 +240,7 @@ def test_what_is_below_a_failed_commit_is_withheld(store):
 
 def test_a_commit_names_the_manifests_above_it(store):
     outcomes = commits(
-        store, [(manifest(), {}), (manifest(stage="below"), {"waits_for": ["s"], "upstream": {}})]
+        store, [(manifest(), {}), (manifest(stage="below"), {"upstream": {"s": None}})]
     )
     read = store.read("docs", "below", "p", outcomes["below"])
     assert read.upstream == {"s": str(outcomes["s"])}

@@ -44,10 +44,8 @@ class Commit:
         folder: Folder of the parts.
         publish: Publisher of a `write` stage.
         unique: Name of the id column if ids must be checked across fragments; else None.
-        upstream: Manifest names of upstream stages that this run does not commit.
-        waits_for: Upstream stages that this run commits.
-        above: Manifests of upstream stages that this run does not commit; None to open them.
-        evaluate_checks: Evaluates the checks of a manifest's stage.
+        upstream: The manifests of the upstream stages; None of those that this run commits.
+        opened: Those that are open already.
         figures: Returns what the partition took, for its manifest. Called once, before the commit.
         borrowed: Parts of the manifest in the fallback of a branch, to copy into `folder`.
         done: Called with the manifest and the outcome.
@@ -59,10 +57,8 @@ class Commit:
     folder: Location
     publish: Publisher | None
     unique: str | None
-    upstream: Mapping[str, str]
-    waits_for: Sequence[str]
-    above: Mapping[str, Manifest | None]
-    evaluate_checks: Callable[[Manifest], tuple[CheckResult, ...]]
+    upstream: Mapping[str, ManifestName | None]
+    opened: Mapping[str, Manifest]
     figures: Callable[[Manifest], Mapping[str, Any]]
     done: Callable[[Manifest, ManifestName | VaneError], None]
     former: ManifestName | None = None
@@ -97,8 +93,9 @@ class Committer:
         store: Store,
         hash_file: Callable[[FileRecord], str | None],
         publishing: Callable[[Manifest], AbstractContextManager[None]],
+        evaluate_checks: Callable[[Manifest], tuple[CheckResult, ...]],
     ) -> None:
-        self._publishing = publishing
+        self._publishing, self._evaluate_checks = publishing, evaluate_checks
         self._store = store
         self._hash_file = hash_file
         self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-hash")
@@ -175,9 +172,9 @@ class Committer:
         return message
 
     def _completed(self, commit: Commit) -> Manifest:
-        upstream = dict(commit.upstream)
-        for stage in commit.waits_for:
-            outcome = self._outcomes[commit.manifest.partition, stage]
+        upstream = {}
+        for stage, name in commit.upstream.items():
+            outcome = name or self._outcomes[commit.manifest.partition, stage]
             if isinstance(outcome, VaneError):
                 raise WithheldError(stage, outcome)
             upstream[stage] = str(outcome)
@@ -220,12 +217,11 @@ class Committer:
     def _require_unblocked(self, commit: Commit, manifest: Manifest) -> None:
         """Raise BlockedError if a blocking check of an upstream stage has failed."""
         partition = manifest.partition
-        for stage, above in commit.above.items():
-            if (partition, stage) not in self._found:
-                above = above or self._store.in_force(manifest.pipeline, stage, partition)
-                assert above is not None, "a stage that is done has a manifest"
-                self._found[partition, stage] = commit.evaluate_checks(above)
-        for stage in (*commit.waits_for, *commit.above):
+        for stage, name in commit.upstream.items():
+            if name is not None and (partition, stage) not in self._found:
+                place = (manifest.pipeline, stage, partition)
+                above = commit.opened.get(stage) or self._store.read(*place, name)
+                self._found[partition, stage] = self._evaluate_checks(above)
             for found in self._found[partition, stage]:
                 if found.blocking and not found.passed:
                     raise BlockedError(stage, found, commit.former)
@@ -233,7 +229,7 @@ class Committer:
     def _record_checks(self, commit: Commit, manifest: Manifest) -> Manifest:
         """Evaluate and record the checks of a manifest; return it with their results."""
         partition = manifest.partition
-        found_here = commit.evaluate_checks(manifest)
+        found_here = self._evaluate_checks(manifest)
         for found in found_here:
             if not found.passed and has_lost_rows(found.name, found.metadata):
                 raise IntegrityError(
@@ -256,7 +252,7 @@ class Committer:
             if other := self._store.committed_since(manifest, commit.former):
                 in_force = other[0]
                 if commit.publish.holds(in_force.published_files):
-                    self._found[manifest.partition, manifest.stage] = commit.evaluate_checks(
+                    self._found[manifest.partition, manifest.stage] = self._evaluate_checks(
                         in_force
                     )
                     return other

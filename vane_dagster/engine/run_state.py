@@ -75,11 +75,9 @@ class RunState:
         self.partitions_before = check_runner.before
         self._failed_rows: dict[tuple[int, str], list[pa.Table]] = defaultdict(list)
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
-        source = plan.source
         self.claims = claims or Claims()
-        self._committer = Committer(
-            store, lambda file: content_hash(file, source), self._publishing
-        )
+        hash_file = functools.partial(content_hash, source=plan.source)
+        self._committer = Committer(store, hash_file, self._publishing, check_runner.results)
         self._queued: set[tuple[int, str]] = set()
         self.token_budget = TokenBudget(plan.pipeline)
         self.pending = PendingRows(plan, store, run_id, emit)
@@ -242,7 +240,7 @@ class RunState:
 
     def _commit_waiting(self, index: int) -> None:
         """Commit what may have waited for a partition that commits less than was planned."""
-        for waiting in (index, *self._compared_with[index]):
+        for waiting in (index, *self._compared_with(index)):
             self._commit_complete(waiting)
 
     def _commit_complete(self, index: int) -> None:
@@ -250,7 +248,7 @@ class RunState:
         waiting = [index]
         while waiting:
             if self._commits_some(index := waiting.pop()):
-                waiting += self._compared_with[index]
+                waiting += self._compared_with(index)
 
     @functools.cached_property
     def _before(self) -> Mapping[int, int]:
@@ -265,13 +263,9 @@ class RunState:
                     found[index] = indexes[other]
         return found
 
-    @functools.cached_property
-    def _compared_with(self) -> Mapping[int, Sequence[int]]:
-        """The partitions that are compared with each one, by index."""
-        found = defaultdict[int, list[int]](list)
-        for later, before in self._before.items():
-            found[before].append(later)
-        return found
+    def _compared_with(self, index: int) -> list[int]:
+        """The partitions that are compared with one, by index."""
+        return [later for later, before in self._before.items() if before == index]
 
     def _commits_some(self, index: int) -> bool:
         partition, before = self.plan.partitions[index], len(self._queued)
@@ -289,7 +283,7 @@ class RunState:
                     made = tuple(part for _, part in sorted(self.parts[index, stage].items()))
                     self.emit(Recomputed(stage, partition.key, made))
                     continue
-                self._committer.put(self._commit(index, partition, stage, above))
+                self._committer.put(self._commit(index, partition, stage))
         return len(self._queued) > before
 
     def _waits_for_compared(self, index: int, stage: str) -> bool:
@@ -302,7 +296,7 @@ class RunState:
             places.append((self._before[index], stage))
         return not all(self._is_settled(*place) for place in places)
 
-    def _commit(self, index: int, partition: PartitionPlan, stage: str, above: list[str]) -> Commit:
+    def _commit(self, index: int, partition: PartitionPlan, stage: str) -> Commit:
         spec = self.pipeline[stage].spec
         stage_plan = partition.stages[stage]
         parts = self.parts[index, stage]
@@ -333,8 +327,7 @@ class RunState:
             row_definition=stage_plan.row_definition,
             undone=stage_plan.undone,
         )
-        in_force = {u: str(n) for u, n in partition.input_names.items() if u in spec.upstream}
-        in_force |= {u: str(partition.stages[u].done) for u in above if partition.stages[u].done}
+        names = {**partition.input_names, **{s: p.done for s, p in partition.stages.items()}}
         folder = self.store.parts(self.pipeline.name, stage, partition.key)
         brings_ids = spec.makes_rows or spec.base_node(self.pipeline) == SOURCE
         return Commit(
@@ -343,13 +336,8 @@ class RunState:
             publish=spec.publisher(partition.key),
             # Ids that come from upstream were verified there.
             unique=self.pipeline[stage].id if brings_ids else None,
-            upstream=in_force,
-            waits_for=[u for u in above if not partition.stages[u].done],
-            above={
-                **{u: None for u in above if partition.stages[u].done},
-                **{u: m for u, m in partition.inputs.items() if u in spec.upstream},
-            },
-            evaluate_checks=self._check_runner.results,
+            upstream={u: names[u] for u in spec.upstream if u in names},
+            opened=partition.inputs,
             figures=lambda made: self._figures(index, stage, made),
             done=lambda made, outcome: self._on_committed(index, stage, made, outcome),
             former=stage_plan.former,

@@ -356,7 +356,8 @@ class WaveScheduler:
 
     def _refused(self, task: Task, fault: Fault) -> None:
         run, known = task.run, task.state.known
-        looked_up = {file for part, _ in known.sources() for file in part.files} if known else ()
+        groups = known.groups if known else ()  # a patch cannot be made again
+        looked_up = {file for group in groups for part in group.parts for file in part.files}
         try:
             removed = remove_damaged(self._state, run.partition, fault) if fault.part else None
         except StoreError as error:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._private_folder import worker_folder
-from vane_dagster.errors import DamagedPartError, StoreError
+from vane_dagster.errors import DamagedPartError
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.row_records import (
     CODE,
@@ -168,26 +168,6 @@ def stored_rows(part: RecordedPart, id: str, own: Sequence[str], wanted: int) ->
     identity = [part.folder.url, part.part, part.records, id, *own]
     names = ("records", "values")
     return StoredRows(**_shared(identity, names, lambda: _read(part, id, own)))
-
-
-def stored_patch(part: RecordedPart, id: str, own: Sequence[str], wanted: int) -> StoredRows:
-    """Return the outputs of a patch. No run can make it again, so it is never passed over."""
-    try:
-        return stored_rows(part, id, own, wanted)
-    except DamagedPartError as error:
-        raise _lost(error) from error
-
-
-def read_patch(part: RecordedPart, columns: Sequence[str]) -> pa.Table:
-    """Read the row records of a patch."""
-    try:
-        return read_part(part.folder, part.records, columns)
-    except DamagedPartError as error:
-        raise _lost(error) from error
-
-
-def _lost(error: DamagedPartError) -> StoreError:
-    return StoreError(f"{error}. It holds rows of a patch: restore it, or patch them again")
 
 
 def _read(part: RecordedPart, id: str, own: Sequence[str]) -> dict[str, pa.Table]:

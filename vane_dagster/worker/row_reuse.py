@@ -32,7 +32,6 @@ from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.file import url_of
 from vane_dagster.sources.files import file_identity
 from vane_dagster.storage.column_stats import measure
-from vane_dagster.storage.decisions import PATCH_ID
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, concat_faults
 from vane_dagster.storage.row_keys import row_keys
@@ -61,13 +60,7 @@ from vane_dagster.worker.protocol import (
     SourceFiles,
     Work,
 )
-from vane_dagster.worker.recorded_rows import (
-    find_rows,
-    open_index,
-    read_patch,
-    stored_patch,
-    stored_rows,
-)
+from vane_dagster.worker.recorded_rows import find_rows, open_index, stored_rows
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
 
 COMPUTED, DUPLICATE = -1, -2
@@ -187,7 +180,7 @@ class _KnownPlaces:
         self, number: int, patch: RecordedPart, ids: pa.ChunkedArray, high: _Numbers, low: _Numbers
     ) -> None:
         """Find the rows with an id and a row key of a patch."""
-        records = read_patch(patch, (ID, KEY_HIGH, KEY_LOW))
+        records = read_part(patch.folder, patch.records, (ID, KEY_HIGH, KEY_LOW))
         wanted = records.column(ID).combine_chunks().cast(ids.type)
         places = _numpy(pc.fill_null(pc.index_in(wanted, value_set=ids), -1))
         undone = pa.array(patch.undone, records.schema.field(ID).type)
@@ -336,8 +329,7 @@ class _Restored:
         sources = self._op.known.sources() if self._op.known else []
         for number, owners in zip(numbers.tolist(), np.split(places, starts[1:])):
             part, id = sources[number]
-            open_rows = stored_rows if id != PATCH_ID else stored_patch
-            stored = open_rows(part, id, self._op.own, len(owners))
+            stored = stored_rows(part, id, self._op.own, len(owners))
             records, values, count = stored.take(self._info["record"][owners])
             self._outcomes[owners] = _numpy(records.column(OUTCOME))
             self._inherit_faults(part, owners, records.column(ID).combine_chunks())

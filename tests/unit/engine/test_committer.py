@@ -72,7 +72,9 @@ def test_what_another_run_has_published_meanwhile_is_taken(tmp_path: Path, monke
 def test_local_files_are_hashed_once_before_their_commit(tmp_path: Path):
     hashed: list[str] = []
     store = Store(Location(str(tmp_path)))
-    committer = Committer(store, lambda file: hashed.append(file.url), lambda _: nullcontext())
+    committer = Committer(
+        store, lambda file: hashed.append(file.url), lambda _: nullcontext(), list
+    )
     new, known, remote = (
         FileRecord(url, 1, "v", content)
         for url, content in (("file:///new", None), ("file:///known", "abc"), ("s3://b/a", None))

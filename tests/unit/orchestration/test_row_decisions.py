@@ -322,6 +322,17 @@ def published(folder: Path) -> list[dict[str, Any]]:
     return sorted(rows.to_pylist(), key=lambda row: row["id"])
 
 
+@pytest.mark.parametrize("damaged", ["patched-*.parquet", "patched-*.rows.parquet"])
+def test_a_patch_that_cannot_be_read_is_never_passed_over(damaged, runs):
+    bad = with_bad(3)
+    runs.run(bad)
+    runs.patch({3: 100})
+    (path, *_) = sorted((runs.folder / "store/docs/read/patches").rglob(damaged))
+    path.write_bytes(b"PAR1")
+    for _ in range(2):
+        assert f"{path.name}' is damaged" in runs.run(bad)
+
+
 def test_published_rows_say_how_they_were_made(runs):
     runs.pipeline = pages(runs.folder, with_bad(3))
     joined = runs.pipeline.join("joined", runs.pipeline["few"], runs.pipeline["read"])

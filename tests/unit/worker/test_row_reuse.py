@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vane_dagster.errors import DamagedPartError, StoreError
+from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.retries import Policy
 from vane_dagster.storage.decisions import PATCH_ID
@@ -284,19 +284,6 @@ def test_a_patched_row_of_nulls_has_no_error(tmp_path):
     found = stage.run(table, RowLookup(patches=(patch,), id="id"))
     assert [row[ERROR_COLUMN] is None for row in found.rows.to_pylist()] == [True, False]
     assert (found.report.tally.nulled, found.patched) == (1, 1)
-
-
-def test_a_patch_that_cannot_be_read_is_never_passed_over(stage):
-    table = rows(("1", "bad"))
-    patch = patched(stage, {"1": "one"}, table, "new")
-    lookup = RowLookup(patches=(patch,), id="id")
-    Path(patch.folder.path, patch.part).write_bytes(b"PAR1")
-    with pytest.raises(StoreError, match="It holds rows of a patch: restore it"):
-        stage.run(table, lookup)
-    Path(patch.folder.path, patch.records).unlink()
-    with pytest.raises(StoreError, match="It holds rows of a patch: restore it") as found:
-        stage.run(table, lookup)
-    assert not isinstance(found.value, DamagedPartError)
 
 
 def test_a_part_that_lacks_recorded_rows_is_damaged(stage):
