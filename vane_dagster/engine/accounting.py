@@ -20,44 +20,6 @@ from vane_dagster.worker.reports import SharedSeconds, WorkReport
 _PROGRESS_SECONDS = 0.5
 
 
-class StageRows:
-    """Input rows of one stage: the computed ones, and an estimate of the total.
-
-    A stage after a filter gets fewer rows than the source has, one after a fan-out more. So a
-    fragment counts with its source rows until its input is known, times the ratio of input rows to
-    source rows in the fragments with known input.
-
-    Attributes:
-        done: The computed rows.
-    """
-
-    def __init__(self) -> None:
-        self.done = 0
-        self._source: dict[tuple[int, int], int] = {}
-        self._known: dict[tuple[int, int], int] = {}
-
-    def expect(self, partition: int, fragment: int, source_rows: int) -> None:
-        """Add a fragment to compute."""
-        self._source[partition, fragment] = source_rows
-
-    def set_input_rows(self, partition: int, fragment: int, rows: int) -> None:
-        """Record the number of input rows of the stage for a fragment."""
-        if (partition, fragment) in self._source:
-            self._known[partition, fragment] = rows
-
-    def drop(self, partition: int, fragment: int) -> None:
-        """Remove a fragment without any computed rows from the total."""
-        self._source.pop((partition, fragment), None)
-        self._known.pop((partition, fragment), None)
-
-    @property
-    def total(self) -> int:
-        """The estimated total; exact once the input of every fragment is known."""
-        known, source = sum(self._known.values()), sum(self._source[each] for each in self._known)
-        unknown = sum(self._source.values()) - source
-        return max(self.done, known + round(unknown * (known / source if source else 1.0)))
-
-
 class PoolClock:
     """Measures how the workers of a pool spend a wave.
 
@@ -88,7 +50,12 @@ class PoolClock:
 
 
 class WaveProgress:
-    """Counts the work on the stages of a wave."""
+    """Counts the work on the stages of a wave, and estimates their input rows.
+
+    A stage after a filter gets fewer rows than the source has, one after a fan-out more. So a
+    fragment counts with its source rows until its input is known, times the ratio of input rows to
+    source rows in the fragments with known input.
+    """
 
     def __init__(
         self,
@@ -98,7 +65,13 @@ class WaveProgress:
         pools: Mapping[str, PoolClock] = MappingProxyType({}),
     ) -> None:
         self._state, self._clock, self._pools = state, clock, pools
-        self._rows = {stage: _expected(state, stage) for stage in stages}
+        self._source_rows = {stage: _source_rows(state, stage) for stage in stages}
+        self._input_rows: dict[str, dict[tuple[int, int], int]] = {stage: {} for stage in stages}
+        for stage, expected in self._source_rows.items():
+            upstream = state.pipeline[stage].spec.upstream
+            for index, i in expected if len(upstream) == 1 else ():
+                if (above := state.parts.get((index, upstream[0]), {}).get(i)) is not None:
+                    self._input_rows[stage][index, i] = above.info.rows
         self._shared = {stage: SharedSeconds() for stage in stages}
         self._began = self._last_emitted = clock()
 
@@ -124,7 +97,8 @@ class WaveProgress:
 
     def set_input_rows(self, run: FragmentState, stage: str, rows: int) -> None:
         """Record the number of input rows of a stage for a fragment."""
-        self._rows[stage].set_input_rows(run.partition, run.index, rows)
+        if (place := (run.partition, run.index)) in self._source_rows[stage]:
+            self._input_rows[stage][place] = rows
 
     def add(self, run: FragmentState, stage: str, kind: TaskKind, report: WorkReport) -> bool:
         """Add the rows of a completed task."""
@@ -140,7 +114,6 @@ class WaveProgress:
         stats.faults += tally.faults if kind == "slice" else 0
         if kind == "whole":
             self.set_input_rows(run, stage, tally.rows_in)
-        self._rows[stage].done += tally.rows_in
         return True
 
     def add_part(self, run: FragmentState, written: StageTaskState, part: PartInfo) -> None:
@@ -166,11 +139,11 @@ class WaveProgress:
                 stats.rows_in -= task_state.tally.rows_in - task_state.tally.unread
                 stats.rows_out -= sum(piece.rows for piece in task_state.pieces.values())
                 stats.faults -= task_state.tally.faults
-                self._rows[stage].done -= task_state.tally.rows_in
 
     def found(self, partition: int, index: int, stage: str) -> None:
         """Record that a part to be computed is already in the store: another run wrote it."""
-        self._rows[stage].drop(partition, index)
+        for rows in (self._source_rows[stage], self._input_rows[stage]):
+            rows.pop((partition, index), None)
 
     def emit_progress(
         self, last: bool = False, queued: Callable[[], Mapping[str, int]] = dict
@@ -180,25 +153,28 @@ class WaveProgress:
         if not last and now - self._last_emitted < _PROGRESS_SECONDS:
             return
         self._last_emitted = now
-        done = {stage: rows.done for stage, rows in self._rows.items()}
-        total = done if last else {stage: rows.total for stage, rows in self._rows.items()}
+        places, stats = range(len(self._state.plan.partitions)), self._state.stats
+        done = {s: sum(stats[i, s].rows_in for i in places) for s in self._source_rows}
+        total = {s: n if last else max(n, self._expected(s)) for s, n in done.items()}
         pools = tuple(each.time for each in self._pools.values())
-        self._state.emit(Progress(done, dict(total), now - self._began, pools, queued()))
+        self._state.emit(Progress(done, total, now - self._began, pools, queued()))
+
+    def _expected(self, stage: str) -> int:
+        """The estimated input rows of a stage; exact once those of every fragment are known."""
+        known, source = self._input_rows[stage], self._source_rows[stage]
+        of_known, rows = sum(source[each] for each in known), sum(known.values())
+        unknown = sum(source.values()) - of_known
+        return rows + round(unknown * (rows / of_known if of_known else 1.0))
 
 
-def _expected(state: RunState, stage: str) -> StageRows:
-    """The rows that a stage must compute, as far as they are known."""
-    rows, upstream = StageRows(), state.pipeline[stage].spec.upstream
-    for index, partition in enumerate(state.plan.partitions):
-        if (index, stage) in state.failed:
-            continue
-        above = state.parts.get((index, upstream[0]), {}) if len(upstream) == 1 else {}
-        plan = partition.stages[stage]
-        for i in plan.missing:
-            rows.expect(index, i, partition.fragments[i].stop - partition.fragments[i].start)
-            if i in above:
-                rows.set_input_rows(index, i, above[i].info.rows)
-    return rows
+def _source_rows(state: RunState, stage: str) -> dict[tuple[int, int], int]:
+    """The source rows of the fragments that a stage must compute, by partition and fragment."""
+    return {
+        (index, i): partition.fragments[i].stop - partition.fragments[i].start
+        for index, partition in enumerate(state.plan.partitions)
+        if (index, stage) not in state.failed
+        for i in partition.stages[stage].missing
+    }
 
 
 def count_error(

@@ -43,7 +43,6 @@ class StageTaskState:
     Attributes:
         spec: The stage.
         waits_for: Stages that it reads, without rows yet.
-        readers: Downstream stages in the wave that still need its rows.
         started: Whether its work was queued.
         done: Whether its part is written.
         table: Its rows while a reader needs them.
@@ -58,7 +57,6 @@ class StageTaskState:
 
     spec: StageSpec
     waits_for: set[str]
-    readers: int
     started: bool = False
     done: bool = False
     table: Held | None = None
@@ -168,35 +166,35 @@ class FragmentState:
     def abandon(self, stages: set[str]) -> None:
         """Give up stages, and release the inputs that only they needed."""
         for name in stages & set(self.task_states):
-            task_state = self.task_states.pop(name)
-            for upstream in task_state.spec.upstream:
-                if not task_state.done and upstream in self.task_states:
-                    self.read(upstream)
+            del self.task_states[name]
+        self.let_go()
 
     @property
     def held(self) -> int:
         """Bytes of its tables in shared memory."""
         return sum(task_state.held for task_state in self.task_states.values())
 
-    def read(self, stage: str) -> None:
-        """Record that one reader no longer needs a stage's rows."""
-        task_state = self.task_states[stage]
-        task_state.readers -= 1
-        if task_state.readers == 0:
-            task_state.table = None
+    def is_read(self, stage: str) -> bool:
+        """Whether a stage that is not done reads the rows of another one."""
+        return any(
+            stage in each.spec.upstream for each in self.task_states.values() if not each.done
+        )
+
+    def let_go(self) -> None:
+        """Release the rows that no stage reads any more."""
+        for stage, task_state in self.task_states.items():
+            if task_state.table is not None and not self.is_read(stage):
+                task_state.table = None
 
 
 def make_task_states(pipeline: Pipeline, specs: Sequence[StageSpec]) -> dict[str, StageTaskState]:
-    """Create task states for stages, upstream first, each with its readers among them counted.
+    """Create task states for stages, upstream first.
 
     A stage also waits for those whose quarantine or row records it reads.
     """
     names = {spec.name for spec in specs}
-    readers = [upstream for spec in specs for upstream in spec.upstream]
-    waits = {spec.name: {*stages_read(pipeline, spec)} & names for spec in specs}
     return {
-        spec.name: StageTaskState(spec, waits[spec.name], readers.count(spec.name))
-        for spec in specs
+        spec.name: StageTaskState(spec, {*stages_read(pipeline, spec)} & names) for spec in specs
     }
 
 

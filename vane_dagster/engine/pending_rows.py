@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from vane_dagster.engine.stage_batches import StageBatches
 from vane_dagster.errors import BudgetError, VaneError
-from vane_dagster.events import Event, Noticed, Submitted
+from vane_dagster.events import Event, Submitted
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.batch_records import ProviderBatch, Recorded
 from vane_dagster.storage.store import Store
@@ -91,12 +91,8 @@ class PendingRows:
                 plan.forced,
                 plan.retried,
             )
-            done = batches.submit(wanted, record)
-            for text in done.doubts:
-                self._emit(Noticed(text))
-            for batch in done.batches:
-                self._emit(Noticed(describe(f"{plan.pipeline.name}/{stage}", batch), False))
-            refused |= {(i, stage): done.failed[keys[i]] for i in asked if keys[i] in done.failed}
+            lost = batches.submit(wanted, record, self._emit)
+            refused |= {(i, stage): lost[keys[i]] for i in asked if keys[i] in lost}
         for (index, stage), _ in self._fragments.items():
             above = [
                 s for s in self._asked
@@ -108,9 +104,3 @@ class PendingRows:
             because = None if stage in above else above[0]
             self._emit(Submitted(stage, keys[index], expected, because))
         return refused
-
-
-def describe(stage: str, batch: ProviderBatch) -> str:
-    """Describe a batch in a line."""
-    name = f"batch {batch.name}" + (f" ({batch.id})" if batch.id else "")
-    return f"{stage}: submitted {batch.requests:,} requests to {batch.model} as {name}"

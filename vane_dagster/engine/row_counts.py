@@ -97,7 +97,7 @@ class _RowCounter:
             try:
                 if spec.runs_udf:
                     self._look_up(task, spec)
-                elif states[spec.name].readers and self._has_inputs(run, read):
+                elif run.is_read(spec.name) and self._has_inputs(run, read):
                     work, tables = self._builder.whole(task)
                     table = compute_here(work, tables).rows
                     states[spec.name].table = Held(table, table.num_rows)

@@ -245,8 +245,6 @@ class WaveScheduler:
     def _worker_ready(self, pool: str, stages: Sequence[str], report: LoadReport) -> None:
         if stages:
             self._state.usage.worker_ready(pool, report)
-        for stage in stages:
-            self._slice_sizer.seed_estimate(stage, report.row_seconds)
 
     def _answered(self, in_flight: InFlightTask, report: WorkReport, done: CallResult) -> None:
         task = in_flight.task
@@ -323,7 +321,7 @@ class WaveScheduler:
         self._counts.add_part(run, task_state, part.info)
         task_state.done = True
         task_state.release()
-        if task_state.readers:
+        if run.is_read(stage):
             task_state.table = Held(table, part.info.rows, report.bytes_out)
         self._state.add_part(run.partition, stage, run.index, part)
         self._fragments.release(run, [stage])
@@ -332,9 +330,7 @@ class WaveScheduler:
         for below in run.task_states.values():
             below.waits_for.discard(stage)
         self._start_ready(run)
-        for upstream in task_state.spec.upstream:
-            if upstream in run.task_states:
-                run.read(upstream)
+        run.let_go()
         self._end_if_finished(run)
 
     def _pend(self, run: FragmentState, stage: str, recorded: Sequence[Recorded]) -> None:

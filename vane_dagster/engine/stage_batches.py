@@ -16,11 +16,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import ComputeError, VaneError
+from vane_dagster.events import Event, Noticed
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.providers.batch_api import (
     DIGEST_LENGTH,
@@ -45,21 +45,6 @@ _ATTEMPTS = 20
 Key = str | None
 
 
-@dataclass
-class Submission:
-    """What became of requests.
-
-    Attributes:
-        batches: The batches that were made, or perhaps were.
-        failed: The partitions whose requests were not submitted, with the error.
-        doubts: Messages about batches of which it is not known whether they were made.
-    """
-
-    batches: list[ProviderBatch] = field(default_factory=list)
-    failed: dict[Key, VaneError] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
-
-
 class StageBatches:
     """The batches of a stage.
 
@@ -68,6 +53,7 @@ class StageBatches:
         model: The name of its model.
         folder: Their folder in the store.
         batches: Their records as of the last `refresh`, the earliest first.
+        has_deadline: Whether what is late is sent live.
     """
 
     def __init__(
@@ -83,6 +69,7 @@ class StageBatches:
         self.model = spec.model.name
         self.location = f"stage '{pipeline}/{spec.name}'"
         self.batches: list[ProviderBatch] = []
+        self.has_deadline = spec.deadline_s is not None
         self._spec, self._clock, self._sleep = spec, clock, sleep
         self._digests = functools.cache(self._read_digests)
         self._seen: Set[str] = frozenset()
@@ -102,11 +89,6 @@ class StageBatches:
         postponed = [each for each in self.batches if POSTPONED in each.counts]
         waiting = [*self.in_flight, *(each for each in postponed if each.ended_at > room_since)]
         return {key for each in waiting for key in each.partitions}
-
-    @property
-    def has_deadline(self) -> bool:
-        """Whether what is late is sent live."""
-        return self._spec.deadline_s is not None
 
     @property
     def own_answers(self) -> bool:
@@ -134,21 +116,19 @@ class StageBatches:
         self.batches = self.folder.batches()
         return self.batches
 
-    def refresh(self) -> list[ProviderBatch]:
-        """Look at the batches in flight; return those that have ended since, with their answers.
+    def refresh(self) -> None:
+        """Look at the batches in flight, and store the answers of those that have ended.
 
         Raises:
             ComputeError: If the provider does not answer.
         """
         before = self.read()
-        ended_before = {each.name for each in before if each.ended_at}
         if self.in_flight:
             known = {each.id for each in before}
             with self._connected() as api:
                 found = (each if each.ended_at else self._look(api, each, known) for each in before)
                 self.batches = [each for each in found if each is not None]
         self._seen = {each.name for each in self.batches if each.ended_at}
-        return [each for each in self.batches if each.name in self._seen - ended_before]
 
     def _look(
         self, api: BatchApi, batch: ProviderBatch, known: Collection[str]
@@ -234,19 +214,23 @@ class StageBatches:
         self,
         asked: Mapping[Key, Sequence[str]],
         record: ProviderBatch,
-    ) -> Submission:
+        emit: Callable[[Event], None],
+    ) -> dict[Key, VaneError]:
         """Put requests that are in no batch yet into batches, within the limits of the provider.
 
         Args:
             asked: The partitions that wait for answers, each with the files of its requests.
             record: A record with what all batches have in common.
+            emit: Receives a notice for each batch.
+
+        Returns:
+            The partitions whose requests were not submitted, with the error.
         """
-        done, error, taken = Submission(), None, self._taken()
+        failed, error = dict[Key, VaneError](), None
         given = (
             (key, digest, body)
             for key, names in asked.items()
             for digest, body in self.folder.asked(names).items()
-            if digest not in taken
         )
         with self._connected() as api:
             overhead = len(api.line(_custom_id("0" * DIGEST_LENGTH, _name()), "")) + 1
@@ -254,21 +238,21 @@ class StageBatches:
                 if error is None:
                     batch = replace(record, partitions=tuple(keys))
                     try:
-                        self._submit(api, batch, requests, done)
+                        self._submit(api, batch, requests, emit)
                         continue
                     except VaneError as refused:
                         error = type(refused)(f"{self.location}: {refused}")
-                done.failed |= dict.fromkeys(keys, error)
+                failed |= dict.fromkeys(keys, error)
         self.folder.forget([name for names in asked.values() for name in names])
-        self._add_waiting([key for key in asked if key not in done.failed], record.stages)
-        return done
+        self._add_waiting([key for key in asked if key not in failed], record.stages)
+        return failed
 
     def _submit(
         self,
         api: BatchApi,
         batch: ProviderBatch,
         requests: Mapping[str, str],
-        done: Submission,
+        emit: Callable[[Event], None],
     ) -> None:
         """Submit those requests that are in flight in no other batch."""
         for _ in range(_ATTEMPTS):
@@ -292,17 +276,18 @@ class StageBatches:
             self.folder.drop(batch)
             raise
         except ComputeError as error:
-            minutes = DOUBT_SECONDS / 60
-            done.doubts.append(
+            text = (
                 f"{self.location}: it is not known whether a batch of {len(left):,} requests was "
-                f"made: {error}. If the provider does not list it {minutes:g} minutes from now, "
-                "its requests are submitted again"
+                f"made: {error}. If the provider does not list it {DOUBT_SECONDS / 60:g} minutes "
+                "from now, its requests are submitted again"
             )
+            emit(Noticed(text))
             batch = replace(batch, expected=batch.at + WINDOW_SECONDS)
         else:
             batch = replace(batch, id=remote.id, expected=remote.expires_at)
+            sent = f"{len(left):,} requests to {batch.model} as batch {batch.name} ({batch.id})"
+            emit(Noticed(f"{self.location}: submitted {sent}", False))
         self.folder.write(batch)
-        done.batches.append(batch)
 
     def _taken(self, without: str = "") -> Set[str]:
         """The digests of requests in batches whose answers no worker of this run has seen."""

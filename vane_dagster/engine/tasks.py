@@ -340,7 +340,7 @@ class WorkBuilder:
         return replace(
             self._work(task, op, rows),
             target=self._target(task),
-            keep=task.state.readers > 0,
+            keep=task.run.is_read(task.stage),
             new_ids=task.spec.makes_rows,
             keying=self._keying(task),
         )

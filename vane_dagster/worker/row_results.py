@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from vane_dagster._user_errors import contained, is_shutdown
-from vane_dagster.errors import RowErrors, StageError, UdfError, names
+from vane_dagster.errors import RowErrors, StageError, UdfError
 from vane_dagster.pipeline.contracts import RowCall
 from vane_dagster.sources.file import File
 from vane_dagster.types.kinds import is_list
@@ -19,9 +20,10 @@ from vane_dagster.types.records import fields_of, fields_or_none
 from vane_dagster.types.row_values import row_values
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.batch_formats import given_batch
-from vane_dagster.worker.conversion import check_pinned, fitted
+from vane_dagster.worker.conversion import check_pinned
 from vane_dagster.worker.kept_values import PLAIN, kept
 from vane_dagster.worker.protocol import CallUdf, Work
+from vane_dagster.worker.results import from_result
 
 
 def row_arguments(contract: RowCall, batch: pa.Table) -> Iterator[tuple[Any, ...]]:
@@ -146,7 +148,7 @@ class RowResults:
             self.values = [self.values[index] for index in order]
         pieces = self._converted(self.values, self.places)
         places = [place for placed, _ in pieces for place in placed]
-        parts = [pa.table(columns) for _, columns in pieces] or [pa.table(self._columns([]))]
+        parts = [part for _, part in pieces] or [self._columns([])]
         converted = parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
         columns: dict[str, Any] = dict(zip(converted.column_names, converted.columns))
         origin = self._op.parent or self._op.ids[0]
@@ -158,7 +160,7 @@ class RowResults:
 
     def _converted(
         self, values: Sequence[Any], places: Sequence[int]
-    ) -> list[tuple[Sequence[int], dict[str, Any]]]:
+    ) -> list[tuple[Sequence[int], pa.Table]]:
         """Convert results at once, or in halves if they do not fit, down to a single result.
 
         So results of several types are converted if each fits by itself, and a result that does not
@@ -182,28 +184,23 @@ class RowResults:
             return False
         return len(self._op.made) > 1 or not PLAIN.issuperset(map(type, values))
 
-    def _columns(self, values: Sequence[Any]) -> dict[str, Any]:
+    def _columns(self, values: Sequence[Any]) -> pa.Table:
         """Convert results to columns, without the ids that their places determine."""
-        schema, location, pinned = self._work.schema, self._work.location, self._op.pinned
+        op, schema, location = self._op, self._work.schema, self._work.location
         if self._contract.result == "bool":
-            return {}
-        if not self._are_fields(values):
-            field = schema.field(self._contract.output or self._op.made[0])
-            return {field.name: fitted(values, field, location, pinned)}
-        rows = self._rows(values)
-        if pinned:
-            check_pinned({name for row in rows for name in row}, schema, location)
-        known = {*self._op.ids, self._op.parent}
-        found = {}
-        for name in self._op.made:
-            if name not in known:
-                column = [_item(row, name) for row in rows]
-                found[name] = fitted(column, schema.field(name), location, pinned)
-        return found
-
-    def _rows(self, values: Sequence[Any]) -> list[Mapping[str, Any]]:
-        first = self._op.made[0]
-        return [v if type(v) is dict and first in v else self._fields(v) for v in values]
+            return pa.table({})
+        columns: dict[str, Any] = {self._contract.output or op.made[0]: values}
+        if self._are_fields(values):
+            first = op.made[0]
+            rows = [v if type(v) is dict and first in v else self._fields(v) for v in values]
+            if op.pinned:
+                check_pinned({name for row in rows for name in row}, schema, location)
+            columns = {}
+            for name in dict.fromkeys((*op.made, *(rows[0] if rows else ()))):
+                with contextlib.suppress(KeyError):
+                    columns[name] = [row[name] for row in rows]
+        known = {*op.ids, op.parent, *(name for name in schema.names if name not in op.made)}
+        return from_result(columns, schema, (), "", location, known, op.pinned)
 
     def _fields(self, value: Any) -> Mapping[str, Any]:
         """Return a result by column. If one column is declared, the result may be its value.
@@ -218,12 +215,3 @@ class RowResults:
 
     def _refused(self, text: str) -> UdfError:
         return UdfError(f"{self._work.location}: {text}")
-
-
-def _item(row: Mapping[str, Any], name: str) -> Any:
-    try:
-        return row[name]
-    except KeyError:
-        raise TypeError(
-            f"column {name!r} is declared and was not returned; returned: {names(row, 20)}"
-        ) from None

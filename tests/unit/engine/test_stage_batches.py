@@ -78,10 +78,10 @@ class World(BatchApi):
         self.now += 1
         batches = self.batches()
         batches.refresh()
-        done = batches.submit({key: [self.asked(*digests)]}, record)
-        for error in done.failed.values():
+        before = {each.name for each in batches.batches}
+        for error in batches.submit({key: [self.asked(*digests)]}, record, lambda _: None).values():
             raise error
-        return done.batches
+        return [each for each in batches.batches if each.name not in before]
 
     def sent(self) -> Counter[str]:
         return Counter(each[0] for ids in self.submitted.values() for each in ids)
@@ -137,6 +137,13 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> World:
     return World(tmp_path, request.param)
 
 
+def refreshed(batches: StageBatches) -> list[ProviderBatch]:
+    """Look at the batches, and return those that have ended since."""
+    before = {each.name for each in batches.read() if each.ended_at}
+    batches.refresh()
+    return [each for each in batches.batches if each.ended_at and each.name not in before]
+
+
 def answered(batches: StageBatches) -> dict[str, str]:
     index = batches.answers(0, "", False).index()
     found = {digest: [each for _, each in index.find(digest * 32)] for digest in "abcdef01"}
@@ -159,17 +166,17 @@ def test_a_batch_that_the_account_has_no_room_for_waits_until_another_has_ended(
     (first,), _, (third,) = (world.submit_all(each, key=each) for each in "abc")
     world.remote[third.id], world.lost = replace(world.remote[third.id], **full), {"c", "d"}
     batches = world.batches()
-    assert [each.counts for each in batches.refresh()] == [{"postponed": 1}]
+    assert [each.counts for each in refreshed(batches)] == [{"postponed": 1}]
     assert batches.waiting() == {"a", "b", "c"}
     world.now += 1
     world.remote[first.id] = replace(world.remote[first.id], has_ended=True)
-    assert len(batches.refresh()) == 1
+    assert len(refreshed(batches)) == 1
     assert batches.waiting() == {"b"}
     world.end()
     batches.refresh()
     (alone,) = world.submit_all("d", key="d")
     world.remote[alone.id] = replace(world.remote[alone.id], **full)
-    assert [each.counts for each in batches.refresh()] == [{"errored": 1}]
+    assert [each.counts for each in refreshed(batches)] == [{"errored": 1}]
 
 
 @pytest.mark.parametrize(("code", "lacks_room"), [("token_limit_exceeded", True), (None, False)])
@@ -199,15 +206,15 @@ def test_a_batch_is_submitted_looked_at_and_collected(world):
     assert (made.state, made.requests, made.partitions) == ("submitted", 2, ("monday",))
     assert made.expected == world.now + DAY
     batches = world.batches()
-    assert batches.refresh() == []
+    assert refreshed(batches) == []
     assert batches.expected("monday") == made.expected
     world.end()
-    (ended,) = batches.refresh()
+    (ended,) = refreshed(batches)
     assert (ended.state, ended.counts) == ("ended", {"succeeded": 2})
     assert answered(batches) == {"a": "succeeded", "b": "succeeded"}
     files = batches.folder.location.names()
     assert sorted(files) == [f"{made.name}.answers.parquet", f"{made.name}.json"]
-    assert batches.refresh() == []
+    assert refreshed(batches) == []
 
 
 def test_requests_in_flight_are_not_submitted_again_and_their_partitions_wait(world):
@@ -240,7 +247,7 @@ def test_a_run_that_is_killed_before_or_after_the_call_submits_nothing_twice(wor
             world.now += DOUBT_SECONDS
             assert world.submit_all("a", "b") == []
         world.end()
-        assert len(world.batches().refresh()) == 1
+        assert len(refreshed(world.batches())) == 1
         assert set(world.sent().values()) == {1}
         world.submitted.clear()
         for batch in (folder := world.batches().folder).batches():
@@ -255,9 +262,9 @@ def test_what_another_run_has_submitted_and_collected_meanwhile_is_not_submitted
     name = world.asked("a")
     world.submit_all("a")
     world.end()
-    assert len(world.batches().refresh()) == 1
+    assert len(refreshed(world.batches())) == 1
     record = ProviderBatch("m", 0.0, "slow", 0, (), ("asked",))
-    assert slow.submit({"p": [name]}, record).batches == []
+    assert slow.submit({"p": [name]}, record, lambda _: None) == {}
     assert world.sent() == {"a": 1}
     (batch,) = world.batches().read()
     assert "p" in batch.partitions, "it is continued too"
@@ -273,7 +280,7 @@ def test_a_batch_that_the_provider_lists_late_is_found(world):
     world.hidden = set()
     world.end()
     batches = world.batches()
-    (ended,) = batches.refresh()
+    (ended,) = refreshed(batches)
     assert (ended.id, world.sent()) == ("remote-0", {"a": 1})
 
 
@@ -311,7 +318,7 @@ def test_two_runs_at_once_withdraw_and_submit_once(world, monkeypatch):
             record = ProviderBatch("m", 0.0, "other", 0, (), ("asked",))
             taken = others._taken
             monkeypatch.setattr(others, "_taken", lambda without="": frozenset())
-            others.submit({None: [world.asked("a")]}, record)
+            others.submit({None: [world.asked("a")]}, record, lambda _: None)
             monkeypatch.setattr(others, "_taken", taken)
 
     monkeypatch.setattr(type(others.folder), "add", add)
@@ -350,7 +357,7 @@ def test_a_late_batch_is_cancelled_at_the_deadline(world):
     world.now += 3600
     world.batches().refresh()
     assert world.canceled == ["remote-0"]
-    assert len(world.batches().refresh()) == 1
+    assert len(refreshed(world.batches())) == 1
 
 
 def test_requests_are_grouped_within_the_limits():
@@ -408,7 +415,7 @@ def process(world: World, wanted: str) -> None:
     left = [d for d in wanted if not [*index.find(d * 32)]]
     if left:
         record = ProviderBatch("m", 0.0, "run", 0, (), ("asked",))
-        batches.submit({None: [world.asked(*left)]}, record)
+        batches.submit({None: [world.asked(*left)]}, record, lambda _: None)
 
 
 def lives(folder: Path, knows_names: bool, kills: Kills, at: Sequence[int]) -> int:
@@ -422,7 +429,7 @@ def lives(folder: Path, knows_names: bool, kills: Kills, at: Sequence[int]) -> i
         world.end()
     done, kills.at = kills.done, frozenset()
     batches = world.batches()
-    assert batches.refresh() == []
+    assert refreshed(batches) == []
     assert answered(batches) == dict.fromkeys("abcd", "succeeded"), at
     assert set(world.sent().values()) == {1}, at
     return done
