@@ -83,11 +83,11 @@ class Leased:
             *more,
         )
 
-    def answer(self, worker: Worker, lost: str = "", **report: Any) -> None:
+    def answer(self, worker: Worker, lost: str = "", cause: Any = "unclear", **report: Any) -> None:
         """A worker says how its start went, or died."""
         ticket = self.lease.calls.pop(("load", worker))
         answer = None if lost else LoadReport(False, 1.0, 1, "cpu", "node", **report)
-        self.group.handle_done(CallResult(ticket, answer, lost=lost))
+        self.group.handle_done(CallResult(ticket, answer, lost=lost, cause=cause))
 
     @property
     def notices(self) -> list[str]:

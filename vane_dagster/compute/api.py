@@ -95,6 +95,7 @@ class CallResult:
         table: Reference to the rows, if the work kept them.
         lost: Description of the loss if there is no report.
         cause: Its cause. The worker must be replaced unless a table was lost.
+        seconds: Seconds since a lost call began; None if that is not known.
     """
 
     ticket: int
@@ -102,6 +103,7 @@ class CallResult:
     table: Any = None
     lost: str = ""
     cause: Cause = "unclear"
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class PoolManager:
         self._pool_state = PoolState(self._tag)
         self._claims = ClaimTable()
         self._actors: dict[str, Any] = {}
-        self._alone: dict[str, tuple[str, str]] = {}
+        self._alone: dict[str, tuple[str, str, float]] = {}
         self._servers: dict[str, PoolRequest] = {}
         self._groups: set[str] = set()
         self._growth = Growth(self._pool_state)
@@ -123,11 +123,12 @@ class PoolManager:
 
     async def begin_alone(self, worker: str, lease: str, call: str) -> None:
         """Record the last call of a worker that has begun alone."""
-        self._alone[worker] = lease, call
+        self._alone[worker] = lease, call, time.monotonic()
 
-    async def has_begun(self, worker: str, lease: str, call: str) -> bool:
-        """Whether a call alone had begun in a worker that was lost."""
-        return self._alone.get(worker) == (lease, call)
+    async def begun_alone(self, worker: str) -> tuple[str, str, float] | None:
+        """The lease and the id of the last call that has begun alone, and the seconds since."""
+        lease, call, at = self._alone.get(worker, ("", "", 0.0))
+        return (lease, call, time.monotonic() - at) if call else None
 
     async def evict(
         self, identity: str | None = None, force: bool = False, id: str = ""

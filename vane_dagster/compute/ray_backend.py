@@ -279,10 +279,18 @@ class RayLease:
             return CallResult(ticket, None, lost=brief(error), cause="table")
         except ray.exceptions.RayError as error:  # it died, or memory or its node was lost
             self._actors.pop(worker.name, None)
-            cause = self._cause(worker, error, alone)
-            return CallResult(ticket, None, lost=brief(error), cause=cause)
+            cause, seconds = self._cause(worker, error), None
+            if alone or starting:
+                begun = self._pool_manager.call("begun_alone", worker.name)
+                if begun and begun[:2] == (self.id, alone):
+                    seconds = begun[2]
+                elif alone:
+                    cause = "outside"
+                elif begun:  # the model was loaded for another run, whose call may be the reason
+                    cause = "shared"
+            return CallResult(ticket, None, lost=brief(error), cause=cause, seconds=seconds)
 
-    def _cause(self, worker: Worker, error: Exception, alone: str) -> Cause:
+    def _cause(self, worker: Worker, error: Exception) -> Cause:
         """Why a worker was lost.
 
         A node reports at once that a worker has died. If it does not, Ray says that the worker is
@@ -291,8 +299,6 @@ class RayLease:
         """
         import ray
 
-        if alone and not self._pool_manager.call("has_begun", worker.name, self.id, alone):
-            return "outside"
         if isinstance(error, ray.exceptions.OutOfMemoryError):
             return "memory"
         is_ended = "killed by `ray.kill`" in str(error)  # Ray has no field for it

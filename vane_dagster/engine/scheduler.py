@@ -409,7 +409,8 @@ class WaveScheduler:
         limit = None
         if in_flight.worker.pool != IO_WORKERS:
             limit = self._state.pipeline[in_flight.task.stage].spec.failures.timeout_s
-        loss = loss_after(done.cause, self._clock() - in_flight.began, limit)
+        seconds = self._clock() - in_flight.began if done.seconds is None else done.seconds
+        loss = loss_after(done.cause, seconds, limit)
         if loss != "timeout":
             return loss, done.lost
         took = "took" if done.cause == "timeout" else "may have taken"

@@ -224,7 +224,7 @@ class WorkerGroup:
         if isinstance(done.report, LoadReport):
             self._started(worker, done.report)
         else:
-            self.replace_lost(worker, done.lost, starting=True)
+            self.replace_lost(worker, done.lost, starting=done.cause != "shared")
         return True
 
     def _handle_status(self, worker: Worker, done: CallResult) -> None:

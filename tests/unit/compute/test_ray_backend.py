@@ -47,11 +47,34 @@ def test_a_worker_is_lost_with_its_node_unless_the_node_reports_its_death(
     assert lease.moves() == [(Worker("w", "pool"), Worker("w2", "pool"))] * drains
     assert lease.moves() == [], "once"
     lease._watch = SimpleNamespace(call=lambda function: function())
-    assert lease._cause(Worker("w", "pool"), error, "") == cause
-    lease.id, begun = "lease", [("w", "lease", "call")]
-    lease._pool_manager = SimpleNamespace(call=lambda method, *call: call in begun)
-    assert lease._cause(Worker("w", "pool"), error, "call") == cause
-    assert lease._cause(Worker("w", "pool"), error, "next") == "outside", "it had not begun"
+    assert lease._cause(Worker("w", "pool"), error) == cause
+
+
+@pytest.mark.parametrize(
+    ("begun", "alone", "starting", "told"),
+    [
+        (("lease", "call", 3.0), "call", False, ("unclear", 3.0)),
+        (("lease", "call before", 3.0), "call", False, ("outside", None)),  # it had not begun
+        (None, "call", False, ("outside", None)),
+        (None, "", True, ("unclear", None)),
+        (("other", "call", 3.0), "", True, ("shared", None)),  # of a run that has loaded the model
+        (("other", "call", 3.0), "", False, ("unclear", None)),
+    ],
+)
+def test_the_pool_manager_tells_which_call_had_begun_alone(
+    begun: Any, alone: str, starting: bool, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(ref: str) -> None:
+        raise DIED
+
+    monkeypatch.setattr(ray, "get", get)
+    lease: Any = RayLease.__new__(RayLease)
+    lease.id, lease._actors, lease._loads = "lease", {}, {1} if starting else set()
+    lease._pending = {"ref": (1, None, Worker("w", "pool"), alone)}
+    lease._cause = lambda worker, error: "unclear"
+    lease._pool_manager = SimpleNamespace(call=lambda method, worker: begun)
+    done = lease._done("ref")
+    assert (done.cause, done.seconds) == told
 
 
 def test_workers_are_called_by_the_handles_that_come_with_the_lease(monkeypatch):

@@ -78,10 +78,11 @@ def _claims_on_the_same_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Lost:
-    """The outcome of a call that was lost."""
+    """The outcome of a call that was lost, if known some seconds after it began in the worker."""
 
     cause: Cause = "unclear"
     after: float = 0.1
+    seconds: float | None = None
 
     @property
     def worker(self) -> bool:
@@ -215,7 +216,7 @@ class Lease:
             self.answered.append(call)
             return [CallResult(call.ticket, outcome, table=f"table {call.ticket}")]
         lost = [call, *(self._queued.pop(call.worker) if outcome.worker else [])]
-        return _lost(lost, outcome.cause)
+        return _lost(lost, outcome.cause, outcome.seconds)
 
     def _end(self, call: Call) -> tuple[float, int, Call, WorkReport | Lost]:
         began = max(call.sent_at, self._free_at.get(call.worker, 0.0))
@@ -227,8 +228,10 @@ class Lease:
         return [call for call in self.calls if call.kind in kinds]
 
 
-def _lost(calls: Sequence[Call], cause: Cause = "unclear") -> list[CallResult]:
-    lost = CallResult(0, None, lost="lost", cause=cause)
+def _lost(
+    calls: Sequence[Call], cause: Cause = "unclear", seconds: float | None = None
+) -> list[CallResult]:
+    lost = CallResult(0, None, lost="lost", cause=cause, seconds=seconds)
     return [replace(lost, ticket=call.ticket) for call in calls]
 
 
@@ -507,8 +510,8 @@ def test_the_deaths_of_another_runs_calls_count_against_no_row(wave, options, ha
 
 
 def test_a_call_that_exceeds_its_timeout_is_told_by_the_clock(wave):
-    def hanging(seconds: float) -> Any:
-        made = wave(mapped(**QUARANTINE, timeout_s=5), poisoned(7, after=seconds)).run()
+    def hanging(after: float, **known: float) -> Any:
+        made = wave(mapped(**QUARANTINE, timeout_s=5), poisoned(7, after=after, **known)).run()
         (reject,) = made.lease.sent("reject")
         assert isinstance(reject.work.op, Reject)
         return made, reject.work.op
@@ -519,6 +522,8 @@ def test_a_call_that_exceeds_its_timeout_is_told_by_the_clock(wave):
     assert any("may have taken longer than timeout_s=5" in text for text in made.notices)
     _, quick = hanging(1.0)
     assert quick.error == WORKER_DIED
+    _, waited_for_another_run = hanging(5.5, seconds=1.0)
+    assert waited_for_another_run.error == WORKER_DIED
 
 
 def test_a_model_out_of_memory_is_replaced_and_its_rows_halved(wave):

@@ -119,6 +119,15 @@ def test_a_pool_whose_workers_die_as_they_start_is_given_up():
     assert "died while its model was constructed, 4 times in a row" in error
 
 
+def test_starts_that_another_runs_calls_end_are_no_failed_ones():
+    group = leased(FIRST)
+    for _ in range(6):
+        (worker,) = group.lease.loading
+        group.answer(worker, lost="exit code 1", cause="shared")
+    assert group.given_up == []
+    assert len(group.lease.loading) == 1
+
+
 def test_many_workers_that_die_with_their_node_are_no_pool_that_cannot_start():
     """Their replacements may have been placed on it too, before its loss was known."""
     workers = [Worker(f"m-{number}", "m") for number in range(8)]
