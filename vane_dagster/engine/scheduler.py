@@ -245,6 +245,8 @@ class WaveScheduler:
     def _worker_ready(self, pool: str, stages: Sequence[str], report: LoadReport) -> None:
         if stages:
             self._state.usage.worker_ready(pool, report)
+        for stage in stages:
+            self._slice_sizer.seed_estimate(stage, report.row_seconds)
 
     def _answered(self, in_flight: InFlightTask, report: WorkReport, done: CallResult) -> None:
         task = in_flight.task

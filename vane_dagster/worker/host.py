@@ -98,6 +98,7 @@ class Host:
         self._revoked: set[str] = set()
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
+        self._row_seconds: float | None = None
         self._lifecycle = WorkerLifecycle()
         self.startup = Startup()
         self.served = 0
@@ -191,6 +192,7 @@ class Host:
             load,
             warm=True,
             output=Output(),
+            row_seconds=self._row_seconds,
             unhealthy_reason=unhealthy_reason,
             outdated=outdated,
             server=self.status().server,
@@ -260,6 +262,8 @@ class Host:
         made = computed.called or computed
         rows_in = made.report.tally.rows_in
         self.served += made.report.batches if calls_model else 1
+        if calls_model and rows_in:
+            self._row_seconds = seconds / rows_in
         share = seconds / (time.perf_counter() - started)
         report = replace(
             made.report,
