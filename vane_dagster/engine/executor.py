@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,8 +54,9 @@ def execute(
     info: Mapping[str, Any],
     check_runner: CheckRunner,
     priority: int = 0,
+    used: dict[str, Counter[str]] | None = None,
 ) -> None:
-    """Compute and commit the remaining work of a plan."""
+    """Compute and commit the remaining work of a plan; see `TokenBudget` for `used`."""
     needed = plan.needed()
     assert backend is not None or not needed, "a plan with missing parts needs a backend"
     backend = backend if needed else None
@@ -72,7 +74,7 @@ def execute(
             place = (plan.pipeline.name, stage, plan.definitions[stage])
             spec = plan.pipeline[stage].spec
             keep_texts(store, *place, functools.partial(spec.texts, plan.pipeline))
-        state = RunState(plan, store, run_id, emit, info, check_runner, claims, pools)
+        state = RunState(plan, store, run_id, emit, info, check_runner, claims, pools, used)
         try:
             state.begin()
             if checked is not None and backend is not None:

@@ -20,7 +20,6 @@ from vane_dagster.errors import VaneError
 from vane_dagster.events import Noticed
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.planning.plan import Part
-from vane_dagster.worker.protocol import RowLookup
 
 FoundParts = Mapping[str, Mapping[int, Part]]
 """Parts of a partition, by stage and fragment index."""
@@ -57,14 +56,12 @@ class _ClaimResult:
         claims: The answers.
         listed_at: Monotonic time at which partitions were listed again.
         found: The parts of partitions that other runs worked on.
-        known: Where the rows of stages are looked up, by partition and stage.
     """
 
     asked: _ClaimGroups
     claims: ClaimAnswer
     listed_at: float
     found: Mapping[int, FoundParts]
-    known: Mapping[tuple[int, str], RowLookup]
 
 
 class FragmentQueue:
@@ -168,7 +165,7 @@ class FragmentQueue:
             if other:
                 self._blocked[place] = other
             else:
-                self._take_granted(place, keys, answered.known)
+                self._take_granted(place, keys)
 
     def claim_ahead(self, in_progress: int) -> None:
         """Claim fragments ahead and release finished ones, without waiting for the answer."""
@@ -232,9 +229,9 @@ class FragmentQueue:
         listed_at = self._clock()
         changed = {p.partition for p, _ in granted if scopes[p.partition] in answer.changed}
         found = {p: self._parts(p) for p in changed}
-        wanted = {(place.partition, stage) for place, keys in granted for stage in keys}
-        known = {each: lookup for each in wanted if (lookup := self.lookups.resolve(*each))}
-        return _ClaimResult(asked, answer, listed_at, found, known)
+        for place, stage in {(place.partition, stage) for place, keys in granted for stage in keys}:
+            self.lookups.resolve(place, stage)  # it remembers what it has read
+        return _ClaimResult(asked, answer, listed_at, found)
 
     def _parts(self, partition: int) -> FoundParts:
         try:
@@ -313,12 +310,7 @@ class FragmentQueue:
                     self._counts.found(partition, index, stage)
                     self._state.add_part(partition, stage, index, part)
 
-    def _take_granted(
-        self,
-        place: _Place,
-        keys: Mapping[str, bytes],
-        known: Mapping[tuple[int, str], RowLookup],
-    ) -> None:
+    def _take_granted(self, place: _Place, keys: Mapping[str, bytes]) -> None:
         specs = self._to_compute(place)
         needed = {spec.name for spec in specs}
         self._releases += [key for stage, key in keys.items() if stage not in needed]
@@ -330,7 +322,7 @@ class FragmentQueue:
         run = FragmentState(*at, fragment, make_task_states(self._state.pipeline, specs))
         run.bytes_read = bytes_read(self._state.parts, place.partition, place.index, specs)
         run.claimed = {stage: key for stage, key in keys.items() if stage in needed}
-        lookups = {stage: known.get((place.partition, stage)) for stage in needed}
+        lookups = {stage: self.lookups.resolve(place.partition, stage) for stage in needed}
         run.known = {stage: lookup for stage, lookup in lookups.items() if lookup is not None}
         self._mine.add((place.partition, place.index))
         self._ready.append(run)

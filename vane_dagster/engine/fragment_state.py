@@ -74,10 +74,6 @@ class StageTaskState:
         ends = shares or (given.rows,)
         self.left = list(zip((0, *ends), ends))
 
-    def release(self) -> None:
-        """Let go of what is not needed once the part is written."""
-        self.given, self.pieces = None, {}
-
     @property
     def rows_left(self) -> int:
         """For a map: unassigned input rows."""

@@ -44,13 +44,13 @@ class RowLookups:
     def __init__(self, state: RunState) -> None:
         self._state, self._plan = state, state.plan
         self._indexes = {p.key: index for index, p in enumerate(state.plan.partitions)}
-        self._lookups: dict[tuple[int, str], RowLookup] = {}
+        self.resolve = cache(self._resolve)
         self._before = cache(lambda key, n: list(islice(state.partitions_before(key), n)))
         # Rows that were looked up, and those found in other partitions; by stage.
         self._counted = defaultdict[str, dict[int, Counter[str]]](lambda: defaultdict(Counter))
         self._completed: dict[str, Counter[str]] = defaultdict(Counter)
 
-    def resolve(self, partition: int, stage: str) -> RowLookup | None:
+    def _resolve(self, partition: int, stage: str) -> RowLookup | None:
         """Return where the rows of a stage are looked up besides the parts of this run.
 
         None if they have no keys. Reads manifests. Called on the fragment queue's thread.
@@ -58,15 +58,12 @@ class RowLookups:
         spec = self._state.pipeline[stage].spec
         if not self._definition(partition, stage) or not spec.runs_udf:
             return None
-        if (partition, stage) not in self._lookups:
-            groups = () if self._plan.forced else tuple(self._groups(partition, spec))
-            self._lookups[partition, stage] = RowLookup(
-                groups,
-                self._state.floors.get(stage, 0),
-                inherits_failures=spec.isolates_rows and not self._plan.retried,
-                equal_rows=tuple(sorted(self._stage_plan(partition, stage).equal_rows)),
-            )
-        return self._lookups[partition, stage]
+        return RowLookup(
+            () if self._plan.forced else tuple(self._groups(partition, spec)),
+            self._state.floors.get(stage, 0),
+            inherits_failures=spec.isolates_rows and not self._plan.retried,
+            equal_rows=tuple(sorted(self._stage_plan(partition, stage).equal_rows)),
+        )
 
     def must_wait(self, partition: int, stages: Sequence[str]) -> bool:
         """Whether a partition waits for the rows of another one of this run."""

@@ -7,7 +7,7 @@ import functools
 import itertools
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -64,6 +64,7 @@ class RunState:
         check_runner: CheckRunner,
         claims: Claims | None = None,
         pools: Mapping[str, PoolSpec] | None = None,
+        used: dict[str, Counter[str]] | None = None,
     ) -> None:
         self.plan = plan
         self.pipeline = plan.pipeline
@@ -79,7 +80,7 @@ class RunState:
         hash_file = functools.partial(content_hash, source=plan.source)
         self._committer = Committer(store, hash_file, self._publishing, check_runner.results)
         self._queued: set[tuple[int, str]] = set()
-        self.token_budget = TokenBudget(plan.pipeline)
+        self.token_budget = TokenBudget(plan.pipeline, used)
         self.pending = PendingRows(plan, store, run_id, emit)
         self.failed: dict[tuple[int, str], VaneError] = {}
         self.damaged: dict[tuple[int, int], VaneError] = {}  # fragments with removed parts

@@ -321,8 +321,7 @@ class WaveScheduler:
             self._reject(task, work, report, error)
             return
         self._counts.add_part(run, task_state, part.info)
-        task_state.done = True
-        task_state.release()
+        task_state.done, task_state.given, task_state.pieces = True, None, {}
         if run.is_read(stage):
             task_state.table = Held(table, part.info.rows, report.bytes_out)
         self._state.add_part(run.partition, stage, run.index, part)

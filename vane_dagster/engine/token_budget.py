@@ -12,11 +12,15 @@ from vane_dagster.storage.manifest import PartInfo
 
 
 class TokenBudget:
-    """Sums the consumption of the parts that a run has computed, by stage."""
+    """Sums the consumption of the parts that a run has computed, by stage.
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    A run that waits for batches has several plans, which share the sums in `used`.
+    """
+
+    def __init__(self, pipeline: Pipeline, used: dict[str, Counter[str]] | None = None) -> None:
         self._pipeline = pipeline
-        self._used: dict[str, Counter[str]] = {}
+        self._used = {} if used is None else used
+        self._told: set[str] = set()
 
     def record(self, stage: str, part: PartInfo) -> BudgetError | None:
         """Add a part; return the error to stop with when a budget is exhausted, once per stage.
@@ -46,11 +50,11 @@ class TokenBudget:
 
     def _add(self, stage: str, usage: UsageAccount, spent: Counter[str]) -> BudgetError | None:
         used = self._used.setdefault(stage, Counter())
-        was_over = bool(used) and usage.over_budget(used) is not None
         used.update(spent)
         message = usage.over_budget(used)
-        if message is None or was_over:
+        if message is None or stage in self._told:
             return None
+        self._told.add(stage)
         return BudgetError(
             f"stage '{self._pipeline.name}/{stage}': {message}. Work in flight is finished and "
             "kept. Run again to continue with a fresh budget, or raise the budget"

@@ -7,9 +7,10 @@ import queue
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Any, Union
 
@@ -71,6 +72,7 @@ class RunContext:
         flush: Called when no event has come for a moment.
         check: Called every few seconds; an exception stops the run.
         priority: The run's priority when runs compete for workers; the highest goes first.
+        used: What its stages have used of their budgets.
     """
 
     store: Store
@@ -80,6 +82,7 @@ class RunContext:
     flush: Callable[[], None] = lambda: None
     check: Callable[[], None] = lambda: None
     priority: int = 0
+    used: dict[str, Counter[str]] = field(default_factory=dict)
 
 
 def run_pipeline(
@@ -194,7 +197,9 @@ def execute_preview(
         if isinstance(event, heard):
             run.listen(event)
 
-    made, failed = _recomputed(replace(run, listen=listen, flush=lambda: None), plan, backend)
+    made, failed = _recomputed(
+        replace(run, listen=listen, flush=lambda: None, used={}), plan, backend
+    )
     if failed:
         raise failed[0].error
     return {each.stage: each.parts for each in made}
@@ -306,7 +311,7 @@ def _execute(
     info: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Execute a plan on a thread, and deliver its events here."""
-    given = (run.check_runner, run.priority)
+    given = (run.check_runner, run.priority, run.used)
     on_a_thread(
         lambda emit, cancelled: execute(
             plan, backend, run.store, run.run_id, emit, cancelled, info, *given

@@ -46,11 +46,7 @@ def given_batch(batch: pa.Table, form: BatchFormat) -> Any:
     stages must not see such writes.
     """
     own = [copied(column) for column in batch.columns]
-    return to_format(pa.Table.from_arrays(own, schema=batch.schema), form)
-
-
-def to_format(batch: pa.Table, form: BatchFormat) -> Any:
-    """Convert a batch to the format that the user asked for."""
+    batch = pa.Table.from_arrays(own, schema=batch.schema)
     if form == "pyarrow":
         return batch
     if form == "pandas":

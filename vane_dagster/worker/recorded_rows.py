@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._private_folder import worker_folder
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.storage.part_file import read_part
@@ -136,38 +135,28 @@ def _index(parts: Sequence[RecordedPart], floor: int, equal_rows: Collection[str
     return pa.table({name: values[order] for name, values in columns.items()})
 
 
-@dataclass(frozen=True)
-class StoredRows:
-    """The outcomes of a part's input rows.
-
-    Attributes:
-        records: Their ids, outcomes and origins, in the order of the input, each with the first of
-            its output rows and their number.
-        values: The columns that the code has made of them.
-    """
-
-    records: pa.Table
-    values: pa.Table
-
-    def take(self, places: Places) -> tuple[pa.Table, pa.Table, Places]:
-        """Return the records at some positions, their output rows, and how many each has."""
-        records = self.records.take(pa.array(places))
-        first, count = (records.column(name).to_numpy() for name in (_FIRST, _COUNT))
-        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        return records, self.values.take(pa.array(np.repeat(first, count) + within)), count
+def take_rows(stored: _Tables, places: Places) -> tuple[pa.Table, pa.Table, Places]:
+    """Return the records at some positions, their output rows, and how many each has."""
+    records = stored["records"].take(pa.array(places))
+    first, count = (records.column(name).to_numpy() for name in (_FIRST, _COUNT))
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    return records, stored["values"].take(pa.array(np.repeat(first, count) + within)), count
 
 
-def stored_rows(part: RecordedPart, id: str, own: Sequence[str], wanted: int) -> StoredRows:
+def stored_rows(part: RecordedPart, id: str, own: Sequence[str], wanted: int) -> _Tables:
     """Return the outcomes of a part's input rows.
+
+    ``records`` has their ids, outcomes and origins, in the order of the input, each with the first
+    of its output rows and their number; ``values`` has the columns that the code has made of them.
 
     If a fragment takes only few of them, for example after a shuffle of the table, others are
     likely to take the rest. Then the part is decoded once for all processes of the node.
     """
     if wanted * _FEW >= part.rows:
-        return StoredRows(**_read(part, id, own))
+        return _read(part, id, own)
     identity = [part.folder.url, part.part, part.records, id, *own]
     names = ("records", "values")
-    return StoredRows(**_shared(identity, names, lambda: _read(part, id, own)))
+    return _shared(identity, names, lambda: _read(part, id, own))
 
 
 def _read(part: RecordedPart, id: str, own: Sequence[str]) -> dict[str, pa.Table]:

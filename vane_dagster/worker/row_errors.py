@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vane_dagster._secrets import masked
 from vane_dagster._user_errors import clean
@@ -17,6 +18,7 @@ from vane_dagster.errors import UdfError, described
 from vane_dagster.retries import TIMED_OUT
 from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, fault_schema
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
+from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.protocol import CallUdf, Reject, Work
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
 from vane_dagster.worker.retry import RowFault
@@ -70,16 +72,38 @@ def null_row(fault: RowFault, work: Work, op: CallUdf) -> pa.Table:
     return pa.table(columns, schema=work.schema)
 
 
+def combined(
+    tables: Sequence[pa.Table],
+    faults: Sequence[RowFault],
+    given: pa.Table,
+    work: Work,
+    op: CallUdf,
+    model: str,
+    in_order: bool = False,
+) -> Computed:
+    """Return what became of input rows, in their order: output rows, and those that failed."""
+    nulls = op.policy.on_error == "null"
+    if nulls or not tables:
+        null_rows = [null_row(fault, work, op) for fault in faults if nulls]
+        tables = [empty_table(work.schema), *tables, *null_rows]
+    rows = pa.concat_tables(tables, promote_options="default")
+    if not in_order:
+        ids = given.column(op.ids[0]).combine_chunks()
+        places = pc.index_in(rows.column(op.parent or op.ids[0]), value_set=ids).combine_chunks()
+        rows = unsliced(rows).take(pc.array_sort_indices(places))
+    passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
+    quarantined = 0 if nulls else len(faults)
+    filtered = given.num_rows - passed - quarantined
+    tally = Tally(given.num_rows, filtered, quarantined, len(faults) - quarantined)
+    records = fault_table(faults, work, op.ids, model) if faults else None
+    return Computed(rows, WorkReport(tally, faults=reported(records)), records)
+
+
 def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
     """Return the result for a row that is given up without another call."""
-    call = op.call
     timed_out = op.error == TIMED_OUT  # on another machine it may not
     fault = RowFault(row, Exception(op.message), op.attempts, op.error, timed_out)
-    nulls = call.policy.on_error == "null"
-    table = null_row(fault, work, call) if nulls else empty_table(work.schema)
-    tally = Tally(1, quarantined=int(not nulls), nulled=int(nulls))
-    records = fault_table([fault], work, call.ids, op.model)
-    return Computed(table, WorkReport(tally, faults=records), records)
+    return combined([], [fault], row, work, op.call, op.model)
 
 
 def reported(records: pa.Table | None) -> pa.Table | None:

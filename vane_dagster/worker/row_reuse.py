@@ -60,7 +60,7 @@ from vane_dagster.worker.protocol import (
     SourceFiles,
     Work,
 )
-from vane_dagster.worker.recorded_rows import find_rows, open_index, stored_rows
+from vane_dagster.worker.recorded_rows import find_rows, open_index, stored_rows, take_rows
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
 
 COMPUTED, DUPLICATE = -1, -2
@@ -330,7 +330,7 @@ class _Restored:
         for number, owners in zip(numbers.tolist(), np.split(places, starts[1:])):
             part, id = sources[number]
             stored = stored_rows(part, id, self._op.own, len(owners))
-            records, values, count = stored.take(self._info["record"][owners])
+            records, values, count = take_rows(stored, self._info["record"][owners])
             self._outcomes[owners] = _numpy(records.column(OUTCOME))
             self._inherit_faults(part, owners, records.column(ID).combine_chunks())
             self._origins.append(records.select(ORIGIN).cast(self._plain))

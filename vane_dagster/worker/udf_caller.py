@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments
@@ -41,7 +40,7 @@ from vane_dagster.worker.retry import (
     Partial,
     attempt,
 )
-from vane_dagster.worker.row_errors import fault_table, null_row, reported
+from vane_dagster.worker.row_errors import combined, fault_table, reported
 from vane_dagster.worker.unread_rows import split_unread
 from vane_dagster.worker.user_code import load
 from vane_dagster.worker.watchdog import deadline
@@ -104,33 +103,21 @@ class UdfCaller:
             return Computed(empty_table(own.schema), report)
         faults = [fault for outcome in outcomes for fault in outcome.faults] + unread
         tables = [rows for outcome in outcomes for rows in outcome.tables]
-        if keeps_nulls or not tables:
-            nulls = [null_row(fault, work, op) for fault in faults if keeps_nulls]
-            tables = [empty_table(work.schema), *tables, *nulls]
-        rows = pa.concat_tables(tables, promote_options="default")
-        if faults or any(outcome.mixed for outcome in outcomes):
-            rows = _in_order(rows, op.parent or op.ids[0], table.column(op.ids[0]))
-        passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
-        quarantined = 0 if keeps_nulls else len(faults)
-        records = fault_table(faults, work, op.ids, self._label) if faults else None
-        report = WorkReport(
-            Tally(
-                table.num_rows,
-                table.num_rows - passed - quarantined,
-                quarantined,
-                len(faults) - quarantined,
-                wasted=sum((outcome.wasted for outcome in outcomes), Counter()),
-                packages=self._packages,
-                unread=len(unread),
+        in_order = not faults and not any(outcome.mixed for outcome in outcomes)
+        computed = combined(tables, faults, table, work, op, self._label, in_order)
+        wasted = sum((outcome.wasted for outcome in outcomes), Counter[str]())
+        report = replace(
+            computed.report,
+            tally=replace(
+                computed.report.tally, wasted=wasted, packages=self._packages, unread=len(unread)
             ),
             call_seconds=seconds,
             batches=run.calls,
             retries=sum(outcome.retries for outcome in outcomes),
             fits=self.sizes.used(op.batch_size),
-            faults=reported(records),
             cancelled=run.stopped,
         )
-        return Computed(rows, report, records)
+        return replace(computed, report=report)
 
     def room(self, size: int) -> asyncio.Semaphore:
         """Return the semaphore that bounds a stage's calls in flight, over all slices."""
@@ -156,12 +143,6 @@ def _with_class(instance: Any, cls: type) -> Any:
     made: Any = object.__new__(cls)
     made.__dict__ = instance.__dict__
     return made
-
-
-def _in_order(rows: pa.Table, origin: str, ids: pa.ChunkedArray) -> pa.Table:
-    """Sort rows in the order of the rows that they were made from."""
-    places = pc.index_in(rows.column(origin), value_set=ids.combine_chunks())
-    return unsliced(rows).take(pc.array_sort_indices(places.combine_chunks()))
 
 
 class _TableCalls:

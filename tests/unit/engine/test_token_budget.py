@@ -43,6 +43,15 @@ def test_a_budget_that_is_used_up_is_told_once(pipeline):
     assert spending.record("asked", part(prompt_tokens=40)) is None
 
 
+def test_the_plans_of_a_run_share_its_budget(pipeline):
+    used: dict[str, Counter[str]] = {}
+    assert TokenBudget(pipeline, used).record("asked", part(prompt_tokens=40)) is None
+    later = TokenBudget(pipeline, used)
+    assert later.record("asked", part(prompt_tokens=40)) is not None
+    assert TokenBudget(pipeline, used).record("asked", part(prompt_tokens=1)) is not None
+    assert later.record("asked", part(prompt_tokens=40)) is None
+
+
 def test_stages_without_a_budget_use_nothing(pipeline):
     assert TokenBudget(pipeline).record("clean", part(prompt_tokens=1000)) is None
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import vane_dagster as vd
 from support.udf_calls import call
 from vane_dagster.types.row_values import row_values
-from vane_dagster.worker.batch_formats import given_batch, to_format
+from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.conversion import fitted
 
 IMAGE = (224, 224, 3)
@@ -66,13 +66,13 @@ RAGGED = pa.table(
 
 
 def test_lists_of_variable_size_are_object_arrays_whatever_their_lengths():
-    batch = to_format(RAGGED, "numpy")
+    batch = given_batch(RAGGED, "numpy")
     for name in "lists", "equal":
         assert batch[name].dtype == object
         assert batch[name].shape == (3,)
         assert batch[name][2].dtype == np.float32
     assert batch["lists"][1] is None
-    batch = to_format(RAGGED, "torch")
+    batch = given_batch(RAGGED, "torch")
     assert [type(row).__name__ for row in batch["lists"]] == ["Tensor", "NoneType", "Tensor"]
     assert [row.tolist() for row in batch["equal"]] == [[1, 2], [3, 4], [5, 6]]
     assert str(batch["equal"][0].dtype) == "torch.float32"
@@ -90,7 +90,7 @@ def test_columns_that_torch_has_no_type_for_are_lists():
             "count": [1, None],
         }
     )
-    batch = to_format(table, "torch")
+    batch = given_batch(table, "torch")
     assert batch["text"] == ["a", None]
     assert [str(day) for day in batch["day"]] == ["1970-01-01", "1970-01-02"]
     assert batch["flag"] == [True, None]
@@ -104,19 +104,19 @@ def test_columns_that_torch_has_no_type_for_are_lists():
 def test_a_package_that_the_worker_lacks_is_named(form, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(vd.errors.StageError, match=rf"needs the package '{package}'.*Install it"):
-        to_format(RAGGED, form)
+        given_batch(RAGGED, form)
 
 
 def test_polars_batches_of_other_types():
     """Its own reader aborts at decimals of 256 bits."""
     tensors = column([{"t": CUBE[0]}, None], pa.struct([("t", SHAPED["tensors"])]))
-    batch = to_format(pa.table({"tensors": tensors}), "polars")
+    batch = given_batch(pa.table({"tensors": tensors}), "polars")
     assert batch["tensors"].to_list() == [{"t": list(range(6))}, None]
     wide = pa.table({"d": pa.array([1], pa.decimal256(50, 2))})
     with pytest.raises(
         vd.errors.StageError, match=r"column 'd' is decimal256.*cast it in a project"
     ):
-        to_format(wide, "polars")
+        given_batch(wide, "polars")
 
 
 # What is returned
@@ -215,12 +215,12 @@ def test_nulls_that_are_given():
     for value, dtype in (pa.float32(), np.float32), (pa.int8(), np.float64):
         lists = pa.array(rows, pa.list_(pa.list_(value, 2), 2))
         for kind in lists.type, pa.fixed_shape_tensor(value, (2, 2)):
-            batch = to_format(pa.table({"x": column(lists, kind)}), "numpy")
+            batch = given_batch(pa.table({"x": column(lists, kind)}), "numpy")
             assert batch["x"].dtype == dtype
             assert np.isnan(batch["x"][0, 0, 1])
     gaps = column([CUBE[0], None], SHAPED["tensors"])
     for form in "numpy", "pandas", "torch":
-        x = to_format(pa.table({"x": gaps}), form)["x"]
+        x = given_batch(pa.table({"x": gaps}), form)["x"]
         assert np.asarray(x[0]).shape == (2, 3)
         assert x[1] is None
 

@@ -39,7 +39,7 @@ from vane_dagster.worker.protocol import (
     RowLookup,
     Work,
 )
-from vane_dagster.worker.recorded_rows import StoredRows
+from vane_dagster.worker.recorded_rows import take_rows
 from vane_dagster.worker.reports import Computed, Tally
 from vane_dagster.worker.retry import RowFault
 from vane_dagster.worker.row_errors import fault_table, null_row
@@ -336,14 +336,14 @@ def node(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(recorded_rows, "worker_folder", lambda kind: tmp_path)
 
 
-def read(part: RecordedPart, wanted: int = 1) -> StoredRows:
+def read(part: RecordedPart, wanted: int = 1) -> Any:
     return recorded_rows.stored_rows(part, "id", ["n", "values"], wanted)
 
 
 @pytest.mark.parametrize("wanted", [1, 125])
 def test_rows_come_in_the_order_that_is_asked_for(tmp_path, part, wanted, node):
     for _ in range(2):
-        records, values, count = read(part, wanted).take(np.array([2, 0, 3, 1, 0]))
+        records, values, count = take_rows(read(part, wanted), np.array([2, 0, 3, 1, 0]))
         assert records["id"].to_pylist() == ["c", "a", "d", "b", "a"]
         assert records["run_id"].to_pylist() == ["x", "x", "y", "y", "x"]
         assert count.tolist() == [1, 2, 0, 0, 2]
@@ -359,5 +359,5 @@ def test_rows_are_read_from_the_part_if_the_node_has_no_room(tmp_path, part, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(recorded_rows, "write_table", full)
-    assert read(part).take(np.array([0]))[2].tolist() == [2]
+    assert take_rows(read(part), np.array([0]))[2].tolist() == [2]
     assert not list(tmp_path.glob("*/values"))
