@@ -5,7 +5,9 @@ A form is recognized by its type's module and name, which imports only what the 
 
 from __future__ import annotations
 
+import functools
 import importlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,14 +20,12 @@ from vane_dagster._private_folder import user_folder
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError, first_line
 from vane_dagster.storage.damage import is_damage, verified
-from vane_dagster.storage.filesystem import duckdb_path
 from vane_dagster.storage.packed_tensors import may_be_packed, schema_of_file, unpacked
 from vane_dagster.storage.reader import StoredRows
 from vane_dagster.types.casts import cast_table
 from vane_dagster.types.duckdb_connection import spill_below
 from vane_dagster.types.frames import to_pandas, to_polars
-from vane_dagster.types.schema import empty_table, plain_type, seen_by_sql, sql_name
-from vane_dagster.types.sql import literal, quote, unpruned
+from vane_dagster.types.schema import empty_table, plain_type, seen_by_sql
 from vane_dagster.types.tensors import as_storage, holds_tensors
 
 _BATCH = 65_536
@@ -112,8 +112,8 @@ def _table(rows: StoredRows) -> pa.Table:
 
 def _of_damage(rows: StoredRows, error: Exception) -> StoreError:
     """Return the error for files that cannot be read, which names the first of them."""
-    fs, where = rows.fs, ""
-    for path, partition in zip(rows.paths, rows.partitions):
+    where = ""
+    for fs, path, partition in rows.files:
         try:
             with fs.open(path, "rb") as file:
                 pq.read_table(file, page_checksum_verification=True)
@@ -128,7 +128,7 @@ def _of_damage(rows: StoredRows, error: Exception) -> StoreError:
 
 def _has_bytes(rows: StoredRows) -> bool:
     """Return whether files may have tensors as bytes, so that only this package reads them."""
-    return bool(rows.paths) and may_be_packed(rows.schema)
+    return bool(rows.files) and may_be_packed(rows.schema)
 
 
 def _pieces(rows: StoredRows) -> Iterator[pa.Table]:
@@ -154,13 +154,13 @@ def _dataset(rows: StoredRows) -> Any:
 def _files(rows: StoredRows) -> Any:
     import pyarrow.dataset as ds  # imports pandas if it is installed
 
-    if not rows.paths:
+    if not rows.files:
         return ds.dataset(empty_table(rows.schema))
     # Without this, folders named after keys such as "day=1" would become columns.
-    return ds.dataset(
-        list(rows.paths), schema=rows.schema, filesystem=rows.fs, format=verified(),
-        partitioning=None,
-    )  # fmt: skip
+    make = functools.partial(ds.dataset, schema=rows.schema, format=verified(), partitioning=None)
+    by_system = itertools.groupby(rows.files, lambda file: file.fs)
+    found = [make([file.path for file in files], filesystem=fs) for fs, files in by_system]
+    return found[0] if len(found) == 1 else ds.dataset(found)
 
 
 def _pandas(rows: StoredRows) -> Any:
@@ -174,13 +174,11 @@ def _polars(rows: StoredRows) -> Any:
 
 def _polars_lazy(rows: StoredRows) -> Any:
     pl: Any = importlib.import_module("polars")
-    if not rows.paths or any(holds_tensors(field.type) for field in rows.schema):
+    if not rows.files or any(holds_tensors(field.type) for field in rows.schema):
         return _polars(rows).lazy()
     if not rows.is_local:
         return pl.scan_pyarrow_dataset(_dataset(rows))
-    frame = pl.scan_parquet(
-        list(rows.paths), glob=False, hive_partitioning=False, extra_columns="ignore"
-    )
+    frame = pl.scan_parquet(rows.paths, glob=False, hive_partitioning=False, extra_columns="ignore")
     return frame.select(rows.schema.names)
 
 
@@ -197,25 +195,12 @@ def _relation(rows: StoredRows) -> Any:
     connection = duckdb.connect()  # the relation keeps it open
     connection.execute("SET TimeZone='UTC'")
     spill_below(connection, user_folder("spill"))
-    if not rows.paths or _has_bytes(rows):
+    if any(holds_tensors(field.type) for field in rows.schema):
         columns = {
             field.name: as_storage(column) for field, column in zip(rows.schema, _table(rows))
         }
         return connection.from_arrow(cast_table(pa.table(columns), pa.schema(seen)))
-    fs = rows.fs
-    if not rows.is_local:
-        connection.register_filesystem(fs)
-    files = ", ".join(literal(duckdb_path(fs, path)) for path in rows.paths)
-    listed = ", ".join(_selected(field) for field in rows.schema)
-    return connection.sql(f"SELECT {listed} FROM read_parquet([{files}], hive_partitioning=false)")
-
-
-def _selected(field: pa.Field) -> str:
-    """Return the SQL of a column, with a cast for fixed-size lists, which DuckDB reads as lists."""
-    name, seen = quote(field.name), seen_by_sql(field.type)
-    kind = sql_name(seen) if seen is not None and pa.types.is_fixed_size_list(seen) else None
-    read = unpruned(field.name, field.type)
-    return f"{read}::{kind} AS {name}" if kind else f"{read} AS {name}"
+    return connection.from_arrow(_files(replace(rows, schema=pa.schema(seen))))
 
 
 def _ray_dataset(rows: StoredRows) -> Any:
@@ -227,18 +212,19 @@ def _ray_dataset(rows: StoredRows) -> Any:
             f"{rows.label!r} cannot be read as {NEEDS_RAY}: this process is not connected to Ray. "
             "Call ray.init(), or vane_dagster.LocalCluster().connect(), first"
         )
-    if not rows.paths:
+    if not rows.files:
         return data.from_arrow(empty_table(rows.schema))
-    if _has_bytes(rows):
-        files = data.from_items(list(rows.paths))
+    systems = {file.fs for file in rows.files}
+    if _has_bytes(rows) or len(systems) > 1:
+        files = data.range(len(rows.files))
         return files.map_batches(_of_files, fn_args=(rows,), batch_format="pyarrow", batch_size=1)
-    fs = None if rows.is_local else PyFileSystem(FSSpecHandler(rows.fs))
-    read = data.read_parquet(list(rows.paths), filesystem=fs, partitioning=None)
+    fs = None if rows.is_local else PyFileSystem(FSSpecHandler(systems.pop()))
+    read = data.read_parquet(rows.paths, filesystem=fs, partitioning=None)
     return read.select_columns(rows.schema.names)
 
 
 def _of_files(batch: pa.Table, rows: StoredRows) -> pa.Table:
-    return _table(replace(rows, paths=batch.column("item").to_pylist()))
+    return _table(replace(rows, files=tuple(rows.files[n] for n in batch.column("id").to_pylist())))
 
 
 _LOADERS: Mapping[str, Any] = {

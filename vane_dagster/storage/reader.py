@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -25,28 +25,37 @@ ASSETS = "~assets"
 """The folder of ordinary assets. No pipeline can have this name."""
 
 
+class RowsFile(NamedTuple):
+    """A file of rows: its file system, its path there, and its partition."""
+
+    fs: Any
+    path: str
+    partition: str | None
+
+
 @dataclass(frozen=True)
 class StoredRows:
     """Rows of one asset, in the order of its partitions.
 
     Attributes:
         label: The asset, such as "docs/embedding".
-        fs: The file system of all files.
-        paths: The paths of the files on that file system.
+        files: The files. Those of a branch and of its fallback may be on two file systems.
         schema: The rows' schema.
-        partitions: The partition of each file.
     """
 
     label: str
-    fs: Any
-    paths: tuple[str, ...]
+    files: tuple[RowsFile, ...]
     schema: pa.Schema
-    partitions: tuple[str | None, ...]
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of the files."""
+        return [file.path for file in self.files]
 
     @property
     def is_local(self) -> bool:
         """Whether all files are on a local disk."""
-        return "file" in protocols(self.fs)
+        return all("file" in protocols(file.fs) for file in self.files)
 
     def select(self, columns: Sequence[str] | None) -> StoredRows:
         """Select columns."""
@@ -98,24 +107,19 @@ def read(
     manifests = find(store, path, wanted)
     _require(store, path, wanted, manifests, allow_missing)
     rows = rows_of(store, label, manifests or find(store, path, None))
-    return rows if manifests else replace(rows, paths=(), partitions=())
+    return rows if manifests else replace(rows, files=())
 
 
 def rows_of(store: Store, label: str, manifests: Mapping[str | None, Manifest]) -> StoredRows:
     """Return the rows of some manifests of an asset, whether in force or not."""
-    from vane_dagster.storage.mixed_files import file_system  # imports fsspec
-
     stored = in_threads(lambda manifest: with_rows(store, manifest), manifests.values())
-    placed = [(key, *places(store, each)) for key, each in zip(manifests, stored)]
-    folders, found_names = [folder for _, folder, _ in placed], [each for *_, each in placed]
-    fs, paths = file_system(folders or [store.root], found_names)
-    return StoredRows(
-        label,
-        fs,
-        tuple(paths),
-        _common_schema(label, stored) if stored else pa.schema([]),
-        tuple(key for key, _, found in placed for _ in found),
-    )
+    files: list[RowsFile] = []
+    for key, each in zip(manifests, stored):
+        folder, found = places(store, each)
+        fs = folder.fs
+        files += (RowsFile(fs, folder.file(name), key) for name in found)
+    schema = _common_schema(label, stored) if stored else pa.schema([])
+    return StoredRows(label, tuple(files), schema)
 
 
 def with_rows(store: Store, manifest: Manifest) -> Manifest:

@@ -13,7 +13,6 @@ from vane_dagster._keywords import columns_listed
 from vane_dagster._lazy import duckdb
 from vane_dagster.errors import DefinitionError, SchemaError, first_line, names
 from vane_dagster.types.duckdb_connection import shared
-from vane_dagster.types.kinds import holds
 from vane_dagster.types.schema import (
     NO_ARROW_TYPE,
     check_distinct,
@@ -41,20 +40,6 @@ _NOT_ROW_DEPENDENT = "not a function of the row: a retry would give another valu
 def quote(name: str) -> str:
     """Quote a column name as a SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
-
-
-def unpruned(name: str, kind: pa.DataType) -> str:
-    """Return an expression of a Parquet column whose statistics DuckDB does not use if it has NaN.
-
-    Writers leave NaN out of them, and DuckDB 2.0 takes them for bounds of all values: it finds no
-    row with ``isnan(x)``, and takes NaN for less than 0.5.
-    """
-    quoted = quote(name)
-    return (
-        f"list_transform([{quoted}], lambda x: x)[1]"
-        if holds(kind, pa.types.is_floating)
-        else quoted
-    )
 
 
 def literal(text: str) -> str:
