@@ -95,6 +95,7 @@ class Committer:
         publishing: Callable[[Manifest], AbstractContextManager[None]],
         evaluate_checks: Callable[[Manifest], tuple[CheckResult, ...]],
     ) -> None:
+        self._began = time.time()
         self._publishing, self._evaluate_checks = publishing, evaluate_checks
         self._store = store
         self._hash_file = hash_file
@@ -257,7 +258,7 @@ class Committer:
                     )
                     return other
             manifest = self._verified(commit, manifest)
-            return publish(self._store, commit.publish, manifest)
+            return publish(self._store, commit.publish, manifest, self._began)
 
     def _verified(self, commit: Commit, manifest: Manifest) -> Manifest:
         """Return a manifest that may be committed, with the results of its checks and figures."""

@@ -228,18 +228,26 @@ class Store:
         location.write(f"{ANNOUNCED}{manifest.content}.json", manifest.dumps())
 
     def published_before(
-        self, pipeline: str, stage: str, partition: str | None
+        self, pipeline: str, stage: str, partition: str | None, announced: Collection[str]
     ) -> Iterator[Sequence[str]]:
         """Yield the published files of each earlier or announced manifest, the newest first."""
         folder = partition_folder(partition)
         for name in sorted(self.manifests(pipeline, stage, partition).names(), reverse=True):
-            if (manifest := self.opened_if_there(pipeline, stage, folder, name)) is not None:
+            is_others = name.startswith(ANNOUNCED) and name not in announced
+            manifest = None if is_others else self.opened_if_there(pipeline, stage, folder, name)
+            if manifest is not None:
                 yield manifest.published_files
 
-    def announced(self, pipeline: str, stage: str, partition: str | None) -> list[str]:
-        """Return the names of the records that `announce` wrote."""
-        found = self.manifests(pipeline, stage, partition).names()
-        return [name for name in found if name.startswith(ANNOUNCED)]
+    def announced(self, manifest: Manifest, before: float) -> list[str]:
+        """Return the names of records that `announce` wrote for a manifest, or before a time."""
+        place = (manifest.pipeline, manifest.stage, partition_folder(manifest.partition))
+        names = [each for each in self._manifest_names(manifest) if each.startswith(ANNOUNCED)]
+        found = [(name, self.opened_if_there(*place, name)) for name in names]
+        return [
+            name
+            for name, each in found
+            if each and (each.content == manifest.content or each.committed_at < before)
+        ]
 
     def forget_announced(
         self, pipeline: str, stage: str, partition: str | None, announced: list[str]

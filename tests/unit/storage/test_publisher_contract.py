@@ -30,8 +30,9 @@ from vane_dagster import retries
 from vane_dagster.errors import SchemaError, StoreError
 from vane_dagster.storage import table_options
 from vane_dagster.storage.filesystem import Location
-from vane_dagster.storage.manifest import ManifestName
+from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.part_file import PartTarget, write_part
+from vane_dagster.storage.publish.base import publish
 from vane_dagster.storage.publish.lance import _COMMIT_LOCK
 from vane_dagster.storage.store import Store
 
@@ -127,6 +128,24 @@ def test_a_table_with_other_columns_or_partitions_is_refused(published):
     whole = type(publisher)(replace(publisher._declared, partition_column=None), None)
     with pytest.raises(SchemaError, match=r"is partitioned by .*expected \[\]|column 'key' is no"):
         whole.check(made.schema, "here")
+
+
+@pytest.mark.parametrize("published", [("parquet", None)], indirect=True)
+def test_files_that_another_run_has_announced_meanwhile_stay(published, monkeypatch):
+    """Its run began before, and publishes between this one's publication and its commit."""
+    made, real = published.manifest("p", {"a": [1]}, "1"), published.store.commit
+    other = published.manifest("p", {"b": [2]}, "2")
+    with monkeypatch.context() as patch:
+
+        def overtaken(manifest: Manifest) -> ManifestName:
+            patch.undo()
+            publish(published.store, published.publisher("p"), other, began=0.0)
+            return real(manifest)
+
+        patch.setattr(published.store, "commit", overtaken)
+        assert isinstance(published.commit("p", made), ManifestName)
+    assert published.ids == [1]
+    assert published.clean("p")
 
 
 MOMENT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

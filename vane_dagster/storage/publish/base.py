@@ -39,18 +39,22 @@ _LOST = (
 
 
 def publish(
-    store: Store, publisher: Publisher, manifest: Manifest
+    store: Store, publisher: Publisher, manifest: Manifest, began: float
 ) -> tuple[Manifest, ManifestName]:
-    """Publish a partition with all parts staged or published, and commit it."""
+    """Publish a partition with all parts staged or published, and commit it.
+
+    Announcements before `began`, the time at which the run began, are of runs that were killed.
+    """
     place = (manifest.pipeline, manifest.stage, manifest.partition)
-    manifest = replace(manifest, published=publisher.planned(manifest))
+    planned = Published(publisher.target.url, publisher.planned(manifest))
+    manifest = replace(manifest, published=planned)
     store.announce(manifest)
-    announced = store.announced(*place)  # announcements by other runs after this stay
+    announced = store.announced(manifest, began)
     manifest = replace(manifest, published=publisher.publish(manifest))
     name = store.commit(manifest)
     # Another run may have published the partition at the same time: the later manifest wins.
     in_force = store.in_force(*place) or manifest
-    publisher.retire(store.published_before(*place), in_force.published_files)
+    publisher.retire(store.published_before(*place, announced), in_force.published_files)
     if in_force.content == manifest.content:
         try:
             publisher.require(in_force.published_files)
@@ -107,13 +111,13 @@ class Publisher(abc.ABC):
     def check(self, schema: pa.Schema, location: str) -> None:
         """Check, before anything is computed, that the target accepts rows of a stored schema."""
 
-    @abc.abstractmethod
-    def planned(self, manifest: Manifest) -> Published:
-        """Return the planned publication, to announce it."""
+    def planned(self, manifest: Manifest) -> Sequence[str]:
+        """Return the files that readers see before the commit, to announce them."""
+        return ()
 
     @abc.abstractmethod
     def publish(self, manifest: Manifest) -> Published:
-        """Publish the announced files of a manifest into the target."""
+        """Publish a manifest into the target."""
 
     @abc.abstractmethod
     def holds(self, files: Sequence[str]) -> bool:

@@ -101,7 +101,7 @@ class DeltaPublisher(TablePublisher):
         self._require_columns(location, wanted, _delta_types(table.schema()))
 
     def _replace(
-        self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
+        self, table: Any, gone: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
     ) -> Any:
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, CommitProperties, Transaction

@@ -131,7 +131,7 @@ class IcebergPublisher(TablePublisher):
         self._require_columns(location, wanted, self._shape(there))
 
     def _replace(
-        self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
+        self, table: Any, gone: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
     ) -> Any:
         from pyiceberg.exceptions import (
             CommitFailedException,
@@ -147,7 +147,7 @@ class IcebergPublisher(TablePublisher):
             with transaction.update_snapshot(properties).overwrite() as snapshot:
                 # Other writers of this partition, and no others, are a conflict.
                 snapshot.delete_by_predicate(self._predicate)
-                for file in active.values():
+                for file in gone.values():
                     snapshot.delete_data_file(file)
                 for file in new:
                     snapshot.append_data_file(file)

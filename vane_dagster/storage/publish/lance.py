@@ -23,7 +23,7 @@ from vane_dagster._arguments import check_installed
 from vane_dagster.storage.filesystem import Location
 from vane_dagster.storage.lance_table import open_table
 from vane_dagster.storage.manifest import Manifest, Published
-from vane_dagster.storage.publish.compaction import staged_rows
+from vane_dagster.storage.publish.compaction import Parts, staged_rows
 from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
@@ -114,8 +114,9 @@ class LancePublisher(TablePublisher):
         is_unknown = pa.types.is_union(kind) or pa.types.is_run_end_encoded(kind)
         return None if is_unknown or pa.types.is_interval(kind) else kind
 
-    def _place(self, table: Any, manifest: Manifest, files: Sequence[str]) -> Mapping[str, Any]:
-        named = self._named(manifest.parts, files)
+    def _place(
+        self, table: Any, manifest: Manifest, named: Mapping[str, Parts]
+    ) -> Mapping[str, Any]:
         self._require_staged(part for group in named.values() for part in group)
         schema = pa.schema([field.remove_metadata() for field in table.schema])
 
@@ -193,22 +194,20 @@ class LancePublisher(TablePublisher):
         self._require_columns(location, wanted, self._shape(table.schema))
 
     def _replace(
-        self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
+        self, table: Any, gone: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
     ) -> Any:
         from lance import LanceDataset, LanceOperation, Transaction
         from lance.commit import CommitConflictError
 
-        assert manifest.published is not None
-        files = manifest.published.files
-        gone, updated = [_COMMIT_LOCK], []
-        for each in (each for path, each in active.items() if path not in files):
+        removed, updated = [_COMMIT_LOCK], []
+        for each in gone.values():
             left = each.fragment.delete(self._is_ours) if each.is_shared else None
             if left is None:
-                gone.append(each.fragment.fragment_id)
+                removed.append(each.fragment.fragment_id)
             else:
                 updated.append(left)
         operation = LanceOperation.Update(
-            removed_fragment_ids=gone, updated_fragments=updated, new_fragments=[*added.values()]
+            removed_fragment_ids=removed, updated_fragments=updated, new_fragments=[*added.values()]
         )
         properties = self._properties(manifest)
         transaction = Transaction(table.version, operation, transaction_properties=properties)

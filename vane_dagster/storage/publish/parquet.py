@@ -43,9 +43,9 @@ class FolderPublisher(Publisher):
     def check(self, schema: pa.Schema, location: str) -> None:
         self._refuse_table()
 
-    def planned(self, manifest: Manifest) -> Published:
+    def planned(self, manifest: Manifest) -> Sequence[str]:
         self._refuse_table()  # one may have been created since the plan was made
-        return Published(self.target.url, [*self._files(manifest.parts)])
+        return [*self._files(manifest.parts)]
 
     def publish(self, manifest: Manifest) -> Published:
         assert manifest.published is not None

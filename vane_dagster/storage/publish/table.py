@@ -97,23 +97,13 @@ class TablePublisher(Publisher):
             if table is not None:
                 self._fit(table, schema, location)
 
-    def planned(self, manifest: Manifest) -> Published:
-        with self._storage_errors("read"):
-            active = self._active(self._opened()) or {}
-        stems = self._groups(manifest.parts)
-        kept = self._by_stem(active)
-        if not self.keeps_files and (kept.keys() != stems.keys() or len(active) != len(stems)):
-            kept = {}
-        # A name is never used again: former versions of the table may have it.
-        new = f"-{secrets.token_hex(8)}{self.suffix}"
-        files = [kept.get(stem) or f"{self._prefix()}{stem}{new}" for stem in stems]
-        return Published(self.target.url, files, self.format)
-
     def publish(self, manifest: Manifest) -> Published:
-        assert manifest.published is not None
         location = f"stage '{manifest.pipeline}/{manifest.stage}'"
-        files = manifest.published.files
-        stems = self._by_stem(files)
+        written = (part for part in manifest.parts if part.rows)
+        groups = plan_compaction(written, self._declared.target_bytes)
+        # A name is never used again: former versions of the table may have it.
+        end = f"-{secrets.token_hex(8)}{self.suffix}"
+        paths = {stem: f"{self._prefix()}{stem}{end}" for stem in groups}
         made: dict[str, Any] = {}
         for _ in retries.transactions():
             with self._storage_errors("written"):
@@ -123,15 +113,17 @@ class TablePublisher(Publisher):
                 self._fit(table, manifest.schema, location)
                 active = self._active(table) or {}
                 there = self._by_stem(active)
-                if len(active) == len(files) and there.keys() == stems.keys():
-                    return self._published([there[stem] for stem in stems], table)
-                kept = active if self.keeps_files else {}
-                missing = [file for file in files if file not in kept and file not in made]
+                if len(active) == len(groups) and there.keys() == groups.keys():
+                    return self._published([there[stem] for stem in groups], table)
+                kept = {s: file for s, file in there.items() if self.keeps_files and s in groups}
+                added = {paths[s]: parts for s, parts in groups.items() if s not in kept}
+                missing = {path: parts for path, parts in added.items() if path not in made}
                 made |= self._place(table, manifest, missing)
-                added = {file: made[file] for file in files if file not in kept}
-                changed = self._replace(table, active, added, manifest)
+                gone = {file: active[file] for file in active.keys() - kept.values()}
+                new = {path: made[path] for path in added}
+                changed = self._replace(table, gone, new, manifest)
                 if changed is not None:
-                    return self._published(files, changed)
+                    return self._published([*(paths | kept).values()], changed)
         raise StoreError(
             f"{self.label} {self._name!r}: other writers changed the same partition "
             f"{retries.TRANSACTION_ATTEMPTS} times while it was replaced. Run it again when they "
@@ -192,9 +184,9 @@ class TablePublisher(Publisher):
 
     @abc.abstractmethod
     def _replace(
-        self, table: Any, active: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
+        self, table: Any, gone: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
     ) -> Any:
-        """Replace the partition's files in one transaction.
+        """Replace files of the partition in one transaction.
 
         Return the table at the new version; None on a conflict with another writer.
         """
@@ -241,23 +233,15 @@ class TablePublisher(Publisher):
     def _published(self, files: Sequence[str], table: Any) -> Published:
         return Published(self.target.url, files, self.format, self._version(table))
 
-    def _groups(self, parts: Sequence[PartInfo]) -> dict[str, Parts]:
-        """Return the parts of each file by the stem of its name."""
-        return plan_compaction((p for p in parts if p.rows), self._declared.target_bytes)
-
-    def _named(self, parts: Sequence[PartInfo], files: Iterable[str]) -> dict[str, Parts]:
-        """Return the parts that some planned files are made of, by path."""
-        by_stem, groups = self._by_stem(files), self._groups(parts)
-        return {by_stem[stem]: groups[stem] for stem in groups if stem in by_stem}
-
     def _by_stem(self, files: Iterable[str]) -> dict[str, str]:
         """Return the paths that this class gives to files, by the stems that they contain."""
         prefix = self._prefix()
         return {f[len(prefix) :].rpartition("-")[0]: f for f in files if f.startswith(prefix)}
 
-    def _place(self, table: Any, manifest: Manifest, files: Sequence[str]) -> Mapping[str, Any]:
-        """Bring files into the table's folder, where readers do not see them yet."""
-        named = self._named(manifest.parts, files)
+    def _place(
+        self, table: Any, manifest: Manifest, named: Mapping[str, Parts]
+    ) -> Mapping[str, Any]:
+        """Bring files, given with their parts, into the table's folder; readers do not see them."""
         if self._declared.target_bytes is not None:
             return self._write(named, manifest)
         self._require_staged(part for group in named.values() for part in group)
