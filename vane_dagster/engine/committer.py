@@ -18,7 +18,15 @@ from vane_dagster._dataclass import dataclass
 from vane_dagster._private_folder import temporary_folder
 from vane_dagster._texts import in_partition
 from vane_dagster.checks.builtin import has_lost_rows
-from vane_dagster.errors import IntegrityError, SourceError, StoreError, VaneError, described, names
+from vane_dagster.errors import (
+    DamagedPartError,
+    IntegrityError,
+    SourceError,
+    StoreError,
+    VaneError,
+    described,
+    names,
+)
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.damage import damage_of
 from vane_dagster.storage.decisions import Decision, count_waived
@@ -148,13 +156,14 @@ class Committer:
             try:
                 outcome: ManifestName | VaneError
                 manifest, outcome = self._put_in_force(commit, self._completed(commit))
-            except VaneError as error:
-                outcome = error
             except BaseException as error:  # extensions in Rust raise others than Exception
-                outcome = StoreError(
-                    f"{manifest.pipeline}/{manifest.stage} could not be committed: "
-                    f"{described(error)}{self._removed(commit)}"
-                )
+                if isinstance(error, VaneError) and not isinstance(error, DamagedPartError):
+                    outcome = error
+                else:
+                    outcome = StoreError(
+                        f"{manifest.pipeline}/{manifest.stage} could not be committed: "
+                        f"{described(error)}{self._removed(commit)}"
+                    )
             self._outcomes[manifest.partition, manifest.stage] = outcome
             commit.done(manifest, outcome)
 
@@ -164,9 +173,9 @@ class Committer:
         message = ""
         try:
             present = folder.names()
-            for name in (part.name for part in commit.manifest.parts if part.name in present):
-                if found := damage_of(folder, name):
-                    folder.delete([name])
+            for part in (part for part in commit.manifest.parts if part.name in present):
+                if found := next(filter(None, (damage_of(folder, n) for n in part.files)), None):
+                    folder.delete([part.name])
                     message += f". {found}; it was removed. Run again, and it is computed again"
         except Exception:
             return message  # the storage fails, which the original error already reports

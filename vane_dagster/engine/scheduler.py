@@ -356,7 +356,8 @@ class WaveScheduler:
         groups = known.groups if known else ()  # a patch cannot be made again
         looked_up = {file for group in groups for part in group.parts for file in part.files}
         try:
-            removed = remove_damaged(self._state, run.partition, fault) if fault.part else None
+            given = self._state, run.partition, fault, looked_up
+            removed = remove_damaged(*given) if fault.part else None
         except StoreError as error:
             self._fail(run.partition, task.stage, error)
             return

@@ -32,7 +32,8 @@ def stored_parts(
     """Find the parts of a stage's partition by listing its folder, each by the first of some keys.
 
     Keys and parts of the manifest in force come first. Parts marked for deletion that it does not
-    name are skipped, and so are the fragments with the indexes `known`.
+    name are skipped, those of a fallback in any case, and so are the fragments with the indexes
+    `known`.
 
     Returns:
         The key of each fragment, the first one if there is no part; the parts by the fragment's
@@ -54,7 +55,7 @@ def stored_parts(
         """Return the files with a key that are not about to be deleted."""
         files = dict(published.get(key, {}))
         for file, place in sorted(existing.get(key, {}).items()):
-            is_named = not publisher and file in in_force
+            is_named = not (publisher or place.is_read_only) and file in in_force
             if is_named or f"{label}/{file}" not in condemned:
                 files.setdefault(file, place)
         return [(key, file, files[file]) for file in sorted(files, key=lambda f: f not in in_force)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -276,6 +277,11 @@ class Store:
 
         own = read_file(self.root.child(pipeline, stage), CONDEMNED, parse) or {}
         return own if self.fallback is None else self.fallback.condemned(pipeline, stage) | own
+
+    def condemn(self, pipeline: str, stage: str, part: str) -> None:
+        """Mark a part of the fallback, so that this branch computes its fragment."""
+        marked = Store(self.root).condemned(pipeline, stage) | {part: time.time()}
+        self.root.child(pipeline, stage).write(CONDEMNED, json.dumps(marked).encode())
 
     def records(self, pipeline: str) -> dict[str, Location]:
         """List the files of a pipeline, with the folder of each; those of a branch come first."""

@@ -202,6 +202,27 @@ def test_a_damaged_part_of_a_stage_that_is_not_selected(tmp_path, source, run):
     assert rows_of(tmp_path, "negate", "z") == NEGATED
 
 
+def test_a_damaged_part_of_a_fallback_is_computed_in_the_branch(tmp_path, source, run):
+    run(select=["clean", "double"])
+    victim = parts(tmp_path, "double")[1]
+    flip(victim)
+    harmed = victim.read_bytes()
+    branch = vd.FragmentStore(root=str(tmp_path / "branch"), fallback=str(tmp_path / "store"))
+
+    def error(select: Sequence[str]) -> str:
+        try:
+            make(tmp_path).run(select=select, store=branch, compute=InProcessCompute())
+        except VaneError as raised:
+            return str(raised)
+        return ""
+
+    assert "It is one of the fallback's, of the stage 'docs/double'" in error(["negate"])
+    assert error(["double", "negate"]) == ""
+    assert vd.load("docs/negate", store=branch)["z"].to_pylist() == NEGATED
+    assert vd.load("docs/double", store=branch)["y"].to_pylist() == DOUBLED
+    assert victim.read_bytes() == harmed
+
+
 def test_a_part_that_nobody_names_yet_is_passed_over(tmp_path, source, run, capsys):
     """What a killed run has left, found by the planner."""
     run()

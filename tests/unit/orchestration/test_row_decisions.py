@@ -316,6 +316,27 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return made
 
 
+def harm_records(folder: Path) -> None:
+    """Cut the row records of both parts."""
+    for path in (folder / "store/docs/read/parts").rglob("*.rows.parquet"):
+        path.write_bytes(path.read_bytes()[:-40])
+
+
+def test_damaged_row_records_are_written_again_without_force(runs):
+    """Both of a commit that counts waivers and of a published column read them."""
+    assert "blocking checks: 1 failed" in runs.run(with_bad(*BAD))
+    waive("docs/read", None, ["3", "4", "5"], "empty pages", runs.store)
+    harm_records(runs.folder)
+    assert "it was removed. Run again" in runs.run(with_bad(*BAD))
+    assert runs.run(with_bad(*BAD)) == ""
+    assert runs.waived() == 3
+    runs.pipeline["read"].write("published", str(runs.folder / "out"), provenance=True)
+    harm_records(runs.folder)
+    assert "It was removed from the stage 'docs/read'" in runs.error(runs.pipeline)
+    assert runs.error(runs.pipeline) == ""
+    assert len(published(runs.folder)) == 17
+
+
 def published(folder: Path) -> list[dict[str, Any]]:
     files = sorted((folder / "out").glob("*.parquet"))
     rows = pa.concat_tables([pq.read_table(file, partitioning=None) for file in files])
