@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import in_partition
-from vane_dagster.errors import StoreError, TraceError
+from vane_dagster.errors import DamagedPartError, StoreError, TraceError
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.filesystem import Location, protocol_of
 from vane_dagster.storage.manifest import FragmentRecord, Manifest, ManifestName
@@ -74,10 +74,9 @@ def _located(
     key = manifest_index.converted(manifest, 0, stage, id)
     try:
         located = manifest_index.locate(manifest, key)
-    except FileNotFoundError as error:
+    except DamagedPartError as error:
         raise StoreError(
-            f"{manifest_index.label(stage)!r}: a part of its manifest {name} is gone: {error}. "
-            "Materialize it again"
+            f"{manifest_index.label(stage)!r}, manifest {name}: {error}. Materialize it again"
         ) from error
     if located is None:
         raise not_found(manifest_index, manifest, key)
