@@ -53,10 +53,10 @@ def test_small_parts_are_written_together_in_their_order(tmp_path, monkeypatch):
     ]
     for size, codec in ((100_000, "zstd"), (1 << 30, "gzip")):
         wanted = plan_compaction(parts, size)
-        written = write_compacted(wanted, staging, target, noise.schema, "id", codec)
+        written = write_compacted(wanted, staging, target, noise.schema, codec)
         files = [pq.read_table(target.file(name))["id"].to_pylist() for name in wanted]
         assert [id for ids in files for id in ids] == list(range(2_000))
-        assert [(each.id_min, each.id_max) for each in written.values()] == [
+        assert [(each.parts[0].id_min, each.parts[-1].id_max) for each in written.values()] == [
             (ids[0], ids[-1]) for ids in files
         ]
         assert all(each.size < 1.5 * size for each in written.values())

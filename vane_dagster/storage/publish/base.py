@@ -21,7 +21,7 @@ from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.filesystem import FileInfo, Location
 from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.publish.compaction import CompactedFile, Parts, write_compacted
+from vane_dagster.storage.publish.compaction import Parts, PlacedFile, write_compacted
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.store import Store
 
@@ -162,14 +162,11 @@ class Publisher(abc.ABC):
                 + _LOST
             )
 
-    def _write(
-        self, wanted: Mapping[str, Parts], manifest: Manifest
-    ) -> Mapping[str, CompactedFile]:
+    def _write(self, wanted: Mapping[str, Parts], manifest: Manifest) -> Mapping[str, PlacedFile]:
         self._require_staged(part for parts in wanted.values() for part in parts)
         return write_compacted(
-            wanted, self.staging, self.target, manifest.schema, manifest.keys[0],
-            self._declared.compression,
-        )  # fmt: skip
+            wanted, self.staging, self.target, manifest.schema, self._declared.compression
+        )
 
 
 def staged_parts(pattern: str, options: Mapping[str, Any]) -> dict[str, FileInfo]:

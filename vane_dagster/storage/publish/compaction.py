@@ -7,8 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -17,7 +16,7 @@ from vane_dagster._lazy import pq
 from vane_dagster._private_folder import temporary_folder
 from vane_dagster.storage.filesystem import Location, beside
 from vane_dagster.storage.manifest import PartInfo
-from vane_dagster.storage.part_file import DICTIONARY_BYTES, id_range
+from vane_dagster.storage.part_file import DICTIONARY_BYTES
 from vane_dagster.types.casts import cast_table
 
 _WRITERS = 4
@@ -30,14 +29,11 @@ Parts = tuple[PartInfo, ...]
 """Consecutive parts that one file is made of."""
 
 
-@dataclass(frozen=True)
-class CompactedFile:
-    """A file that was written: size in bytes, rows, and range of the ids."""
+class PlacedFile(NamedTuple):
+    """A file in the folder of a table: its size in bytes, and the parts that it is made of."""
 
     size: int
-    rows: int
-    id_min: Any
-    id_max: Any
+    parts: Parts
 
 
 def plan_compaction(parts: Iterable[PartInfo], target_bytes: int | None) -> dict[str, Parts]:
@@ -72,14 +68,14 @@ def write_compacted(
     staging: Location,
     target: Location,
     schema: pa.Schema,
-    id: str,
     compression: str,
-) -> dict[str, CompactedFile]:
+) -> dict[str, PlacedFile]:
     """Write files atomically, a few in parallel; the names of the files are keys of `wanted`."""
 
-    def write(name: str) -> CompactedFile:
+    def write(name: str) -> PlacedFile:
         with _file(target, name) as path:
-            return _write(staged_rows(wanted[name], staging, schema), path, schema, id, compression)
+            _write(staged_rows(wanted[name], staging, schema), path, schema, compression)
+            return PlacedFile(os.path.getsize(path), wanted[name])
 
     with ThreadPoolExecutor(max_workers=_WRITERS) as threads:
         return dict(zip(wanted, threads.map(write, wanted)))
@@ -116,23 +112,12 @@ def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(held)
 
 
-def _write(
-    tables: Iterable[pa.Table], path: str, schema: pa.Schema, id: str, compression: str
-) -> CompactedFile:
+def _write(tables: Iterable[pa.Table], path: str, schema: pa.Schema, compression: str) -> None:
     """Write rows to a local file, in row groups of a bounded size."""
-    lows, highs = [], []
-    count = 0
     options = {"compression": compression, "dictionary_pagesize_limit": DICTIONARY_BYTES}
     with pq.ParquetWriter(path, schema, **options) as writer:
         for group in _row_groups(tables):
             writer.write_table(group, row_group_size=max(1, group.num_rows))
-            low, high = id_range(group.column(id))
-            lows.append(low)
-            highs.append(high)
-            count += group.num_rows
-    return CompactedFile(
-        os.path.getsize(path), count, min(lows, default=None), max(highs, default=None)
-    )
 
 
 @contextlib.contextmanager

@@ -11,10 +11,10 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from vane_dagster._arguments import check_installed
-from vane_dagster.errors import SchemaError, StoreError
+from vane_dagster.errors import StoreError
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.publish.column_types import flat_type
-from vane_dagster.storage.publish.compaction import CompactedFile
+from vane_dagster.storage.publish.compaction import Parts
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.table_options import driver_options, driver_url
@@ -90,26 +90,23 @@ class DeltaPublisher(TablePublisher):
             paths = [path for path, key in zip(paths, keys) if key == self._key]
         return {unquote(path): path for path in paths}
 
-    def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
-        columns = [self._column] if self._column else []
-        if (found := list(table.metadata().partition_columns)) != columns:
-            raise SchemaError(
-                f"{location}: Delta table {self.target.url!r} is partitioned by {found}, expected "
-                f"{columns}. Publish into another table"
-            )
-        wanted = _delta_types(self._delta_schema(schema))
-        self._require_columns(location, wanted, _delta_types(table.schema()))
+    def _columns(self, table: Any) -> pa.Schema:
+        return pa.schema(table.schema().to_arrow())
+
+    def _partitioning(self, table: Any) -> list[str]:
+        return list(table.metadata().partition_columns)
 
     def _replace(
         self, table: Any, gone: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
     ) -> Any:
+        from deltalake import Schema
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, CommitProperties, Transaction
 
         key = {self._column: self._key} if self._column else {}
         now = int(time.time() * 1000)
         actions = [
-            AddAction(path, file.size, key, now, True, _statistics(file, manifest.keys[0]))
+            AddAction(path, file.size, key, now, True, _statistics(file.parts, manifest.keys[0]))
             for path, file in added.items()
         ]
         # Without it Delta merges two transactions that both add the partition's first files.
@@ -119,7 +116,7 @@ class DeltaPublisher(TablePublisher):
             table.create_write_transaction(
                 actions,
                 "overwrite",
-                self._delta_schema(manifest.schema),
+                Schema.from_arrow(self._table_schema(manifest.schema)),
                 partition_by=list(key),
                 partition_filters=[(self._column, "=", self._key)] if key else None,
                 commit_properties=properties,
@@ -133,27 +130,9 @@ class DeltaPublisher(TablePublisher):
         version: int = table.version()
         return version
 
-    def _delta_schema(self, schema: pa.Schema) -> Any:
-        from deltalake import Schema
 
-        return Schema.from_arrow(self._table_schema(schema))
-
-
-def _statistics(file: CompactedFile, id: str) -> str:
+def _statistics(parts: Parts, id: str) -> str:
     """Return a file's statistics, which let readers skip it."""
-    found: dict[str, Any] = {"numRecords": file.rows, "nullCount": {id: 0}}
-    if file.id_min is not None:
-        found |= {"minValues": {id: file.id_min}, "maxValues": {id: file.id_max}}
-    return json.dumps(found)
-
-
-def _delta_types(schema: Any) -> dict[str, str]:
-    """Return column names and types of a Delta schema, for messages and comparison."""
-    fields = json.loads(schema.to_json())["fields"]
-    return {
-        field["name"]: (
-            json.dumps(field["type"], sort_keys=True).strip('"')
-            + ("" if field["nullable"] else " not null")
-        )
-        for field in fields
-    }
+    found: dict[str, Any] = {"numRecords": sum(part.rows for part in parts), "nullCount": {id: 0}}
+    low, high = min(part.id_min for part in parts), max(part.id_max for part in parts)
+    return json.dumps(found | {"minValues": {id: low}, "maxValues": {id: high}})

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vane_dagster.errors import DefinitionError, SchemaError
+from vane_dagster.errors import DefinitionError
 from vane_dagster.storage.filesystem import Location, in_threads, protocol_of
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog, parse_catalog, parse_identifier
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.publish.column_types import flat_type
-from vane_dagster.storage.publish.compaction import CompactedFile
+from vane_dagster.storage.publish.compaction import PlacedFile
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
 
@@ -112,23 +112,19 @@ class IcebergPublisher(TablePublisher):
             return AlwaysTrue()
         return EqualTo(term=Reference(self._column), value=literal(str(self._key)))
 
-    def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
+    def _columns(self, table: Any) -> pa.Schema:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        return schema_to_pyarrow(table.schema(), include_field_ids=False)
+
+    def _partitioning(self, table: Any) -> list[str]:
         from pyiceberg.transforms import IdentityTransform
 
-        columns = [self._column] if self._column else []
-        fields = table.spec().fields
-        found = [table.schema().find_column_name(field.source_id) for field in fields]
-        plain = all(isinstance(field.transform, IdentityTransform) for field in fields)
-        if found != columns or not plain:
-            shown = [str(field.transform) + f"({name})" for field, name in zip(fields, found)]
-            raise SchemaError(
-                f"{location}: Iceberg table {self._name!r} is partitioned by {shown}, expected "
-                f"{[f'identity({name})' for name in columns]}. Publish into another table"
-            )
-        there = schema_to_pyarrow(table.schema(), include_field_ids=False)
-        wanted = self._shape(self._table_schema(schema))
-        self._require_columns(location, wanted, self._shape(there))
+        named = [(f, table.schema().find_column_name(f.source_id)) for f in table.spec().fields]
+        return [
+            name if isinstance(field.transform, IdentityTransform) else f"{field.transform}({name})"
+            for field, name in named
+        ]
 
     def _replace(
         self, table: Any, gone: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest
@@ -156,7 +152,7 @@ class IcebergPublisher(TablePublisher):
             return None
         return table
 
-    def _data_file(self, table: Any, name: str, file: CompactedFile) -> Any:
+    def _data_file(self, table: Any, name: str, file: PlacedFile) -> Any:
         """Describe a file for a manifest, with the statistics of its footer."""
         from pyiceberg.io.pyarrow import (
             compute_statistics_plan,

@@ -189,9 +189,8 @@ class LancePublisher(TablePublisher):
         """The SQL filter for rows of the partition."""
         return f"`{self._column}` = {literal(self._key or '')}"
 
-    def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
-        wanted = self._shape(self._table_schema(schema))
-        self._require_columns(location, wanted, self._shape(table.schema))
+    def _columns(self, table: Any) -> pa.Schema:
+        return table.schema
 
     def _replace(
         self, table: Any, gone: Mapping[str, Any], added: Mapping[str, Any], manifest: Manifest

@@ -19,7 +19,7 @@ from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.publish.base import Publisher
 from vane_dagster.storage.publish.column_types import held_type
-from vane_dagster.storage.publish.compaction import CompactedFile, Parts, plan_compaction
+from vane_dagster.storage.publish.compaction import Parts, PlacedFile, plan_compaction
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.table_options import check_table_url
 
@@ -179,8 +179,12 @@ class TablePublisher(Publisher):
         """Return the table's files for the partition, by path; None if there is no table."""
 
     @abc.abstractmethod
-    def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
-        """Raise SchemaError if the table has other columns or partitions."""
+    def _columns(self, table: Any) -> pa.Schema:
+        """Return the columns of the table."""
+
+    def _partitioning(self, table: Any) -> list[str] | None:
+        """Return the columns that the table is partitioned by; None if it has no partitions."""
+        return None
 
     @abc.abstractmethod
     def _replace(
@@ -195,10 +199,15 @@ class TablePublisher(Publisher):
     def _version(self, table: Any) -> int | None:
         """Return the version of an open table."""
 
-    def _require_columns(
-        self, location: str, wanted: Mapping[str, str], there: Mapping[str, str]
-    ) -> None:
-        """Raise SchemaError unless a table has the wanted columns, given as texts by name."""
+    def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
+        """Raise SchemaError if the table has other columns or partitions."""
+        columns = [self._column] if self._column else []
+        if (found := self._partitioning(table)) not in (None, columns):
+            raise SchemaError(
+                f"{location}: {self.label} {self._name!r} is partitioned by {found}, expected "
+                f"{columns}. Publish into another table"
+            )
+        wanted, there = self._shape(self._table_schema(schema)), self._shape(self._columns(table))
         for name in dict.fromkeys([*wanted, *there]):
             if wanted.get(name) != there.get(name):
                 raise SchemaError(
@@ -246,12 +255,8 @@ class TablePublisher(Publisher):
             return self._write(named, manifest)
         self._require_staged(part for group in named.values() for part in group)
         sizes = self.staging.names()
-        moved = {path: part for path, (part,) in named.items()}
-        in_threads(lambda item: self._move(*item), moved.items())
-        return {
-            path: CompactedFile(sizes[part.name], part.rows, part.id_min, part.id_max)
-            for path, part in moved.items()
-        }
+        in_threads(lambda path: self._move(path, named[path][0]), named)
+        return {path: PlacedFile(sizes[parts[0].name], parts) for path, parts in named.items()}
 
     def _move(self, path: str, part: PartInfo) -> None:
         folder, _, name = path.rpartition("/")
