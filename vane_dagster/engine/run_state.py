@@ -128,7 +128,7 @@ class RunState:
                 self.floors[stage] = floor
             if spec.publishes:
                 target = spec.branch_target or spec.target
-                self.store.keep_target(self.pipeline.name, stage, target.url, target.format)
+                self.store.keep_target(self.pipeline.name, stage, target.url)
         for index, partition in enumerate(self.plan.partitions):
             if partition.fragments:
                 self._committer.hash_ahead(partition.files)

@@ -42,15 +42,11 @@ class DeltaSource(FolderSource):
         import deltalake
         from deltalake.exceptions import TableNotFoundError
 
-        place, version, number = Location(url, self.storage_options), self.table_version, None
-        if isinstance(version, int):
-            number, version = version, None
+        place = Location(url, self.storage_options)
         try:
-            table = deltalake.DeltaTable(
-                driver_url(place), version=number, storage_options=driver_options(place)
-            )
-            if version is not None:
-                table.load_as_version(version)
+            table = deltalake.DeltaTable(driver_url(place), storage_options=driver_options(place))
+            if self.table_version is not None:
+                table.load_as_version(self.table_version)
         except TableNotFoundError:
             return None
         return table

@@ -326,9 +326,8 @@ class _StageFolders:
 
     def _collect_staged(self) -> None:
         """Decide about the parts that are staged in the target of a `write` stage."""
-        if self._target is None:
+        if (url := self._target) is None:
             return
-        url, _ = self._target
         try:
             staged = staged_parts(url, self._store.root.options_for(url))
         except StoreError as error:

@@ -39,11 +39,6 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
         lengths = pc.list_value_length(column).to_pylist()
         heads = pc.list_slice(column, 0, _SHOWN_NUMBERS, return_fixed_size_list=False)
         return [_list(head, length) for head, length in zip(heads.to_pylist(), lengths)]
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        lengths = pc.binary_length(column).to_pylist()
-        return ["null" if n is None else f"{n} bytes" for n in lengths]
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        column = pc.utf8_slice_codeunits(column, 0, _MAX_CHARACTERS + 1)
     return [_text(value) for value in python_values(column)]
 
 
@@ -57,5 +52,7 @@ def _list(head: list[Any] | None, length: int | None) -> str:
 def _text(value: Any) -> str:
     if value is None:
         return "null"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"

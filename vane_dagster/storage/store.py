@@ -297,18 +297,15 @@ class Store:
                 return found
         return None
 
-    def target(self, pipeline: str, stage: str) -> tuple[str, str] | None:
-        """The URL pattern and format of a `write` stage's target, as the last run kept it."""
+    def target(self, pipeline: str, stage: str) -> str | None:
+        """The URL pattern of a `write` stage's target, as the last run kept it."""
+        folder = self.root.child(pipeline, stage)
+        return read_file(folder, TARGET, lambda record: str(record["url"]))
 
-        def parse(record: Any) -> tuple[str, str]:
-            return str(record["url"]), str(record["publisher"])
-
-        return read_file(self.root.child(pipeline, stage), TARGET, parse)
-
-    def keep_target(self, pipeline: str, stage: str, url: str, format: str) -> None:
+    def keep_target(self, pipeline: str, stage: str, url: str) -> None:
         """Store the URL pattern of a `write` stage's target, for garbage collection in it."""
-        if self.target(pipeline, stage) != (url, format):
-            record = json.dumps({"url": url, "publisher": format})
+        if self.target(pipeline, stage) != url:
+            record = json.dumps({"url": url})
             self.root.child(pipeline, stage).write(TARGET, record.encode())
 
     def setting(
