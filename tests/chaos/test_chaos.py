@@ -32,6 +32,7 @@ from support.data import read_stage, write_source
 from support.paths import REPOSITORY, TESTS
 from support.pools_process import CLUSTER
 from vane_dagster.compute.local_head import LocalHead
+from vane_dagster.compute.processes import marked
 from vane_dagster.errors import VaneError
 from vane_dagster.storage.filesystem import TEMPORARY, Location
 from vane_dagster.storage.gc import GcPolicy, collect
@@ -242,8 +243,8 @@ def test_one_run_puts_right_whatever_has_happened(
     kinds = ("worker",)
     if compute == "ray":
         request.getfixturevalue("cluster").connect()
-        head = LocalHead(**CLUSTER).find()
-        place = Place(source, CLUSTER, psutil.Process(head.raylet_pid))
+        processes = {name: pid for pid, name in marked(LocalHead(**CLUSTER).mark).items()}
+        place = Place(source, CLUSTER, psutil.Process(processes["raylet"]))
         kinds = ("worker",) * 5 + ("pool_manager", "idle")
     runs = drawn(seed, kinds)
     try:

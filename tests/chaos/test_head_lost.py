@@ -16,6 +16,7 @@ from support.pool_models import until
 from support.pools_process import Process
 from vane_dagster.compute import head_watch
 from vane_dagster.compute.local_head import Head, LocalHead
+from vane_dagster.compute.processes import marked
 
 SETTINGS = {"name": "lost", "num_cpus": 2}
 
@@ -35,7 +36,8 @@ def test_a_run_fails_by_an_error_of_ours(lost, head, tmp_path):
     run = Process(tmp_path, {"slow": stage}, "a", variables, cluster=SETTINGS)
     until((tmp_path / "calls").exists, "it computes", 90)
 
-    os.kill(head.pid if lost == "gcs" else head.raylet_pid, signal.SIGKILL)
+    processes = {name: pid for pid, name in marked(LocalHead(**SETTINGS).mark).items()}
+    os.kill(processes["gcs_server" if lost == "gcs" else "raylet"], signal.SIGKILL)
 
     output = run.failed()
     assert "stages 'docs/slow'" in output

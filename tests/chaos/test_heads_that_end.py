@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from support.pool_models import until
 from vane_dagster.cli.main import main
 from vane_dagster.compute.local_head import LocalHead
-from vane_dagster.compute.local_heads import running_heads
 from vane_dagster.compute.processes import marked
 
 DRIVER = """
@@ -96,13 +95,12 @@ def test_an_idle_head_ends_and_the_next_run_starts_another(tmp_path: Path) -> No
         second = local.find()
         assert second is not None
         assert second.pid != first.pid
-        (listed,) = running_heads(tmp_path)
-        assert listed.resources["CPU"] == 1
         shown = CliRunner().invoke(
             main, ["cluster", "list", "--json"], env={"VANE_DAGSTER_HOME": str(tmp_path)}
         )
         (record,) = json.loads(shown.stdout)
         assert (record["name"], record["idle_minutes"], record["drivers"]) == ("idle", 60, [])
+        assert record["options"] == ["--num-cpus=1"]
         assert record["stops_at"] == pytest.approx(last_used(local) + 3600)
         assert record["idle_seconds"] >= 0
     finally:

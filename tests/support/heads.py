@@ -21,7 +21,6 @@ from vane_dagster.compute.local_head import RAY_START, Head
 HEAD = Head(
     address="127.0.0.1:1",
     pid=1,
-    raylet_pid=1,
     session_dir="/nowhere",
     token_path="/nowhere/token",
     started_at=0.0,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 import time
 from typing import Any
 
@@ -11,14 +9,14 @@ import click
 
 from vane_dagster._texts import duration, table
 from vane_dagster.cli.options import AS_JSON, print_json
-from vane_dagster.compute.local_head import HeadFolder, LocalHead
-from vane_dagster.compute.local_heads import RunningHead, running_heads
+from vane_dagster.cli.pools import local_head
+from vane_dagster.compute.local_head import Head, HeadFolder
+from vane_dagster.compute.local_heads import running_heads
 from vane_dagster.compute.processes import drivers, marked
 from vane_dagster.errors import ComputeError, names
 
 _HEADER = (
-    "NAME", "ENVIRONMENT", "ADDRESS", "PID", "UP", "CPUS", "GPUS", "DRIVERS", "IDLE",
-    "STOPS IN",
+    "NAME", "ENVIRONMENT", "ADDRESS", "PID", "UP", "OPTIONS", "DRIVERS", "IDLE", "STOPS IN",
 )  # fmt: skip
 
 
@@ -31,7 +29,7 @@ def cluster() -> None:
 @AS_JSON
 def list_heads(as_json: bool) -> None:
     """Lists the running heads of all your Python environments on this machine."""
-    records = [_record(running) for running in running_heads()]
+    records = [_record(*running) for running in running_heads()]
     if as_json:
         print_json(records)
     elif records:
@@ -46,45 +44,38 @@ def list_heads(as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="The heads of all environments.")
 def stop(name: str | None, address: str | None, everything: bool) -> None:
     """Stops a head, with every model that is loaded there."""
-    if (name is not None) + (address is not None) + everything > 1:
+    if everything and (name or address):
         raise click.UsageError("give one of --name, --address and --all")
-    if address is None and not everything:
-        local = LocalHead(name="default" if name is None else name)
-        _stop(local, _who(local))
-        return
     running = running_heads()
-    chosen = [one for one in running if everything or one.head.address == address]
-    if not chosen and not everything:
-        addresses = names(one.head.address for one in running)
-        raise ComputeError(f"No local head has the address {address!r}; running: {addresses}")
-    for one in chosen:
-        _stop(one.place, f"The {one}")
+    chosen = [place for place, _ in running] if everything else [local_head(name, address)]
+    for place in chosen:
+        if place is None:
+            addresses = names(head.address for _, head in running)
+            raise ComputeError(f"No local head has the address {address!r}; running: {addresses}")
+        _stop(place, name or "default")
     if not chosen:
         click.echo("No local head is running: nothing to stop.")
 
 
-def _stop(place: HeadFolder, who: str) -> None:
+def _stop(place: HeadFolder, name: str) -> None:
     head = place.find()
     connected = drivers(place.mark, head.address) if head else ()
     stopped = place.stop()
     if head is not None:
-        at = "" if who.endswith(head.address) else f" at {head.address}"
-        click.echo(f"{who}{at} was stopped, with all its workers.")
+        who = f"The Ray head {head.name!r} of {head.prefix} at {head.address}"
+        click.echo(f"{who} was stopped, with all its workers.")
     elif stopped:
-        click.echo(f"{who} has no record in {place.folder}; leftover processes of it were ended.")
+        click.echo(f"{name!r} has no record in {place.folder}; leftover processes were ended.")
     else:
-        click.echo(f"{who} is not running: nothing to stop.")
+        click.echo(f"The Ray head {name!r} of this environment is not running: nothing to stop.")
     if connected:
         pids = ", ".join(map(str, sorted(connected)))
         click.echo(f"Warning: it was in use by processes {pids}.", err=True)
 
 
-def _record(running: RunningHead) -> dict[str, Any]:
+def _record(place: HeadFolder, head: Head) -> dict[str, Any]:
     """Return a head as plain values."""
-    place, head = running.place, running.head
-    processes = marked(place.mark)
-    connected = drivers(place.mark, head.address)
-    use = place.use()
+    connected, use = drivers(place.mark, head.address), place.use()
     # A head that never stops has no watcher, and nothing records when its last driver left.
     stops_at = use.stops_at() if use and not connected else None
     return {
@@ -93,9 +84,8 @@ def _record(running: RunningHead) -> dict[str, Any]:
         "address": head.address,
         "pid": head.pid,
         "started_at": head.started_at,
-        "cpus": running.resources.get("CPU", 0.0),
-        "gpus": running.resources.get("GPU", 0.0),
-        "processes": len(processes),
+        "options": head.settings,
+        "processes": len(marked(place.mark)),
         "drivers": sorted(connected),
         "idle_seconds": max(0.0, time.time() - use.last_used) if use and stops_at else None,
         "idle_minutes": use.idle_minutes if use else None,
@@ -114,14 +104,8 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
         record["address"],
         str(record["pid"]),
         duration(time.time() - record["started_at"]),
-        f"{record['cpus']:g}",
-        f"{record['gpus']:g}",
+        " ".join(record["options"]) or "-",
         ", ".join(map(str, record["drivers"])) or "-",
         "-" if idle is None else duration(idle),
         "-" if stops_at is None else duration(max(0.0, stops_at - time.time())),
     )
-
-
-def _who(local: LocalHead) -> str:
-    python = f"Python {platform.python_version()}, Ray {local.ray_version}"
-    return f"The Ray head {local.name!r} of {sys.prefix} ({python})"

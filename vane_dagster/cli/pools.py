@@ -137,7 +137,7 @@ def local_head(name: str | None, address: str | None) -> HeadFolder | None:
         raise click.UsageError("give either --name or --address, not both")
     if address is None:
         return LocalHead(name="default" if name is None else name)
-    return next((one.place for one in running_heads() if one.head.address == address), None)
+    return next((place for place, head in running_heads() if head.address == address), None)
 
 
 def _managers(name: str | None, address: str | None) -> dict[str, Any]:

@@ -117,7 +117,6 @@ class Head:
 
     address: str
     pid: int
-    raylet_pid: int
     session_dir: str
     token_path: str
     started_at: float
@@ -436,7 +435,6 @@ class LocalHead(HeadFolder):
         return Head(
             address=address,
             pid=pids["gcs_server"],
-            raylet_pid=pids["raylet"],
             session_dir=str((ray_dir / "session_latest").resolve()),
             token_path=str(self.folder / "token"),
             started_at=time.time(),

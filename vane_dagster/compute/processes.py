@@ -75,13 +75,6 @@ def _connections() -> list[Any]:
     return [connection for connection in found if connection.raddr]
 
 
-def command_line(pid: int) -> list[str]:
-    """The command line of a process; empty if it has ended."""
-    with contextlib.suppress(psutil.Error):
-        return list(psutil.Process(pid).cmdline())
-    return []
-
-
 def end(mark: str) -> bool:
     """End every process of a head: first SIGTERM, then SIGKILL. Return whether there was one."""
     processes = _marked(mark)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from support.heads import accepting
 from vane_dagster.cli import cluster
 from vane_dagster.cli.main import main
-from vane_dagster.compute import local_head, local_heads
+from vane_dagster.compute import local_head
 from vane_dagster.compute.local_head import Head, LocalHead
 
 
@@ -28,12 +28,11 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def head(call: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
-    command = ["raylet", "--static_resource_list=CPU,2.0,slot,3"]
-    monkeypatch.setattr(local_heads, "command_line", lambda pid: command)
+def head(call: Any) -> Iterator[Head]:
     place = LocalHead()
     place.folder.mkdir(mode=0o700)
     with accepting() as found:
+        found = dataclasses.replace(found, settings=("--num-cpus=2",))
         (place.folder / "head.json").write_text(json.dumps(dataclasses.asdict(found)))
         yield found
 
@@ -49,11 +48,12 @@ def test_heads_are_listed_with_what_they_claim(call, head):
     (found,) = json.loads(call("list", "--json").stdout)
     assert (found["name"], found["environment"]) == (head.name, head.prefix)
     assert (found["address"], found["pid"]) == (head.address, head.pid)
-    assert (found["cpus"], found["gpus"], found["processes"]) == (2, 0, 5)
+    assert (found["options"], found["processes"]) == (["--num-cpus=2"], 5)
     assert found["drivers"] == [7, 8]
     shown = call("list").stdout.splitlines()
     assert shown[0].split()[:4] == ["NAME", "ENVIRONMENT", "ADDRESS", "PID"]
     assert shown[1].split()[:3] == [head.name, head.prefix, head.address]
+    assert "--num-cpus=2" in shown[1]
 
 
 def test_a_head_is_stopped_by_its_address_or_its_name(call, head, monkeypatch):
@@ -65,4 +65,4 @@ def test_a_head_is_stopped_by_its_address_or_its_name(call, head, monkeypatch):
     assert f"at {head.address} was stopped, with all its workers." in done.stdout
     assert done.stderr == "Warning: it was in use by processes 7, 8.\n"
     monkeypatch.setattr(local_head, "end", lambda mark: True)
-    assert "leftover processes of it were ended" in call("stop", "--name", "default").stdout
+    assert "leftover processes were ended" in call("stop", "--name", "default").stdout

@@ -141,7 +141,7 @@ def test_names_on_disk_are_frozen():
     footer = json.loads(records.part_footer(replace(manifest.parts[0], sample=({"id": "1"},))))
     assert footer == {"part": record["parts"][0], "sample": [{"id": "1"}]}
     assert sorted(each.name for each in local_head._HEAD_CODEC._fields) == [
-        "address", "name", "pid", "prefix", "raylet_pid", "session_dir", "settings", "started_at",
+        "address", "name", "pid", "prefix", "session_dir", "settings", "started_at",
         "token_path",
     ]  # fmt: skip
 
