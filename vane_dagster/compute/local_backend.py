@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
@@ -176,18 +177,16 @@ def local_capacity(
     taken_gpus: int = 0,
 ) -> Capacity:
     """Return what a `LocalBackend` of these arguments has, without starting one."""
-    node = _node(num_cpus, own_gpus(num_gpus, taken_gpus), resources)
-    return Capacity(
-        (node,), shutil.disk_usage(_roomy_folder() or temporary_root()).free, is_cluster=False
-    )
-
-
-def _node(
-    num_cpus: int | None, devices: Sequence[Any], resources: Mapping[str, float] | None
-) -> dict[str, float]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    gpus = {"GPU": len(devices)} if devices else {}
-    return {"CPU": num_cpus or os.cpu_count() or 1, **gpus, "memory": memory, **(resources or {})}
+    node: dict[str, float] = {
+        "CPU": num_cpus or os.cpu_count() or 1,
+        "memory": memory,
+        **(resources or {}),
+    }
+    if devices := own_gpus(num_gpus, taken_gpus):
+        node["GPU"] = len(devices)
+    free = shutil.disk_usage(_roomy_folder() or temporary_root()).free
+    return Capacity((node,), free, is_cluster=False)
 
 
 class LocalBackend:
@@ -207,7 +206,8 @@ class LocalBackend:
         taken_gpus: int = 0,
     ) -> None:
         self._devices = own_gpus(num_gpus, taken_gpus)
-        self._node = _node(num_cpus, self._devices, resources)
+        self._capacity = local_capacity(num_cpus, num_gpus, resources, taken_gpus)
+        self._nodes = {"": self._capacity.nodes[0]}
         self._pool_state = PoolState()
         self.processes: dict[str, WorkerProcess] = {}
         self.folder = str(new_temporary_folder("vane-", _roomy_folder()))
@@ -236,7 +236,7 @@ class LocalBackend:
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
-        return Capacity((self._node,), shutil.disk_usage(self.folder).free, is_cluster=False)
+        return replace(self._capacity, object_bytes=shutil.disk_usage(self.folder).free)
 
     def running(self) -> set[str]:
         """See `Backend.running`."""
@@ -254,7 +254,7 @@ class LocalBackend:
         id = f"{run_id}-{secrets.token_hex(4)}"
         now = time.monotonic()
         grant = self._pool_state.request_lease(
-            LeaseRecord(id, run_id, claims, now), {"": self._node}, now
+            LeaseRecord(id, run_id, claims, now), self._nodes, now
         )
         assert grant is not None, f"{names(p.label for p in pools)} do not fit on this machine"
         _end_all([self.processes.pop(name) for name in grant.kill])
@@ -265,8 +265,7 @@ class LocalBackend:
 
     def _start(self, start: WorkerStart) -> None:
         claim = start.claim
-        cpus = int(claim.bundle.get("CPU", 0)) or self.capacity().cpus // claim.workers[1]
-        threads = claim.threads or max(1, cpus)
+        threads = claim.threads_on(self._capacity.cpus)
         gpus = self._assigned(claim.bundle.get("GPU", 0.0))
         given = (self.folder, claim, threads, gpus, self._guard)
         self.processes[start.worker] = self._process(*given)
@@ -283,7 +282,7 @@ class LocalBackend:
         """Replace a dead worker by a new one."""
         process = self.processes.pop(worker.name)
         process.end()
-        replacement, start = self._pool_state.replace(worker.name, process.claim, {"": self._node})
+        replacement, start = self._pool_state.replace(worker.name, process.claim, self._nodes)
         assert start is not None, f"worker {worker.name} was replaced twice"
         self._start(start)
         return Worker(replacement, worker.pool)

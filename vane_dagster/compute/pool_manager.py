@@ -341,13 +341,8 @@ def _nodes() -> dict[str, dict[str, float]]:
 
 
 def _threads(start: WorkerStart) -> int:
-    """The CPUs that a worker reserves, or its share of its node."""
-    if start.claim.threads:
-        return start.claim.threads
-    if reserved := int(start.claim.bundle.get("CPU", 0)):
-        return reserved
     cpus = [int(node.get("CPU", 0)) for id, node in _nodes().items() if start.nodes[0] in ("", id)]
-    return max(1, min(cpus, default=1) // start.claim.workers[1])
+    return start.claim.threads_on(min(cpus, default=1))
 
 
 async def _end(actor: Any, finished: Awaitable[Any], seconds: float) -> None:

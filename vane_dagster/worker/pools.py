@@ -83,6 +83,10 @@ class _Pool:
         """What a worker reserves, for each of its ranks."""
         return shares(self.bundle, self.ranks)
 
+    def threads_on(self, cpus: int) -> int:
+        """Threads of a worker on a node with so many CPUs: those that it reserves, or its share."""
+        return self.threads or int(self.bundle.get("CPU", 0)) or max(1, cpus // self.workers[1])
+
 
 @dataclass(frozen=True)
 class PoolRequest(_Pool):
