@@ -11,7 +11,7 @@ from vane_dagster.orchestration.trace import trace as trace_row
 
 @click.command()
 @click.argument("stage")
-@click.option("--id", required=True, help="The row's id; the end of a path is enough.")
+@click.option("--id", required=True, help="The row's id, in full.")
 @PARTITION
 @click.option("--forward", is_flag=True, help="Follow the row to all rows made from it.")
 @STORE

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from vane_dagster.orchestration.io_manager import FragmentStore
 
 Key = str | None
+_TAG = "vane_dagster/batch"
+_MOST_RETRIES = 2
 
 
 @dataclass(frozen=True)
@@ -117,16 +119,22 @@ def look_at_batches(
             each.refresh()
         runs, done = found.continuations(json.loads(context.cursor or "[]"))
     order = DagsterOrder(pipeline.partitions_def, context.instance)
+
+    def failures(key: str) -> int:
+        filters = dg.RunsFilter(tags={_TAG: key}, statuses=[dg.DagsterRunStatus.FAILURE])
+        return min(_MOST_RETRIES, context.instance.get_runs_count(filters))
+
     requests = [
         dg.RunRequest(
-            run_key=f"{run.batch.name}/{first}..{last}",
+            run_key=f"{key}/{failures(key)}",  # Dagster begins one run for each
             partition_key=first if first == last else None,
             asset_selection=[pipeline[stage].key for stage in run.stages],
             run_config={"ops": {f"{pipeline.name}_pipeline": {"config": run.options}}},
-            tags=range_tags(first, last),
+            tags={**range_tags(first, last), _TAG: key},
         )
         for run in runs
         for first, last in order.ranges(run.partitions)
+        for key in [f"{run.batch.name}/{first}..{last}"]
     ]
     in_flight = sum(len(each.in_flight) for each in found.every)
     return dg.SensorResult(
