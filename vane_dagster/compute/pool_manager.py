@@ -61,7 +61,7 @@ class PoolManager:
         self._groups: set[str] = set()
         self._growth = Growth(self._pool_state)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._adopting: set[str] = set()
+        self._outside: set[str] = set()  # workers in no pool yet, or no more
         self._lock = asyncio.Lock()
         self._began = False
         # Makes a restarted pool manager adopt its pools even if nobody ever calls it again.
@@ -193,7 +193,7 @@ class PoolManager:
         A worker that does not answer is ended, unless a run leases it. One that a run has replaced
         meanwhile is ended, too.
         """
-        self._adopting.add(worker)
+        self._outside.add(worker)
         try:
             self._actors[worker] = actor = ray.get_actor(worker, namespace=NAMESPACE)
             while (facts := await _within(actor.whereabouts.remote(), LEASE_SECONDS)) is None:
@@ -202,7 +202,7 @@ class PoolManager:
         except (ray.exceptions.RayError, ValueError):  # it died
             return
         finally:
-            self._adopting.discard(worker)
+            self._outside.discard(worker)
         if any(worker in pool.replacements for pool in self._pool_state.pools.values()):
             ray.kill(actor)
             return
@@ -294,16 +294,25 @@ class PoolManager:
         for worker in self._actors.keys() & workers:
             actor = self._actors.pop(worker)
             if (server := self._servers.pop(worker, None)) is not None:
-                self._in_background(_end(actor, actor.stop_server.remote(), server.stop_seconds))
-            elif at_once:
-                ray.kill(actor)
+                finished, seconds = actor.stop_server.remote(), server.stop_seconds
+            elif not at_once:
+                finished, seconds = actor.finish.remote(), _FINISH_SECONDS
             else:
-                self._in_background(_end(actor, actor.finish.remote(), _FINISH_SECONDS))
+                ray.kill(actor)
+                continue
+            self._outside.add(worker)  # Ray ends it with its placement group
+            self._in_background(self._end(worker, actor, finished, seconds))
+
+    async def _end(self, worker: str, actor: Any, finished: Awaitable[Any], seconds: float) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):  # it died already
+            await _within(finished, seconds)
+        ray.kill(actor)
+        self._outside.discard(worker)
 
     def _forget_ended(self) -> None:
         """Remove the handles and placement groups of workers that have ended."""
         workers = {worker for pool in self._pool_state.pools.values() for worker in pool.workers}
-        workers |= self._adopting
+        workers |= self._outside
         self._actors = {name: actor for name, actor in self._actors.items() if name in workers}
         for worker in self._groups - workers:
             with contextlib.suppress(ValueError):  # it is gone already
@@ -343,12 +352,6 @@ def _nodes() -> dict[str, dict[str, float]]:
 def _threads(start: WorkerStart) -> int:
     cpus = [int(node.get("CPU", 0)) for id, node in _nodes().items() if start.nodes[0] in ("", id)]
     return start.claim.threads_on(min(cpus, default=1))
-
-
-async def _end(actor: Any, finished: Awaitable[Any], seconds: float) -> None:
-    with contextlib.suppress(ray.exceptions.RayError):  # it died already
-        await _within(finished, seconds)
-    ray.kill(actor)
 
 
 async def _within(answer: Awaitable[Any], seconds: float) -> Any:

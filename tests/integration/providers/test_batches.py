@@ -139,7 +139,9 @@ def test_a_sensor_requests_the_runs_that_go_on(tmp_path, local, endpoint, batche
         found = tick(nothing.cursor)
         (request,) = found.run_requests or ()
         for failures in (1, 2, 3):
-            run = instance.create_run_for_job(dg.job(name="failed")(lambda: None), tags=request.tags)
+            run = instance.create_run_for_job(
+                dg.job(name="failed")(lambda: None), tags=request.tags
+            )
             instance.report_run_failed(run)
             (again,) = tick(nothing.cursor).run_requests or ()
             assert again.run_key == f"{str(request.run_key)[:-1]}{min(failures, 2)}"

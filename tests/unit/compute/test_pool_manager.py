@@ -70,7 +70,7 @@ def test_a_worker_that_does_not_answer_is_adopted_later_or_ended_if_no_run_lease
     monkeypatch.setattr(pool_manager, "LEASE_SECONDS", 0.001)
     manager = PoolManager.__new__(PoolManager)
     manager._pool_state, manager._actors, manager._servers = state, {}, {}
-    manager._adopting, manager._groups, removed = set(), {"leased", "ended"}, []
+    manager._outside, manager._groups, removed = set(), {"leased", "ended"}, []
     monkeypatch.setattr(pool_manager, "get_placement_group", str)
     monkeypatch.setattr(pool_manager, "remove_placement_group", removed.append)
     beat = LeaseRecord("run-0", "run", (claim("m"),), 0.0, workers=("leased",))
@@ -89,3 +89,27 @@ def test_a_worker_that_does_not_answer_is_adopted_later_or_ended_if_no_run_lease
     assert killed == [actors["replaced"], actors["unleased"]]
     assert removed == ["ended"], "not the group of a worker that has not answered yet"
     assert {*state.pools["m"].workers} == {"leased", replacement}
+
+
+def test_a_worker_that_finishes_keeps_its_placement_group_until_it_has_ended(monkeypatch):
+    killed, removed = list[Any](), list[str]()
+    monkeypatch.setattr(ray, "kill", killed.append)
+    monkeypatch.setattr(pool_manager, "get_placement_group", str)
+    monkeypatch.setattr(pool_manager, "remove_placement_group", removed.append)
+
+    async def finish() -> None:
+        finished = asyncio.get_running_loop().create_future()
+        actor = SimpleNamespace(finish=SimpleNamespace(remote=lambda: finished))
+        manager = PoolManager.__new__(PoolManager)
+        manager._pool_state, manager._actors, manager._servers = PoolState(), {"m-0": actor}, {}
+        manager._outside, manager._groups, manager._tasks = set(), {"m-0"}, set()
+        manager._kill(["m-0"], at_once=False)
+        manager._forget_ended()
+        assert not killed
+        assert not removed
+        finished.set_result(None)
+        await asyncio.gather(*manager._tasks)
+        manager._forget_ended()
+        assert (killed, removed) == ([actor], ["m-0"])
+
+    asyncio.run(finish())
