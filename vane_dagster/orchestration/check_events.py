@@ -9,13 +9,10 @@ from typing import Any
 import dagster as dg
 
 from vane_dagster._texts import EqualErrors, in_partition, listed
-from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.event_log import EventLog, Target, events_grouped
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.manifest import CheckResult
-from vane_dagster.storage.reader import find_all
-from vane_dagster.storage.store import Store
 
 _SHOWN = 5
 
@@ -118,34 +115,6 @@ def describe_checks(found: Sequence[Checked]) -> str:
             errors.add(partition, f"{where}: {result.description}", stage, result.name)
     counts = ", ".join(f"{number:,} {state}" for state, number in states.most_common())
     return listed([f"checks: {counts}", *errors.texts()], _SHOWN + 1, "\n    ")
-
-
-def evaluate_alone(
-    context: dg.AssetExecutionContext,
-    log: CheckLog,
-    pipeline: Pipeline,
-    store: Store,
-    check_runner: CheckRunner,
-) -> None:
-    """Evaluate the selected checks of stages that this run does not materialize.
-
-    Without a partition, this covers all materialized partitions.
-    """
-    checks = context.selected_asset_check_keys
-    for stage in pipeline:
-        chosen = {
-            dg.AssetCheckKey(stage.key, c.name) for c in pipeline._checks_of(stage.name)
-        } & checks
-        if not chosen or stage.key in context.selected_asset_keys:
-            continue
-        manifests = find_all(store, stage.key.path, run_partitions(context))
-        for partition, manifest in manifests.items():
-            results = check_runner.results(manifest)
-            wanted = [r for r in results if dg.AssetCheckKey(stage.key, r.name) in checks]
-            log.found(stage.name, partition, wanted)
-        log.flush()
-    if log.blocked:
-        raise dg.Failure(f"blocking {describe_checks(log.blocked)}", allow_retries=False)
 
 
 def run_partitions(context: dg.AssetExecutionContext) -> list[str | None] | None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._secrets import masked
 from vane_dagster._texts import EqualErrors, in_partition
 from vane_dagster.engine.check_runner import CheckRunner
@@ -43,7 +42,7 @@ from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.adoptions import Adoption
-from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.manifest import ManifestName
 from vane_dagster.storage.store import Store
 
 # For results that a step yields, Dagster writes its own events, with one data version for all
@@ -57,16 +56,6 @@ _SECONDS = 1.0
 # The error of a run has the text of this many errors.
 _SHOWN = 5
 _MAX_CHARACTERS = 1_000
-
-
-@dataclass(frozen=True)
-class _Materialized:
-    """A partition of a stage with a version in force, to be reported as materialized."""
-
-    partition: str | None
-    name: ManifestName
-    manifest: Manifest
-    metadata: Mapping[str, Any]
 
 
 class RunReport:
@@ -102,7 +91,7 @@ class RunReport:
         self._provenance = Provenance(context, partitions)
         self._observes_source = _observes_source(context, pipeline)
         self._shown: dict[str, Any] = {}  # by the step's last result, or by its failure
-        self._pending: dict[str, list[_Materialized]] = {}
+        self._pending: dict[str, list[Committed | Unchanged]] = {}
         self._oldest = 0.0
 
     def listen(self, event: Event) -> None:
@@ -126,7 +115,9 @@ class RunReport:
                 written = self._write(stage, pending[stage]) if pending.get(stage) else {}
                 self._checks.write(stage, written)
 
-    def _write(self, stage: str, made: Sequence[_Materialized]) -> Mapping[str | None, Target]:
+    def _write(
+        self, stage: str, made: Sequence[Committed | Unchanged]
+    ) -> Mapping[str | None, Target]:
         """Write materializations of a stage; only the last one contains the column metadata.
 
         Dagster shows the columns of the latest materialization, and they take up to nine tenths of
@@ -134,15 +125,27 @@ class RunReport:
         """
         key = stage_key(self._pipeline, stage)
         self._provenance.look_up(key, [each.partition for each in made])
-        columns = column_metadata(made[-1].manifest, self._pipeline[stage].id, self._key_of)
+        adopted = [each.since for each in self._adopted.get(stage, ())]
         for each in made:
-            above = {u: ManifestName.parse(name) for u, name in each.manifest.upstream.items()}
+            manifest = each.manifest
+            assert manifest is not None
+            metadata = stage_metadata(
+                self._pipeline[stage].spec,
+                manifest,
+                each.name,
+                self._store,
+                each.stats.computed if isinstance(each, Committed) else None,
+                adopted,
+            )
+            if each is made[-1]:
+                metadata |= column_metadata(manifest, self._pipeline[stage].id, self._key_of)
+            above = {u: ManifestName.parse(name) for u, name in manifest.upstream.items()}
             versions = {self._key_of(u): name.content for u, name in above.items() if name}
             self._context.log_event(
                 dg.AssetMaterialization(
                     asset_key=key,
                     partition=each.partition,
-                    metadata={**each.metadata, **(columns if each is made[-1] else {})},
+                    metadata=metadata,
                     tags={
                         DATA_VERSION: each.name.content,
                         "dagster/data_version_is_user_provided": "true",
@@ -246,20 +249,11 @@ class RunReport:
             self._provenance.observed(self._key_of(SOURCE), changed)
 
     def _materialized(self, event: Committed | Unchanged) -> None:
+        self._oldest = self._oldest if self._pending else time.monotonic()
+        self._pending.setdefault(event.stage, []).append(event)
         manifest = event.manifest
         assert manifest is not None, "run_pipeline adds it"
         is_new = isinstance(event, Committed)
-        metadata = stage_metadata(
-            self._pipeline[event.stage].spec,
-            manifest,
-            event.name,
-            self._store,
-            event.stats.computed if isinstance(event, Committed) else None,
-            [each.since for each in self._adopted.get(event.stage, ())],
-        )
-        made = _Materialized(event.partition, event.name, manifest, metadata)
-        self._oldest = self._oldest if self._pending else time.monotonic()
-        self._pending.setdefault(event.stage, []).append(made)
         results = manifest.checks if is_new else self._check_runner.results(manifest)
         self._checks.found(event.stage, event.partition, results)
 

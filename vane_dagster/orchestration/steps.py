@@ -13,12 +13,12 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import VaneError
 from vane_dagster.orchestration.adopt import adopt_first
 from vane_dagster.orchestration.asset_specs import stage_key
-from vane_dagster.orchestration.check_events import CheckLog, evaluate_alone, run_partitions
+from vane_dagster.orchestration.check_events import CheckLog, run_partitions
 from vane_dagster.orchestration.event_log import planned_checks_dropped
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
-from vane_dagster.orchestration.reproducible import ReproducibilityRunner
+from vane_dagster.orchestration.reproducible import evaluate_alone
 from vane_dagster.orchestration.resources import Compute
 from vane_dagster.orchestration.run import RunContext, run_pipeline
 from vane_dagster.orchestration.run_options import RunOptions
@@ -47,8 +47,7 @@ def materialize_step(
         )
         checks = CheckLog(context, pipeline)
         try:
-            evaluate_alone(context, checks, pipeline, opened, run.check_runner)
-            ReproducibilityRunner(context, pipeline, run, compute, config).evaluate(checks)
+            evaluate_alone(context, checks, pipeline, run, compute, config)
             selected = {key.path[-1] for key in context.selected_asset_keys}
             if not selected:
                 yield from checks.outputs()

@@ -14,7 +14,7 @@ import vane_dagster as vd
 from support.data import write_source
 from support.in_process import InProcessCompute, compute
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.orchestration.reproducible import ReproducibilityRunner
+from vane_dagster.orchestration.reproducible import evaluate_alone
 from vane_dagster.orchestration.run import RunContext
 from vane_dagster.storage.manifest import CheckResult
 
@@ -47,12 +47,13 @@ class Checked:
         )
         config: Any = SimpleNamespace(reproduce_partitions=partitions)
         log: Any = SimpleNamespace(
+            blocked=(),
             found=lambda stage, key, results: found.update({stage: results[0]}),
             flush=lambda: None,
         )
         store = self.store.open()
         context = RunContext(store, "run", CheckRunner(docs, store))
-        ReproducibilityRunner(given, docs, context, InProcessCompute(), config).evaluate(log)
+        evaluate_alone(given, log, docs, context, InProcessCompute(), config)
         return found
 
     def result(self, docs: vd.Pipeline) -> CheckResult:
