@@ -15,49 +15,24 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NoReturn, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 VARIABLE = "VANE_DAGSTER_FAULTS"
 """The environment variable that names the plan's folder."""
 PLAN = "plan.json"
+"""The faults: the fields of `vane_dagster.testing`, with their `place` and `target`."""
 SEEN, FIRED = "seen", "fired"
 
 _T = TypeVar("_T")
+_Numbered = tuple[int, Any]
+"""A fault, and its place in the plan."""
 _OPERATIONS = {"written": "write", "read": "read", "listed": "list", "deleted from": "delete"}
 _NUMBERS = {"no_space": errno.ENOSPC, "denied": errno.EACCES}
 _CLASSES = {"disconnect": "ConnectionResetError", "out_of_memory": "OutOfMemoryError"}
 _LOOKS_SECONDS = 0.1
-
-
-@dataclass(frozen=True)
-class PlannedFault:
-    """A fault of the plan, with its number.
-
-    Attributes:
-        place: "call", "load" or "storage".
-        target: The stage, the model, or the URL pattern.
-        does: The effect of the fault.
-        ids: Row ids as strings; a call must contain at least one of them. None matches any call.
-        calls: The occurrences that fail, counted from 1; None for all.
-        times: The maximum number of times that the fault fires; None for no limit.
-        operation: The storage operation: "write", "read", "list" or "delete".
-        error: Name of the exception class; None for a class of this package.
-        message: The exception's message; None for one that names this package.
-    """
-
-    number: int
-    place: str
-    target: str
-    does: str
-    calls: Sequence[int] | None
-    times: int | None
-    message: str | None
-    ids: Sequence[str] | None = None
-    operation: str = ""
-    error: str | None = None
 
 
 def variables() -> dict[str, str]:
@@ -76,32 +51,29 @@ async def at_call(
 ) -> None:
     """Fire the faults of a call of the user's code; may raise, hang or end this process."""
     if VARIABLE in os.environ:
-        for fault in _calls(stage, ids):
-            if fault.does == "hang":
-                while _is_on(fault):
-                    await sleep(_LOOKS_SECONDS)
-            else:
-                _fail(fault)
+        for number, fault in _calls(stage, ids):
+            while fault.does == "hang" and _is_on(number, fault):
+                await sleep(_LOOKS_SECONDS)
+            _fail(fault)
 
 
 def at_load(model: str) -> None:
     """Fire the faults of a model load before construction; may raise, hang or end this process."""
     if VARIABLE in os.environ:
-        for fault in _planned("load"):
-            if fault.target == model and _fires(fault):
-                while fault.does == "hang" and _is_on(fault):
+        for number, fault in _planned("load"):
+            if fault.target == model and _fires(number, fault):
+                while fault.does == "hang" and _is_on(number, fault):
                     time.sleep(_LOOKS_SECONDS)
-                if fault.does != "hang":
-                    _fail(fault)
+                _fail(fault)
 
 
 def at_storage(operation: str, url: str) -> None:
     """Fire the faults of a storage operation before it runs; may raise or end this process."""
     if VARIABLE in os.environ:
         url = url.removeprefix("file://").rstrip("/")
-        for fault in _planned("storage"):
+        for number, fault in _planned("storage"):
             fits = fault.operation == operation and fnmatch.fnmatchcase(url, fault.target)
-            if fits and _fires(fault):
+            if fits and _fires(number, fault):
                 _fail(fault)
 
 
@@ -118,10 +90,10 @@ def failing(verb: str, url: str, action: Callable[[], _T]) -> Callable[[], _T]:
     return run
 
 
-def _calls(stage: str, ids: Any) -> Iterator[PlannedFault]:
+def _calls(stage: str, ids: Any) -> Iterator[_Numbered]:
     """Yield the faults that fire for a call of a stage."""
     held: set[str] | None = None
-    for fault in _planned("call"):
+    for number, fault in _planned("call"):
         if fault.target not in (stage, stage.rpartition("/")[2]):
             continue
         if fault.ids is not None:
@@ -129,40 +101,39 @@ def _calls(stage: str, ids: Any) -> Iterator[PlannedFault]:
                 held = set(map(str, ids.to_pylist()))
             if held.isdisjoint(fault.ids):
                 continue
-        if _fires(fault):
-            yield fault
+        if _fires(number, fault):
+            yield number, fault
 
 
-def _planned(place: str) -> Iterable[PlannedFault]:
+def _planned(place: str) -> Iterable[_Numbered]:
     try:
         folder = os.environ.get(VARIABLE, "")
         os.stat(folder)
-        return [f for f in _plan(folder) if f.place == place]
+        return [(n, fault) for n, fault in enumerate(_plan(folder)) if fault.place == place]
     except (FileNotFoundError, NotADirectoryError):  # the test has ended, or is on another machine
         return ()
 
 
 @lru_cache(maxsize=8)
-def _plan(folder: str) -> tuple[PlannedFault, ...]:
+def _plan(folder: str) -> tuple[Any, ...]:
     with open(os.path.join(folder, PLAN)) as file:
-        records = json.load(file)
-    return tuple(PlannedFault(number, **record) for number, record in enumerate(records))
+        return tuple(SimpleNamespace(**record) for record in json.load(file))
 
 
-def _is_on(fault: PlannedFault) -> bool:
-    return fault in _planned(fault.place)
+def _is_on(number: int, fault: Any) -> bool:
+    return (number, fault) in _planned(fault.place)
 
 
-def _fires(fault: PlannedFault) -> bool:
+def _fires(number: int, fault: Any) -> bool:
     """Record an occurrence, and return whether it fails."""
-    if fault.calls is not None and _counted(fault, SEEN, None) not in fault.calls:
+    if fault.calls is not None and _counted(number, SEEN, None) not in fault.calls:
         return False
-    return _counted(fault, FIRED, fault.times) is not None
+    return _counted(number, FIRED, fault.times) is not None
 
 
-def _counted(fault: PlannedFault, what: str, most: int | None) -> int | None:
+def _counted(fault: int, what: str, most: int | None) -> int | None:
     """Return this occurrence's number across all processes; None if it exceeds `most`."""
-    folder, prefix = os.environ.get(VARIABLE, ""), f"{what}-{fault.number}-"
+    folder, prefix = os.environ.get(VARIABLE, ""), f"{what}-{fault}-"
     try:
         number = sum(name.startswith(prefix) for name in os.listdir(folder))
         while most is None or number < most:
@@ -175,13 +146,17 @@ def _counted(fault: PlannedFault, what: str, most: int | None) -> int | None:
     return None
 
 
-def _fail(fault: PlannedFault) -> NoReturn:
+def _fail(fault: Any) -> None:
+    """Fail as a fault says; one that hangs does not, once it is over."""
+    if fault.does == "hang":
+        return
     if fault.does == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if (number := _NUMBERS.get(fault.does)) is not None:
         raise OSError(number, fault.message or os.strerror(number))
     text = fault.message or f"injected by vane_dagster.testing into {fault.target}"
-    raise _error_class(_CLASSES.get(fault.does) or fault.error or "InjectedError")(text)
+    name = _CLASSES.get(fault.does) or getattr(fault, "error", None)
+    raise _error_class(name or "InjectedError")(text)
 
 
 @lru_cache(maxsize=64)

@@ -35,7 +35,6 @@ MARK = "VANE_DAGSTER_HEAD"
 The head sets it, so every process that the head starts inherits it, including users' processes.
 """
 _MODE = 0o700
-_MAX_LINKS = 40
 
 
 def private_folder(path: str | Path, setting: str = "") -> Path:
@@ -76,21 +75,11 @@ def check_parents(path: str | Path, setting: str = "") -> None:
     Directories named in ``VANE_DAGSTER_TRUST_PARENTS`` are not verified; symbolic links are.
     """
     given = Path(path).absolute()  # ".." after a symbolic link is followed, not shortened
-    current = Path("/")
-    left = list(reversed(given.parts[1:-1]))
-    _check_ancestor(given, current, setting)
-    links = 0
-    while left:
-        name = left.pop()
-        current = current.parent if name == ".." else current / name
-        found = _check_ancestor(given, current, setting)
+    for ancestor in reversed(given.parents):
+        found = _check_ancestor(given, ancestor, setting)
         if stat.S_ISLNK(found.st_mode):
-            links += 1
-            if links > _MAX_LINKS:
-                raise ComputeError(f"{given}: more than {_MAX_LINKS} symbolic links lead to it.")
-            target = Path(os.readlink(current))
-            left.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
-            current = Path("/") if target.is_absolute() else current.parent
+            ancestor.stat()  # raises an error in a loop of links
+            check_parents(ancestor.parent / os.readlink(ancestor) / "in it", setting)
 
 
 def is_safe_to_import_from(path: str | Path) -> bool:

@@ -32,9 +32,9 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, ClassVar, Literal, Union
 
 from vane_dagster._arguments import one_of, positive, text
 from vane_dagster._failpoints import FIRED, PLAN, VARIABLE
@@ -44,12 +44,57 @@ from vane_dagster.errors import DefinitionError
 __all__ = ["CallFault", "Fault", "Injected", "LoadFault", "StorageFault", "faults"]
 
 _CALL = ("raise", "kill", "hang", "out_of_memory", "disconnect")
-_STORAGE = ("no_space", "denied", "disconnect", "kill")
 _OPERATIONS = ("write", "read", "list", "delete")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Fault:
+    """What faults have in common.
+
+    Attributes:
+        calls: Only these occurrences, one number or several, counted from 1 over all processes.
+        times: The maximum number of times that it fires. Default: no limit.
+        message: The error's message.
+    """
+
+    calls: Union[int, Iterable[int], None] = None
+    times: int | None = None
+    message: str | None = None
+    place: ClassVar[str]
+    _named: ClassVar[str]
+    _effects: ClassVar[tuple[str, ...]] = _CALL
+
+    @property
+    def target(self) -> str:
+        """The stage, the model, or the pattern of URLs."""
+        return str(getattr(self, self._named)).removeprefix("file://")
+
+    def __post_init__(self) -> None:
+        kind, given = type(self).__name__, vars(self)
+        where = f"{kind}({text(kind, self._named, given[self._named])!r})"
+        one_of(where, "does", given["does"], self._effects)
+        one_of(where, "operation", given.get("operation", "read"), _OPERATIONS)
+        positive(where, "times", self.times)
+        if self.calls is not None:
+            listed = tuple(self.calls) if isinstance(self.calls, Iterable) else (self.calls,)
+            for number in listed:
+                positive(where, "calls", number)
+            object.__setattr__(self, "calls", listed)
+        for name in ("error", "message"):
+            if given.get(name) is not None:
+                text(where, name, given[name])
+        if given.get("error") is not None and given["does"] != "raise":
+            raise DefinitionError(f"{where}: error is for does='raise', not for {given['does']!r}")
+        if given.get("ids") is not None:
+            if self.calls is not None:
+                raise DefinitionError(
+                    f"{where}: ids and calls are both given; expected one of them. Use two faults"
+                )
+            object.__setattr__(self, "ids", _ids(given["ids"]))
+
+
 @dataclass(frozen=True)
-class CallFault:
+class CallFault(_Fault):
     """A fault that replaces calls of a stage's function or model.
 
     Attributes:
@@ -58,33 +103,22 @@ class CallFault:
             limit expires; "out_of_memory" as a GPU raises it; "disconnect", a transient error.
         ids: Only calls that contain one of these ids. Default: all. An id of several columns is
             its text, such as "a|3".
+        error: With "raise", the name of the exception class: a built-in class, else a new one.
         calls: Only these calls, one number or several, counted from 1 over all workers.
         times: The maximum number of times that it fires. Default: no limit.
-        error: With "raise", the name of the exception class: a built-in class, else a new one.
         message: The error's message.
     """
 
     stage: str
     does: Literal["raise", "kill", "hang", "out_of_memory", "disconnect"] = "raise"
     ids: Union[int, str, Iterable[Any], None] = None
-    calls: Union[int, Iterable[int], None] = None
-    times: int | None = None
-    error: str | None = None
-    message: str | None = None
-
-    def __post_init__(self) -> None:
-        where = _where(self, "stage", self.stage)
-        one_of(where, "does", self.does, _CALL)
-        if self.ids is not None and self.calls is not None:
-            raise DefinitionError(
-                f"{where}: ids and calls are both given; expected one of them. Use two faults"
-            )
-        object.__setattr__(self, "ids", _ids(self.ids))
-        _check(where, self)
+    error: str | None = field(default=None, kw_only=True)
+    place: ClassVar[str] = "call"
+    _named: ClassVar[str] = "stage"
 
 
 @dataclass(frozen=True)
-class LoadFault:
+class LoadFault(_Fault):
     """A fault when a worker loads a stage's class or function, before a class is constructed.
 
     A warm worker does not load, so it does not fail.
@@ -92,27 +126,21 @@ class LoadFault:
     Attributes:
         model: Name of the class or function, regardless of the stages that call it.
         does: As in `CallFault`.
+        error: With "raise", the name of the exception class: a built-in class, else a new one.
         calls: Only these loads, one number or several, counted from 1 over all workers.
         times: The maximum number of times that it fires. Default: no limit.
-        error: With "raise", the name of the exception class: a built-in class, else a new one.
         message: The error's message.
     """
 
     model: str
     does: Literal["raise", "kill", "hang", "out_of_memory", "disconnect"] = "raise"
-    calls: Union[int, Iterable[int], None] = None
-    times: int | None = None
-    error: str | None = None
-    message: str | None = None
-
-    def __post_init__(self) -> None:
-        where = _where(self, "model", self.model)
-        one_of(where, "does", self.does, _CALL)
-        _check(where, self)
+    error: str | None = field(default=None, kw_only=True)
+    place: ClassVar[str] = "load"
+    _named: ClassVar[str] = "model"
 
 
 @dataclass(frozen=True)
-class StorageFault:
+class StorageFault(_Fault):
     """A fault that replaces an operation on a file of the source, the store or a target.
 
     Workers read and write files; the driver plans and commits them. Reads and writes of the Delta
@@ -122,8 +150,8 @@ class StorageFault:
         url: A pattern of file URLs or paths, such as "*/parts/*", "*/manifests/*" or
             "s3://lake/published/*". ``*`` matches any text, including slashes. For "list", the URL
             of the folder itself.
-        operation: "write" (including publishing), "read", "list" or "delete".
         does: "no_space"; "denied"; "disconnect", a transient error; or "kill" the process.
+        operation: "write" (including publishing), "read", "list" or "delete".
         calls: Only these operations, one number or several, counted from 1 over all processes.
         times: The maximum number of times that it fires. Default: no limit.
         message: The error's message.
@@ -132,15 +160,9 @@ class StorageFault:
     url: str
     does: Literal["no_space", "denied", "disconnect", "kill"] = "no_space"
     operation: Literal["write", "read", "list", "delete"] = "write"
-    calls: Union[int, Iterable[int], None] = None
-    times: int | None = None
-    message: str | None = None
-
-    def __post_init__(self) -> None:
-        where = _where(self, "url", self.url)
-        one_of(where, "does", self.does, _STORAGE)
-        one_of(where, "operation", self.operation, _OPERATIONS)
-        _check(where, self)
+    place: ClassVar[str] = "storage"
+    _named: ClassVar[str] = "url"
+    _effects: ClassVar[tuple[str, ...]] = ("no_space", "denied", "disconnect", "kill")
 
 
 Fault = Union[CallFault, LoadFault, StorageFault]
@@ -187,44 +209,14 @@ def faults(*planned: Fault) -> Iterator[Injected]:
     place = new_temporary_folder("vane-faults-")
     injected = Injected(planned, place)
     try:
-        with open(place / PLAN, "x") as plan:
-            json.dump([_record(fault) for fault in planned], plan)
+        records = [{"place": each.place, "target": each.target, **vars(each)} for each in planned]
+        (place / PLAN).write_text(json.dumps(records))
         os.environ[VARIABLE] = str(place)
         yield injected
     finally:
         os.environ.pop(VARIABLE, None)
         injected._last = injected.fired
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _record(fault: Fault) -> dict[str, Any]:
-    """Convert a fault to the record of a `_failpoints.PlannedFault`."""
-    names = {CallFault: ("call", "stage"), LoadFault: ("load", "model")}
-    place, name = names.get(type(fault), ("storage", "url"))
-    record = asdict(fault)
-    return {"place": place, "target": record.pop(name).removeprefix("file://"), **record}
-
-
-def _where(fault: Fault, name: str, value: Any) -> str:
-    kind = type(fault).__name__
-    return f"{kind}({text(kind, name, value)!r})"
-
-
-def _check(where: str, fault: Fault) -> None:
-    """Validate the fields common to all faults, and normalize `calls`."""
-    positive(where, "times", fault.times)
-    calls = fault.calls
-    if calls is not None:
-        listed = tuple(calls) if isinstance(calls, Iterable) else (calls,)
-        for number in listed:
-            positive(where, "calls", number)
-        object.__setattr__(fault, "calls", listed)
-    error, message = getattr(fault, "error", None), fault.message
-    for name, value in (("error", error), ("message", message)):
-        if value is not None:
-            text(where, name, value)
-    if error is not None and fault.does != "raise":
-        raise DefinitionError(f"{where}: error is for does='raise', not for {fault.does!r}")
 
 
 def _ids(ids: Any) -> tuple[str, ...] | None:

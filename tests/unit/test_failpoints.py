@@ -68,24 +68,27 @@ def test_each_operation_on_storage(tmp_path):
 # Declarations
 
 
+CALL, LOAD, STORAGE = testing.CallFault, testing.LoadFault, testing.StorageFault
+
+
 @pytest.mark.parametrize(
-    ("kind", "given", "message"),
+    ("kind", "given", "named", "message"),
     [
-        (testing.CallFault, ("",), "stage is ''; expected a text"),
-        (testing.CallFault, ("made", "explode"), "does is 'explode'; expected one of 'raise', "),
-        (testing.CallFault, ("made", "raise", [1], 1), "ids and calls are both given"),
-        (testing.CallFault, ("made", "raise", None, [1, "2"]), "calls is '2'; expected a whole"),
-        (testing.CallFault, ("made", "raise", None, None, 0), "times is 0; expected a whole"),
-        (testing.CallFault, ("made", "kill", 1, None, 1, "ValueError"), "for does='raise', not"),
-        (testing.LoadFault, ("Model", "no_space"), "does is 'no_space'; expected one of 'raise', "),
-        (testing.StorageFault, ("*", "hang"), "does is 'hang'; expected one of 'no_space', "),
-        (testing.StorageFault, ("*", "denied", "move"), "operation is 'move'; expected one of"),
-        (testing.StorageFault, ("*", "denied", "read", None, None, 5), "message is 5; expected"),
+        (CALL, [""], {}, "stage is ''; expected a text"),
+        (CALL, ["made", "explode"], {}, "does is 'explode'; expected one of 'raise', "),
+        (CALL, ["made", "raise", [1]], {"calls": 1}, "ids and calls are both given"),
+        (CALL, ["made"], {"calls": [1, "2"]}, "calls is '2'; expected a whole"),
+        (CALL, ["made"], {"times": 0}, "times is 0; expected a whole"),
+        (CALL, ["made", "kill", 1], {"error": "ValueError"}, "for does='raise', not"),
+        (LOAD, ["Model", "no_space"], {}, "does is 'no_space'; expected one of 'raise', "),
+        (STORAGE, ["*", "hang"], {}, "does is 'hang'; expected one of 'no_space', "),
+        (STORAGE, ["*", "denied", "move"], {}, "operation is 'move'; expected one of"),
+        (STORAGE, ["*", "denied"], {"message": 5}, "message is 5; expected"),
     ],
 )
-def test_faults_that_are_declared_wrongly(kind, given, message):
+def test_faults_that_are_declared_wrongly(kind, given, named, message):
     with pytest.raises(DefinitionError) as raised:
-        kind(*given)
+        kind(*given, **named)
     assert message in str(raised.value)
 
 

@@ -53,8 +53,7 @@ def evaluate_alone(
                 log.found(stage.name, partition, [r for r in results if r.name in chosen])
         for check in pipeline._reproducible(stage.name):
             if check.name in chosen:
-                named: list[str | None] | None = [*config.reproduce_partitions] or run_partitions(context)
-                for key, result in _recomputed(context, run, compute, stage, check, named):
+                for key, result in _recomputed(context, run, compute, stage, check, config):
                     log.found(stage.name, key, [result])
         log.flush()
     if log.blocked:
@@ -67,9 +66,11 @@ def _recomputed(
     compute: Compute,
     stage: Stage,
     check: Check,
-    named: list[str | None] | None,
+    config: RunOptions,
 ) -> Iterator[tuple[str | None, CheckResult]]:
     """Compute a sample of a stage's rows again; yield the result for each partition."""
+    asked = config.reproduce_partitions
+    named: list[str | None] | None = [*asked] or run_partitions(context)
     seed = random.Random(run.run_id).getrandbits(32)
     manifests: Mapping[str | None, Manifest] = find_all(run.store, stage.key.path, named)
     if not named and len(manifests) > MAX_PARTITIONS:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import field, replace
 from types import MappingProxyType
@@ -132,22 +132,9 @@ def run_pipeline(
         canceled = await_batches(given, pipeline, waiting)
         for event in (each for each in waiting if each.partition in canceled):
             given.listen(event)
-        places = [(e.stage, e.partition) for e in waiting if e.partition not in canceled]
-        for stages, keys in by_stages(places).items():
-            run_pipeline(given, pipeline, stages, keys, compute, options)
-
-
-def by_stages(
-    places: Iterable[tuple[str, str | None]],
-) -> Mapping[tuple[str, ...], list[str | None]]:
-    """Return the partitions that have the same stages among some, by these."""
-    by_partition: dict[str | None, list[str]] = {}
-    for stage, key in places:
-        by_partition.setdefault(key, []).append(stage)
-    found: dict[tuple[str, ...], list[str | None]] = {}
-    for key, stages in by_partition.items():
-        found.setdefault(tuple(stages), []).append(key)
-    return found
+        left = [each for each in waiting if each.partition not in canceled]
+        if keys := list(dict.fromkeys(each.partition for each in left)):
+            run_pipeline(given, pipeline, {each.stage for each in left}, keys, compute, options)
 
 
 def await_batches(

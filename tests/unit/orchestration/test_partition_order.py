@@ -6,7 +6,6 @@ import dagster as dg
 import pytest
 
 from vane_dagster.orchestration.partition_order import DagsterOrder
-from vane_dagster.orchestration.run import by_stages
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-05")
 NAMES = dg.StaticPartitionsDefinition(["c", "a", "b"])
@@ -56,8 +55,3 @@ TWO = dg.MultiPartitionsDefinition({"day": LETTERS, "kind": dg.StaticPartitionsD
 )
 def test_neighbouring_partitions_are_reported_by_one_run(definition, keys, ranges):
     assert list(DagsterOrder(definition, None).ranges([*keys])) == [tuple(each) for each in ranges]
-
-
-def test_partitions_with_the_same_stages_are_together():
-    places = [("s", "a"), ("t", "a"), ("s", "b"), ("s", "c"), ("t", "c")]
-    assert by_stages(places) == {("s", "t"): ["a", "c"], ("s",): ["b"]}
