@@ -176,21 +176,6 @@ class Connected(Event):
 
 
 @dataclass(frozen=True)
-class SchemaInferred(Event):
-    """The schema of a stage was inferred from its first rows, and pinned.
-
-    Attributes:
-        stage: The stage.
-        code: The schema as the code that declares it.
-        rows: The number of input rows that it was inferred from.
-    """
-
-    stage: str
-    code: str
-    rows: int
-
-
-@dataclass(frozen=True)
 class WaveStarted(Event):
     """A wave started.
 
@@ -324,19 +309,6 @@ class WorkerReplaced(Noticed):
 
     stages: tuple[str, ...] = ()
     cause: Literal["lost", "recycled", "outdated", "drained"] = "lost"
-
-
-@dataclass(frozen=True)
-class Waiting(Event):
-    """The run waits for other runs, or stopped waiting.
-
-    Attributes:
-        text: A sentence for people.
-        runs: Ids of the runs ahead of it, if known.
-    """
-
-    text: str
-    runs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -60,12 +60,12 @@ class _Fault:
     calls: Union[int, Iterable[int], None] = None
     times: int | None = None
     message: str | None = None
-    place: ClassVar[str]
+    _place: ClassVar[str]
     _named: ClassVar[str]
     _effects: ClassVar[tuple[str, ...]] = _CALL
 
     @property
-    def target(self) -> str:
+    def _target(self) -> str:
         """The stage, the model, or the pattern of URLs."""
         return str(getattr(self, self._named)).removeprefix("file://")
 
@@ -113,7 +113,7 @@ class CallFault(_Fault):
     does: Literal["raise", "kill", "hang", "out_of_memory", "disconnect"] = "raise"
     ids: Union[int, str, Iterable[Any], None] = None
     error: str | None = field(default=None, kw_only=True)
-    place: ClassVar[str] = "call"
+    _place: ClassVar[str] = "call"
     _named: ClassVar[str] = "stage"
 
 
@@ -135,7 +135,7 @@ class LoadFault(_Fault):
     model: str
     does: Literal["raise", "kill", "hang", "out_of_memory", "disconnect"] = "raise"
     error: str | None = field(default=None, kw_only=True)
-    place: ClassVar[str] = "load"
+    _place: ClassVar[str] = "load"
     _named: ClassVar[str] = "model"
 
 
@@ -160,7 +160,7 @@ class StorageFault(_Fault):
     url: str
     does: Literal["no_space", "denied", "disconnect", "kill"] = "no_space"
     operation: Literal["write", "read", "list", "delete"] = "write"
-    place: ClassVar[str] = "storage"
+    _place: ClassVar[str] = "storage"
     _named: ClassVar[str] = "url"
     _effects: ClassVar[tuple[str, ...]] = ("no_space", "denied", "disconnect", "kill")
 
@@ -209,7 +209,7 @@ def faults(*planned: Fault) -> Iterator[Injected]:
     place = new_temporary_folder("vane-faults-")
     injected = Injected(planned, place)
     try:
-        records = [{"place": each.place, "target": each.target, **vars(each)} for each in planned]
+        records = [{"place": each._place, "target": each._target, **vars(each)} for each in planned]
         (place / PLAN).write_text(json.dumps(records))
         os.environ[VARIABLE] = str(place)
         yield injected

@@ -114,7 +114,7 @@ class RayBackend:
                         f"{answer.asked}, and has added no node for half an hour. Lower "
                         "concurrency or what a worker reserves, or let the cluster grow further"
                     )
-                terms.waits.begin("lease", _waiting(request, answer), answer.blocking_runs)
+                terms.waits.begin("lease", _waiting(request, answer))
                 if terms.cancelled.wait(pause):
                     raise Cancelled
                 pause = min(_MAX_POLL_SECONDS, 2 * pause)

@@ -195,11 +195,10 @@ class FragmentQueue:
             return
         runs, n = sorted({*self._blocked.values()}), len(self._blocked)
         text = f"waiting for {n:,} fragment{'s' * (n > 1)} of {short(runs)}"
-        self._waits.begin("fragments", text, runs, _REPORT_AFTER_SECONDS)
+        self._waits.begin("fragments", text, _REPORT_AFTER_SECONDS)
 
     def _end_wait(self) -> None:
-        runs = short(self._waits.runs("fragments"))
-        self._waits.end("fragments", f"no longer waiting for {runs}")
+        self._waits.end("fragments", "no longer waiting for other runs")
 
     def close(self) -> None:
         """Release all claims of the wave."""

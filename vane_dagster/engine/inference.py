@@ -11,7 +11,7 @@ import pyarrow as pa
 from vane_dagster._dataclass import dataclass
 from vane_dagster.engine.recompute import delete_parts
 from vane_dagster.errors import SchemaError
-from vane_dagster.events import SchemaInferred
+from vane_dagster.events import Noticed
 from vane_dagster.pipeline.contracts import TYPES
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import with_upstream
@@ -79,8 +79,8 @@ class SchemaInference:
         store: The store.
         execute: Executes previews.
         run_id: The run, for the record.
-        listen: Called with a `SchemaInferred` for each schema that was inferred, and if none are
-            pinned, for each pinned one that was found.
+        listen: Called with a notice of each schema that was inferred, and if none are pinned, of
+            each pinned one that was found.
         selected: The selected stages; those that a preview adds to the pipeline too.
         partitions: The run's partitions.
         pins: Whether inferred schemas are pinned, and all else that the first run decides is kept.
@@ -90,7 +90,7 @@ class SchemaInference:
     store: Store
     execute: Execute
     run_id: str
-    listen: Callable[[SchemaInferred], None]
+    listen: Callable[[Noticed], None]
     selected: Collection[str]
     partitions: Sequence[str | None]
     pins: bool = True
@@ -127,7 +127,8 @@ class SchemaInference:
             pipeline = pipeline._with_schema(stage.name, pin.schema)
             spec = pipeline[stage.name].spec
             if spec.runs_udf and (known is None or not self.pins):
-                self.listen(SchemaInferred(stage.name, spec.schema_code, pin.rows))
+                text = f"its schema was inferred from {pin.rows:,} rows"
+                self.listen(Noticed(f"stage {stage.name!r}: {text}: {spec.schema_code}", False))
         return pipeline
 
     def first_rows(self, pipeline: Pipeline, stage: str, rows: int) -> FirstRows | None:

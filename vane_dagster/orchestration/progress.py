@@ -24,10 +24,8 @@ from vane_dagster.events import (
     Printed,
     Progress,
     RunPlanned,
-    SchemaInferred,
     Submitted,
     Unchanged,
-    Waiting,
     WaveStarted,
     WorkerReady,
 )
@@ -79,11 +77,6 @@ def log_text(log: Any, event: Event) -> None:
         say(f"{event.stage}{where} printed (worker {event.worker}):\n{text}")
     elif isinstance(event, Noticed):
         (log.warning if event.is_problem else log.info)(masked(event.text))
-    elif isinstance(event, Waiting):
-        log.info(masked(event.text))
-    elif isinstance(event, SchemaInferred):
-        rows = f"its schema was inferred from {event.rows:,} rows"
-        log.info(f"stage {event.stage!r}: {rows}: {event.code}")
 
 
 @dataclass

@@ -121,20 +121,13 @@ def connected(rows: StoredRows, form: str) -> StoredRows:
 
     The cluster is the one that ``$RAY_ADDRESS`` names, else the local one, as for `RayCompute`.
     """
-    if form != NEEDS_RAY:
-        return rows
-    import ray
+    if form == NEEDS_RAY:
+        import ray
 
-    if not ray.is_initialized():
-        from vane_dagster.compute.connection import connect_address
-        from vane_dagster.orchestration.resources import LocalCluster
+        from vane_dagster.orchestration.resources import RayCompute
 
-        if address := os.environ.get("RAY_ADDRESS"):
-            connect_address(address, {})
-        else:
-            LocalCluster().connect(start=False)  # use a running head, regardless of its settings
-            if not ray.is_initialized():
-                LocalCluster().connect()
+        if not ray.is_initialized():
+            RayCompute(address=os.environ.get("RAY_ADDRESS") or None)._connect(start=True)
     return rows
 
 

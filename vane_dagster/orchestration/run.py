@@ -34,7 +34,6 @@ from vane_dagster.events import (
     Recomputed,
     RunPlanned,
     Submitted,
-    Waiting,
     WorkerReady,
     about_plan,
 )
@@ -147,7 +146,8 @@ def await_batches(
     """
     keys = {each.partition for each in submitted}
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(s.expected for s in submitted)))
-    run.listen(Waiting(f"waiting for batches of {count(len(keys), 'partition')}, until {until}"))
+    text = f"waiting for batches of {count(len(keys), 'partition')}, until {until}"
+    run.listen(Noticed(text, False))
     run.flush()
     every = stage_batches(pipeline, run.store, {each.stage for each in submitted})
     flying = {b.name for each in every for b in each.read() if not b.ended_at}
@@ -178,7 +178,7 @@ def execute_preview(
     run: RunContext, plan: RunPlan, backend: Backend
 ) -> Mapping[str, Sequence[Part]]:
     """Execute the plan of a preview."""
-    heard = (Printed, Noticed, Waiting, WorkerReady)
+    heard = (Printed, Noticed, WorkerReady)
 
     def listen(event: Event) -> None:
         if isinstance(event, heard):

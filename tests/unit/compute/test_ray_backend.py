@@ -19,7 +19,7 @@ from vane_dagster.compute.pool_state import LeaseAnswer, LeaseRecord
 from vane_dagster.compute.ray_backend import RayBackend, RayLease
 from vane_dagster.compute.waits import Waits
 from vane_dagster.errors import ComputeError
-from vane_dagster.events import Waiting
+from vane_dagster.events import Noticed
 
 UNAVAILABLE = ray.exceptions.ActorUnavailableError("Socket closed", None)
 DIED = ray.exceptions.ActorDiedError()
@@ -146,7 +146,7 @@ def test_a_run_that_waits_for_a_lease_says_for_whom_and_can_be_cancelled() -> No
             "run-2", [spec("theirs", accelerator=1)], LeaseTerms(stop, waits=Waits(cancel))
         )
     text = "waiting for Theirs: its resources are leased or awaited by run run-1"
-    assert events == [Waiting(text, ("run-1",))]
+    assert events == [Noticed(text, False)]
     assert backend._pool_manager.released == 1
 
 

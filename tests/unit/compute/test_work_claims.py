@@ -19,7 +19,7 @@ from vane_dagster.engine.fragment_queue import FragmentQueue
 from vane_dagster.engine.fragment_state import FragmentState
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.errors import UdfError
-from vane_dagster.events import Event, Failed, Waiting
+from vane_dagster.events import Event, Failed, Noticed
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import Location
@@ -196,17 +196,17 @@ def test_a_run_waits_for_the_other_and_says_so(two):
     assert mine + len(held) == 8
     assert not second.queue.is_empty
     second.queue.report_waits(idle=True)
-    (waiting,) = second.events_of(Waiting)
+    (waiting,) = second.events_of(Noticed)
     assert waiting.text == f"waiting for {len(held)} fragments of run first---"
-    assert waiting.runs == ("first---run",)
+    assert not waiting.is_problem
 
     for fragment in held:
         first.write(fragment)
     first.drain()
     second.drain()
     second.queue.report_waits(idle=True)
-    (_, ended) = second.events_of(Waiting)
-    assert ended.text.startswith("no longer waiting for run first--- (")
+    (_, ended) = second.events_of(Noticed)
+    assert ended.text.startswith("no longer waiting for other runs (")
     assert sorted(first.computed + second.computed) == everything()
 
 

@@ -16,12 +16,12 @@ from vane_dagster.events import (
     Committed,
     Connected,
     Failed,
+    Noticed,
     PoolTime,
     Progress,
     RunPlanned,
     StageStats,
     Unchanged,
-    Waiting,
     WaveStarted,
     WorkerReady,
 )
@@ -163,7 +163,7 @@ def reporting(log: list[str], tmp_path: Any, partitions: Any = (None,)) -> RunRe
 def test_a_run_that_is_interrupted_is_summed_up_too(tmp_path, error, ended):
     lines: list[str] = []
     with contextlib.suppress(KeyboardInterrupt), reporting(lines, tmp_path) as report:
-        report.listen(Waiting("waiting for run b", ("b",)))
+        report.listen(Noticed("waiting for run b", False))
         if error:
             raise error
     assert [line.startswith(ended) for line in lines] == [False, True]
