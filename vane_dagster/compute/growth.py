@@ -13,23 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.compute.placement import Bundle, bundle_size
 from vane_dagster.compute.pool_state import POLL_SECONDS, PoolState
 
-_PATIENCE_SECONDS = 1800.0
 _SILENT_SECONDS = 120.0
 _ANSWER_SECONDS = 5
 _WAITING = ("PENDING", "PREPARED", "RESCHEDULING")
 # An "autoscaler" that only mirrors manually started nodes names node types after the nodes.
 _MIRRORED = re.compile(r"node_[0-9a-f]{56}")
-
-
-@dataclass
-class _Posted:
-    group: Any
-    bundles: list[Bundle]
-    since: float
 
 
 class Growth:
@@ -40,52 +31,28 @@ class Growth:
 
     def __init__(self, pool_state: PoolState) -> None:
         self._pool_state = pool_state
-        self._posted: dict[str, _Posted] = {}
-        self._nodes: set[str] = set()
-        self._added_at = 0.0
+        self._posted: dict[str, tuple[Any, list[Bundle]]] = {}
 
     def step(self, nodes: Mapping[str, Bundle], now: float) -> None:
-        """Match the groups to the waiting requests."""
-        from ray.util import placement_group
+        """Match the groups to the waiting requests; one that Ray has reserved is posted again."""
+        from ray.util import placement_group, placement_group_table, remove_placement_group
 
         if not self._pool_state.queue and not self._posted:
             return
-        if not self._nodes.issuperset(nodes):
-            self._nodes, self._added_at = set(nodes), now
         short = short_of_nodes(self._pool_state, nodes, now) if adds_nodes() else {}
-        for id, posted in list(self._posted.items()):
-            if short.get(id) != posted.bundles:
-                self._remove(id)
+        for id, (group, bundles) in list(self._posted.items()):
+            state = placement_group_table(group).get("state")
+            if short.get(id) != bundles or state not in _WAITING:
+                remove_placement_group(group)
+                del self._posted[id]
         for id, bundles in short.items():
             if id not in self._posted:
                 group = placement_group([dict(bundle) for bundle in bundles], name=id)
-                self._posted[id] = _Posted(group, bundles, now)
-            elif self._pool_state.blocking_runs(id):  # what they hold may be why none is added
-                self._posted[id].since = now
-
-    def remove_reserved(self) -> None:
-        """Remove groups that Ray has reserved; a later step posts those still needed again."""
-        from ray.util import placement_group_table
-
-        for id, posted in list(self._posted.items()):
-            if placement_group_table(posted.group).get("state") not in _WAITING:
-                self._remove(id)
-
-    def _remove(self, id: str) -> None:
-        from ray.util import remove_placement_group
-
-        remove_placement_group(self._posted[id].group)
-        del self._posted[id]
+                self._posted[id] = group, bundles
 
     def asked_for(self, id: str) -> str:
         """Resources for which a request waits, as text; empty if it does not wait for nodes."""
-        return _listed(self._posted[id].bundles) if id in self._posted else ""
-
-    def is_hopeless(self, id: str, now: float) -> bool:
-        """Whether a request has waited too long with no node added."""
-        if id not in self._posted:
-            return False
-        return now - max(self._added_at, self._posted[id].since) > _PATIENCE_SECONDS
+        return _listed(self._posted[id][1]) if id in self._posted else ""
 
 
 def adds_nodes() -> bool:

@@ -82,7 +82,6 @@ class PoolManager:
             return LeaseAnswer(
                 blocking_runs=tuple(self._pool_state.blocking_runs(request.id)),
                 asked=self._growth.asked_for(request.id),
-                hopeless=self._growth.is_hopeless(request.id, time.monotonic()),
             )
         self._kill(grant.kill)
         for start in grant.start:
@@ -212,8 +211,7 @@ class PoolManager:
     # Background work
 
     async def _sweep(self) -> None:
-        steps = [self._expire, self._empty_draining]
-        steps += [self._growth.remove_reserved, self._forget_ended]
+        steps = [self._expire, self._empty_draining, self._forget_ended]
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self._grow()

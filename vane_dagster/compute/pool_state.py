@@ -77,14 +77,12 @@ class LeaseAnswer:
         workers: Names of the workers of each pool; None while the request must wait.
         blocking_runs: Ids of the runs that hold or want resources of a waiting request.
         asked: Nodes requested from the autoscaler, as text; empty if none.
-        hopeless: Whether no nodes can be added for the request.
         actors: The workers' handles, so that drivers need not look each of them up.
     """
 
     workers: Mapping[str, Sequence[str]] | None = None
     blocking_runs: tuple[str, ...] = ()
     asked: str = ""
-    hopeless: bool = False
     actors: Mapping[str, Any] = field(default_factory=dict)
 
 

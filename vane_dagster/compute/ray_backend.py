@@ -39,6 +39,7 @@ from vane_dagster.worker.reports import Fault, LoadReport, WorkReport, load_fail
 
 _BEATS = 6
 _MAX_POLL_SECONDS = 1.0
+_PATIENCE_SECONDS = 1800.0
 _log = logging.getLogger(__name__)
 
 
@@ -101,18 +102,21 @@ class RayBackend:
         return RayClaims(self._pool_manager, run_id, self._lease_seconds)
 
     def _acquired(self, request: LeaseRecord, terms: LeaseTerms) -> LeaseAnswer:
-        pause = 0.02
+        pause, asked, since = 0.02, "", 0.0
         try:
             while True:
                 answer: LeaseAnswer = self._pool_manager.call("acquire", request)
                 if answer.workers is not None:
                     terms.waits.end("lease", f"{_wanted(request)}: leased after a wait")
                     return answer
-                if answer.hopeless:
+                # What other runs hold may be why no node is added.
+                if (wanted := "" if answer.blocking_runs else answer.asked) != asked:
+                    asked, since = wanted, time.monotonic()
+                if asked and time.monotonic() - since > _PATIENCE_SECONDS:
                     raise ComputeError(
                         f"{_wanted(request)}: the cluster's autoscaler was asked for room for "
-                        f"{answer.asked}, and has added no node for half an hour. Lower "
-                        "concurrency or what a worker reserves, or let the cluster grow further"
+                        f"{asked}, and has not added it in half an hour. Lower concurrency or "
+                        "what a worker reserves, or let the cluster grow further"
                     )
                 terms.waits.begin("lease", _waiting(request, answer))
                 if terms.cancelled.wait(pause):

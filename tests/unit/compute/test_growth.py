@@ -128,11 +128,10 @@ def test_a_group_that_ray_reserves_is_removed_at_once_and_renewed_if_it_is_still
 ):
     ask(pool_state, "1", claim("a", GPU=1), nodes=BARE)
     grown.step(BARE, 0.0)
-    grown.remove_reserved()
+    grown.step(BARE, 1.0)
     assert groups.log == ["+1"]
     for state in ("CREATED", "REMOVED"):
         groups.alive[0].state = state
-        grown.remove_reserved()
         grown.step(BARE, 1.0)
     assert groups.log == ["+1", "-1", "+1", "-1", "+1"]
 
@@ -146,31 +145,6 @@ def test_a_group_follows_what_its_request_is_short_of(groups, pool_state, grown)
     pool_state.release("2", 1.0)
     grown.step(ONE, 1.0)
     assert [(group.name, len(group.bundles)) for group in groups.alive] == [("3", 3)]
-
-
-def test_who_waits_for_half_an_hour_without_a_new_node_is_hopeless(groups, pool_state, grown):
-
-    def hopeless_at(now: float, nodes: Any) -> bool:
-        ask(pool_state, "1", claim("a", (3, 3), GPU=1), nodes=nodes, now=now)
-        grown.step(nodes, now)
-        return grown.is_hopeless("1", now)
-
-    assert not hopeless_at(0.0, BARE)
-    assert not hopeless_at(1800.0, BARE)
-    assert not hopeless_at(1801.0, ONE), "a node was added"
-    assert not hopeless_at(3600.0, BARE), "one that is lost does not count"
-    assert hopeless_at(3602.0, ONE)
-
-
-def test_who_waits_for_other_runs_is_not_hopeless(groups, pool_state, grown):
-    ask(pool_state, "1", claim("a", GPU=1), nodes=ONE)
-    for now in (0.0, 2000.0):
-        ask(pool_state, "2", claim("b", (2, 2), GPU=1), nodes=ONE, now=now)
-        grown.step(ONE, now)
-    assert not grown.is_hopeless("2", 2000.0), "more may be added when 1 ends"
-    pool_state.release("1", 2000.0)
-    assert not grown.is_hopeless("2", 3800.0)
-    assert grown.is_hopeless("2", 3801.0)
 
 
 # Whether the cluster can grow

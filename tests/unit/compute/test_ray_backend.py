@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 import ray
 
 from support.pool_claims import spec
-from vane_dagster.compute import local_backend
+from vane_dagster.compute import local_backend, ray_backend
 from vane_dagster.compute.api import Cancelled, LeaseTerms, Worker
 from vane_dagster.compute.local_backend import own_gpus
 from vane_dagster.compute.pool_state import LeaseAnswer, LeaseRecord
@@ -98,11 +99,11 @@ def test_workers_are_called_by_the_handles_that_come_with_the_lease(monkeypatch)
 
 
 class PoolManager:
-    """A pool manager of a cluster that adds nodes; a lease waits once, then is hopeless."""
+    """A pool manager of a cluster that adds nodes, but not for this lease."""
 
     def __init__(self) -> None:
         asked = LeaseAnswer(asked="2 x 1 GPU")
-        self.answers = [asked, replace(asked, hopeless=True)]
+        self.answers = [asked, replace(asked, blocking_runs=("run-1",)), asked, asked]
         self.released = 0
 
     def call(self, method: str, *given: Any) -> Any:
@@ -112,7 +113,9 @@ class PoolManager:
         self.released += method == "release"
 
 
-def test_a_run_says_what_it_waits_for_and_ends_if_no_node_is_added() -> None:
+def test_a_run_says_what_it_waits_for_and_ends_if_no_node_is_added(monkeypatch) -> None:
+    clock = itertools.count(0.0, 1000.0)
+    monkeypatch.setattr(ray_backend, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     backend: Any = RayBackend.__new__(RayBackend)
     backend._pool_manager, backend._idle_seconds, backend._lease_seconds = PoolManager(), 1, 1
     texts: list[str] = []
@@ -124,7 +127,7 @@ def test_a_run_says_what_it_waits_for_and_ends_if_no_node_is_added() -> None:
         "shows what it does"
     ]
     assert str(caught.value) == (
-        "M: the cluster's autoscaler was asked for room for 2 x 1 GPU, and has added no node for "
+        "M: the cluster's autoscaler was asked for room for 2 x 1 GPU, and has not added it in "
         "half an hour. Lower concurrency or what a worker reserves, or let the cluster grow further"
     )
     assert backend._pool_manager.released == 1
