@@ -147,13 +147,6 @@ def _run(stage: Any, keys: list[str] | None, store: Any, given: Definitions, ret
         more = "a retry would compute more than its failed rows"
         rows = failed_rows(stage, keys, store=store)
         failed = pc.unique(rows.filter(rows["committed"])["partition"]).to_pylist()
-        if len(rows) and not failed:
-            key = rows["partition"][0].as_py()
-            raise click.ClickException(
-                f"{place}: nothing was retried. The rows failed in a run that did not commit their "
-                "partition; the next run of the partition computes what is not stored: "
-                f"{by_hand}{f' --partition {shlex.quote(key)}' if key else ''}"
-            )
         if not failed:
             return
         keys = _keys(failed)
