@@ -42,7 +42,10 @@ from vane_dagster.worker.ray_actor import HostActor
 
 _SWEEP_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
-_PLACED_SECONDS = 10.0
+_PLACED_SECONDS = 60.0
+"""A process that has not started by then waits for resources."""
+_PAUSE_SECONDS = 5.0
+"""Seconds between two sweeps that are a pause of this process or of the GCS."""
 _FINISH_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
@@ -64,6 +67,7 @@ class PoolManager:
         self._outside: set[str] = set()  # workers in no pool yet, or no more
         self._lock = asyncio.Lock()
         self._began = False
+        self._swept, self._paused_until = time.monotonic(), 0.0
         # Makes a restarted pool manager adopt its pools even if nobody ever calls it again.
         ray.get_runtime_context().current_actor.hello.remote()
 
@@ -222,10 +226,16 @@ class PoolManager:
                     _log.exception("a sweep failed")
 
     def _expire(self) -> None:
-        for id in self._pool_state.expired(time.monotonic()):
+        now, former = time.monotonic(), self._swept
+        self._swept = now
+        if now - former > _PAUSE_SECONDS:  # heartbeats came meanwhile, or could not
+            self._paused_until = now + LEASE_SECONDS
+        if now < self._paused_until:
+            return
+        for id in self._pool_state.expired(now):
             self._end_lease(id)
-        self._claims.expire(time.monotonic())
-        for identity in self._pool_state.expired_pools(time.monotonic()):
+        self._claims.expire(now)
+        for identity in self._pool_state.expired_pools(now):
             self._drop(identity)
 
     def _grow(self) -> None:

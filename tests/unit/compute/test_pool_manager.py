@@ -113,3 +113,24 @@ def test_a_worker_that_finishes_keeps_its_placement_group_until_it_has_ended(mon
         assert (killed, removed) == ([actor], ["m-0"])
 
     asyncio.run(finish())
+
+
+def test_nothing_expires_right_after_a_pause_of_the_pool_manager(monkeypatch):
+    """Heartbeats that came meanwhile are read first."""
+    now, ended = [100.0], list[str]()
+    monkeypatch.setattr(pool_manager.time, "monotonic", lambda: now[0])
+    manager = PoolManager.__new__(PoolManager)
+    manager._swept, manager._paused_until = now[0], 0.0
+    manager._claims = SimpleNamespace(expire=lambda now: None)
+    manager._pool_state = SimpleNamespace(
+        expired=lambda now: ["lease"], expired_pools=lambda now: []
+    )
+    manager._end_lease = ended.append
+
+    def sweep(seconds: float) -> int:
+        now[0] += seconds
+        manager._expire()
+        return len(ended)
+
+    assert (sweep(1), sweep(42)) == (1, 1)
+    assert [sweep(1) for _ in range(31)] == [1] * 29 + [2, 3], "a lease has 30 s"
