@@ -50,6 +50,7 @@ class Batches:
         drop_connection: The number of coming batches that are made, with an error as the response.
         refuse: The error of the next batch's creation, as status and message.
         max_requests: More requests in a batch make it fail.
+        keeps_answers: Whether the answers of batches that have ended can still be read.
     """
 
     def __init__(self, server: Server) -> None:
@@ -64,6 +65,7 @@ class Batches:
         self.drop_connection = 0
         self.refuse: tuple[int, str] | None = None
         self.max_requests = 50_000
+        self.keeps_answers = True
         self.page = 2
 
     @property
@@ -119,6 +121,8 @@ class Batches:
         }  # fmt: skip
 
     def _content(self, request: Request) -> Response:
+        if not self.keeps_answers:
+            return _error("No such File object", 404)
         return Response(self.files[request.path_params["id"]])
 
     def _create(self, request: Request) -> Any:
@@ -173,7 +177,7 @@ class Batches:
             "cancel_initiated_at": at.isoformat() if made.canceling else None,
             "request_counts": {"processing": 0 if has_ended else len(made.lines), **kinds},
             "ended_at": at.isoformat() if has_ended else None, "archived_at": None,
-            "results_url": url if has_ended else None,
+            "results_url": url if has_ended and self.keeps_answers else None,
         }  # fmt: skip
 
     url = ""

@@ -7,6 +7,7 @@ so it is in the ``custom_id`` of each request, which is shown once the batch has
 from __future__ import annotations
 
 import abc
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from vane_dagster.errors import ComputeError, described
+from vane_dagster.retries import has_status
 
 WINDOW_SECONDS = 24 * 3600.0
 """A batch that has not ended by then expires."""
@@ -41,7 +43,7 @@ class RemoteBatch:
         is_canceled: Whether somebody cancelled it.
         problem: Why it failed as a whole; empty if it did not.
         lacks_room: Whether it failed because the account may have no more in batches.
-        files: The provider's ids of the files with its answers.
+        files: The provider's ids or URLs of the files with its answers.
     """
 
     id: str
@@ -218,21 +220,29 @@ class OpenAIBatches(BatchApi):
     def answers(self, batch: RemoteBatch) -> Iterator[BatchAnswer]:
         """See `BatchApi`."""
         for id in batch.files:
-            with self._calling(f"answers of batch {batch.id} were not read"):
-                data = self._client.files.content(id).content
+            try:
+                with self._calling(f"answers of batch {batch.id} were not read"):
+                    data = self._client.files.content(id).content
+            except ComputeError as error:
+                if not has_status(error, 404):
+                    raise
+                continue  # the provider keeps files for 30 days
             for line in filter(None, data.split(b"\n")):
-                found = json.loads(line)
-                response, error = found.get("response") or {}, found.get("error") or {}
-                code, custom_id = int(response.get("status_code") or 0), str(found["custom_id"])
-                if code == 200 and not error:
-                    yield BatchAnswer(custom_id, "succeeded", json.dumps(response["body"]))
-                    continue
-                kinds = {_EXPIRED: "expired", _CANCELED: "canceled"}
-                status = kinds.get(str(error.get("code")), "errored")
-                body = response.get("body")
-                inner = body.get("error") if isinstance(body, Mapping) else None
-                text = error.get("message") or (inner or {}).get("message") or str(body)
-                yield BatchAnswer(custom_id, status, str(text), code)
+                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                    yield _answer(json.loads(line))  # of a malformed line, the request is lost
+
+
+def _answer(found: Any) -> BatchAnswer:
+    """Return what a line of a file of OpenAI says."""
+    response, error = found.get("response") or {}, found.get("error") or {}
+    code, custom_id = int(response.get("status_code") or 0), str(found["custom_id"])
+    if code == 200 and not error:
+        return BatchAnswer(custom_id, "succeeded", json.dumps(response["body"]))
+    status = {_EXPIRED: "expired", _CANCELED: "canceled"}.get(str(error.get("code")), "errored")
+    body = response.get("body")
+    inner = body.get("error") if isinstance(body, Mapping) else None
+    text = error.get("message") or (inner or {}).get("message") or str(body)
+    return BatchAnswer(custom_id, status, str(text), code)
 
 
 class AnthropicBatches(BatchApi):
@@ -254,6 +264,7 @@ class AnthropicBatches(BatchApi):
             found.processing_status == "ended",
             sum(dict(found.request_counts).values()),
             is_canceled=found.cancel_initiated_at is not None,
+            files=[found.results_url] if found.results_url else (),
         )
 
     def line(self, custom_id: str, body: str) -> bytes:
@@ -268,9 +279,9 @@ class AnthropicBatches(BatchApi):
             return self._remote(client.messages.batches.create(requests=requests))
 
     def answers(self, batch: RemoteBatch) -> Iterator[BatchAnswer]:
-        """See `BatchApi`."""
+        """See `BatchApi`. The provider keeps results for 29 days."""
         with self._calling(f"answers of batch {batch.id} were not read"):
-            for each in self._client.messages.batches.results(batch.id):
+            for each in self._client.messages.batches.results(batch.id) if batch.files else ():
                 result = each.result
                 if result.type == "succeeded":
                     text = json.dumps(result.message.to_dict(mode="json"))

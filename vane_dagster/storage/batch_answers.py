@@ -18,6 +18,7 @@ import numpy as np
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import pq
+from vane_dagster.errors import StageError, StoreError
 from vane_dagster.providers.base import Answer, PromptTooLong, Request
 from vane_dagster.providers.batch_api import (
     DIGEST_LENGTH,
@@ -95,7 +96,12 @@ class BatchedProvider:
         digest = given.digest(request, body)
         failed: list[BatchAnswer] = []
         began = now = time.time()
-        for name, found in given.index().find(digest):
+        try:
+            known = list(given.index().find(digest))
+        except StoreError as error:  # which is no row's
+            fix = "If it is damaged, delete it with the record of its batch: it is paid for again"
+            raise StageError(f"answers of a batch were not read: {error}. {fix}") from error
+        for name, found in known:
             if found is None:
                 raise Pending
             began = min(began, given.ended[name])

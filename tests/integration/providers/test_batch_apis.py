@@ -71,6 +71,17 @@ def test_answers_come_by_row_in_any_order_partly_failed(made, batches):
     assert answer.completion_tokens > 0
 
 
+def test_answers_that_the_provider_keeps_no_more_or_has_cut_are_lost(made, batches):
+    api, provider = made
+    ended = api.get(api.submit(NAME, lines(made, "a", "b")).id)
+    if isinstance(provider, OpenAIProvider):
+        (file,) = ended.files
+        batches.files[file] = b'{"custom_id": 1\n[]\n' + batches.files[file]
+    assert len([*api.answers(ended)]) == 2
+    batches.keeps_answers = False
+    assert [*api.answers(api.get(ended.id))] == []
+
+
 def test_batches_since_a_time_are_listed_over_pages(made, batches):
     api = made[0]
     for number in range(5):
