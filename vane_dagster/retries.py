@@ -139,10 +139,10 @@ class Backoff:
         """The delay that the server asks for with an error; else `seconds`."""
         headers: Any = getattr(getattr(error, "response", error), "headers", None) or {}
         try:
-            asked = headers.get("retry-after") or headers.get("Retry-After")
-            return min(self.most, max(0.0, float(asked)))
+            asked = float(headers.get("retry-after") or headers.get("Retry-After"))
         except (AttributeError, TypeError, ValueError):  # a date, or nothing
-            return self.seconds(failures)
+            asked = 0.0
+        return min(self.most, asked) if asked > 0 else self.seconds(failures)
 
 
 CALLS = Backoff(1.0, 60.0, 0.5)

@@ -79,7 +79,7 @@ class Server:
     def _failure(self, prompt: str, first: bool) -> Response | None:
         for word, (message, status) in _ONCE.items():
             if word in prompt and first:
-                return _error(message, status, {"Retry-After": "0"})
+                return _error(message, status, {"Retry-After": "0.01"})
         if "cut" in prompt and first:
             return Response(b'{"id": "x", "cho', headers={"content-length": "500"})
         if (found := _MALFORMED.get(prompt.partition(" ")[0])) and first:
