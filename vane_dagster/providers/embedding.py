@@ -51,6 +51,12 @@ class EmbedTask(TextTask):
         """Return a vector for each text."""
         return await provider.embed(texts, dimensions=self.dimensions)
 
+    def refused(self, found: Any) -> Mapping[int, BaseException]:
+        """Return the errors of vectors with values that are not finite."""
+        finite = np.isfinite(np.asarray(found, dtype=np.float32)).all(axis=1)
+        error = ValueError("the embedding has a null, NaN or an infinite value")
+        return dict.fromkeys(np.flatnonzero(~finite).tolist(), error)
+
     def made(self, found: Any) -> dict[str, Any]:
         """Return the column of vectors."""
         vectors = np.asarray(found, dtype=np.float32)
