@@ -108,13 +108,16 @@ class UsageAccount:
         return Counter({name: int(found.get(name, 0)) for name in COUNTS})
 
     def over_budget(self, used: Mapping[str, int]) -> str | None:
-        """Describe the budget of a run that is exhausted; None if there is none."""
+        """Describe the budget of a run that is exhausted or unknown; None if there is none."""
         tokens = used["prompt_tokens"] + used["completion_tokens"]
-        if self.token_budget is not None and tokens >= self.token_budget:
-            return f"this run has used {tokens} tokens, token_budget={self.token_budget}"
+        budget, limit = self.token_budget, self.cost_budget
+        if not tokens and used["requests"] and (budget is not None or limit is not None):
+            return "its answers have no token counts, which its budget needs; remove the budget"
+        if budget is not None and tokens >= budget:
+            return f"this run has used {tokens} tokens, token_budget={budget}"
         paid = self.cost(used)
-        if self.cost_budget is not None and paid >= self.cost_budget:
-            return f"this run has cost {amount(paid, 6)}, cost_budget={amount(self.cost_budget, 6)}"
+        if limit is not None and paid >= limit:
+            return f"this run has cost {amount(paid, 6)}, cost_budget={amount(limit, 6)}"
         return None
 
     def metadata(self, used: Mapping[str, int]) -> dict[str, Any]:

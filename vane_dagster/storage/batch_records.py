@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
@@ -37,6 +38,9 @@ ROW_GROUP = 500
 _CHARACTERS_A_TOKEN = 4
 _TYPICAL_TOKENS = 500
 """Tokens of an answer without a limit."""
+_MEDIUM = re.compile(r'"(data:[^",]*,)?[A-Za-z0-9+/]{500,}=*"')
+"""An image or a document in a request, as base64."""
+_MEDIUM_TOKENS = 1_000
 
 
 @dataclass(frozen=True)
@@ -178,12 +182,13 @@ def record_requests(folder: Location, requests: Mapping[str, str]) -> Recorded:
         return Recorded()
     name = f"{ASKED}{secrets.token_hex(16)}.parquet"  # that of this call: its run deletes it
     folder.write(name, _requests_file(requests))
+    texts, media = zip(*(_MEDIUM.subn("", body) for body in requests.values()))
     bodies = [json.loads(body) for body in requests.values()]
     limits = [body.get("max_tokens") or body.get("max_completion_tokens") for body in bodies]
     return Recorded(
         name,
         len(requests),
-        sum(map(len, requests.values())) // _CHARACTERS_A_TOKEN,
+        sum(map(len, texts)) // _CHARACTERS_A_TOKEN + sum(media) * _MEDIUM_TOKENS,
         sum(limit if isinstance(limit, int) else _TYPICAL_TOKENS for limit in limits),
     )
 

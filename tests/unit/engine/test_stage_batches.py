@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import random
 from collections import Counter
@@ -358,6 +359,12 @@ def test_a_late_batch_is_cancelled_at_the_deadline(world):
     world.batches().refresh()
     assert world.canceled == ["remote-0"]
     assert len(refreshed(world.batches())) == 1
+
+
+def test_an_image_of_a_request_counts_a_thousand_tokens(world):
+    folder = world.batches().folder.location
+    body = json.dumps({"text": "a" * 392, "url": "data:image/png;base64," + "iVBO" * 10_000 + "="})
+    assert record_requests(folder, {"0" * 32: body, "1" * 32: "{}"}).prompt_tokens == 1_103
 
 
 def test_requests_are_grouped_within_the_limits():

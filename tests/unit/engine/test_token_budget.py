@@ -65,6 +65,15 @@ def test_costs_count_by_the_million_and_cached_tokens_have_their_own_price():
     assert over_budget(None, 50e-6) == "this run has cost 0.00005, cost_budget=0.00005"
 
 
+def test_a_budget_needs_answers_that_say_their_tokens():
+    silent = Counter(requests=3)
+    assert UsageAccount("u", PRICES).over_budget(silent) is None
+    assert UsageAccount("u", PRICES, 51).over_budget(Counter()) is None
+    for budgets in ((51, None), (None, 1.0)):
+        message = UsageAccount("u", PRICES, *budgets).over_budget(silent)
+        assert "no token counts" in str(message)
+
+
 def test_metadata_has_shares_and_costs_where_they_are_known():
     free, priced = UsageAccount("u", {}), UsageAccount("u", PRICES)
     assert free.metadata(USED) == {**USED, "cache_hit_rate": 0.5}
