@@ -68,6 +68,7 @@ class _RowCounter:
         self._rows: dict[Place, int] = {}
         self._computed: dict[Place, tuple[int, int, int]] = {}
         self._keys: dict[tuple[str, str | None], list[_Keys]] = defaultdict(list)
+        self._found: dict[tuple[str, str | None], list[_Keys]] = defaultdict(list)
         self._problems: dict[str, None] = {}
 
     def count(self) -> CountedRows:
@@ -77,9 +78,10 @@ class _RowCounter:
             for fragment in sorted(set(due)):
                 self._count(index, fragment)
         repeated: Counter[str] = Counter()
-        for (stage, _), keys in self._keys.items():
-            every = np.concatenate(keys)
-            repeated[stage] += len(every) - len(np.unique(every))
+        for place, keys in self._keys.items():
+            found, every = np.unique(np.concatenate(self._found[place])), np.concatenate(keys)
+            distinct = len(np.unique(np.concatenate([found, every]))) - len(found)
+            repeated[place[0]] += len(every) - distinct  # the run may copy one that it has found
         return CountedRows(self._rows, self._computed, repeated, tuple(self._problems))
 
     def _count(self, partition: int, index: int) -> None:
@@ -133,9 +135,9 @@ class _RowCounter:
         has_errors = ROW_ERROR in computed.column_names  # of rows that the source could not read
         errors = computed.column(ROW_ERROR) if has_errors else pa.nulls(new)
         is_read = np.asarray(pc.is_null(errors), bool)
-        keys = np.empty(new, _KEY)
+        keys = np.empty(rows.num_rows, _KEY)
         for name in (KEY_HIGH, KEY_LOW):
-            keys[name] = np.asarray(marks.field(name).slice(0, new))
+            keys[name] = np.asarray(marks.field(name))
         parts = np.asarray(marks.field("part"))[new:]
         # The run does not look up parts of its own that stay in force if the function is fast.
         known_now = task.state.known or known
@@ -145,5 +147,6 @@ class _RowCounter:
         key = self._plan.partitions[run.partition].key
         counts = (least, least + in_kept, rows.num_rows - new - in_kept)
         self._computed[key, stage, run.index] = counts
-        scope = None if spec.reuse.partitions else key
-        self._keys[stage, scope].append(keys[is_read])
+        place = stage, None if spec.reuse.partitions else key
+        self._keys[place].append(keys[:new][is_read])
+        self._found[place].append(keys[new:])

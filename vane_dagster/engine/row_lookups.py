@@ -122,7 +122,8 @@ class RowLookups:
             yield from add(partial(store.read, pipeline, stage, planned.key, plan.former), names)
         for key in self._keys(partition, stage):
             index = self._indexes.get(key)
-            if index is None or not (computed := self._computed(index, stage, plan.row_definition)):
+            computed = None if index is None else self._computed(index, stage, plan.row_definition)
+            if index is None or computed is None:
                 yield from add(partial(store.in_force, pipeline, stage, key))
                 continue
             yield from _recorded_groups(computed, id, False)
@@ -131,12 +132,12 @@ class RowLookups:
                 names = {part.info.name for part in computed}
                 yield from add(partial(store.read, pipeline, stage, key, former), names)
 
-    def _computed(self, index: int, stage: str, definition: str) -> list[Part]:
-        """The parts of another partition that this run has completed."""
+    def _computed(self, index: int, stage: str, definition: str) -> list[Part] | None:
+        """The parts of another partition; None if this run has not completed them."""
         planned, parts = self._plan.partitions[index], self._state.parts[index, stage]
         plan = planned.stages[stage]
         if plan.done or plan.row_definition != definition or len(parts) < len(planned.fragments):
-            return []
+            return None
         return [part for _, part in sorted(parts.items())]
 
     def _stored(

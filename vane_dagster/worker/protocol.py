@@ -191,7 +191,8 @@ class CallUdf:
 
     def made_schema(self, work: Work) -> pa.Schema:
         """Return the output columns that are not passed on."""
-        passed = {*self.carried(work)} - {ERROR_COLUMN}
+        own = {ERROR_COLUMN} if self.policy.on_error == "null" else set()
+        passed = {*self.carried(work)} - own
         return pa.schema([field for field in work.schema if field.name not in passed])
 
     def read_columns(self, rows: pa.Table) -> pa.Table:

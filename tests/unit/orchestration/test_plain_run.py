@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import vane_dagster as vd
 from support.data import partitioned
 from support.in_process import InProcessCompute
+from support.reused import upper
+from vane_dagster.engine.row_lookups import RowLookups
 from vane_dagster.errors import DefinitionError, VaneError
 from vane_dagster.events import Failed
 from vane_dagster.orchestration.reporting import failure_message
@@ -100,6 +103,11 @@ def test_a_run_that_is_interrupted_prints_what_it_did(tmp_path, capsys):
 
 
 def test_wrong_options_are_named(tmp_path):
+    for select in (numbers()["last"], ["last", 1]):
+        with pytest.raises(DefinitionError, match=r"select is .*; expected a list of names"):
+            numbers().run(store=str(tmp_path), select=select)
+    with pytest.raises(DefinitionError, match="has no stages"):
+        vd.Pipeline("none", source=vd.table([{"id": 1}]), id="id").run(store=str(tmp_path))
     with pytest.raises(DefinitionError, match="run config: max_cost is -1: Input should be"):
         numbers().run(store=str(tmp_path), max_cost=-1)
 
@@ -130,3 +138,67 @@ def test_the_error_of_a_partition_is_masked_wherever_it_is_reported():
     """That of the driver too, as of its store."""
     error = VaneError("stage 'docs/m': s3://key:hidden-secret@bucket/part is gone")
     assert "***@bucket" in failure_message(Failed("m", "a", error))
+
+
+def is_odd(code: int) -> bool:
+    return code % 2 > 0
+
+
+def test_a_column_of_the_source_may_be_called_error(tmp_path):
+    rows = [{"id": n, "code": n, "error": None if n % 3 else "timeout"} for n in range(60)]
+    logs = vd.Pipeline("logs", source=vd.table(rows), id="id", fragment_rows=10)
+    logs.filter("kept", is_odd)
+    logs.run(store=str(tmp_path), compute=InProcessCompute())
+    kept = vd.load("logs/kept", store=str(tmp_path)).to_pylist()
+    assert kept == [row for row in rows if is_odd(row["code"])]
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    return tmp_path / "notes"
+
+
+def moved(places: str) -> vd.Pipeline:
+    """A row for each place, in the partition that it names."""
+    rows = [{"id": n, "n": str(n), "part": place} for n, place in enumerate(places)]
+    made = partitioned(vd.table(rows, partition_column="part", allow_empty=True), [*"abc"], "moved")
+    made.map("upper", upper, columns={"text": "n"}, reuse=vd.Reuse("rows"))
+    return made
+
+
+@pytest.mark.parametrize("after", ["abbb", "bbbb"])
+def test_rows_that_move_are_not_computed_again(tmp_path, after, monkeypatch, notes):
+    """Also if their own partition is empty then, and committed before they are looked up."""
+    given = {"store": str(tmp_path), "compute": InProcessCompute()}
+    moved("aaab").run(**given)
+    notes.unlink()
+    resolve = RowLookups._resolve
+
+    def resolved(self: RowLookups, partition: int, stage: str) -> Any:
+        time.sleep(0.7)  # while the empty partition is committed
+        return resolve(self, partition, stage)
+
+    monkeypatch.setattr(RowLookups, "_resolve", resolved)
+    moved(after).run(**given)
+    assert not notes.exists()
+
+
+def test_a_plan_counts_no_row_as_exact_that_the_run_copies_over_partitions(tmp_path, notes):
+    given = {"store": str(tmp_path), "compute": InProcessCompute()}
+    rows = [{"id": f"{part}{n}", "n": str(n), "part": part} for part in "abc" for n in range(5)]
+    source = vd.table(rows, partition_column="part")
+
+    def edited(factor: int) -> vd.Pipeline:
+        made = partitioned(source, [*"abc"], "equal")
+        reuse = vd.Reuse(version=str(factor))
+        made.map("out", upper, columns={"text": "n"}, reuse=reuse)
+        return made
+
+    edited(1).run(**given)
+    edited(2).run("a", **given)
+    (stage,) = edited(2).plan(rows=True, store=given["store"]).stages
+    assert stage.rows_are == "at_most"
+    notes.unlink()
+    edited(2).run(**given)
+    assert not notes.exists()
