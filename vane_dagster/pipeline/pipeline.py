@@ -37,6 +37,7 @@ from vane_dagster.pipeline.stage_kind import SOURCE, Table, check_id, with_upstr
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
 from vane_dagster.sources.row_ids import IdLike, IdRule, as_id
+from vane_dagster.types.schema import check_distinct
 from vane_dagster.types.sql import quote
 
 if TYPE_CHECKING:
@@ -455,9 +456,16 @@ class Pipeline(Rows):
                 f"{location}: reads {writes[0]!r}, which publishes and ends a branch; add it to "
                 "the stage that is published"
             )
+        targets = {s.spec.target.url: s.name for s in kept.values() if s.spec.publishes}
+        if spec.publishes and (other := targets.get(spec.target.url)):
+            raise DefinitionError(
+                f"{location}: {other!r} publishes to {spec.target.url!r} already, and readers "
+                "would get the rows of both; give each stage its own target"
+            )
         # Nothing is changed in place: neither by a stage that is refused, nor below built assets.
         draft = copy.copy(self)
         draft._stages, draft._keys = kept, {**self._keys, spec.name: spec.row_keys(self)}
+        check_distinct([*spec.outputs(draft, draft._tables()).fields], location)
         checks = _stage_checks(draft, spec, location)
         if removed := sorted(replaced - {spec.name}):
             warnings.warn(

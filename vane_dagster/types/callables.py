@@ -43,7 +43,7 @@ def constructors(target: Any) -> list[str]:
     """
     found = []
     for base in inspect.getmro(target) if inspect.isclass(target) else ():
-        found.append(f"{base.__module__}.{base.__qualname__}")
+        found.append(base.__qualname__)  # a script's module has two names
         if inspect.isfunction(constructor := vars(base).get("__init__")):
             try:
                 found.append(inspect.getsource(constructor))

@@ -64,6 +64,12 @@ def mapped(fn: Any = plain, **given: Any) -> vd.Stage:
     return pipeline().map_batches("m", fn, **{"schema": SCHEMA, **given})
 
 
+def written_twice(url: str) -> vd.Stage:
+    made = projected({"x": "x"})
+    made.write("one", url)
+    return made.write("two", url)
+
+
 def projected(columns: Any, **given: Any) -> vd.Stage:
     return pipeline().project("p", columns, **given)
 
@@ -136,7 +142,23 @@ REFUSED = {
         lambda: projected({"id": "upper(id)"}),
         ["the id 'id' is computed, 'upper(id)'", "pass through unchanged", "another name"],
     ),
+    "columns of two cases": (
+        lambda: mapped(schema={"Text": "VARCHAR", "text": "VARCHAR"}),
+        ["'docs/m'", "'Text' and 'text' are the same name to SQL"],
+    ),
+    "an id in another case": (
+        lambda: projected({"ID": "id"}),
+        ["'docs/p'", "'id' and 'ID' are the same name to SQL"],
+    ),
+    "a result named like the id": (
+        lambda: pipeline().map("id", plain, columns={"batch": "x"}, schema="VARCHAR"),
+        ["'docs/id'", "the column 'id', which is an id", "another name"],
+    ),
     # join and write
+    "two stages with a target": (
+        lambda: written_twice("/out"),
+        ["'docs/two'", "'one' publishes to", "its own target"],
+    ),
     "join across pipelines": (
         joined_across,
         ["'one/j'", "<Stage other/b", "not a stage of pipeline 'one'", "fragments and id"],

@@ -211,7 +211,7 @@ def test_a_key_with_glob_characters_is_taken_by_the_letter(tmp_path):
         ({}, "is a Delta table; publish into it with format='delta', or into another folder"),
         (
             {"format": "delta", "columns": ["n"]},
-            "'docs/out': column 'n' is long here, but string in the Delta table",
+            "'docs/out': column 'n' is int64 here, but string in the Delta table",
         ),
     ],
 )
@@ -394,6 +394,9 @@ class Opaque:
     def __init__(self, number: int) -> None:
         self.number = number
 
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
 
 def test_the_arguments_of_equal_versions_have_workers_of_their_own(tmp_path):
     for folder in ("a", "b"):
@@ -416,3 +419,15 @@ def test_the_arguments_of_equal_versions_have_workers_of_their_own(tmp_path):
     opaque = [identities(Opaque(number), 1) for number in (1, 2)]
     assert opaque[0][0] == opaque[1][0], "objects count by their type"
     assert opaque[0][1] != opaque[1][1]
+
+
+def test_the_workers_of_a_script_are_those_of_its_module(monkeypatch):
+    def pool() -> str:
+        docs = vd.Pipeline("docs", source=vd.table([{"id": 1}]), id="id")
+        docs.map_batches("m", Opaque, schema={"n": "BIGINT"}, fn_constructor_args=(1,))
+        return pool_identity(docs, docs["m"].spec)
+
+    as_module = pool()
+    monkeypatch.setattr(Opaque, "__module__", "__main__")
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules[__name__])
+    assert pool()[:8] == as_module[:8]
