@@ -58,12 +58,17 @@ def _found(sections: Iterator[Section], run: str, stage: str) -> Iterator[Sectio
         yield section
     if empty and os.environ.get("DAGSTER_HOME"):
         with opened_run(run) as (instance, id):
+            planned = instance.all_logs(
+                id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
+            )
+            keys = {entry.get_dagster_event().asset_key for entry in planned}
+            is_known = dg.AssetKey.from_user_string(stage) in keys
             for entry in instance.all_logs(id, of_type=dg.DagsterEventType.LOGS_CAPTURED):
                 captured = entry.get_dagster_event().logs_captured_data
                 place = instance.compute_log_manager.build_log_key_for_run(id, captured.file_key)
                 log = instance.compute_log_manager.get_log_data(place)
                 for stream, data in (("stdout", log.stdout), ("stderr", log.stderr)):
-                    if data:
+                    if data and is_known:
                         empty, text = False, data.decode(errors="replace")
                         step = f"step {', '.join(captured.step_keys or [])}"
                         yield Section(id, step, socket.gethostname(), stream, text.splitlines())

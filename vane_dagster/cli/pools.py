@@ -189,14 +189,14 @@ def _end(pool_manager: Any, pool: _Pool, force: bool) -> bool:
 
 
 def _chosen(listed: list[_Pool], text: str) -> list[_Pool]:
-    """Return the pool of a server's name or an identity, whose beginning is enough."""
-    matches = [pool for pool in listed if text in (pool["identity"], pool["server"])]
+    """Return the pool of a name or an identity, whose beginning is enough."""
+    matches = [p for p in listed if text in (p["identity"], p["server"], p["label"])]
     matches = matches or [pool for pool in listed if pool["identity"].startswith(text)]
     if len({pool["identity"] for pool in matches}) != 1:
         are = f"are {len(matches)} pools" if matches else "is no pool"
         known = ", ".join(map(_shown, matches or listed)) or "none"
         raise click.ClickException(
-            f"there {are} {text!r}; give a server's name or the beginning of one identity: {known}"
+            f"there {are} {text!r}; give the name of one, or the start of its identity: {known}"
         )
     return matches
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from vane_dagster._arguments import positive
+from vane_dagster._arguments import list_of_names, positive
 from vane_dagster._secrets import errors_masked
 from vane_dagster.compute.client import running_pools
 from vane_dagster.engine.inference import with_pins
@@ -44,8 +44,6 @@ def make_forecast(
     """Implement `Pipeline.plan`."""
     location = f"pipeline {pipeline.name!r}: plan"
     positive(location, "sample", sample)
-    if not pipeline.stages:
-        raise DefinitionError(f"{location}: the pipeline has no stages; add one to it")
     selected = selected_stages(pipeline, select, location)
     keys = partition_keys(pipeline, partitions, location)
     opened = open_store(store, location)
@@ -120,11 +118,14 @@ def _holdups(plan: RunPlan, found: Forecast, store: Store, compute: Any) -> Iter
 
 def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:
     """Return the stages that a selection names; "+" before or after a name adds those around it."""
+    if not pipeline.stages:
+        raise DefinitionError(f"{location}: the pipeline has no stages; add one to it")
     if select is None:
         return set(pipeline.stages)
     chosen: set[str] = set()
-    for text in [select] if isinstance(select, str) else select:
-        for each in str(text).split(","):
+    given = [select] if isinstance(select, str) or not isinstance(select, Collection) else [*select]
+    for text in list_of_names(location, "select", given) or ():
+        for each in text.split(","):
             name = each.strip().strip("+").removeprefix(f"{pipeline.name}/")
             if name == "*":
                 return set(pipeline.stages)

@@ -10,7 +10,7 @@ import dagster as dg
 
 from vane_dagster._secrets import errors_masked, without_secrets
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.errors import VaneError
+from vane_dagster.errors import VaneError, names
 from vane_dagster.orchestration.adopt import adopt_first
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.check_events import CheckLog, run_partitions
@@ -36,6 +36,13 @@ def materialize_step(
 ) -> Iterator[Any]:
     """Materialize the selected stages of a pipeline."""
     with errors_masked(), planned_checks_dropped(context):
+        expected = {stage.key for stage in pipeline}
+        if renamed := sorted(k.to_user_string() for k in context.assets_def.keys - expected):
+            raise dg.Failure(
+                f"pipeline {pipeline.name!r}: assets have the keys {names(renamed)}; expected "
+                "those of build_assets(), by which the store keeps their rows. Leave out "
+                "key_prefix, and rename the pipeline instead"
+            )
         opened = store.open()
         before = DagsterOrder(pipeline.partitions_def, context.instance).before
         run = RunContext(

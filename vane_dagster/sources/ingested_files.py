@@ -353,8 +353,9 @@ class IngestedSource(FileSource, InStore):
                         with suppress(SourceError):  # it is the other partition's error
                             found += zip(others, self._ingested(others, location, key))
                 types = self._found_types(found, location)
-                made = StoredTable(types, facts=dict(_texts_of_few(found, types)))
-                kept = keep_types(self.store_root, *place, made)
+                kept = StoredTable(types, facts=dict(_texts_of_few(found, types)))
+                if any(rows.pieces for _, rows in found):  # no types are known without a row
+                    kept = keep_types(self.store_root, *place, kept)
         declared = (self.types or pa.schema([])).names
         return kept.schema, tuple(
             f"{location}: column {name!r} is kept as VARCHAR because of {why}. "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import dagster as dg
 
 import vane_dagster as vd
@@ -30,3 +32,20 @@ def test_a_subclass_changes_specs_and_steps(tmp_path):
     assert list(spec.owners) == ["team:nlp"]
     assert definitions.resolve_implicit_global_asset_job_def().execute_in_process().success
     assert seen == [("subclassed", False)]
+
+
+def test_assets_whose_keys_were_changed_are_refused_before_anything_is_computed(tmp_path):
+    docs = vd.Pipeline("prefixed", source=vd.table([{"id": 1, "text": "good"}]), id="id")
+    docs.project("clean", {"text": "trim(text)"})
+    module = types.ModuleType("module")
+    vars(module)["assets"] = docs.build_assets()
+    definitions = dg.Definitions(
+        dg.load_assets_from_modules([module], key_prefix="q"),
+        resources={"compute": vd.LocalCompute(), "store": vd.FragmentStore(root=str(tmp_path))},
+    )
+    job = definitions.resolve_implicit_global_asset_job_def()
+    result = job.execute_in_process(raise_on_error=False)
+    assert not result.success
+    (failed,) = result.filter_events(lambda event: event.is_step_failure)
+    assert "'q/prefixed/clean'; expected those" in failed.step_failure_data.error_display_string
+    assert [*tmp_path.iterdir()] == []

@@ -91,6 +91,13 @@ def test_servers_of_one_name_are_told_apart_by_identity(monkeypatch: pytest.Monk
     assert "server llm (abc), server llm (abd)" in unclear.stderr.replace("'", "")
 
 
+def test_a_pool_is_named_by_its_label_if_it_is_the_only_one():
+    one, two = ({"identity": id, "label": id * 2, "server": ""} for id in ("abc", "abd"))
+    assert pools._chosen([one, two], "abcabc") == [one]
+    with pytest.raises(click.ClickException, match="there are 2 pools 'ab'"):
+        pools._chosen([one, two], "ab")
+
+
 def test_the_package_runs_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["vane_dagster", "--version"])
     with pytest.raises(SystemExit) as ended:

@@ -123,6 +123,14 @@ def test_a_later_file_with_another_header_is_refused(later, expected, tmp_path, 
     assert expected in str(caught.value)
 
 
+def test_files_without_a_row_pin_no_types(tmp_path, store):
+    write(tmp_path, a__csv=b"id,n\n")
+    source = vd.csv(str(tmp_path), allow_empty=True)
+    assert rows(source.bind(store)) == []
+    write(tmp_path, b__csv=b"id,n\n1,2\n")
+    assert rows(source.bind(store)) == [{"id": 1, "n": 2}]
+
+
 def test_types_are_found_in_all_partitions_of_the_run(tmp_path):
     for key, value in (("a", "1"), ("b", "x")):
         (tmp_path / key).mkdir()
