@@ -262,21 +262,15 @@ def sample(dataset: ds.Dataset, columns: Sequence[str], rows: int) -> Iterator[p
     if len(fragments) > _FRAGMENTS:
         spread = np.linspace(0, len(fragments) - 1, _FRAGMENTS).round().astype(int)
         fragments = [fragments[i] for i in spread]
-    counts = [fragment.count_rows() for fragment in fragments]
-    total = sum(counts)
-    chosen = np.arange(total)
+    total = sum(fragment.count_rows() for fragment in fragments)
+    chosen = np.full(total, total <= rows)
     if total > rows:
-        chosen = np.random.default_rng(0).choice(total, rows, replace=False, shuffle=False)
-        chosen.sort()
+        chosen[np.random.default_rng(0).choice(total, rows, replace=False, shuffle=False)] = True
     start = 0
-    for fragment, count in zip(fragments, counts):
-        if np.searchsorted(chosen, start) < np.searchsorted(chosen, start + count):
-            for batch in _batches(fragment, dataset.schema, columns):
-                low, high = np.searchsorted(chosen, [start, start + len(batch)])
-                yield batch.take(pa.array(chosen[low:high] - start))
-                start += len(batch)
-        else:
-            start += count
+    for fragment in fragments:
+        for batch in _batches(fragment, dataset.schema, columns):
+            yield batch.take(np.flatnonzero(chosen[start : start + len(batch)]))
+            start += len(batch)
 
 
 def _batches(

@@ -16,7 +16,7 @@ from vane_dagster._texts import in_partition
 from vane_dagster.errors import DamagedPartError, StoreError, TraceError
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.filesystem import Location, protocol_of
-from vane_dagster.storage.manifest import FragmentRecord, Manifest, ManifestName
+from vane_dagster.storage.manifest import FragmentRecord, Manifest
 from vane_dagster.storage.row_search import Found, RowFile, row_at
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.manifest_index import (
@@ -131,13 +131,8 @@ class _BackwardWalk:
         if place is None or step.row is None:
             return
         pipeline, stage, folder, file = place
-        names = (
-            name
-            for each in store.layers
-            for name in each.root.child(pipeline, stage, "manifests", folder).names()
-        )
-        named = sorted({name for name in names if ManifestName.parse(name)}, reverse=True)
-        for name in named[:_MAX_MANIFESTS]:
+        made = [str(name) for of, name in store.history(pipeline, stage) if of == folder]
+        for name in reversed(made):
             manifest = store.opened(pipeline, stage, folder, name)
             index = next((i for i, part in enumerate(manifest.parts) if part.name == file), None)
             if index is None:
@@ -276,9 +271,6 @@ def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, i
         size=recorded.size if recorded else None,
         notes=notes,
     )
-
-
-_MAX_MANIFESTS = 50
 
 
 def _stage_of(store: Store, url: str) -> tuple[str, str, str, str] | None:

@@ -71,7 +71,7 @@ def test_commits_compute_the_files_that_they_change(lake, tmp_path):
         docs.run(**given)
         assert docs.plan(store=given["store"]).is_up_to_date
         assert sorted(vd.load(clean, store=given["store"])["id"].to_pylist()) == expected
-    step = vd.trace("docs/clean", 20, store=given["store"]).steps[0]
+    step = vd.trace(docs["clean"], 20, store=given["store"]).steps[0]
     assert (step.url, step.row) == (lake.files()[0], left.index(20))
     assert vd.trace(clean, 120, store=given["store"]).steps[0].row == 20
 
