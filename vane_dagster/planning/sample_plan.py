@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,7 @@ MAX_FRAGMENTS = 4
 """Fragments of a partition in the sample of a check, since each is read as a whole."""
 
 
+K = TypeVar("K")
 Lengths = npt.NDArray[Any]
 
 
@@ -129,8 +130,8 @@ def plan_sample(
     return SamplePlan(plan, sampled)
 
 
-def spread(rows: Mapping[str | None, int], most: int | None, seed: int) -> Counter[str | None]:
-    """Draw so many of the rows of all partitions, or all; return their number by partition."""
+def spread(rows: Mapping[K, int], most: int | None, seed: int) -> Counter[K]:
+    """Draw so many of the rows of all partitions or fragments, or all; return their numbers."""
     total = sum(rows.values())
     drawn = total if most is None else min(most, total)
     return Counter(Random(seed).sample([*rows], drawn, counts=[*rows.values()]) if total else ())
@@ -151,16 +152,9 @@ def choose(
         return {}
     shares = np.array([counts[index] for index in filled], float)
     few = random.choice(filled, min(len(filled), fragments), replace=False, p=shares / shares.sum())
-    indexes = sorted(map(int, few))
-    edges = np.cumsum([0, *(counts[index] for index in indexes)])
-    total = int(edges[-1])
-    places = np.sort(random.choice(total, min(rows, total), replace=False))
-    found = {}
-    for index, start, stop in zip(indexes, edges, edges[1:]):
-        own = places[(places >= start) & (places < stop)] - start
-        if len(own):
-            found[index] = tuple(own.tolist())
-    return found
+    drawn = spread({index: counts[index] for index in sorted(few.tolist())}, rows, seed)
+    places = {i: random.choice(counts[i], number, replace=False) for i, number in drawn.items()}
+    return {i: tuple(np.sort(places[i]).tolist()) for i in sorted(places)}
 
 
 def with_extremes(
