@@ -59,6 +59,6 @@ def fragment(partition: int, tally: Tally | None = None) -> SimpleNamespace:
         spec=spec, given_rows=100, done=False, tally=tally or Tally(), pieces={}
     )
     return SimpleNamespace(
-        partition=partition, index=0,
+        partition=partition, index=0, place=(partition, 0),
         task_states={"a": task_state},
     )  # fmt: skip

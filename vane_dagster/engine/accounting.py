@@ -97,8 +97,8 @@ class WaveProgress:
 
     def set_input_rows(self, run: FragmentState, stage: str, rows: int) -> None:
         """Record the number of input rows of a stage for a fragment."""
-        if (place := (run.partition, run.index)) in self._source_rows[stage]:
-            self._input_rows[stage][place] = rows
+        if run.place in self._source_rows[stage]:
+            self._input_rows[stage][run.place] = rows
 
     def add(self, run: FragmentState, stage: str, kind: TaskKind, report: WorkReport) -> bool:
         """Add the rows of a completed task."""

@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from vane_dagster._dataclass import dataclass
@@ -34,15 +34,8 @@ _MAX_HELD = 256
 """Waiting partitions that are looked at, at a time."""
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A fragment of the wave: its position in the run, its partition, and its index there."""
-
-    order: int
-    partition: int
-    index: int
-
-
+_Place = tuple[int, int]
+"""A fragment of the wave: its partition, and its index there."""
 _ClaimGroups = Sequence[tuple[_Place, Mapping[str, bytes]]]
 """Fragments, each with the names of the claims on it by stage."""
 
@@ -88,13 +81,15 @@ class FragmentQueue:
     ) -> None:
         self._state, self._stages, self._claims = state, tuple(stages), state.claims
         self._counts, self._waits, self._clock = counts, waits, clock
-        self._fresh = self._places()
+        self._left = {
+            partition: iter([(partition, index) for index in range(len(planned.fragments))])
+            for partition, planned in enumerate(state.plan.partitions)
+        }
         self._has_fresh = True
         self._ready: deque[FragmentState] = deque()
         self._blocked: dict[_Place, str] = {}
-        self._held: dict[int, list[_Place]] = {}  # by partition
         self.lookups = RowLookups(state)
-        self._mine: set[tuple[int, int]] = set()
+        self._mine: set[_Place] = set()
         self._releases: list[bytes] = []
         self._listed_at: dict[int, float] = {}
         self._ahead = _MIN_AHEAD
@@ -110,7 +105,7 @@ class FragmentQueue:
     @property
     def is_empty(self) -> bool:
         """Whether no more fragments will be handed out."""
-        return self.is_last and not self._blocked and not self._held
+        return self.is_last and not self._blocked and not self._left
 
     @property
     def is_last(self) -> bool:
@@ -126,7 +121,7 @@ class FragmentQueue:
         """Remove failed stages from the next fragments; drop fragments without other stages."""
         while run := self.peek():
             failed, stages = self._state.failed, run.task_states
-            is_damaged = (run.partition, run.index) in self._state.damaged
+            is_damaged = run.place in self._state.damaged
             if given_up := {s for s in stages if is_damaged or (run.partition, s) in failed}:
                 run.abandon(given_up)
                 self.release(run, given_up)
@@ -150,7 +145,7 @@ class FragmentQueue:
     def end(self, run: FragmentState) -> None:
         """Release the remaining claims of a fragment with no more work."""
         self.release(run, list(run.claimed))
-        self._mine.discard((run.partition, run.index))
+        self._mine.discard(run.place)
 
     def apply_claims(self) -> None:
         """Process the answer to the last claims, if it has arrived."""
@@ -216,20 +211,20 @@ class FragmentQueue:
     # On the queue's own thread
 
     def _ask(self, asked: _ClaimGroups, releases: Sequence[bytes]) -> _ClaimResult:
-        scopes = {place.partition: self._scope(place.partition) for place, _ in asked}
+        scopes = {partition: self._scope(partition) for (partition, _), _ in asked}
         planned_at = self._state.plan.listed_at
         now = self._clock()
         answer = self._claims.ask(
-            [Group(scopes[place.partition], tuple(keys.values())) for place, keys in asked],
+            [Group(scopes[p], tuple(keys.values())) for (p, _), keys in asked],
             releases,
             {scope: now - self._listed_at.get(p, planned_at) for p, scope in scopes.items()},
         )
         granted = [each for each, other in zip(asked, answer.held_by) if not other]
         listed_at = self._clock()
-        changed = {p.partition for p, _ in granted if scopes[p.partition] in answer.changed}
+        changed = {p for (p, _), _ in granted if scopes[p] in answer.changed}
         found = {p: self._parts(p) for p in changed}
-        for place, stage in {(place.partition, stage) for place, keys in granted for stage in keys}:
-            self.lookups.resolve(place, stage)  # it remembers what it has read
+        for partition, stage in {(p, stage) for (p, _), keys in granted for stage in keys}:
+            self.lookups.resolve(partition, stage)  # it remembers what it has read
         return _ClaimResult(asked, answer, listed_at, found)
 
     def _parts(self, partition: int) -> FoundParts:
@@ -241,62 +236,50 @@ class FragmentQueue:
 
     # Next fragments
 
-    def _places(self) -> Iterator[_Place]:
-        order = itertools.count(1)
-        for partition, planned in enumerate(self._state.plan.partitions):
-            for index in range(len(planned.fragments)):
-                yield _Place(next(order), partition, index)
-
     def _next_fresh(self, idle: bool) -> list[_Place]:
-        """The next fragments to claim."""
-        places = self._released(idle)
-        for place in self._fresh if len(places) < self._ahead else ():
-            if not (specs := self._to_compute(place)):
-                continue
-            if self.lookups.must_wait(place.partition, [spec.name for spec in specs]):
-                self._held.setdefault(place.partition, []).append(place)
-                continue
-            places.append(place)
-            if len(places) == self._ahead:
-                return places
-        self._has_fresh = self._has_fresh and len(places) >= self._ahead
-        return places
-
-    def _released(self, idle: bool) -> list[_Place]:
-        """Return the first fragments that need not wait any more for other partitions."""
-        places: list[_Place] = []
-        for partition in list(self._held)[:_MAX_HELD]:
-            if len(places) >= self._ahead:
+        """The next fragments to claim, of partitions that need not wait for other partitions."""
+        places, waiting = list[_Place](), 0
+        for partition in list(self._left):
+            if len(places) >= self._ahead or waiting >= _MAX_HELD:
                 break
-            specs = self._to_compute(self._held[partition][0])
-            if not self.lookups.must_wait(partition, [spec.name for spec in specs]):
-                places += self._take_held(partition, self._ahead - len(places))
-        may_come = places or self._ready or self._blocked or self._has_fresh
-        if idle and self._held and not may_come:
-            places = self._take_held(next(iter(self._held)), self._ahead)  # it would wait forever
+            planned, failed = self._state.plan.partitions[partition], self._state.failed
+            due = [
+                stage
+                for stage in self._stages
+                if not planned.stages[stage].done and (partition, stage) not in failed
+            ]
+            if self.lookups.must_wait(partition, due):
+                waiting += 1
+            else:
+                places += self._take(partition, self._ahead - len(places))
+        if idle and self._left and not (places or self._ready or self._blocked):
+            places = self._take(next(iter(self._left)), self._ahead)  # it would wait forever
+        self._has_fresh = len(places) >= self._ahead
         return places
 
-    def _take_held(self, partition: int, most: int) -> list[_Place]:
-        held = self._held.pop(partition)
-        if held[most:]:
-            self._held = {partition: held[most:], **self._held}
-        return [place for place in held[:most] if self._to_compute(place)]
+    def _take(self, partition: int, most: int) -> list[_Place]:
+        """Take fragments of a partition."""
+        found = [*itertools.islice(filter(self._to_compute, self._left[partition]), most)]
+        if len(found) < most:
+            del self._left[partition]
+        return found
 
     def _to_compute(self, place: _Place) -> list[StageSpec]:
         """The stages of the wave to compute for a fragment, upstream first.
 
         Excludes stages that have a part and stages that were given up.
         """
-        state, planned = self._state, self._state.plan.partitions[place.partition]
-        if (place.partition, place.index) in state.damaged:
+        state, (partition, index) = self._state, place
+        planned = state.plan.partitions[partition]
+        if place in state.damaged:
             return []
         return [
             state.pipeline[stage].spec
             for stage in self._stages
             if not planned.stages[stage].done
-            and place.index not in state.parts[place.partition, stage]
-            and (place.partition, stage) not in state.failed
-            and not state.pending.has(place.partition, stage, place.index)
+            and index not in state.parts[partition, stage]
+            and (partition, stage) not in state.failed
+            and not state.pending.has(partition, stage, index)
         ]
 
     def _take_found(self, partition: int, found: FoundParts) -> None:
@@ -316,23 +299,23 @@ class FragmentQueue:
         if not specs:
             self.left -= 1
             return
-        fragment = self._state.plan.partitions[place.partition].fragments[place.index]
-        at = place.order, place.partition, place.index
-        run = FragmentState(*at, fragment, make_task_states(self._state.pipeline, specs))
-        run.bytes_read = bytes_read(self._state.parts, place.partition, place.index, specs)
+        partition, index = place
+        fragment = self._state.plan.partitions[partition].fragments[index]
+        run = FragmentState(*place, fragment, make_task_states(self._state.pipeline, specs))
+        run.bytes_read = bytes_read(self._state.parts, partition, index, specs)
         run.claimed = {stage: key for stage, key in keys.items() if stage in needed}
-        lookups = {stage: self.lookups.resolve(place.partition, stage) for stage in needed}
+        lookups = {stage: self.lookups.resolve(partition, stage) for stage in needed}
         run.known = {stage: lookup for stage, lookup in lookups.items() if lookup is not None}
-        self._mine.add((place.partition, place.index))
+        self._mine.add(place)
         self._ready.append(run)
 
     # Names of claims
 
     def _keys(self, place: _Place) -> dict[str, bytes]:
         """The names of the claims that a fragment needs, by stage; empty if it is done."""
-        specs = self._to_compute(place)
-        scope, planned = self._scope(place.partition), self._state.plan.partitions[place.partition]
+        specs, (partition, index) = self._to_compute(place), place
+        scope, planned = self._scope(partition), self._state.plan.partitions[partition]
         return {
-            spec.name: claim_key(scope, spec.name, planned.stages[spec.name].keys[place.index])
+            spec.name: claim_key(scope, spec.name, planned.stages[spec.name].keys[index])
             for spec in specs
         }

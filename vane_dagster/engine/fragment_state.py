@@ -105,7 +105,6 @@ class FragmentState:
     """One fragment of one partition in progress.
 
     Attributes:
-        order: Position in the run; the smallest goes first everywhere.
         partition: Index of the partition in the plan.
         index: Index of the fragment in the partition.
         fragment: The fragment.
@@ -120,7 +119,6 @@ class FragmentState:
         charge: Bytes of the memory budget that it is charged.
     """
 
-    order: int
     partition: int
     index: int
     fragment: FragmentRecord
@@ -133,6 +131,11 @@ class FragmentState:
     is_suspect: bool = False
     claimed: dict[str, bytes] = field(default_factory=dict)
     charge: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its partition and its index there; the smallest goes first everywhere."""
+        return self.partition, self.index
 
     @property
     def kind(self) -> frozenset[tuple[str, bool]]:

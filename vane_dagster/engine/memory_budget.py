@@ -23,7 +23,7 @@ class MemoryBudget:
     oldest continue, and the first always does.
 
     Attributes:
-        runs: The fragments in progress, by their order.
+        runs: The fragments in progress, by their place.
     """
 
     def __init__(self, limit: int, fragments: int) -> None:
@@ -31,7 +31,7 @@ class MemoryBudget:
         self._limit = limit
         self._most = fragments
         self._expansion = _MIN_EXPANSION
-        self.runs: dict[int, FragmentState] = {}
+        self.runs: dict[tuple[int, int], FragmentState] = {}
         self._known: set[frozenset[tuple[str, bool]]] = set()
         self._charged = 0
 
@@ -44,7 +44,7 @@ class MemoryBudget:
 
     def charge(self, run: FragmentState) -> None:
         """Charge a new fragment."""
-        self.runs[run.order] = run
+        self.runs[run.place] = run
         self._recharge([run])
 
     def record_table(self, run: FragmentState, table_bytes: int) -> None:
@@ -56,15 +56,15 @@ class MemoryBudget:
 
     def may_continue(self, run: FragmentState) -> bool:
         """Whether a fragment in progress may continue: it and earlier ones have room to grow."""
-        if self._charged <= self._limit or run.order <= min(self.runs):
+        if self._charged <= self._limit or run.place <= min(self.runs):
             return True
         held = sum(each.held for each in self.runs.values())
-        older = [each for order, each in self.runs.items() if order <= run.order]
+        older = [each for place, each in self.runs.items() if place <= run.place]
         return held + sum(max(0, each.charge - each.held) for each in older) <= self._limit
 
     def release(self, run: FragmentState) -> None:
         """Release a fragment's bytes."""
-        if self.runs.pop(run.order, None) is None:
+        if self.runs.pop(run.place, None) is None:
             return
         self._charged -= run.charge
         if run.kind not in self._known:

@@ -92,7 +92,7 @@ class _RowCounter:
             if index in planned.stages[stage].missing
         ]
         states = make_task_states(self._pipeline, specs)
-        run = FragmentState(0, partition, index, planned.fragments[index], states)
+        run = FragmentState(partition, index, planned.fragments[index], states)
         for spec in specs:
             task = Task(run, 0, spec.name, "whole")
             read = {*spec.upstream, *stages_read(self._pipeline, spec)}

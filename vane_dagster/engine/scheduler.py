@@ -190,7 +190,7 @@ class WaveScheduler:
     ) -> None:
         calls = stage in self._pools and kind in ("slice", "whole") and not (retry and retry.error)
         self._worker_group.worker_queue(stage, calls).push(
-            run.order, Task(run, run.epoch, stage, kind, retry)
+            run.place, Task(run, run.epoch, stage, kind, retry)
         )
 
     # Assignment of tasks
@@ -259,7 +259,7 @@ class WaveScheduler:
         calls = worker.pool != IO_WORKERS
         if calls and not report.all_rows_failed:
             self._failure_streaks.record_success(worker, worker.pool)
-        elif calls and self._failure_streaks.record_failure(worker, worker.pool, task.run.order):
+        elif calls and self._failure_streaks.record_failure(worker, worker.pool, task.run.place):
             reason = (
                 f"all rows of its calls failed at {MAX_CONSECUTIVE_FAILURES} fragments in a row"
             )
@@ -362,7 +362,7 @@ class WaveScheduler:
             self._fail(run.partition, task.stage, error)
             return
         for other in list(self._active.values()):
-            if (other.partition, other.index) in self._state.damaged:
+            if other.place in self._state.damaged:
                 other.abandon(set(other.task_states))
                 self._end_if_finished(other)
         if removed == run.index:
@@ -390,9 +390,7 @@ class WaveScheduler:
     def _fail_unstarted(self, stage: str, error: VaneError) -> None:
         """Fail a stage in partitions with unstarted fragments; finish fragments in progress."""
         self._state.emit(Noticed(str(error)))  # there may be no such partition
-        begun = {
-            (run.partition, run.index) for run in self._active.values() if stage in run.task_states
-        }
+        begun = {run.place for run in self._active.values() if stage in run.task_states}
         for index, partition in enumerate(self._state.plan.partitions):
             parts, pending = self._state.parts[index, stage], self._state.pending
             left = (i for i in partition.stages[stage].missing if i not in parts)
@@ -429,7 +427,7 @@ class WaveScheduler:
             return
         run, start = task.run, in_flight.start
         rows = range(start, start + in_flight.rows) if task.kind == "slice" else None
-        given = (loss, task.stage, run.order, rows, task.spec.isolates_rows)
+        given = (loss, task.stage, run.place, rows, task.spec.isolates_rows)
         retried = self._lost_calls.decide(*given, fault.message if fault else "")
         if isinstance(retried, list):
             task.state.slices_in_flight += len(retried) - 1
@@ -441,7 +439,7 @@ class WaveScheduler:
         else:
             error = ComputeError(
                 f"{in_flight.work.location}: lost its worker or its data "
-                f"{self._lost_calls.fragment_counts[run.order]} times, the last time: {reason}. "
+                f"{self._lost_calls.fragment_counts[run.place]} times, the last time: {reason}. "
                 "If memory ran out, lower batch_size or concurrency, or reserve memory=; if a row "
                 "kills the process, on_error='quarantine' finds it"
                 + (f"\n\n{fault.traceback}" if fault else "")
@@ -450,7 +448,7 @@ class WaveScheduler:
 
     def _start_over(self, run: FragmentState) -> None:
         self._counts.start_over(run)
-        self._lost_calls.started_over(run.order)
+        self._lost_calls.started_over(run.place)
         run.start_over(self._state.pipeline)
         self._start_ready(run)
 

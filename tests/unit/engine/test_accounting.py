@@ -49,7 +49,7 @@ def state(pipeline: vd.Pipeline, most: int = 3) -> Any:
 def run(pipeline: vd.Pipeline) -> FragmentState:
     specs = [stage.spec for stage in pipeline]
     record = FragmentRecord("file:///a", 0, 10, "f", 10)
-    return FragmentState(0, 0, 0, record, make_task_states(pipeline, specs))
+    return FragmentState(0, 0, record, make_task_states(pipeline, specs))
 
 
 def part(rows: int, **counted: int) -> PartInfo:

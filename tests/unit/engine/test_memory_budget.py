@@ -24,7 +24,7 @@ def runs(count: int, mib: int = 10, read_mib: int = 0) -> list[FragmentState]:
     made = []
     for order in range(count):
         record = FragmentRecord("file:///a", 0, 1, str(order), mib * MIB)
-        run = FragmentState(order, 0, order, record, make_task_states(pipeline, specs))
+        run = FragmentState(0, order, record, make_task_states(pipeline, specs))
         run.bytes_read = read_mib * MIB
         made.append(run)
     return made
