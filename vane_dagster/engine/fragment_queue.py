@@ -82,7 +82,7 @@ class FragmentQueue:
         self._state, self._stages, self._claims = state, tuple(stages), state.claims
         self._counts, self._waits, self._clock = counts, waits, clock
         self._left = {
-            partition: iter([(partition, index) for index in range(len(planned.fragments))])
+            partition: zip(itertools.repeat(partition), range(len(planned.fragments)))
             for partition, planned in enumerate(state.plan.partitions)
         }
         self._has_fresh = True
