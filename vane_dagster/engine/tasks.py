@@ -139,7 +139,8 @@ class WorkBuilder:
         state, retry, start, rows = task.state, task.retry, 0, 0
         if retry is not None:
             start, rows = retry.start, retry.rows
-            built = self._reject(task, retry) if retry.error else self._slice(task, start, rows)
+            call = self._reject(task, retry) if retry.error else self.op(task)
+            built = self._slice(task, call, start, rows)
         elif task.kind == "slice":
             assert task.spec.runs_udf
             assert state.given
@@ -150,7 +151,7 @@ class WorkBuilder:
             start, stop = state.take(share, wanted)
             state.slices_in_flight += 1
             rows = stop - start
-            built = self._slice(task, start, rows)
+            built = self._slice(task, self.op(task), start, rows)
         elif task.kind == "load":
             built = self.load(task, task.spec.row_order)
         elif task.kind == "gather":
@@ -217,10 +218,13 @@ class WorkBuilder:
         patches = [each for each in made if each.is_patch and each.changes(identity)]
         return tuple(each.part() for each in reversed(patches))
 
-    def _slice(self, task: Task, start: int, rows: int) -> _Built:
-        """Build work that calls the user's code on some rows of a map's input."""
-        work = self._work(task, self.op(task), (self._rows(task, start, rows),))
-        return work, [self._given(task)]
+    def _slice(self, task: Task, op: Op, start: int, rows: int) -> _Built:
+        """Build work on some rows of a map's input, without the column that arranged rows have."""
+        columns = None
+        if task.run.is_arranged(task.spec):
+            columns = tuple(self._upstream_schema(task, task.spec.upstream[0]).names)
+        given = TableRows(0, start, start + rows, columns)
+        return self._work(task, op, (given,)), [self._given(task)]
 
     def _given(self, task: Task) -> Any:
         """The reference to a map's input."""
@@ -228,15 +232,8 @@ class WorkBuilder:
         assert given is not None
         return given.table
 
-    def _rows(self, task: Task, start: int, rows: int) -> TableRows:
-        """Rows of a map's input, without the column that arranged rows have in addition."""
-        if not task.run.is_arranged(task.spec):
-            return TableRows(0, start, start + rows)
-        columns = tuple(self._upstream_schema(task, task.spec.upstream[0]).names)
-        return TableRows(0, start, start + rows, columns)
-
-    def _reject(self, task: Task, retry: RetriedRows) -> _Built:
-        """Build work that rejects a row of a map's input, which ends its workers."""
+    def _reject(self, task: Task, retry: RetriedRows) -> Reject:
+        """Return the operation that rejects a row of a map's input, which ends its workers."""
         call, spec = self.op(task), task.spec
         assert isinstance(call, CallUdf)
         assert spec.runs_udf
@@ -245,8 +242,7 @@ class WorkBuilder:
         if retry.error == TIMED_OUT:
             message = f"took longer than timeout_s={spec.failures.timeout_s:g}, and so {message}"
         message += f"; the last one: {retry.why}" if retry.why else ""
-        op = Reject(call, spec.udf.name, retry.error, message, retry.deaths)
-        return self._work(task, op, (self._rows(task, retry.start, 1),)), [self._given(task)]
+        return Reject(call, spec.udf.name, retry.error, message, retry.deaths)
 
     def _gather(self, task: Task) -> _Built:
         """Build work that concatenates a map's slices and writes the part."""
