@@ -21,7 +21,7 @@ RULE = FragmentRule(1000)
 
 def bound(source: Any, store: Store | None = None) -> Source:
     """The source as a run uses it, in a store of its own if it is bound to none."""
-    is_bound = getattr(source, "root", None) and not store
+    is_bound = getattr(source, "store", None) and not store
     return source if is_bound else source.bind(store or Store(Location(tempfile.mkdtemp())))
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._keywords import require_columns
-from vane_dagster._texts import count, in_partition
+from vane_dagster._texts import in_partition
 from vane_dagster.errors import DefinitionError, SchemaError, SourceError, names
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import (
@@ -212,8 +212,8 @@ class IngestedSource(FileSource, InStore):
         if self.columns is not None:
             return self._schema(self.columns, location)
         place = self.pipeline, self._digest("types")
-        if self.root and (kept := kept_types(self.root, self.fallback, *place)):
-            return self._schema(kept.schema, location)
+        if self.store and (kept := kept_types(self.store, *place)):
+            return self._schema(kept, location)
         files = self._all_files(location)
         tables = self.convert(self._stream(files[-1].url, location))
         first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
@@ -244,9 +244,8 @@ class IngestedSource(FileSource, InStore):
     ) -> SourceTable:
         """Convert the files that the store lacks, and cut the rows of all into fragments."""
         found = list(zip(files, self._ingested(files, location, partition)))
-        types, warnings = self._kept_types(found, location, partition)
-        schema = self._schema(types, location)
-        warnings += self._check_columns(found, schema, f"{location}{in_partition(partition)}")
+        schema = self._schema(self._kept_types(found, location, partition), location)
+        warnings = self._check_columns(found, schema, f"{location}{in_partition(partition)}")
         own = "\n".join(["", self.reading, *_types_text(schema), *self._declared_types()])
         sized = [
             SizedFile(
@@ -262,8 +261,8 @@ class IngestedSource(FileSource, InStore):
         """Return what the store has of files, after those that it lacks are converted."""
         place = hashlib.sha256(self.url_for(partition).encode()).hexdigest()
         record, folder = (self._digest("shown"), place), f"{INGESTED}/{place}"
-        kept = borrow(self.store_root, self.fallback, *record)
-        known = _known(kept) if kept and has_all_rows(self.store_root, kept) else {}
+        kept = borrow(self.bound, *record)
+        known = _known(kept) if kept and has_all_rows(self.bound.root, kept) else {}
         listed = {file.url: file for file in self._listed.get(partition, files)}
         keys = [file_identity(file) for file in files]
         found: dict[str, StoredTable | SourceError] = {k: known[k] for k in keys if k in known}
@@ -289,8 +288,8 @@ class IngestedSource(FileSource, InStore):
         facts = {schema_record(types): same for types, same in by_types.items()}
         # Again, so that a collection keeps the rows, also those that only earlier runs still read.
         if kept and not kept.files <= {place.name for each in pieces for place in each.places}:
-            write_record(self.store_root, record[0], f"{place}-{secrets.token_hex(8)}", kept)
-        write_record(self.store_root, *record, StoredTable(pa.schema([]), pieces, facts))
+            write_record(self.bound.root, record[0], f"{place}-{secrets.token_hex(8)}", kept)
+        write_record(self.bound.root, *record, StoredTable(pa.schema([]), pieces, facts))
         if failed := [each for each in found.values() if isinstance(each, SourceError)]:
             raise SourceError("; ".join(map(str, failed[:5])))
         return [rows[key] for key in keys]
@@ -300,7 +299,7 @@ class IngestedSource(FileSource, InStore):
     ) -> dict[str, StoredTable | SourceError]:
         """Convert files: a large file into several pieces, small files into shared pieces."""
         found: dict[str, StoredTable | SourceError] = {}
-        with PieceWriter(self.store_root, folder) as writer:
+        with PieceWriter(self.bound.root, folder) as writer:
             for key, file in lot:
                 convert = functools.partial(self._converted, key, file.url, location, writer)
                 try:
@@ -334,35 +333,23 @@ class IngestedSource(FileSource, InStore):
         declared = self.columns or self.types or pa.schema([])
         return [f"declared {each.name}" for each in declared if not pa.types.is_string(each.type)]
 
-    def _kept_types(
-        self, files: _Files, location: str, partition: str | None
-    ) -> tuple[pa.Schema, tuple[str, ...]]:
-        """Return the types of the source's columns, which the first run finds in all its files.
-
-        With warnings of columns that few files made texts.
-        """
+    def _kept_types(self, files: _Files, location: str, partition: str | None) -> pa.Schema:
+        """Return the types of the source's columns, which the first run finds in all its files."""
         if self.columns is not None:
-            return self.columns, ()
+            return self.columns
         place = self.pipeline, self._digest("types")
         with _one_at_a_time:
-            kept = kept_types(self.store_root, self.fallback, *place)
+            kept = kept_types(self.bound, *place)
             if kept is None:
                 found = [*files]
                 for key, others in self._listed.items():
                     if key != partition:
                         with suppress(SourceError):  # it is the other partition's error
                             found += zip(others, self._ingested(others, location, key))
-                types = self._found_types(found, location)
-                kept = StoredTable(types, facts=dict(_texts_of_few(found, types)))
+                kept = self._found_types(found, location)
                 if any(rows.pieces for _, rows in found):  # no types are known without a row
-                    kept = keep_types(self.store_root, *place, kept)
-        declared = (self.types or pa.schema([])).names
-        return kept.schema, tuple(
-            f"{location}: column {name!r} is kept as VARCHAR because of {why}. "
-            "Declare types=, or name a text that means null in null_values= of vd.csv"
-            for name, why in kept.facts.items()
-            if name not in declared
-        )
+                    kept = keep_types(self.bound, *place, kept)
+        return kept
 
     def _found_types(self, files: _Files, location: str) -> pa.Schema:
         """Return the types that all values of some files have; null if they have none."""
@@ -456,7 +443,7 @@ class IngestedSource(FileSource, InStore):
         columns: dict[str, list[pa.Array]] = {column.name: [] for column in wanted}
         errors: dict[int, pa.Field] = {}
         first = 0
-        for rows in TableReader(self.store_root).tables(fragment, [*columns], location):
+        for rows in TableReader(self.bound.root).tables(fragment, [*columns], location):
             for column in wanted:
                 if column.name not in rows.column_names:
                     columns[column.name].append(pa.nulls(rows.num_rows, column.type))
@@ -515,22 +502,6 @@ def _places(file: StoredTable) -> Callable[[int, int], str]:
     """Return a function of a span of a file's rows, which returns where they are."""
     places = [place for piece in file.pieces for place in piece.places]
     return lambda start, stop: dumped_places(start, clipped(places, start, stop))
-
-
-def _texts_of_few(files: _Files, types: pa.Schema) -> Iterator[tuple[str, str]]:
-    """Yield the columns that few files make texts, and others another type; with these files."""
-    for name in [column.name for column in types if column.type == pa.string()]:
-        kinds = {f.url: r.schema.field(name).type for f, r in files if name in r.schema.names}
-        texts = [url for url, kind in kinds.items() if kind == pa.string()]
-        others = [kind for kind in kinds.values() if kind not in (pa.string(), pa.null())]
-        if 0 < len(texts) <= len(others):
-            yield (
-                name,
-                (
-                    f"{names(texts, 3)}; {count(len(others), 'other file')} would make it "
-                    f"{type_name(others[0])}"
-                ),
-            )
 
 
 def _text_if_null(kind: pa.DataType) -> pa.DataType:

@@ -83,7 +83,7 @@ class RayDatasetSource(StoredTableSource):
             )
         data: Any = importlib.import_module("ray.data")
         name = f"{MADE}/{identity}-{secrets.token_hex(_ATTEMPT_BYTES)}"
-        folder = tables(self.store_root).child(name)
+        folder = tables(self.bound.root).child(name)
         fs = None if folder.is_local else PyFileSystem(FSSpecHandler(folder.fs))
         with _native_tensors(data), sent_by_value(ray.cloudpickle, self._code.modules):
             dataset = self.function(**({_PARAMETER: partition} if self.is_partitioned else {}))
@@ -96,7 +96,7 @@ class RayDatasetSource(StoredTableSource):
             schema = getattr(dataset.schema(), "base_schema", None)
             dataset.write_parquet(folder.path, filesystem=fs, row_group_size=GROUP_ROWS)
 
-        reader = StoredParquet(self.store_root)
+        reader = StoredParquet(self.bound.root)
         files = [FileRecord(folder.file_url(n), size, n) for n, size in folder.names().items()]
         files.sort(key=lambda file: file.version)
         footers = in_threads(lambda file: read_footer(file, reader, location), files)

@@ -131,7 +131,7 @@ class RowsSource(StoredTableSource):
     def make(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Copy the rows into the store."""
         rows = self.rows
-        with PieceWriter(self.store_root, f"{MADE}/{identity}") as writer:
+        with PieceWriter(self.bound.root, f"{MADE}/{identity}") as writer:
             pieces = tuple(
                 block._replace(places=(writer.write(part),))
                 for block, part in blocks(rows.chunks(partition))

@@ -38,22 +38,17 @@ class StoredSource(ParquetFiles, InStore):
         """Return the name of the asset, for messages."""
         return f"asset {self.asset}"
 
-    @property
-    def _store(self) -> Store:
-        fallback = None if self.fallback is None else Store(self.fallback)
-        return Store(self.store_root, fallback=fallback)
-
     def options_for(self, url: str) -> Mapping[str, Any]:
         return self.for_workers().options_for(url)
 
     def for_workers(self) -> StoredParquet:
-        return StoredParquet(self.store_root, self.fallback)
+        return StoredParquet(*(each.root for each in self.bound.layers))
 
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
         """List the files of the manifests in force."""
-        store, is_whole = self._store, list(partitions) == [None]
+        store, is_whole = self.bound, list(partitions) == [None]
         found = find(store, self.asset.split("/"), None if is_whole else partitions)
 
         groups: dict[str | None, list[Manifest]]
@@ -90,11 +85,11 @@ class StoredSource(ParquetFiles, InStore):
         if files:
             return super().split(files, rule, location, partition)
         keys = None if partition is None else [partition]
-        found = find(self._store, self.asset.split("/"), keys)
+        found = find(self.bound, self.asset.split("/"), keys)
         if not found:
             raise SourceError(f"asset {self.asset!r}{_where(partition)} is gone from the store")
         return SourceTable(
-            plain_schema(with_rows(self._store, next(iter(found.values()))).schema), ()
+            plain_schema(with_rows(self.bound, next(iter(found.values()))).schema), ()
         )
 
 

@@ -112,8 +112,7 @@ class StoredTableSource(InStore):
 
     def _stored(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Return the table of a partition, which is kept from garbage collection from now on."""
-        root = self.store_root
-        found = borrow(root, self.fallback, identity)
+        root, found = self.bound.root, borrow(self.bound, identity)
         if found is None:
             return create_record(root, identity, self._made(partition, identity, location))
         write_record(root, identity, COMPLETE, found)
@@ -140,14 +139,14 @@ class StoredTableSource(InStore):
             ) from error
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
-        return TableReader(self.store_root).read(fragment, schema, location)
+        return TableReader(self.bound.root).read(fragment, schema, location)
 
     def current(self, file: FileRecord) -> FileRecord:
         """Return the record unchanged: other rows are another table."""
         return file
 
     def for_workers(self) -> SourceReader:
-        return TableReader(self.store_root)
+        return TableReader(self.bound.root)
 
 
 def _fragments(

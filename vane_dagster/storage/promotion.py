@@ -230,7 +230,7 @@ class Promotion:
         copy_adoptions(self._branch, self._target, self._pipeline)
         urls = {file.url for _, manifest in self._found.values() for file in manifest.files}
         for identity in filter(None, map(identity_of, urls)):
-            borrow(self._target.root, self._branch.root, identity)
+            borrow(Store(self._target.root, fallback=self._branch), identity)
         for _, manifest in self._found.values():
             if manifest.decisions:
                 copy_decisions(self._branch, self._target, manifest)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -26,6 +26,9 @@ from vane_dagster._dataclass import dataclass
 from vane_dagster.storage.codec import Codec, parse_file, read_file
 from vane_dagster.storage.filesystem import Location, in_threads
 from vane_dagster.storage.manifest import FileSpan
+
+if TYPE_CHECKING:
+    from vane_dagster.storage.store import Store
 
 TABLES = "~tables"
 """The folder below the store's root; no pipeline has such a name."""
@@ -131,20 +134,16 @@ def identity_of(url: str) -> str | None:
     return url[len(SCHEME) :] if url.startswith(SCHEME) else None
 
 
-def kept_types(
-    root: Location, fallback: Location | None, pipeline: str, source: str
-) -> StoredTable | None:
-    """Return the types of a pipeline's source, as a table without rows; None if none were kept."""
-    for each in filter(None, (root, fallback)):
-        if found := read_file(each.child(pipeline), _types_file(source), _CODEC.load):
-            return found
-    return None
+def kept_types(store: Store, pipeline: str, source: str) -> pa.Schema | None:
+    """Return the types of a pipeline's source; None if none were kept."""
+    found = store.read_record((pipeline,), _types_file(source), _CODEC.load)
+    return found and found.schema
 
 
-def keep_types(root: Location, pipeline: str, source: str, types: StoredTable) -> StoredTable:
+def keep_types(store: Store, pipeline: str, source: str, types: pa.Schema) -> pa.Schema:
     """Keep the types of a pipeline's source, for ever; those of the first of several runs."""
-    root.child(pipeline).create(_types_file(source), _CODEC.dumps(types))
-    return kept_types(root, None, pipeline, source) or types
+    store.root.child(pipeline).create(_types_file(source), _CODEC.dumps(StoredTable(types)))
+    return kept_types(store, pipeline, source) or types
 
 
 def write_record(root: Location, identity: str, name: str, table: StoredTable) -> None:
@@ -166,16 +165,15 @@ def read_record(root: Location, identity: str, name: str = COMPLETE) -> StoredTa
     return read_file(_records(root, identity), name + _SUFFIX, _CODEC.load)
 
 
-def borrow(
-    root: Location, fallback: Location | None, identity: str, name: str = COMPLETE
-) -> StoredTable | None:
+def borrow(store: Store, identity: str, name: str = COMPLETE) -> StoredTable | None:
     """Return a table by one of its records; a branch copies it from its fallback if it lacks it.
 
     So a collection there takes nothing from the branch.
     """
-    found = read_record(root, identity, name)
-    if found is not None or fallback is None:
+    root, found = store.root, read_record(store.root, identity, name)
+    if found is not None or store.fallback is None:
         return found
+    fallback = store.fallback.root
     found = read_record(fallback, identity, name)
     if found is None or not has_all_rows(fallback, found):
         return None

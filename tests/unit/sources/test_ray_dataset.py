@@ -22,7 +22,7 @@ from vane_dagster.storage.stored_tables import MADE, Piece, StoredTable, create_
 
 
 def written(source: Any, identity: str, rows: pa.Table) -> Piece:
-    with PieceWriter(source.store_root, MADE) as writer:
+    with PieceWriter(source.bound.root, MADE) as writer:
         return Piece(identity, len(rows), len(rows) * 8, (writer.write(rows),))
 
 
@@ -84,7 +84,7 @@ def test_code_that_fails_leaves_nothing_that_is_read(bound, monkeypatch):
 
 def test_two_runs_at_once_agree(bound):
     other = StoredTable(pa.schema({"n": pa.string()}), bound.make(None, "idNone", "").pieces[:1])
-    create_record(bound.store_root, "idNone", other)
+    create_record(bound.bound.root, "idNone", other)
     assert split(bound, 100) == [ALL[:10]]
 
 
