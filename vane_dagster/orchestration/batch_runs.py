@@ -104,8 +104,7 @@ class BatchRuns:
         runs: dict[str, Continuation] = {}
         for key, batch in last.items():
             stages = [stage for stage in self._pipeline.stages if stage in batch.stages]
-            run = runs.setdefault(batch.name, Continuation(batch, stages, []))
-            run.partitions.append(key)
+            runs.setdefault(batch.name, Continuation(batch, stages, [])).partitions.append(key)
         return [*runs.values()], needless
 
 

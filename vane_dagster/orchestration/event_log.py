@@ -186,17 +186,12 @@ class Provenance:
         }
         outside = {dep for deps in self._deps.values() for dep in deps} - self._inside
         self._outside = {key: _Input(key, self._log, partitions) for key in outside}
-        self._written: dict[tuple[dg.AssetKey, str | None], int] = {}
-
-    def written(self, key: dg.AssetKey, pointers: Mapping[str | None, int]) -> None:
-        """Record the storage ids of materializations that the step wrote."""
-        self._written |= {(key, partition): pointer for partition, pointer in pointers.items()}
+        self._above: dict[dg.AssetKey, dict[str | None, int]] = {}
 
     def look_up(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
-        """Read the materializations that `tags` needs and that the step did not write itself."""
-        for dep in self._inside.intersection(self._deps[key]):
-            if missing := [p for p in partitions if (dep, p) not in self._written]:
-                self.written(dep, self._log.pointers(dep, missing))
+        """Read the materializations of the step's other assets that `tags` needs."""
+        deps = self._inside.intersection(self._deps[key])
+        self._above = {dep: self._log.pointers(dep, partitions) for dep in deps}
 
     def observed(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
         """Record that the step logged observations of an input."""
@@ -212,7 +207,7 @@ class Provenance:
         found = {}
         for dep in self._deps[key]:
             if dep in self._inside:
-                pointer, version = str(self._written.get((dep, partition), _NO_EVENT)), _UNKNOWN
+                pointer, version = str(self._above[dep].get(partition, _NO_EVENT)), _UNKNOWN
             else:
                 pointer, version = self._outside[dep].at(partition)
             name = dep.to_user_string()

@@ -156,9 +156,7 @@ class RunReport:
                 )
             )
         log = EventLog(self._context.instance)
-        written = log.targets(key, [each.partition for each in made])
-        self._provenance.written(key, {p: target.storage_id for p, target in written.items()})
-        return written
+        return log.targets(key, [each.partition for each in made])
 
     def _take(self, event: Event) -> None:
         self._summary.take(event)

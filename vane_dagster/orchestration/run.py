@@ -198,35 +198,31 @@ class Sample:
 
     Attributes:
         failed: The errors of the partitions that could not be computed.
+        read: Reads the rows of a partition, as stored and as computed; none if none was sampled.
     """
 
     failed: Mapping[str | None, VaneError]
-    _planned: SamplePlan
-    _made: Mapping[str | None, Sequence[Part]]
-    _store: Store
-
-    def read(self, key: str | None) -> Sequence[RecomputedRows]:
-        """Read the rows of a partition, as stored and as computed; none if none was sampled."""
-        plan = self._planned.plan
-        partition = next((each for each in plan.partitions if each.key == key), None)
-        if partition is None:
-            return ()
-        return read_sample(
-            plan, partition, self._planned.sampled[key], self._made[key], self._store
-        )
+    read: Callable[[str | None], Sequence[RecomputedRows]]
 
 
 @contextmanager
 def recomputed(run: RunContext, sample: SamplePlan, compute: Compute) -> Iterator[Sample]:
     """Execute the plan of a sample; delete its parts at the end."""
     plan, made, failed = sample.plan, list[Recomputed](), list[Failed]()
+    partitions = {each.key: each for each in plan.partitions}
+
+    def read(key: str | None) -> Sequence[RecomputedRows]:
+        if key not in partitions:
+            return ()
+        return read_sample(plan, partitions[key], sample.sampled[key], parts[key], run.store)
+
     try:
         if plan.partitions:
             with closing(Connection(compute, plan.pipeline, plan.selected)) as connection:
                 made, failed = _recomputed(run, plan, connection.backend())
         errors = {each.partition: each.error for each in failed}
         parts = {each.partition: each.parts for each in made}
-        yield Sample({**plan.failed, **errors}, sample, parts, run.store)
+        yield Sample({**plan.failed, **errors}, read)
     finally:
         delete_parts(plan, run.store)
 
