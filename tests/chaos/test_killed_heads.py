@@ -120,29 +120,3 @@ def assert_switching_heads(default: Head, home: Path) -> None:
     assert f"is connected to the Ray cluster at {default.address}" in refusal
     assert "ray.shutdown()" in refusal
     assert switched == "True"
-
-
-STOP_AND_CONNECT_AGAIN = """
-import os, signal
-import ray
-from vane_dagster.compute.local_head import LocalHead
-local = LocalHead(num_cpus=1, name="used")
-first = local.connect()
-held = ray.put(b"x" * 1_000_000)
-os.kill(first.pid, signal.SIGSTOP)
-assert local.stop()
-assert not ray.is_initialized()
-assert local.connect().pid != first.pid
-assert ray.get(ray.put(1)) == 1
-assert local.stop()
-print("done")
-"""
-
-
-def test_a_connected_process_stops_a_head_that_hangs_and_lives_on(tmp_path: Path) -> None:
-    local = LocalHead(num_cpus=1, home=tmp_path, name="used")
-    try:
-        assert python(STOP_AND_CONNECT_AGAIN, tmp_path).stdout == "done\n"
-        assert_nothing_left(local)
-    finally:
-        local.stop()

@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._private_folder import check_private_file, is_safe_to_import_from
@@ -103,18 +102,6 @@ def _check_is_connected_to(address: str | None) -> None:
             f"this process is connected to the Ray cluster at {connected}, not to {address!r}. "
             "Call ray.shutdown() first, or name that cluster in the compute resource"
         )
-
-
-def is_connected_to(folder: Path) -> bool:
-    """Whether this process is connected to the head with its sessions in a folder."""
-    if "ray" not in sys.modules:
-        return False
-    import ray
-
-    if not ray.is_initialized() or ray.util.client.ray.is_connected():
-        return False
-    session: str = ray.get_runtime_context().get_session_name()
-    return (folder / session).is_dir()
 
 
 def _check_answers(address: str | None) -> None:

@@ -29,7 +29,7 @@ _CAUTION = 0.7
 _EVERY_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-SHUTDOWN_SECONDS = 30.0
+_SHUTDOWN_SECONDS = 30.0
 
 _outlives = False
 
@@ -164,22 +164,17 @@ class HeadWatch:
         return answer.result()
 
     def close(self) -> None:
-        """End the watch, and disconnect from a lost cluster so that another can be used."""
+        """End the watch, and disconnect from a lost cluster so that another can be used.
+
+        `ray.shutdown` does not return while the GCS hangs, and takes some seconds if it has ended.
+        """
+        import ray
+
         self._over.set()
         if self.lost:
-            begin_shutdown().join(SHUTDOWN_SECONDS)
-
-
-def begin_shutdown() -> threading.Thread:
-    """Disconnect this process in a thread.
-
-    `ray.shutdown` does not return while the GCS hangs, and takes some seconds if it has ended.
-    """
-    import ray
-
-    thread = threading.Thread(target=ray.shutdown, daemon=True)
-    thread.start()
-    return thread
+            thread = threading.Thread(target=ray.shutdown, daemon=True)
+            thread.start()
+            thread.join(_SHUTDOWN_SECONDS)
 
 
 def _connected_raylet(node: str, nodes: Iterable[Mapping[str, Any]]) -> socket.socket | None:

@@ -28,14 +28,12 @@ from typing import IO
 from vane_dagster._dataclass import dataclass
 from vane_dagster._home import HOME, state_home
 from vane_dagster._private_folder import MARK, is_private_folder, private_folder
-from vane_dagster.compute.connection import LOOPBACK_ONLY, connect, is_connected_to
-from vane_dagster.compute.head_watch import SHUTDOWN_SECONDS, begin_shutdown
+from vane_dagster.compute.connection import LOOPBACK_ONLY, connect
 from vane_dagster.compute.processes import end, marked
 from vane_dagster.errors import ComputeError
 from vane_dagster.storage.codec import Codec
 
 START_SECONDS = 60.0
-_DISCONNECT_SECONDS = 2.0
 _ACCEPT_SECONDS = 5.0
 
 # A socket path has at most 103 bytes on macOS, 107 on Linux. Ray's are in the head's folder.
@@ -271,7 +269,7 @@ class HeadFolder:
 
         Return whether there were any.
         """
-        ended = self._end_processes()
+        ended = end(self.mark)
         for name in ("head.json", "token", "use.json"):
             (self.folder / name).unlink(missing_ok=True)
         return ended
@@ -282,19 +280,6 @@ class HeadFolder:
         last = [path for s in sessions[-1:] for path in s.iterdir() if path.name != "logs"]
         for path in [*sessions[:-1], *last, self.temp_dir / "code", self.temp_dir / "spill"]:
             shutil.rmtree(path, ignore_errors=True)
-
-    def _end_processes(self) -> bool:
-        """End the processes with this head's mark; return whether there were any.
-
-        First disconnect this process, which Ray would end with the head.
-        """
-        if not is_connected_to(self.temp_dir / "r"):
-            return end(self.mark)
-        shutdown = begin_shutdown()
-        shutdown.join(_DISCONNECT_SECONDS)
-        ended = end(self.mark)
-        shutdown.join(SHUTDOWN_SECONDS)  # it has waited for a GCS that hung
-        return ended
 
     @property
     def mark(self) -> str:
