@@ -193,7 +193,7 @@ def _inside(value: Any) -> list[Any]:
     if isinstance(value, HostUrls):
         return [value.handle]
     if isinstance(value, ServerHandle):
-        return [] if value.server is None else [value.server.command]
+        return [value.command]
     if isinstance(value, types.FunctionType):  # not the names of its module
         return list(captured_by(value).values())
     return [] if isinstance(value, (type, types.ModuleType)) else gc.get_referents(value)

@@ -345,7 +345,7 @@ def _parse_model(
     options, name = dict(sorted(record.options.items())), record.name
     server = name if isinstance(name, ModelServer) else options.get("server")
     if isinstance(server, ModelServer):
-        options["server"] = server.handle
+        options["server"] = server
         if server.workers.max_concurrency is not None:
             options.setdefault("max_connections", server.workers.max_concurrency)
         provider, name = provider or "openai", server.model if name is server else name

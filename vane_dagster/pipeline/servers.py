@@ -91,8 +91,10 @@ class ServerArguments(TypedDict, total=False):
     drain_timeout_s: float
 
 
-class ModelServer:
+class ModelServer(ServerHandle):
     """A declared server. Stages and pipelines that declare it equally share its replicas.
+
+    It reaches workers as a `ServerHandle`.
 
     Attributes:
         name: Name for people and the command line.
@@ -103,7 +105,6 @@ class ModelServer:
         bundle: The resources that one replica reserves, by Ray's names.
         env_vars: Names of environment variables that are sent to it.
         keyed: What counts in fragment keys, because it may change answers.
-        model: Name of the model in requests; empty if the server has none.
         command: The command line, with placeholders.
         label: Kind and name, for messages.
         key: Identifies the server to workers.
@@ -146,7 +147,7 @@ class ModelServer:
         self.bundle = replicas._bundle(where, gpus or 0)
         self.env_vars = tuple(sorted(set(replicas.env_vars)))
         self.keyed = {"kind": self.kind, **keyed}
-        self.model, self.command = launch.model, launch.command
+        self.command = launch.command
         self.label = f"{self.kind} {self.name}"
         self._launch = replace(
             launch,
@@ -158,25 +159,25 @@ class ModelServer:
         # Plain text alone: no file is read, because workers import declarations too.
         started = (repr(self._launch), sorted(launch.env.items()), self.keyed.get("version"))
         pool = (self.replicas, per_node, idle_minutes, replicas.max_concurrency, self.env_vars)
-        self.key = digest(*started, *pool, sorted(self.bundle.items()))
+        super().__init__(digest(*started, *pool, sorted(self.bundle.items())))
 
     def __repr__(self) -> str:
         return f"vd.{type(self).__name__}(name={self.name!r})"
 
     @property
-    def handle(self) -> ServerHandle:
-        """The server as an argument of a function or class."""
-        return ServerHandle(self.key, self.keyed, self)
+    def model(self) -> str:
+        """Name of the model in requests; empty if the server has none."""
+        return self._launch.model
 
     @property
     def host_to_http_url(self) -> HostUrls:
         """URLs for HTTP by host name: ``http://host:port``; see `ServerHandle`."""
-        return HostUrls(self.handle, "http")
+        return HostUrls(self, "http")
 
     @property
     def host_to_grpc_url(self) -> HostUrls:
         """URLs for gRPC by host name: ``grpc://host:port``; see `ServerHandle`."""
-        return HostUrls(self.handle, "grpc")
+        return HostUrls(self, "grpc")
 
     def launch(self) -> Launch:
         """Return how a replica is started.

@@ -17,7 +17,6 @@ from vane_dagster.pipeline.contracts import CALL, CallStyle, DeclaredCall
 from vane_dagster.pipeline.decorators import CallOptions, options_of
 from vane_dagster.pipeline.lazy_instances import LazyInstance
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
-from vane_dagster.servers.handle import ServerHandle
 from vane_dagster.types.callables import check_call, is_function, qualname, signature_of, unwrapped
 
 _ASYNC = ("async", "async_generator")
@@ -73,7 +72,7 @@ class Udf:
     @property
     def servers(self) -> Mapping[str, ModelServer]:
         """The servers among the arguments, by their key."""
-        return servers_by_key(handle.server for handle in found_in(self._references, ServerHandle))
+        return servers_by_key(found_in(self._references, ModelServer))
 
     @property
     def _references(self) -> tuple[Any, ...]:
@@ -128,9 +127,9 @@ def make_udf(
         stateful=stateful,
         style="plain" if is_factory else style_of(getattr(fn, method) if stateful else fn),
         # In the order of their names, which is not part of the identity.
-        kwargs=_handles(dict(sorted(called_with.items()))),
-        constructor_args=_handles(placed),
-        constructor_kwargs=_handles(dict(sorted(named.items()))),
+        kwargs=dict(sorted(called_with.items())),
+        constructor_args=placed,
+        constructor_kwargs=dict(sorted(named.items())),
         method=method,
         is_factory=is_factory,
         options=options_of(fn, method),
@@ -151,11 +150,6 @@ def check_calls(where: str, udf: Udf, contract: DeclaredCall) -> None:
         check_call(where, call, placed, {**named, **udf.kwargs}, contract.form)
     if inspect.isclass(udf.target) and callable(probe := _members(udf.target).get("check_health")):
         check_call(where, probe, (None,), {}, "check_health(self), by which a worker asks it")
-    if lost := next(found_in(udf._references, ModelServer), None):
-        raise DefinitionError(
-            f"{where}: {udf.name} refers to {lost!r} by a closure, a partial or an object; "
-            "expected it in fn_kwargs or fn_constructor_kwargs, which pass it with its address"
-        )
     try:
         udf.servers  # noqa: B018  # looking them up raises
     except DefinitionError as error:
@@ -223,14 +217,3 @@ def style_of(function: Any) -> CallStyle:
     if inspect.isgeneratorfunction(function):
         return "generator"
     return "plain"
-
-
-def _handles(arguments: Any) -> Any:
-    """Return arguments with handles in place of declared servers, also in lists and dicts."""
-    if isinstance(arguments, ModelServer):
-        return arguments.handle
-    if type(arguments) in (list, tuple):
-        return type(arguments)(map(_handles, arguments))
-    if type(arguments) is dict:
-        return {name: _handles(each) for name, each in arguments.items()}
-    return arguments

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,16 +31,6 @@ class EmbedTask(TextTask):
     def schema(self) -> pa.Schema:
         """A vector of 32-bit floats. Without `dimensions`, the first run infers its size."""
         return pa.schema([pa.field(self.output, pa.list_(pa.float32(), self.dimensions or -1))])
-
-    def keyed(self, include: Any) -> Mapping[str, Any]:
-        """Return the values that change the output, in a frozen order."""
-        return {
-            "column": self.column,
-            "output_column": self.output,
-            "dimensions": self.dimensions,
-            "normalize": self.normalize,
-            "include_columns": include,
-        }
 
     def describe(self, model: str) -> str:
         """Describe the request to a model, for users."""

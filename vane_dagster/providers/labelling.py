@@ -43,15 +43,6 @@ class ClassifyTask(TextTask):
         """The label, and the model's confidence."""
         return pa.schema({self.output: pa.string(), f"{self.output}_score": pa.float64()})
 
-    def keyed(self, include: Any) -> Mapping[str, Any]:
-        """Return the values that change the output, in a frozen order."""
-        return {
-            "column": self.column,
-            "output_column": self.output,
-            "labels": self.labels,
-            "include_columns": include,
-        }
-
     def describe(self, model: str) -> str:
         """Describe the request to a model, for users."""
         return f"Column `{self.column}` is given one of {names(self.labels, 20)} by {model}"

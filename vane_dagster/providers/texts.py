@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -41,6 +41,12 @@ class TextTask:
     def needed(self) -> tuple[str, ...]:
         """All columns that it reads."""
         return self.reads
+
+    def keyed(self, include: Any) -> Mapping[str, Any]:
+        """Return the values that change the output, in the frozen order of the fields."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        head = {"column": own.pop("column"), "output_column": own.pop("output")}
+        return {**head, **own, "include_columns": include}
 
     async def query(self, provider: Any, texts: list[str]) -> Any:
         """Return a result for each text."""

@@ -55,8 +55,6 @@ class Directory:
                         self._changed[key][one] = time.monotonic()
                 near_first = sorted(endpoints, key=lambda endpoint: endpoint.node_id != self._node)
                 self._endpoints[key] = tuple(near_first)
-                if self._kept.get(key) not in near_first:
-                    self._kept.pop(key, None)
         keep(one.api_key for endpoints in announced.values() for one in endpoints)
 
     def knows(self, key: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -21,14 +21,18 @@ class ServerHandle:
 
     Attributes:
         key: Identifies the server to workers.
-        keyed: What counts in fragment keys.
+        keyed: What counts in fragment keys; only where the server is declared.
+        command: Its command line; only where the server is declared.
     """
 
-    def __init__(self, key: str, keyed: Any, server: Any) -> None:
-        self.key, self.keyed, self.server = key, keyed, server
+    keyed: Any = None
+    command: Sequence[Any] = ()
+
+    def __init__(self, key: str) -> None:
+        self.key = key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ServerHandle, (self.key, None, None)  # a worker needs nothing else
+        return ServerHandle, (self.key,)  # a worker needs nothing else
 
     def __repr__(self) -> str:
         return f"<server {self.key}>"

@@ -153,6 +153,6 @@ def test_transient_errors_are_retried_for_their_rows_alone(offered, server, tmp_
 @pytest.mark.parametrize("kind", [OpenAIProvider, AnthropicProvider])
 def test_a_servers_key_is_a_bearer_token(kind):
     pytest.importorskip(kind.LIBRARY, reason="a client is not installed")
-    made = kind("m", server=vd.VLLMServer("m").handle)
+    made = kind("m", server=vd.VLLMServer("m"))
     client = made._client(Endpoint("http://127.0.0.1:1", api_key="key-of-server"))
     assert client.default_headers["Authorization"] == "Bearer key-of-server"

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-import pickle
 import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import vane_dagster as vd
 from support.paths import FENCED
 from vane_dagster._secrets import masked
+from vane_dagster.fingerprint.local_file import found_in
 from vane_dagster.pipeline.servers import ModelServer, ServerArguments
 from vane_dagster.planning.definition import pool_identity, stage_definition
+from vane_dagster.servers.handle import ServerHandle
 
 
 def pipeline(server: Any) -> vd.Pipeline:
@@ -129,7 +131,6 @@ def test_declarations_that_are_written_differently_are_the_same_server(one, othe
     first, second = vd.VLLMServer("m", **one), vd.VLLMServer("m", **other)
     assert (first.key, first.identity()) == (second.key, second.identity())
     assert definition(pipeline(first)) == definition(pipeline(second))
-    assert pickle.loads(pickle.dumps(first)).identity() == first.identity()
 
 
 @pytest.mark.parametrize(
@@ -275,12 +276,13 @@ def closed_over(server: vd.VLLMServer) -> Any:
         (ask, {"fn_kwargs": {"llm": Settings(vd.VLLMServer("m"))}}),
     ],
 )
-def test_a_server_that_workers_would_get_without_its_address_is_refused(fn, options):
+def test_a_server_that_the_code_refers_to_is_started_and_travels_as_a_handle(fn, options):
     docs = empty()
-    with pytest.raises(
-        vd.errors.DefinitionError, match=r"refers to vd\.VLLMServer\(name='m'\) by a clos"
-    ):
-        docs.map("asked", fn, schema="VARCHAR", **options)
+    docs.map("asked", fn, schema="VARCHAR", **options)
+    udf = docs["asked"].spec.udf
+    assert set(udf.servers) == {vd.VLLMServer("m").key}
+    sent = cloudpickle.loads(cloudpickle.dumps((udf.target, udf.kwargs)))
+    assert [type(each) for each in found_in(sent, ServerHandle)] == [ServerHandle]
 
 
 @pytest.mark.parametrize(

@@ -131,25 +131,25 @@ def test_a_model_that_asks_for_the_url_in_each_call_is_never_outdated():
 
 def test_an_address_is_unknown_outside_of_workers():
     with pytest.raises(vd.errors.StageError, match="`vane-dagster pools endpoint` has it"):
-        ServerHandle("nobody", (), None).url  # noqa: B018  # looking it up raises
+        ServerHandle("nobody").url  # noqa: B018  # looking it up raises
 
 
 def test_a_handle_travels_without_its_declaration():
     server = vd.Server(["serve", "{port}"], model="m")
-    handle = pickle.loads(pickle.dumps(server.handle))
-    assert (handle.key, handle.server, handle.keyed) == (server.key, None, None)
+    handle = pickle.loads(pickle.dumps(server))
+    assert (type(handle), handle.key, handle.keyed) == (ServerHandle, server.key, None)
 
 
 def test_a_handle_has_the_attributes_of_a_replica(monkeypatch):
     monkeypatch.setattr("vane_dagster.servers.handle.directory", known(NEAR))
-    handle = ServerHandle("llm", (), None)
+    handle = ServerHandle("llm")
     assert (handle.url, handle.grpc_url) == ("http://near:1", "grpc://near:2")
     assert (handle.model, handle.headers) == ("m", {"Authorization": "Bearer key-of-near"})
 
 
 def test_a_worker_finds_its_own_host_wherever_replicas_run(monkeypatch):
     monkeypatch.setattr("vane_dagster.servers.handle.directory", known(FAR))
-    urls = HostUrls(ServerHandle("llm", (), None), "grpc")
+    urls = HostUrls(ServerHandle("llm"), "grpc")
     assert urls[socket.gethostname()] == "grpc://far:2"
     assert dict(urls) == {socket.gethostname(): "grpc://far:2", "far": "grpc://far:2"}
     with pytest.raises(KeyError):
