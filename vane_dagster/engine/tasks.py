@@ -468,7 +468,7 @@ def operation(spec: StageSpec, pipeline: Pipeline) -> Op:
         tuple(spec.schema.names),
         ids[0] if spec.children else None,
         spec.udf.method,
-        spec.udf.style,
+        spec.udf.is_async,
         Policy(
             failures.on_error or "raise",
             failures.max_retries or 0,

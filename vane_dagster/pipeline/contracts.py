@@ -25,8 +25,6 @@ from vane_dagster.types.annotations import (
 )
 from vane_dagster.types.callables import qualname, signature_of, unwrapped
 
-CallStyle = Literal["plain", "generator", "async", "async_generator"]
-"""How a call produces its result: returned, yielded, awaited or both."""
 CALL: Final = "__call__"
 """The method that calls use unless a stage names another."""
 RowResult = Literal["value", "values", "bool"]

@@ -30,7 +30,6 @@ from vane_dagster.pipeline.records import (
     CodeArguments,
     StageArguments,
     StageOptions,
-    Workers,
     parse_options,
     refuse_for_prompts,
 )
@@ -463,24 +462,13 @@ class MapRows:
             auto_batch=auto,
             cardinality="zero_to_many" if isinstance(cardinality, Children) else cardinality,
             children=children,
-            workers=_workers(location, udf, gpus, options.workers),
+            workers=udf.workers(location, gpus, options.workers, _IN_FLIGHT),
             gpus=gpus,
             failures=options.failures._resolved(on_error, 3 if retries is None else retries),
             reuse=options.reuse,
             include=options.include,
         )
         return self.pipeline._add_udf(spec)
-
-
-def _workers(location: str, udf: Udf, gpus: float, workers: Workers) -> Workers:
-    """Return the workers of a stage, completed by what the decorators of its code declare."""
-    in_flight = workers.max_concurrency or udf.options.get("max_concurrency")
-    if not udf.is_async and workers.count is None:
-        workers = replace(workers, count=in_flight)
-    if workers.num_cpus is None:
-        workers = replace(workers, num_cpus=udf.options.get("cpus"))
-    found = workers._of(location, gpus, udf.stateful)
-    return replace(found, max_concurrency=in_flight or _IN_FLIGHT)
 
 
 def _declared_type(kind: Any) -> pa.DataType:

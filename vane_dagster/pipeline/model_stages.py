@@ -283,16 +283,15 @@ class ModelStageRows:
         _asked(location, found, "check_options", given["options"], sampling)
         _check_features(location, found, given["options"], model_task)
         label = f"{found.__name__}({record.name!r})"
-        workers = options.workers._of(location, options.gpus or 0, True)
-        workers = replace(workers, max_concurrency=workers.max_concurrency or in_flight)
         udf = Udf(
             target=functools.partial(ModelClient, found),
             stateful=True,
-            style="async",
+            is_async=True,
             kwargs={"model_task": model_task},
             constructor_kwargs=given,
             options=CallOptions(name_override=label),
         )
+        workers = udf.workers(location, options.gpus or 0, options.workers, in_flight)
         check_local_files(location, udf.local_files, made_later=bool(options.asset.deps))
         spec = ModelStageSpec(
             name=name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.portable import portable_payload
-from vane_dagster.pipeline.udf import style_of
+from vane_dagster.pipeline.udf import is_async_function
 from vane_dagster.providers.prompt_function import PromptFunction, unpacked
 from vane_dagster.types.callables import check_call, is_function, unwrapped
 
@@ -39,7 +40,8 @@ class DeclaredFunction(PromptFunction):
 def prompt_function(where: str, function: Callable[..., Any]) -> PromptFunction:
     """Validate the function that makes the prompts of a stage."""
     plain = unwrapped(function)
-    if not is_function(plain) or style_of(plain) != "plain":
+    is_later = is_async_function(plain) or inspect.isgeneratorfunction(plain)
+    if is_later or not is_function(plain):
         raise DefinitionError(
             f"{where}: messages is {function!r}; expected a plain function of a row, which returns "
             "its prompt. A class that holds state, or requests to other services, are a stage "

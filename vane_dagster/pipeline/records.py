@@ -208,11 +208,6 @@ class Workers:
         """The environment variables that are sent to the workers, including keyed ones."""
         return tuple(dict.fromkeys((*self.env_vars, *self.keyed_env_vars)))
 
-    def _of(self, location: str, gpus: float, stateful: bool) -> Workers:
-        """Return the workers of a class or of a function."""
-        self._bundle(location, gpus)
-        return replace(self, count=self.count or ((1, 1) if stateful else None))
-
 
 @checked_record("on_error", "vd.Failures")
 @dataclass(frozen=True)

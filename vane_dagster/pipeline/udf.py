@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from vane_dagster._arguments import mapping, positional
@@ -13,13 +13,12 @@ from vane_dagster._dataclass import dataclass
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.local_file import LocalFile, found_in
-from vane_dagster.pipeline.contracts import CALL, CallStyle, DeclaredCall
+from vane_dagster.pipeline.contracts import CALL, DeclaredCall
 from vane_dagster.pipeline.decorators import CallOptions, options_of
 from vane_dagster.pipeline.lazy_instances import LazyInstance
+from vane_dagster.pipeline.records import Workers
 from vane_dagster.pipeline.servers import ModelServer, servers_by_key
 from vane_dagster.types.callables import check_call, is_function, qualname, signature_of, unwrapped
-
-_ASYNC = ("async", "async_generator")
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Udf:
         target: The function, or the class or factory that a worker calls once to construct the
             callable.
         stateful: Whether it is constructed, by a class or a factory.
-        style: How a call produces its result: returned, yielded, awaited or both.
+        is_async: Whether several calls can be in flight in one actor.
         kwargs: Passed to each call.
         constructor_args: Passed to the class or factory.
         constructor_kwargs: Passed to the class or factory.
@@ -42,7 +41,7 @@ class Udf:
 
     target: Callable[..., Any]
     stateful: bool
-    style: CallStyle
+    is_async: bool
     kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     constructor_args: tuple[Any, ...] = field(default=(), repr=False)
     constructor_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -78,10 +77,14 @@ class Udf:
     def _references(self) -> tuple[Any, ...]:
         return (self.kwargs, self.constructor_args, self.constructor_kwargs, self.target)
 
-    @property
-    def is_async(self) -> bool:
-        """Whether several calls can be in flight in one actor."""
-        return self.style in _ASYNC
+    def workers(self, location: str, gpus: float, given: Workers, in_flight: int) -> Workers:
+        """Return workers, completed by what the decorators declare, and by defaults."""
+        given._bundle(location, gpus)
+        most = given.max_concurrency or self.options.get("max_concurrency")
+        default = (1, 1) if self.stateful else None
+        count = given.count or (None if self.is_async else most) or default
+        cpus = self.options.get("cpus") if given.num_cpus is None else given.num_cpus
+        return replace(given, count=count, num_cpus=cpus, max_concurrency=most or in_flight)
 
 
 def make_udf(
@@ -125,7 +128,7 @@ def make_udf(
     udf = Udf(
         target=fn,
         stateful=stateful,
-        style="plain" if is_factory else style_of(getattr(fn, method) if stateful else fn),
+        is_async=not is_factory and is_async_function(getattr(fn, method) if stateful else fn),
         # In the order of their names, which is not part of the identity.
         kwargs=dict(sorted(called_with.items())),
         constructor_args=placed,
@@ -207,13 +210,7 @@ def _members(cls: type) -> dict[str, Any]:
     return {name: member for base in bases for name, member in vars(base).items()}
 
 
-def style_of(function: Any) -> CallStyle:
-    """Return how a call of a function produces its result."""
+def is_async_function(function: Any) -> bool:
+    """Return whether calls of a function are awaited, or iterated asynchronously."""
     function = unwrapped(function)
-    if inspect.isasyncgenfunction(function):
-        return "async_generator"
-    if inspect.iscoroutinefunction(function):
-        return "async"
-    if inspect.isgeneratorfunction(function):
-        return "generator"
-    return "plain"
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)

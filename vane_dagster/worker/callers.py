@@ -47,7 +47,7 @@ class UserCode:
 
     Attributes:
         call: The function or method.
-        op: The call: its contract, style and policy.
+        op: The call: its contract and policy.
         work: The task: its schema, id and location.
         kwargs: Keyword arguments.
         revoked: Returns whether to stop.
@@ -72,16 +72,14 @@ class UserCode:
     async def results(self, *args: Any) -> AsyncIterator[Any]:
         """Call the code, and yield its one result or several. Only async code is waited for."""
         result = self.call(*args, **self.kwargs)
-        if self.op.style == "async":
-            result = await result
-        if self.op.style == "async_generator":
+        if self.op.is_async and inspect.isasyncgen(result):
             async for item in result:
                 yield item
-        elif self.op.style == "generator" or inspect.isgenerator(result):
-            for item in result:
-                yield item
-        else:
-            yield result
+            return
+        if self.op.is_async:
+            result = await result
+        for item in result if inspect.isgenerator(result) else (result,):
+            yield item
 
     async def in_turns(
         self,
@@ -227,7 +225,7 @@ class RowCaller:
     async def _row(self, results: RowResults, place: int, values: Any) -> None:
         try:
             result = self._call(*values)
-            if self._code.op.style == "async_generator":
+            if inspect.isasyncgen(result):
                 results.add_yielded(place, [kept(item) async for item in result])
             else:
                 results.add(place, await result)

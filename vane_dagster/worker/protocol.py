@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster._dataclass import dataclass
-from vane_dagster.pipeline.contracts import CALL, CallStyle, Contract
+from vane_dagster.pipeline.contracts import CALL, Contract
 from vane_dagster.pipeline.keys import JoinShape
 from vane_dagster.pipeline.options import Cardinality, JoinHow
 from vane_dagster.retries import Policy, RowLoss
@@ -148,7 +148,7 @@ class CallUdf:
         made: The output columns that the code returns.
         parent: The output column with the input's id, if one row yields many.
         method: The method of the model that is called.
-        style: How a call produces its result; see `pipeline.udf`.
+        is_async: Whether the code is async, so that several calls can run at the same time.
         policy: How errors are handled.
         max_faults: Rows that may fail before the whole call does.
         files: The store with the local files among the arguments; None without such files.
@@ -170,7 +170,7 @@ class CallUdf:
     made: tuple[str, ...]
     parent: str | None = None
     method: str = CALL
-    style: CallStyle = "plain"
+    is_async: bool = False
     policy: Policy = field(default_factory=Policy)
     max_faults: int = 0
     files: Location | None = None
@@ -178,11 +178,6 @@ class CallUdf:
     servers: tuple[str, ...] = ()
     kept: bytes = field(default=b"", repr=False)
     batches: Location | None = None
-
-    @property
-    def is_async(self) -> bool:
-        """Whether several calls can run at the same time."""
-        return self.style in ("async", "async_generator")
 
     def carried(self, work: Work) -> tuple[str, ...]:
         """Return the input columns that are passed on, besides the ids."""
