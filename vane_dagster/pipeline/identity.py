@@ -6,8 +6,7 @@ Each function takes a stage that runs user code. `MapBatchesSpec.definition` com
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.files import LocalFiles
@@ -55,28 +54,17 @@ def environment(spec: MapBatchesSpec) -> list[Component]:
     ]
 
 
-def constructor_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
-    """Return the positional and keyword arguments of the constructor."""
-    given = spec.udf.constructor_args, spec.udf.constructor_kwargs
-    return _arguments(pipeline, spec, "fn_constructor", *given)
-
-
-def call_arguments(pipeline: Pipeline, spec: MapBatchesSpec) -> list[Component]:
-    """Return the arguments that a call takes after its batch."""
-    return _arguments(pipeline, spec, "fn", (), spec.udf.kwargs)
-
-
-def _arguments(
-    pipeline: Pipeline,
-    spec: MapBatchesSpec,
-    prefix: str,
-    placed: Sequence[Any],
-    named: Mapping[str, Any],
+def arguments(
+    pipeline: Pipeline, spec: MapBatchesSpec, of: Literal["fn", "fn_constructor"]
 ) -> list[Component]:
-    """Return a component for the positional arguments, and one for each keyword argument."""
-    values = {f"{prefix}_args": placed} | {
-        f"{prefix}_kwargs[{name!r}]": value for name, value in named.items()
-    }
+    """Return a component for the positional arguments, and one for each keyword argument.
+
+    Those of a call come after its batch.
+    """
+    udf = spec.udf
+    given = (udf.constructor_args, udf.constructor_kwargs)
+    placed, named = ((), udf.kwargs) if of == "fn" else given
+    values = {f"{of}_args": placed, **{f"{of}_kwargs[{n!r}]": value for n, value in named.items()}}
     return [
         component("argument", name, value_identity(pipeline, spec, name, value))
         for name, value in values.items()

@@ -24,9 +24,8 @@ from vane_dagster.pipeline.contracts import (
     TypesCall,
 )
 from vane_dagster.pipeline.identity import (
-    call_arguments,
+    arguments,
     component,
-    constructor_arguments,
     environment,
     local_files,
 )
@@ -447,8 +446,8 @@ class MapBatchesSpec(StageKind):
         seen = self.columns if self._reads_by_name else self.columns_given(pipeline)
         return [
             *(Component(*part) for part in self.code(pipeline).parts),
-            *constructor_arguments(pipeline, self),
-            *call_arguments(pipeline, self),
+            *arguments(pipeline, self, "fn_constructor"),
+            *arguments(pipeline, self, "fn"),
             component("option", "method", self.udf.method),
             component("option", "batch_format", self.contract.keyed),
             *environment(self),

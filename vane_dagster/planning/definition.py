@@ -9,9 +9,8 @@ import pyarrow as pa
 from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.identity import (
-    call_arguments,
+    arguments,
     component,
-    constructor_arguments,
     environment,
 )
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
@@ -116,7 +115,7 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
     udf = spec.udf
     constructed = digest(
         spec.slots,
-        *(each.digest for each in constructor_arguments(pipeline, spec)),
+        *(each.digest for each in arguments(pipeline, spec, "fn_constructor")),
         sorted(spec.bundle.items()),
         sorted(spec.workers._env_vars),
         *(each.digest for each in environment(spec)),
@@ -127,7 +126,7 @@ def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:
     whole = digest(
         constructed,
         code,
-        *([] if udf.stateful else (each.digest for each in call_arguments(pipeline, spec))),
+        *([] if udf.stateful else (each.digest for each in arguments(pipeline, spec, "fn"))),
         *([] if udf.version is None else [_pickled(spec)]),
     )
     return digest(constructed, *(constructors(udf.target) or [code]))[:_ALIKE] + whole[:16]
