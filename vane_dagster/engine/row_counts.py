@@ -149,4 +149,4 @@ class _RowCounter:
         self._computed[key, stage, run.index] = counts
         place = stage, None if spec.reuse.partitions else key
         self._keys[place].append(keys[:new][is_read])
-        self._found[place].append(keys[new:])
+        self._found[place].append(keys[new:][parts >= 0])

@@ -465,7 +465,9 @@ class Pipeline(Rows):
         # Nothing is changed in place: neither by a stage that is refused, nor below built assets.
         draft = copy.copy(self)
         draft._stages, draft._keys = kept, {**self._keys, spec.name: spec.row_keys(self)}
-        check_distinct([*spec.outputs(draft, draft._tables()).fields], location)
+        tables = draft._tables()
+        made = spec.outputs(draft, {name: tables[name] for name in spec.upstream})
+        check_distinct([*made.fields], location)
         checks = _stage_checks(draft, spec, location)
         if removed := sorted(replaced - {spec.name}):
             warnings.warn(

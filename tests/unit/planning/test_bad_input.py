@@ -95,11 +95,6 @@ def test_files_that_are_no_source(name, tmp_path):
             ["stage 'docs/clean': column 'txt' =", "does not fit", "has 'id', 'n', 'text'"],
         ),
         ({}, {"project": {"n": "n", "t": "trim(n)"}}, ["column 't' = 'trim(n)' does not fit its"]),
-        (
-            {},
-            {"columns": ["n", "txt"]},
-            ["stage 'docs/scaled': 'clean' has no column 'txt'; it has", "Did you mean 'text'?"],
-        ),
         ({}, {"id": "key"}, ["source of pipeline 'docs' has no column 'key'; it has 'id', 'n'"]),
         ({"id": [1.0, 2.0, 3.0]}, {}, ["the id 'id' is double", "whole numbers or text"]),
     ],
@@ -119,18 +114,19 @@ def test_an_id_declared_as_another_type(tmp_path):
     refuse(tmp_path, docs, *words)
 
 
-def test_columns_of_a_join_that_clash_or_are_not_there(tmp_path):
-    write_source(tmp_path / "src", GOOD)
+def test_columns_that_clash_or_are_not_there_are_refused_where_they_are_declared(tmp_path):
+    with pytest.raises(vd.errors.SchemaError) as raised:
+        make(tmp_path, columns=["n", "txt"])
+    assert "stage 'docs/scaled': 'clean' has no column 'txt'; it has" in str(raised.value)
+    assert "Did you mean 'text'?" in str(raised.value)
     docs = make(tmp_path)
     other = docs.project("other", {"n": "n + 1"})
-    docs.join("both", docs["clean"], other)
-    refuse(
-        tmp_path, docs, "column 'n' comes from both 'clean' and 'other'",
-        "columns={'other': {'other_name': 'n'}}",
-    )  # fmt: skip
-    docs = make(tmp_path)
-    docs.join("both", docs["clean"], docs["scaled"], columns={"scaled": ["z"]})
-    refuse(tmp_path, docs, "'scaled' has no column 'z'; it has")
+    with pytest.raises(vd.errors.SchemaError) as raised:
+        docs.join("both", docs["clean"], other)
+    assert "column 'n' comes from both 'clean' and 'other'" in str(raised.value)
+    assert "columns={'other': {'other_name': 'n'}}" in str(raised.value)
+    with pytest.raises(vd.errors.SchemaError, match="'scaled' has no column 'z'; it has"):
+        docs.join("both", docs["clean"], docs["scaled"], columns={"scaled": ["z"]})
     with pytest.raises(vd.errors.DefinitionError, match="columns names 'none'"):
         docs.join("again", docs["clean"], docs["scaled"], columns={"none": ["z"]})
 
