@@ -162,7 +162,7 @@ def _fail(fault: Any) -> None:
 @lru_cache(maxsize=64)
 def _error_class(name: str) -> type[Exception]:
     """Return the built-in exception with this name, or else a new class of that name."""
-    found = getattr(builtins, name, None)
-    if isinstance(found, type) and issubclass(found, Exception):
-        return found
+    builtin = getattr(builtins, name, None)
+    if isinstance(builtin, type) and issubclass(builtin, Exception):
+        return builtin
     return type(name, (Exception,), {"__module__": __name__})

@@ -89,8 +89,8 @@ def unknown_arguments(
     def correction(name: str) -> str:
         if name in advice:
             return f": {advice[name]}"
-        found = similar(name, {*options, *advice})
-        return f". {found}" if found else f": {listed}{more}"
+        hint = similar(name, {*options, *advice})
+        return f". {hint}" if hint else f": {listed}{more}"
 
     return [f"unknown argument {n!r} of {method}{correction(n)}" for n in sorted(unknown)]
 
@@ -111,8 +111,8 @@ def similar(name: str, known: Collection[str]) -> str:
     """Return a question that names the options with a similar spelling; empty if there is none."""
     spelled = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), spelled, _NEAREST, _SIMILARITY)
-    found = [spelled[each] for each in near]
-    return f"Did you mean {' or '.join(map(repr, found))}?" if found else ""
+    suggestions = [spelled[each] for each in near]
+    return f"Did you mean {' or '.join(map(repr, suggestions))}?" if suggestions else ""
 
 
 def columns_listed(columns: Collection[str], missing: str) -> str:

@@ -56,15 +56,15 @@ def is_private_folder(path: str | Path, setting: str = "") -> bool:
     """Return whether a folder exists; an existing one is verified as by `private_folder`."""
     folder = Path(os.path.abspath(path))
     try:
-        found = folder.lstat()
+        status = folder.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     expected = f"a directory owned by user {os.geteuid()} with mode 0700, not a symbolic link"
-    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    if not own or found.st_mode & 0o022:
-        raise ComputeError(_refusal(folder, found, expected, _fix("Remove it", setting)))
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not own or status.st_mode & 0o022:
+        raise ComputeError(_refusal(folder, status, expected, _fix("Remove it", setting)))
     check_parents(folder, setting)
-    if stat.S_IMODE(found.st_mode) & 0o777 != _MODE:
+    if stat.S_IMODE(status.st_mode) & 0o777 != _MODE:
         folder.chmod(_MODE)  # nobody else can replace it: its parents are verified
     return True
 
@@ -76,8 +76,8 @@ def check_parents(path: str | Path, setting: str = "") -> None:
     """
     given = Path(path).absolute()  # ".." after a symbolic link is followed, not shortened
     for ancestor in reversed(given.parents):
-        found = _check_ancestor(given, ancestor, setting)
-        if stat.S_ISLNK(found.st_mode):
+        status = _check_ancestor(given, ancestor, setting)
+        if stat.S_ISLNK(status.st_mode):
             ancestor.stat()  # raises an error in a loop of links
             check_parents(ancestor.parent / os.readlink(ancestor) / "in it", setting)
 
@@ -86,21 +86,21 @@ def is_safe_to_import_from(path: str | Path) -> bool:
     """Return whether only this user and root can add modules to a folder or replace it."""
     folder = Path(path)
     try:
-        found = folder.stat()
+        status = folder.stat()
         check_parents(folder / "module.py")
     except (ComputeError, OSError):
         return False
-    return found.st_uid in (0, os.geteuid()) and not _others_write(folder, found)
+    return status.st_uid in (0, os.geteuid()) and not _others_write(folder, status)
 
 
 def check_private_file(path: str | Path, fix: str) -> None:
     """Verify that only this user can read and write a file."""
     file = Path(path)
-    found = file.lstat()
-    own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-    if not own or found.st_mode & 0o077:
+    status = file.lstat()
+    own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    if not own or status.st_mode & 0o077:
         expected = f"a regular file owned by user {os.geteuid()} with mode 0600"
-        raise ComputeError(_refusal(file, found, expected, fix))
+        raise ComputeError(_refusal(file, status, expected, fix))
     check_parents(file)
 
 
@@ -163,11 +163,11 @@ def _make(folder: Path) -> None:
 
 
 def _check_ancestor(path: Path, ancestor: Path, setting: str) -> os.stat_result:
-    found = ancestor.lstat()
-    trusted = found.st_uid in (0, os.geteuid())
-    if not stat.S_ISLNK(found.st_mode):
-        sticky = bool(found.st_mode & stat.S_ISVTX)
-        trusted = trusted and (sticky or not _others_write(ancestor, found))
+    status = ancestor.lstat()
+    trusted = status.st_uid in (0, os.geteuid())
+    if not stat.S_ISLNK(status.st_mode):
+        sticky = bool(status.st_mode & stat.S_ISVTX)
+        trusted = trusted and (sticky or not _others_write(ancestor, status))
         trusted = trusted or str(ancestor) in _trusted_parents()
     if not trusted:
         expected = (
@@ -175,13 +175,13 @@ def _check_ancestor(path: Path, ancestor: Path, setting: str) -> os.stat_result:
             "as it is, another user can replace what is in it"
         )
         fix = _fix("Correct its owner or mode", setting)
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             fix += (
                 f" In a container with a single user, set {TRUST}={ancestor} (several: separated "
                 f"by {os.pathsep!r})."
             )
-        raise ComputeError(_refusal(path, found, expected, fix, str(ancestor)))
-    return found
+        raise ComputeError(_refusal(path, status, expected, fix, str(ancestor)))
+    return status
 
 
 def _trusted_parents() -> set[str]:
@@ -189,11 +189,11 @@ def _trusted_parents() -> set[str]:
     return {os.path.normpath(folder) for folder in given if os.path.isabs(folder)}
 
 
-def _others_write(folder: Path, found: os.stat_result) -> bool:
+def _others_write(folder: Path, status: os.stat_result) -> bool:
     """Return whether users other than the owner and root may create or rename files here."""
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return True
-    return bool(found.st_mode & stat.S_IWGRP) and not _is_own_group(folder, found.st_gid)
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_own_group(folder, status.st_gid)
 
 
 def _is_own_group(folder: Path, gid: int) -> bool:
@@ -222,8 +222,8 @@ def _fix(fix: str, setting: str) -> str:
     return f"{fix}, or set {setting} to a folder of your own." if setting else f"{fix}."
 
 
-def _refusal(path: Path, found: os.stat_result, expected: str, fix: str, above: str = "") -> str:
+def _refusal(path: Path, status: os.stat_result, expected: str, fix: str, above: str = "") -> str:
     return (
-        f"{path} is not private: {above or 'it'} belongs to user {found.st_uid} with mode "
-        f"{stat.filemode(found.st_mode)}, expected {expected}. {fix}"
+        f"{path} is not private: {above or 'it'} belongs to user {status.st_uid} with mode "
+        f"{stat.filemode(status.st_mode)}, expected {expected}. {fix}"
     )

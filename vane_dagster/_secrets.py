@@ -71,7 +71,7 @@ def keep_variables(variables: Mapping[str, str]) -> None:
 
 def keep_arguments(*values: Any) -> None:
     """Register the secrets among a function's arguments: by name, or wrapped in `SecretStr`."""
-    keep(found for value in values for found in _secrets(value, _NAMED, False))
+    keep(secret for value in values for secret in _secrets(value, _NAMED, False))
 
 
 def masked(text: str) -> str:

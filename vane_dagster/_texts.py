@@ -31,7 +31,7 @@ class EqualErrors:
     """Errors of partitions; those that differ in the partition and in numbers alone are equal."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, ...], dict[str | None, str]] = {}
+        self._texts: dict[tuple[str, ...], dict[str | None, str]] = {}
 
     def add(self, key: str | None, text: str, *of: str) -> int:
         """Add an error of a partition and of what `of` names.
@@ -42,13 +42,13 @@ class EqualErrors:
         kind = text
         if key is not None:
             kind = _NUMBER.sub("#", re.sub(rf"(?<=['\"/=]){re.escape(key)}(?!\w)", "#", text))
-        equal = self._found.setdefault((*of, kind), {})
+        equal = self._texts.setdefault((*of, kind), {})
         equal.setdefault(key, text)
-        return len(self._found) if len(equal) == 1 else 0
+        return len(self._texts) if len(equal) == 1 else 0
 
     def texts(self) -> list[str]:
         """Return the first of equal errors, after the partitions if there are several."""
-        every = [([*each], next(iter(each.values()))) for each in self._found.values()]
+        every = [([*each], next(iter(each.values()))) for each in self._texts.values()]
         return [f"{in_partitions(k)}, the first: {t}" if len(k) > 1 else t for k, t in every]
 
 

@@ -118,8 +118,8 @@ def http_status(error: BaseException) -> int | None:
 def _code_of(error: BaseException) -> str | None:
     """Return the object store's code of an error."""
     response = getattr(error, "response", None)
-    found = response.get("Error") if isinstance(response, Mapping) else None
-    return str(found.get("Code")) if isinstance(found, Mapping) else None
+    record = response.get("Error") if isinstance(response, Mapping) else None
+    return str(record.get("Code")) if isinstance(record, Mapping) else None
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ def class_names(error: BaseException) -> set[str]:
 
 def is_transient_storage_error(error: BaseException) -> bool:
     """Return whether an error of a file system, or one of its causes, is transient."""
-    return any(is_transient(found) for found in _causes(error))
+    return any(is_transient(cause) for cause in _causes(error))
 
 
 def has_status(error: BaseException, status: int) -> bool:
     """Return whether an error of a file system, or one of its causes, has an HTTP status."""
-    return any(http_status(found) == status for found in _causes(error))
+    return any(http_status(cause) == status for cause in _causes(error))
 
 
 def with_retries(action: Callable[[], _T], sleep: Callable[[float], None] = time.sleep) -> _T:
@@ -189,10 +189,10 @@ def transactions(sleep: Callable[[float], None] = time.sleep) -> Iterator[int]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 RowLoss = Literal["WorkerDied", "TimeoutError"]

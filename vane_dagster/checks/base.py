@@ -165,9 +165,10 @@ class Check(abc.ABC):
                 f"{location}: check {self.name!r} is of {kind}; the stage has none. Leave it out"
             )
         for name in columns or ():
-            if not is_kind(found := schema.field(name).type):
+            if not is_kind(column_type := schema.field(name).type):
                 raise DefinitionError(
-                    f"{location}: check {self.name!r} is of {kind}; column {name!r} is {found}"
+                    f"{location}: check {self.name!r} is of {kind}; column {name!r} is "
+                    f"{column_type}"
                 )
 
 
@@ -194,10 +195,10 @@ def bound(location: str, name: str, value: Any, most: float = ANY) -> float:
 
 
 def _checked_columns(location: str, columns: Sequence[str]) -> tuple[str, ...] | None:
-    found = list_of_names(location, "columns", columns)
-    if found == ():
+    names = list_of_names(location, "columns", columns)
+    if names == ():
         raise DefinitionError(f"{location}: columns is empty; name one, or leave it out for all")
-    return found
+    return names
 
 
 def listed(columns: Sequence[str] | None) -> str:

@@ -142,8 +142,8 @@ class NullRate(Check):
             DefinitionError: If a column does not exist.
         """
         columns = _columns(self, self.columns, context)
-        found, rows = context.statistics(columns), context.counts.rows
-        rates = {name: _share(found[name].nulls, rows) for name in columns}
+        statistics, rows = context.statistics(columns), context.counts.rows
+        rates = {name: _share(statistics[name].nulls, rows) for name in columns}
         return _by_column(rates, self.max_rate, "null_rate", "nulls", rows)
 
 
@@ -184,12 +184,12 @@ class Vectors(Check):
         schema = context.schema
         fixed = [name for name in columns if pa.types.is_fixed_size_list(schema.field(name).type)]
         columns = columns if self.columns else fixed or columns
-        found, rows = context.statistics(columns), context.counts.rows
+        statistics, rows = context.statistics(columns), context.counts.rows
         metadata: dict[str, Any] = {"rows": rows, "max_bad_rate": self.max_rate}
         texts, wrong = [], []
         for name in columns:
-            bad, zero = found[name].not_finite, found[name].zero
-            vectors = rows - found[name].nulls
+            bad, zero = statistics[name].not_finite, statistics[name].zero
+            vectors = rows - statistics[name].nulls
             rate = _share(bad + zero, vectors)
             metadata |= {f"not_finite/{name}": bad, f"zero/{name}": zero, f"bad_rate/{name}": rate}
             text = (
@@ -200,7 +200,7 @@ class Vectors(Check):
             texts.append(text)
             if rate > self.max_rate:
                 wrong.append(text)
-            low, high = found[name].dim_min, found[name].dim_max
+            low, high = statistics[name].dim_min, statistics[name].dim_max
             if low == high:
                 metadata |= {} if low is None else {f"dimension/{name}": low}
             else:
@@ -239,8 +239,8 @@ class Text(Check):
             DefinitionError: If a column does not exist, or has no texts.
         """
         columns = _columns(self, self.columns, context, is_text)
-        found, rows = context.statistics(columns), context.counts.rows
-        rates = {n: _share(found[n].empty, rows - found[n].nulls) for n in columns}
+        statistics, rows = context.statistics(columns), context.counts.rows
+        rates = {n: _share(statistics[n].empty, rows - statistics[n].nulls) for n in columns}
         return _by_column(rates, self.max_empty_rate, "empty_rate", "empty texts", rows)
 
 
@@ -298,18 +298,18 @@ class Findings(Check):
         """Evaluate all findings. The description names those that failed, and the fix of each."""
         outcomes = [(each, each.evaluate(context)) for each in self.findings]
         failed = [
-            f"{each.name}: {found.description}. {each.fix}"
-            for each, found in outcomes
-            if not found.passed
+            f"{each.name}: {result.description}. {each.fix}"
+            for each, result in outcomes
+            if not result.passed
         ]
         metadata: dict[str, Any] = {
             "findings": [
-                {"finding": each.name, "passed": found.passed, "description": found.description}
-                for each, found in outcomes
+                {"finding": each.name, "passed": result.passed, "description": result.description}
+                for each, result in outcomes
             ]
         }
-        for _, found in outcomes:
-            metadata |= found.metadata
+        for _, result in outcomes:
+            metadata |= result.metadata
         passed = f"Passed: {', '.join(each.name for each in self.findings)}"
         return CheckOutcome(not failed, "; ".join(failed) or passed, metadata)
 
@@ -368,10 +368,10 @@ def defaults_for(
         rows.append(Vectors())
     if any(is_text(f.type) for f in columns or ()):
         quality.append(Text())
-    found = [Findings(tuple(rows), name=ROWS, blocking=True)]
+    checks = [Findings(tuple(rows), name=ROWS, blocking=True)]
     if quality:
-        found.append(Findings(tuple(quality), name=QUALITY, severity="WARN"))
-    return tuple(found)
+        checks.append(Findings(tuple(quality), name=QUALITY, severity="WARN"))
+    return tuple(checks)
 
 
 def _by_column(

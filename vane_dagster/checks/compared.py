@@ -90,34 +90,34 @@ class Compared(Check):
             StoreError: If the ids have different names or types, or the other stage has no rows in
                 any partition.
         """
-        found = context.diff(self.with_, self.columns, self.tolerance, self.sample)
-        if found is None:
+        diff = context.diff(self.with_, self.columns, self.tolerance, self.sample)
+        if diff is None:
             return CheckOutcome(True, "There is no other version of the partition to compare with")
-        if lacking := {*(self.columns or ())} & {*found.now.columns}:
-            raise SchemaError(f"{found.before.name} has no column {names(sorted(lacking))}")
-        one_sided = found.only_before + found.only_now
-        rows = one_sided + found.equal + found.different
-        share = (one_sided + found.different) / max(1, rows)
+        if lacking := {*(self.columns or ())} & {*diff.now.columns}:
+            raise SchemaError(f"{diff.before.name} has no column {names(sorted(lacking))}")
+        one_sided = diff.only_before + diff.only_now
+        rows = one_sided + diff.equal + diff.different
+        share = (one_sided + diff.different) / max(1, rows)
         text = (
-            f"{found.different:,} of {rows:,} rows differ from {found.before.name}, and "
-            f"{found.only_before:,} are only there and {found.only_now:,} only here"
+            f"{diff.different:,} of {rows:,} rows differ from {diff.before.name}, and "
+            f"{diff.only_before:,} are only there and {diff.only_now:,} only here"
         )
         metadata: dict[str, Any] = {
-            "equal": found.equal,
-            "different": found.different,
-            "only_there": found.only_before,
-            "only_here": found.only_now,
+            "equal": diff.equal,
+            "different": diff.different,
+            "only_there": diff.only_before,
+            "only_here": diff.only_now,
             "share_different": share,
         }
         if self.max_different is not None:
             text += f" ({share:.2%}); the limit is {self.max_different:.4g}"
             metadata["max_different"] = self.max_different
-        metadata |= dict(_tables(found))
+        metadata |= dict(_tables(diff))
         passed = self.max_different is None or share <= self.max_different
         return CheckOutcome(passed, text, metadata)
 
 
-def _tables(found: Diff) -> Iterator[tuple[str, Sequence[dict[str, str]]]]:
+def _tables(diff: Diff) -> Iterator[tuple[str, Sequence[dict[str, str]]]]:
     """Yield the tables of a comparison as metadata."""
-    for title, (header, *rows) in [*found.tables()][:_MAX_TABLES]:
+    for title, (header, *rows) in [*diff.tables()][:_MAX_TABLES]:
         yield title, [dict(zip((name or "measure" for name in header), row)) for row in rows]

@@ -52,13 +52,13 @@ def described(differences: Sequence[Difference], rows: int, other: str) -> str:
 
 def as_metadata(differences: Sequence[Difference], before: str, now: str) -> dict[str, Any]:
     """Return the number of rows that differ, and a table of the first differences."""
-    found: dict[str, Any] = {"differing": len({each.id for each in differences})}
+    metadata: dict[str, Any] = {"differing": len({each.id for each in differences})}
     if differences:
-        found["differences"] = [
+        metadata["differences"] = [
             {"id": str(each.id), "column": each.column, before: each.before, now: each.now}
             for each in differences[:_SHOWN]
         ]
-    return found
+    return metadata
 
 
 def compare(
@@ -71,27 +71,29 @@ def compare(
     """Return the differences between stored and recomputed rows; a missing column is null."""
     every = dict.fromkeys((*stored.columns, *computed.columns))
     wanted = columns or list(every)
-    found = []
+    differences = []
     for id in ids:
         if stored.describe(id) != computed.describe(id):
             if not (id in stored.failed and id in computed.failed):
-                found.append(Difference(id, OUTCOME, stored.describe(id), computed.describe(id)))
+                differences.append(
+                    Difference(id, OUTCOME, stored.describe(id), computed.describe(id))
+                )
             continue
         if id in stored.failed:
             continue
         for before, now in zip(stored.rows.get(id, ()), computed.rows.get(id, ())):
             for name in wanted:
                 if texts := apart(before.get(name), now.get(name), tolerance):
-                    found.append(Difference(id, name, *texts))
-    return found
+                    differences.append(Difference(id, name, *texts))
+    return differences
 
 
 def apart(stored: Any, computed: Any, tolerance: float) -> tuple[str, str] | None:
     """Return two values as text, from the first place on where they differ; else None."""
-    found = _differing(stored, computed, tolerance)
-    if found is None:
+    difference = _differing(stored, computed, tolerance)
+    if difference is None:
         return None
-    path, a, b = found
+    path, a, b = difference
     if isinstance(a, (str, bytes)) and isinstance(b, type(a)):
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b))
         start = max(0, len(list(same)) - _LEAD)
@@ -112,8 +114,8 @@ def _differing(stored: Any, computed: Any, tolerance: float) -> tuple[str, Any, 
     else:
         return None if _equal(stored, computed, tolerance) else ("", stored, computed)
     for path, a, b in pairs:
-        if (found := _differing(a, b, tolerance)) is not None:
-            return f"{path}{found[0]}", found[1], found[2]
+        if (difference := _differing(a, b, tolerance)) is not None:
+            return f"{path}{difference[0]}", difference[1], difference[2]
     return None
 
 

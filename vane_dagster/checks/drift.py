@@ -109,12 +109,12 @@ class Drift(Check):
                 f"{before.partition!r}; at least {self.min_rows:,} with a value are needed in each",
                 metadata,
             )
-        measure, found, limit = compared
+        measure, distance, limit = compared
         return CheckOutcome(
-            found <= limit,
+            distance <= limit,
             f"The {_MEASURES[measure]} of {self.column} against partition {before.partition!r} is "
-            f"{found:.4g}; the limit is {limit:g}",
-            metadata | {measure: found, f"max_{measure}": limit},
+            f"{distance:.4g}; the limit is {limit:g}",
+            metadata | {measure: distance, f"max_{measure}": limit},
         )
 
 
@@ -160,8 +160,8 @@ def _of_numbers(check: Drift, now: CheckContext, before: CheckContext) -> _Compa
 
 def _numbers(context: CheckContext, check: Drift) -> Array:
     """Return the sampled numbers; nulls are NaN."""
-    found = _values(context, check).cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
-    return np.asarray(found)
+    arrays = _values(context, check).cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
+    return np.asarray(arrays)
 
 
 def _edges(values: Array, bins: int) -> Array:
@@ -170,9 +170,9 @@ def _edges(values: Array, bins: int) -> Array:
     if not len(ordered):
         return ordered
     places = np.linspace(0, len(ordered) - 1, bins + 1).round().astype(int)
-    found, times = np.unique(ordered[places], return_counts=True)
-    repeated = found[times > 1]
-    inner = found[(found > ordered[0]) & (found < ordered[-1])]
+    distinct, times = np.unique(ordered[places], return_counts=True)
+    repeated = distinct[times > 1]
+    inner = distinct[(distinct > ordered[0]) & (distinct < ordered[-1])]
     return np.unique(np.concatenate([inner, repeated, np.nextafter(repeated, np.inf)]))
 
 

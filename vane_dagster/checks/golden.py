@@ -62,24 +62,28 @@ class Golden(Check):
         columns = _columns(self, id, schema)
         ids = _ids(self.rows, id, schema)
         actual = context.lookup(ids, columns)
-        found = actual.column(id).to_pylist()
+        stored_ids = actual.column(id).to_pylist()
         expected = unsliced(self.rows).take(pc.index_in(actual.column(id), value_set=ids))
         differences = [
             Difference(key, name, *texts)
             for name in columns
-            for key, wanted, given in zip(found, *_comparable(name, expected, actual))
+            for key, wanted, given in zip(stored_ids, *_comparable(name, expected, actual))
             if (texts := apart(wanted, given, self.tolerance)) is not None
         ]
-        metadata: dict[str, Any] = {"expected": len(ids), "found": len(found)}
+        metadata: dict[str, Any] = {"expected": len(ids), "found": len(stored_ids)}
         metadata |= as_metadata(differences, "expected", "actual")
         if differences:
             return CheckOutcome(
-                False, described(differences, len(found), "expected values"), metadata
+                False, described(differences, len(stored_ids), "expected values"), metadata
             )
-        text = f"{len(found):,} of {len(ids):,} expected ids are in the output"
-        if context.partition is None and len(found) < len(ids):
+        text = f"{len(stored_ids):,} of {len(ids):,} expected ids are in the output"
+        if context.partition is None and len(stored_ids) < len(ids):
             return CheckOutcome(False, f"{text}; expected all of them", metadata)
-        end = ", and their rows match the expected values" if found else ", so nothing was compared"
+        end = (
+            ", and their rows match the expected values"
+            if stored_ids
+            else ", so nothing was compared"
+        )
         return CheckOutcome(True, f"{text}{end}", metadata)
 
     @property

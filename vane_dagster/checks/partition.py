@@ -114,8 +114,8 @@ class CheckContext:
         measures = self._measured(columns)
         counted = [each.name for each in fields(ColumnStatistics)]
         return {
-            name: ColumnStatistics(**{n: int(v) for n, v in found.items() if n in counted})
-            for name, found in ((name, measures.get(name, {})) for name in columns)
+            name: ColumnStatistics(**{n: int(v) for n, v in counts.items() if n in counted})
+            for name, counts in ((name, measures.get(name, {})) for name in columns)
         }
 
     def _measured(self, columns: Sequence[str]) -> Measures:
@@ -176,14 +176,14 @@ class CheckContext:
         wanted = list(dict.fromkeys((self.id, *columns)))
         require_columns("the stage", wanted, self.schema.names)
         dataset, where = self._dataset(), pc.field(self.id).isin(ids)
-        found: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
         for fragment in dataset.get_fragments():
-            if sum(map(len, found)) == len(ids):
+            if sum(map(len, batches)) == len(ids):
                 break
             # Other columns are read only from fragments that have some of the ids.
             if any(len(b) for b in _batches(fragment, dataset.schema, [self.id], where)):
-                found += _batches(fragment, dataset.schema, wanted, where)
-        return pa.Table.from_batches(found, pa.schema([self.schema.field(n) for n in wanted]))
+                batches += _batches(fragment, dataset.schema, wanted, where)
+        return pa.Table.from_batches(batches, pa.schema([self.schema.field(n) for n in wanted]))
 
     def previous(self) -> CheckContext | None:
         """Return the nearest earlier partition that was materialized; None if there is none.
@@ -234,23 +234,23 @@ def _package_versions(parts: Sequence[PartInfo], run_id: str) -> list[PackageVer
     those installed here.
     """
     workers = _versions(part for part in parts if part.made and part.made.run_id == run_id)
-    found = []
+    packages = []
     for name, recorded in _versions(parts).items():
         here = version_of(name)
         current = workers.get(name) or ([here] if here else [])
         texts = {f"{name}=={version}" for version in recorded if version not in current}
         outdated = sum(not texts.isdisjoint(part.made.packages) for part in parts if part.made)
-        found.append(PackageVersions(name, recorded, current, outdated if current else 0))
-    return found
+        packages.append(PackageVersions(name, recorded, current, outdated if current else 0))
+    return packages
 
 
 def _versions(parts: Iterable[PartInfo]) -> Mapping[str, list[str]]:
     """The packages that parts were computed with, each with all its versions."""
-    found: dict[str, list[str]] = {}
+    versions: dict[str, list[str]] = {}
     for text in sorted({text for part in parts if part.made for text in part.made.packages}):
         name, _, version = text.partition("==")
-        found.setdefault(name, []).append(version)
-    return found
+        versions.setdefault(name, []).append(version)
+    return versions
 
 
 def sample(dataset: ds.Dataset, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:

@@ -507,8 +507,8 @@ def _distances(before: pa.Array, now: pa.Array) -> _Floats:
     """Return one minus the cosine of pairs of vectors; NaN for null, zero and other lengths."""
     _, rows, a, b = _components(before, now)
     ab, aa, bb = (np.bincount(rows, each, len(before)) for each in (a * b, a * a, b * b))
-    found: _Floats = 1 - ab / np.sqrt(aa * bb)
-    return found
+    distances: _Floats = 1 - ab / np.sqrt(aa * bb)
+    return distances
 
 
 def _overlap(before: str | None, now: str | None) -> float:

@@ -43,8 +43,8 @@ def adopt(
     adopted.
     """
     given = {**definitions.resources(), **options}
-    found = definitions.stage(stage).adopt(None if every else sample, **given)
+    adoption = definitions.stage(stage).adopt(None if every else sample, **given)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(adoption))
         return
-    click.echo(f"undone: {found.since}. {_NEXT}" if options["undo"] else found)
+    click.echo(f"undone: {adoption.since}. {_NEXT}" if options["undo"] else adoption)

@@ -18,14 +18,14 @@ def advise(run: str, as_json: bool) -> None:
     the summary of each of its steps: its stages, with the share of time in which their workers
     computed, waited for input, waited for room in memory, and loaded.
     """
-    found = summaries(run)
-    if not found:
+    steps = summaries(run)
+    if not steps:
         raise click.ClickException(
             f"run {run!r} has no summary of a pipeline: it failed before it computed, was "
             "stopped, or still runs. Its log has the error, its materializations the results"
         )
     if as_json:
-        print_json({step: figures for step, (_, figures) in found.items()})
+        print_json({step: figures for step, (_, figures) in steps.items()})
         return
-    for step, (text, _) in found.items():
+    for step, (text, _) in steps.items():
         click.echo("\n".join([step, text.strip("~\n"), ""]))

@@ -34,14 +34,14 @@ def _runs(definitions: Definitions, pipeline: str | None) -> BatchRuns:
 def list_batches(definitions: Definitions, pipeline: str | None, as_json: bool) -> None:
     """Lists the batches of PIPELINE that the store knows, the latest last."""
     runs = _runs(definitions, pipeline)
-    found = [(batch.at, each.stage, batch) for each in runs.every for batch in each.read()]
-    found.sort(key=lambda each: each[0])
+    batches = [(batch.at, each.stage, batch) for each in runs.every for batch in each.read()]
+    batches.sort(key=lambda each: each[0])
     if as_json:
-        print_json([{"stage": stage, **asdict(batch)} for _, stage, batch in found])
+        print_json([{"stage": stage, **asdict(batch)} for _, stage, batch in batches])
         return
-    for _, stage, batch in found:
+    for _, stage, batch in batches:
         click.echo(_line(stage, batch))
-    if not found:
+    if not batches:
         click.echo("There is no batch.")
 
 
@@ -56,7 +56,7 @@ def collect(definitions: Definitions, pipeline: str | None) -> None:
 
     Example: vane-dagster batches collect docs -f definitions.py
     """
-    found, runs = definitions.pipeline(pipeline), _runs(definitions, pipeline)
+    target, runs = definitions.pipeline(pipeline), _runs(definitions, pipeline)
     for each in runs.every:
         each.refresh()
         for batch in each.in_flight:
@@ -64,7 +64,7 @@ def collect(definitions: Definitions, pipeline: str | None) -> None:
     for run in runs.continuations()[0]:
         given = {"select": run.stages, **run.options, **definitions.resources()}
         with contextlib.redirect_stdout(sys.stderr):
-            found.run([key for key in run.partitions if key is not None] or None, **given)
+            target.run([key for key in run.partitions if key is not None] or None, **given)
         where = count(len(run.partitions), "partition")
         click.echo(f"ran {', '.join(run.stages)} in {where}")
 

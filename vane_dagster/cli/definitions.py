@@ -40,7 +40,7 @@ class Definitions:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what they print is not a result
                 loaded = importlib.import_module(module) if module else _executed(str(file))
-                found = [
+                values = [
                     # Those of @dg.definitions are made when they are called.
                     value() if type(value).__name__ == "LazyDefinitions" else value
                     for value in list(vars(loaded).values())
@@ -52,7 +52,7 @@ class Definitions:
                 cause = cause.__cause__
             text += f"\n{described(cause)}" * (cause is not error)
             raise click.ClickException(text) from error
-        self._definitions = [value for value in found if isinstance(value, dg.Definitions)]
+        self._definitions = [value for value in values if isinstance(value, dg.Definitions)]
 
     def pipeline(self, name: str | None) -> Any:
         """Return the pipeline with a name, or the only one."""
@@ -71,11 +71,11 @@ class Definitions:
         pipeline, _, name = path.rpartition("/")
         if or_source and (name == SOURCE or path in PIPELINES):
             return self.pipeline(path if path in PIPELINES else pipeline or None)
-        found = self.pipeline(pipeline or None)
-        if name not in found.stages:
-            stages = ", ".join(found.stages)
-            raise click.UsageError(f"{name!r} is not a stage of {found.name}: {stages}")
-        return found[name]
+        target = self.pipeline(pipeline or None)
+        if name not in target.stages:
+            stages = ", ".join(target.stages)
+            raise click.UsageError(f"{name!r} is not a stage of {target.name}: {stages}")
+        return target[name]
 
     def resources(self) -> dict[str, Any]:
         """Return the resources of a run, as arguments of `Pipeline.run` and others."""
@@ -110,10 +110,10 @@ def _project_module() -> str:
     for folder in (Path.cwd(), *Path.cwd().parents):
         file = folder / "dg.toml"  # dg ignores the other one beside it
         file = file if file.is_file() else folder / "pyproject.toml"
-        found = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        settings = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if file.name == "pyproject.toml":
-            found = found.get("tool", {}).get("dg", {})
-        if project := found.get("project"):
+            settings = settings.get("tool", {}).get("dg", {})
+        if project := settings.get("project"):
             code = folder / "src"
             sys.path.insert(0, str(code if code.is_dir() else folder))
             default = f"{project['root_module']}.definitions"
@@ -132,8 +132,8 @@ def with_definitions(is_optional: bool = False) -> Callable[[Callable[..., Any]]
         @wraps(command)
         def loaded(*, file: str | None, module: str | None, **given: Any) -> Any:
             is_named = file is not None or module is not None
-            found = Definitions(file, module) if is_named or not is_optional else None
-            return command(definitions=found, **given)
+            opened = Definitions(file, module) if is_named or not is_optional else None
+            return command(definitions=opened, **given)
 
         return loaded
 

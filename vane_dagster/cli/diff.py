@@ -41,5 +41,5 @@ def diff(
     Example: vane-dagster diff docs/embedding --between 3f9c21aa latest
     """
     place = opened(store)
-    found = compare(stage, *between, partitions=partitions, store=place, **options)
-    print_json(found.to_dict()) if as_json else click.echo(str(found))
+    difference = compare(stage, *between, partitions=partitions, store=place, **options)
+    print_json(difference.to_dict()) if as_json else click.echo(str(difference))

@@ -37,7 +37,7 @@ def logs(run: str, stage: str, name: str | None, address: str | None, as_json: b
         connect_address(address, {})
     shown = ""
     sections = of_cluster(run, stage) if head is None else of_head(head, run, stage)
-    for each in _found(sections, run, stage):
+    for each in _sections(sections, run, stage):
         title = f"==> run {each.run}, {each.worker} on {each.node}, {each.file} <=="
         text = masked("\n".join(each.lines))
         if as_json:
@@ -50,7 +50,7 @@ def logs(run: str, stage: str, name: str | None, address: str | None, as_json: b
         click.echo(f"The workers of {stage} wrote nothing in the run {run}.")
 
 
-def _found(sections: Iterator[Section], run: str, stage: str) -> Iterator[Section]:
+def _sections(sections: Iterator[Section], run: str, stage: str) -> Iterator[Section]:
     """Yield sections of logs, or without any the output of the run's steps."""
     empty = True
     for section in sections:

@@ -30,9 +30,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        found = getattr(importlib.import_module(f"vane_dagster.cli.{cmd_name}"), cmd_name)
-        assert isinstance(found, click.Command)
-        return found
+        command = getattr(importlib.import_module(f"vane_dagster.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         as_json = "--json" in ctx.args

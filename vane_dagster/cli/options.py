@@ -15,7 +15,7 @@ def texts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 
     Double quotes keep a comma within a text, as in CSV: ``'"a,b",c'`` has two texts.
     """
-    found: list[str] = []
+    listed: list[str] = []
     for value in values:
         fields: list[str] = []
         with contextlib.suppress(csv.Error, ValueError):
@@ -27,8 +27,8 @@ def texts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
                 ctx,
                 param,
             )
-        found += [field.strip() for field in fields]
-    return found or None
+        listed += [field.strip() for field in fields]
+    return listed or None
 
 
 STORE = click.option(
@@ -52,6 +52,6 @@ ADDRESS = click.option("--address", help="Address of another Ray cluster, or of 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 
 
-def print_json(found: Any, indent: int | None = 1) -> None:
+def print_json(value: Any, indent: int | None = 1) -> None:
     """Print the result of a command with `AS_JSON`."""
-    click.echo(json.dumps(found, indent=indent, default=str))
+    click.echo(json.dumps(value, indent=indent, default=str))

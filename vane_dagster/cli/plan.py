@@ -41,11 +41,11 @@ def plan(
 
     Example: vane-dagster plan docs -f definitions.py --select embedding+
     """
-    found = definitions.pipeline(pipeline).plan(
+    forecast = definitions.pipeline(pipeline).plan(
         store=opened(store, definitions),
         compute=definitions.resource("compute", starts=options["sample"] is not None),
         **options,
     )
-    print_json(found.to_dict()) if as_json else click.echo(str(found))
-    if any(stage.unplanned for stage in found.stages):
+    print_json(forecast.to_dict()) if as_json else click.echo(str(forecast))
+    if any(stage.unplanned for stage in forecast.stages):
         raise SystemExit(1)

@@ -63,10 +63,10 @@ def evict(
     """
     if (pool is None) == (not everything):
         raise click.UsageError("give one pool, or --all")
-    found = _managers(name, address)
-    every, silent = _listed(found)
+    managers = _managers(name, address)
+    every, silent = _listed(managers)
     listed = every if pool is None else _chosen(every, pool)
-    ended = [one for one in listed if _end(found[one["keeper"]], one, force)]
+    ended = [one for one in listed if _end(managers[one["keeper"]], one, force)]
     for one in ended:
         click.echo(f"Ended {_shown(one)}.")
     left = [one for one in listed if one not in ended]
@@ -90,11 +90,11 @@ def logs(pool: str, lines: int, name: str | None, address: str | None, as_json: 
     The output has the lines of all runs. Secrets in it are masked.
     """
     workers = _chosen(_listed(_managers(name, address))[0], pool)[0]["workers"]
-    found = {worker["name"]: ask_worker(worker["name"], "log", lines) for worker in workers}
+    texts = {worker["name"]: ask_worker(worker["name"], "log", lines) for worker in workers}
     if as_json:
-        print_json(found)
+        print_json(texts)
         return
-    for worker, text in found.items():
+    for worker, text in texts.items():
         if len(workers) > 1:
             click.echo(f"==> {worker} <==")
         click.echo(text)
@@ -158,11 +158,11 @@ def _managers(name: str | None, address: str | None) -> dict[str, Any]:
     return pool_managers()
 
 
-def _listed(found: dict[str, Any]) -> tuple[list[_Pool], list[str]]:
+def _listed(managers: dict[str, Any]) -> tuple[list[_Pool], list[str]]:
     """Return the pools of all pool managers, and the names of managers that do not answer."""
     ray: Any = importlib.import_module("ray")
     listed, silent = [], []
-    for name, pool_manager in found.items():
+    for name, pool_manager in managers.items():
         try:
             answer = ray.get(pool_manager.pools.remote(), timeout=_ANSWER_SECONDS)
         except ray.exceptions.RayError as error:

@@ -79,27 +79,27 @@ def quarantine(
     if definitions is None and (retry or fixes is not None):
         definitions = Definitions(None, None)
     place = opened(store, definitions)
-    found: Any = stage if definitions is None else definitions.stage(stage)
+    target: Any = stage if definitions is None else definitions.stage(stage)
     if definitions is not None and partitions is not None:
-        partitions = _keys(partition_keys(found.pipeline, partitions, "--partitions"))
+        partitions = _keys(partition_keys(target.pipeline, partitions, "--partitions"))
     made = []
     if reason is not None and ids is not None:
-        made = waive(found, partitions, ids, reason, place)
+        made = waive(target, partitions, ids, reason, place)
     elif is_undo and ids is not None:
-        made = undo(found, partitions, ids, place)
+        made = undo(target, partitions, ids, place)
     elif fixes is not None:
         if partitions is not None and len(partitions) > 1:
             raise click.UsageError("--patch supplies rows of one partition; name one")
-        made = [patch(found, partitions[0] if partitions else None, _read(fixes), place)]
+        made = [patch(target, partitions[0] if partitions else None, _read(fixes), place)]
     for kind in dict.fromkeys(each.kind for each in made):
         rows_made = sum(len(each.ids) for each in made if each.kind == kind)
         click.echo(f"{kind} {count(rows_made, 'row')} of {stage}", err=True)
     if definitions is not None and (retry or made):
         keys = partitions if retry else _keys(each.partition for each in made)
-        _run(found, keys, place, definitions, retry)
+        _run(target, keys, place, definitions, retry)
     elif made:
         click.echo("This takes effect in the next run of the stage", err=True)
-    rows = failed_rows(found, partitions, store=place).to_pylist()
+    rows = failed_rows(target, partitions, store=place).to_pylist()
     groups = grouped(rows)
     if as_json:
         print_json(groups)

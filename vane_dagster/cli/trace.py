@@ -35,5 +35,5 @@ def trace(
     """
     found_in = stage if definitions is None else definitions.stage(stage, or_source=True)
     place = opened(store, definitions)
-    found = trace_row(found_in, id, partition, forward=forward, store=place)
-    print_json(found.to_dict()) if as_json else click.echo(str(found))
+    result = trace_row(found_in, id, partition, forward=forward, store=place)
+    print_json(result.to_dict()) if as_json else click.echo(str(result))

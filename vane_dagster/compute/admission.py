@@ -94,8 +94,8 @@ def _join(capacity: Capacity, claimed: Mapping[str, PoolSpec], own: Sequence[Poo
 
 def largest(pools: Iterable[PoolSpec]) -> dict[str, PoolSpec]:
     """Return pools by identity, of equal ones the largest, with the most workers of each."""
-    found: dict[str, PoolSpec] = {}
+    pools_by_identity: dict[str, PoolSpec] = {}
     for pool in sorted(pools, key=lambda pool: pool.workers):
-        least, most = zip(pool.workers, found.get(pool.identity, pool).workers)
-        found[pool.identity] = replace(pool, workers=(max(least), max(most)))
-    return found
+        least, most = zip(pool.workers, pools_by_identity.get(pool.identity, pool).workers)
+        pools_by_identity[pool.identity] = replace(pool, workers=(max(least), max(most)))
+    return pools_by_identity

@@ -121,9 +121,9 @@ class Cancelled(Exception):
 
 def forwarded(pool: PoolSpec) -> dict[str, str | None]:
     """Environment variables sent to the workers of a pool with each lease; None unsets one."""
-    found = {name: os.environ[name] for name in pool.env_vars if name in os.environ}
-    keep_variables(found)
-    return {**dict.fromkeys(pool.unset_vars), **found, **_failpoints.variables()}
+    variables = {name: os.environ[name] for name in pool.env_vars if name in os.environ}
+    keep_variables(variables)
+    return {**dict.fromkeys(pool.unset_vars), **variables, **_failpoints.variables()}
 
 
 class Lease(Protocol):

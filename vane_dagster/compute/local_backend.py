@@ -221,15 +221,15 @@ class LocalBackend:
         """The waiting backend, if these are its arguments and surroundings, or else a new one."""
         surroundings = _surroundings((cls, *settings))
         with _waiting_lock:
-            found = _waiting.pop() if _waiting else None
-        if found is not None and found._surroundings == surroundings:
-            processes = found.processes.items()
-            found._end_workers(name for name, p in processes if p.process.poll() is not None)
-            for pool in found._pool_state.expired_pools(time.monotonic()):
-                found.evicted(pool)
-            return found
-        if found is not None:
-            found._end()
+            backend = _waiting.pop() if _waiting else None
+        if backend is not None and backend._surroundings == surroundings:
+            processes = backend.processes.items()
+            backend._end_workers(name for name, p in processes if p.process.poll() is not None)
+            for pool in backend._pool_state.expired_pools(time.monotonic()):
+                backend.evicted(pool)
+            return backend
+        if backend is not None:
+            backend._end()
         made = cls(*settings)
         made._surroundings = surroundings
         return made
@@ -260,7 +260,7 @@ class LocalBackend:
         _end_all([self.processes.pop(name) for name in grant.kill])
         for start in grant.start:
             self._start(start)
-        workers = [Worker(n, pool) for pool, found in grant.workers.items() for n in found]
+        workers = [Worker(n, pool) for pool, names in grant.workers.items() for n in names]
         return LocalLease(self, id, pools, workers)
 
     def _start(self, start: WorkerStart) -> None:
@@ -324,10 +324,10 @@ def _surroundings(settings: tuple[Any, ...]) -> tuple[Any, ...]:
 def _file_of(descriptor: int) -> object:
     """What tells the file of a descriptor from others; None if it is closed."""
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 _waiting: list[LocalBackend] = []
@@ -505,7 +505,7 @@ def visible_gpus() -> list[str]:
 
 def own_gpus(wanted: int | None, taken: int) -> list[str]:
     """This machine's GPUs for workers."""
-    found = visible_gpus()[taken:]
+    gpus = visible_gpus()[taken:]
     if wanted is None:
-        return found
-    return (found or [str(number) for number in range(wanted)])[:wanted]
+        return gpus
+    return (gpus or [str(number) for number in range(wanted)])[:wanted]

@@ -11,10 +11,10 @@ from vane_dagster.errors import ComputeError
 
 def running_heads() -> list[tuple[HeadFolder, Head]]:
     """The running heads of all Python environments on this machine, the oldest first."""
-    found = []
+    heads = []
     for record in state_home().glob("*/head.json"):
         place = HeadFolder(record.parent)
         with contextlib.suppress(ComputeError):  # not private: another user may have planted it
             if (head := place.find()) is not None:
-                found.append((place, head))
-    return sorted(found, key=lambda each: each[1].started_at)
+                heads.append((place, head))
+    return sorted(heads, key=lambda each: each[1].started_at)

@@ -44,11 +44,11 @@ class FreeResources:
         """Reserve room for all bundles or for none; return their nodes, or None."""
         trial = self if len(bundles) == 1 else copy.deepcopy(self)
         nodes = [trial.place(bundle, excluded) for bundle in bundles]
-        found = tuple(node for node in nodes if node is not None)
-        if len(found) < len(bundles):
+        placed = tuple(node for node in nodes if node is not None)
+        if len(placed) < len(bundles):
             return None
         vars(self).update(vars(trial))
-        return found
+        return placed
 
     def hold(self, node: str, bundle: Bundle) -> None:
         """Reserve the room of a bundle already on a node; a lost node is ignored."""
@@ -68,9 +68,9 @@ class FreeResources:
     def _devices(self, node: str, amount: float) -> list[tuple[int, float]]:
         """The GPUs for an amount, with its share of each; the fullest ones that suffice."""
         share, free = min(1.0, amount), self._gpus[node]
-        found = gpus_for(amount, dict(enumerate(free)))
-        enough = len(found) >= amount - _SLACK and all(free[i] + _SLACK >= share for i in found)
-        return [(device, share) for device in found] if enough else []
+        devices = gpus_for(amount, dict(enumerate(free)))
+        enough = len(devices) >= amount - _SLACK and all(free[i] + _SLACK >= share for i in devices)
+        return [(device, share) for device in devices] if enough else []
 
     def _cpu_load(self, node: str) -> float:
         """Workers without reservations, per CPU."""

@@ -141,17 +141,17 @@ class PoolManager:
         asked = [i for i in self._pool_state.pools if identity in (None, i)]
         held = {i: {lease.id for lease in self._pool_state.holders(i)} - {id} for i in asked}
         gone = [i for i in asked if force or not held[i]]
-        for found in gone:
-            self._drop(found)
+        for worker in gone:
+            self._drop(worker)
         return gone
 
     async def pools(self) -> list[PoolInfo]:
         """The pools with their workers and leases, as plain values."""
         await self._started()
-        found = [
+        descriptions = [
             self._described(identity, pool) for identity, pool in self._pool_state.pools.items()
         ]
-        return list(await asyncio.gather(*found))
+        return list(await asyncio.gather(*descriptions))
 
     async def _described(self, identity: str, pool: Pool) -> PoolInfo:
         holders = self._pool_state.holders(identity)
@@ -185,8 +185,8 @@ class PoolManager:
             left = [n for n in actor_names() if n.endswith(self._tag) and not is_pool_manager(n)]
             if adoptions := [self._in_background(self._adopt(worker)) for worker in left]:
                 await asyncio.wait(adoptions, timeout=_ANSWER_SECONDS)
-            found = (group["name"] for group in placement_group_table().values())
-            self._groups = {name for name in found if name.endswith(self._tag)}
+            names = (group["name"] for group in placement_group_table().values())
+            self._groups = {name for name in names if name.endswith(self._tag)}
             self._in_background(self._sweep())
             self._began = True
 

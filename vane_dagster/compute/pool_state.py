@@ -155,10 +155,10 @@ class PoolState:
         self.queue.sort(key=lambda r: (-_aged_priority(r, now), r.asked_at))
         if any(earlier.kinds() & known.kinds() for earlier in self._before(known)):
             return None
-        found = self._found(known.claims, nodes)
-        if found is None:
+        plan = self._plan_of(known.claims, nodes)
+        if plan is None:
             return None
-        kill, start = found
+        kill, start = plan
         self.remove_workers(kill)
         for new in start:
             pool = self.pools.setdefault(new.claim.identity, Pool(new.claim))
@@ -231,7 +231,7 @@ class PoolState:
 
     # Room
 
-    def _found(
+    def _plan_of(
         self, claims: Sequence[PoolRequest], nodes: Mapping[str, Bundle]
     ) -> tuple[list[str], list[WorkerStart]] | None:
         """Workers to end and to start such that all claims hold; as few ended as possible."""
@@ -317,12 +317,12 @@ class PoolState:
 
     # Pools
 
-    def adopt(self, worker: str, found: Whereabouts, now: float) -> None:
+    def adopt(self, worker: str, whereabouts: Whereabouts, now: float) -> None:
         """Register a worker that outlived a restart of the pool manager, with its leases.
 
         They have the pools and workers that are adopted with them, until their first heartbeat.
         """
-        claim, nodes, leases = found
+        claim, nodes, leases = whereabouts
         pool = self.pools.setdefault(claim.identity, Pool(claim, idle_since=now))
         pool.workers[worker] = nodes
         for id in leases:

@@ -37,12 +37,12 @@ def _marked(mark: str) -> set[Any]:
         if process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
         if process.info["uids"] is not None and process.info["uids"].real == os.getuid()
     }
-    found = {pid for pid, p in table.items() if (p.info["environ"] or {}).get(MARK) == mark}
-    sessions = {_session(pid) for pid in found} - {None, _session(os.getpid())}
-    found |= {pid for pid in table if found and _session(pid) in sessions}
-    while more := {pid for pid, p in table.items() if p.info["ppid"] in found} - found:
-        found |= more
-    return {table[pid] for pid in found}
+    pids = {pid for pid, p in table.items() if (p.info["environ"] or {}).get(MARK) == mark}
+    sessions = {_session(pid) for pid in pids} - {None, _session(os.getpid())}
+    pids |= {pid for pid in table if pids and _session(pid) in sessions}
+    while more := {pid for pid, p in table.items() if p.info["ppid"] in pids} - pids:
+        pids |= more
+    return {table[pid] for pid in pids}
 
 
 def drivers(mark: str, address: str) -> set[int]:
@@ -65,14 +65,14 @@ def drivers(mark: str, address: str) -> set[int]:
 def _connections() -> list[Any]:
     """The machine's TCP connections that have a remote end."""
     try:
-        found = psutil.net_connections("tcp")
+        connections = psutil.net_connections("tcp")
     except psutil.AccessDenied:  # macOS shows a user only the connections of its own processes
-        found = []
+        connections = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 own = process.net_connections("tcp")
-                found += [SimpleNamespace(**c._asdict(), pid=process.pid) for c in own]
-    return [connection for connection in found if connection.raddr]
+                connections += [SimpleNamespace(**c._asdict(), pid=process.pid) for c in own]
+    return [connection for connection in connections if connection.raddr]
 
 
 def end(mark: str) -> bool:

@@ -61,8 +61,8 @@ class RayBackend:
         """See `Backend.capacity`."""
         import ray
 
-        found = self._watch.call(ray.nodes)
-        nodes = tuple(node["Resources"] for node in found if node["Alive"])
+        listed = self._watch.call(ray.nodes)
+        nodes = tuple(node["Resources"] for node in listed if node["Alive"])
         memory = int(sum(node.get("object_store_memory", 0) for node in nodes))
         return Capacity(nodes, memory, self._pool_manager.adds_nodes)
 

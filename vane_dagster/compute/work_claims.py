@@ -124,8 +124,8 @@ class ClaimTable:
 
     def end(self, holder: str, now: float) -> None:
         """Release all claims of a holder."""
-        if (found := self._holders.get(holder)) is not None:
-            self._release(holder, list(found.keys), now)
+        if (ended := self._holders.get(holder)) is not None:
+            self._release(holder, list(ended.keys), now)
             del self._holders[holder]
 
     def expire(self, now: float) -> None:

@@ -140,7 +140,7 @@ class WaveProgress:
                 stats.rows_out -= sum(piece.rows for piece in task_state.pieces.values())
                 stats.faults -= task_state.tally.faults
 
-    def found(self, partition: int, index: int, stage: str) -> None:
+    def take_stored(self, partition: int, index: int, stage: str) -> None:
         """Record that a part to be computed is already in the store: another run wrote it."""
         for rows in (self._source_rows[stage], self._input_rows[stage]):
             rows.pop((partition, index), None)

@@ -100,11 +100,13 @@ class CheckRunner:
     def _previous(self, manifest: Manifest) -> CheckContext | None:
         """The nearest earlier partition that was materialized."""
         keys = self.earlier(manifest.partition)
-        found = self._store.latest(manifest.pipeline, manifest.stage, keys)
-        key = next((key for key in keys if key in found), None)
+        manifests = self._store.latest(manifest.pipeline, manifest.stage, keys)
+        key = next((key for key in keys if key in manifests), None)
         if key is None:
             return None
-        return self._context(self._store.read(manifest.pipeline, manifest.stage, key, found[key]))
+        return self._context(
+            self._store.read(manifest.pipeline, manifest.stage, key, manifests[key])
+        )
 
     def _diff(self, manifest: Manifest, with_: Any, *options: Any) -> Diff | None:
         """Compare a partition with another version; see `CheckContext.diff`."""
@@ -114,8 +116,8 @@ class CheckRunner:
         store = self._store
         if isinstance(with_, str):
             other = name = with_
-        elif (found := with_.open() if with_ is not None else store.fallback) is not None:
-            store, name = found, found.root.url
+        elif (opened := with_.open() if with_ is not None else store.fallback) is not None:
+            store, name = opened, opened.root.url
         else:
             return None
         manifests = find(store, other.split("/"), [manifest.partition])
@@ -142,12 +144,12 @@ def _read_code(pipeline: Pipeline) -> dict[int, str]:
 
     Files edited later are not the code that this process has loaded.
     """
-    found = {}
+    definitions = {}
     for check in (check for stage in pipeline for check in pipeline._checks_of(stage.name)):
         with contextlib.suppress(Exception):  # evaluation raises it again
             if not check.is_built_in:
-                found[id(check)] = check.definition
-    return found
+                definitions[id(check)] = check.definition
+    return definitions
 
 
 def evaluate(
@@ -179,13 +181,13 @@ def results_for(
     Checks that raised are excluded, and thus evaluated again; so are those that are not lasting.
     """
     stored = {result.name: result for result in manifest.checks}
-    found = {}
+    results = {}
     for check in checks:
         if check.lasting and check.name in stored:
             with contextlib.suppress(Exception):  # the code of a class may have no identity
                 if stored[check.name].definition == definition(check):
-                    found[check.name] = stored[check.name]
-    return found
+                    results[check.name] = stored[check.name]
+    return results
 
 
 def _evaluated(

@@ -112,7 +112,7 @@ class Committer:
         self._syncs: dict[str, Future[None]] = {}
         self._queue: queue.Queue[Commit | None] = queue.Queue()
         self._outcomes: dict[tuple[str | None, str], ManifestName | VaneError] = {}
-        self._found: dict[tuple[str | None, str], Sequence[CheckResult]] = {}
+        self._check_results: dict[tuple[str | None, str], Sequence[CheckResult]] = {}
         self._hashes: dict[tuple[str, str], Future[str | None]] = {}
         self._thread = threading.Thread(target=self._work, name="vane-commit", daemon=True)
         self._thread.start()
@@ -174,9 +174,9 @@ class Committer:
         try:
             present = folder.names()
             for part in (part for part in commit.manifest.parts if part.name in present):
-                if found := next(filter(None, (damage_of(folder, n) for n in part.files)), None):
+                if damage := next(filter(None, (damage_of(folder, n) for n in part.files)), None):
                     folder.delete([part.name])
-                    message += f". {found}; it was removed. Run again, and it is computed again"
+                    message += f". {damage}; it was removed. Run again, and it is computed again"
         except Exception:
             return message  # the storage fails, which the original error already reports
         return message
@@ -228,26 +228,26 @@ class Committer:
         """Raise BlockedError if a blocking check of an upstream stage has failed."""
         partition = manifest.partition
         for stage, name in commit.upstream.items():
-            if name is not None and (partition, stage) not in self._found:
+            if name is not None and (partition, stage) not in self._check_results:
                 place = (manifest.pipeline, stage, partition)
                 above = commit.opened.get(stage) or self._store.read(*place, name)
-                self._found[partition, stage] = self._evaluate_checks(above)
-            for found in self._found[partition, stage]:
-                if found.blocking and not found.passed:
-                    raise BlockedError(stage, found, commit.former)
+                self._check_results[partition, stage] = self._evaluate_checks(above)
+            for result in self._check_results[partition, stage]:
+                if result.blocking and not result.passed:
+                    raise BlockedError(stage, result, commit.former)
 
     def _record_checks(self, commit: Commit, manifest: Manifest) -> Manifest:
         """Evaluate and record the checks of a manifest; return it with their results."""
         partition = manifest.partition
-        found_here = self._evaluate_checks(manifest)
-        for found in found_here:
-            if not found.passed and has_lost_rows(found.name, found.metadata):
+        results_here = self._evaluate_checks(manifest)
+        for result in results_here:
+            if not result.passed and has_lost_rows(result.name, result.metadata):
                 raise IntegrityError(
                     f"stage '{manifest.pipeline}/{manifest.stage}'{in_partition(partition)}: "
-                    f"{found.description}. It was not committed; materialize it with force"
+                    f"{result.description}. It was not committed; materialize it with force"
                 )
-        self._found[partition, manifest.stage] = found_here
-        return replace(manifest, checks=found_here)
+        self._check_results[partition, manifest.stage] = results_here
+        return replace(manifest, checks=results_here)
 
     def _put_in_force(self, commit: Commit, manifest: Manifest) -> tuple[Manifest, ManifestName]:
         """Commit, unless another run has committed the same parts since this one was planned."""
@@ -262,7 +262,7 @@ class Committer:
             if other := self._store.committed_since(manifest, commit.former):
                 in_force = other[0]
                 if commit.publish.holds(in_force.published_files):
-                    self._found[manifest.partition, manifest.stage] = self._evaluate_checks(
+                    self._check_results[manifest.partition, manifest.stage] = self._evaluate_checks(
                         in_force
                     )
                     return other
@@ -302,10 +302,10 @@ def _repeated_ids(folder: Location, parts: Sequence[str], id: str) -> tuple[list
         connection.execute("SET temp_directory=?", [str(spill)])
         if not folder.is_local:
             connection.register_filesystem(folder.fs)
-        found = connection.execute(
+        repeated = connection.execute(
             f"SELECT {quote(id)} AS id, list(filename) FROM read_parquet(?, filename=true) "
             "GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 6",
             [paths],
         ).fetchall()
-    files = {PurePosixPath(path).name for _, paths in found for path in paths}
-    return [id for id, _ in found], sorted(files)
+    files = {PurePosixPath(path).name for _, paths in repeated for path in paths}
+    return [id for id, _ in repeated], sorted(files)

@@ -135,7 +135,7 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[str]:
 
     Called when the code is packed, so no row is stored under the key of other code.
     """
-    found = []
+    messages = []
     for stage in stages:
         spec = plan.pipeline[stage].spec
         components = plan.components.get(stage, ())
@@ -143,15 +143,15 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[str]:
         parts = spec.code(plan.pipeline).parts if planned and spec.runs_udf else ()
         if planned != {Component(*part) for part in parts if part[0] == "code"}:
             where = f"stage '{plan.pipeline.name}/{stage}'"
-            found.append(f"{where}: its code was edited while the run began. Run it again")
-    return found
+            messages.append(f"{where}: its code was edited while the run began. Run it again")
+    return messages
 
 
 def _ship_files(
     plan: RunPlan, stages: Sequence[str], store: Store, emit: Callable[[Event], None]
 ) -> list[str]:
     """Put the local files of some stages into the store; return a finding for each edited one."""
-    found = []
+    shipped = []
     for stage in stages:
         for file, content in plan.files.get(stage, {}).items():
             mark_needed(store.root, content.digest, content.record)
@@ -170,11 +170,11 @@ def _ship_files(
             if file.content() != content:
                 discard(store.root, missing)
                 where = f"stage '{plan.pipeline.name}/{stage}'"
-                found.append(
+                shipped.append(
                     f"{where}: {file} was edited while the run began. Run it again when it is "
                     "complete"
                 )
-    return found
+    return shipped
 
 
 def _pool(

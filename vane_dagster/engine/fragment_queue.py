@@ -48,13 +48,13 @@ class _ClaimResult:
         asked: The fragments.
         claims: The answers.
         listed_at: Monotonic time at which partitions were listed again.
-        found: The parts of partitions that other runs worked on.
+        stored: The parts of partitions that other runs worked on.
     """
 
     asked: _ClaimGroups
     claims: ClaimAnswer
     listed_at: float
-    found: Mapping[int, FoundParts]
+    stored: Mapping[int, FoundParts]
 
 
 class FragmentQueue:
@@ -152,9 +152,9 @@ class FragmentQueue:
         if self._asking is None or not self._asking.done():
             return
         answered, self._asking = self._asking.result(), None
-        for partition, found in answered.found.items():
+        for partition, parts in answered.stored.items():
             self._listed_at[partition] = answered.listed_at
-            self._take_found(partition, found)
+            self._take_stored(partition, parts)
         for (place, keys), other in zip(answered.asked, answered.claims.held_by):
             self._blocked.pop(place, None)
             if other:
@@ -222,10 +222,10 @@ class FragmentQueue:
         granted = [each for each, other in zip(asked, answer.held_by) if not other]
         listed_at = self._clock()
         changed = {p for (p, _), _ in granted if scopes[p] in answer.changed}
-        found = {p: self._parts(p) for p in changed}
+        stored = {p: self._parts(p) for p in changed}
         for partition, stage in {(p, stage) for (p, _), keys in granted for stage in keys}:
             self.lookups.resolve(partition, stage)  # it remembers what it has read
-        return _ClaimResult(asked, answer, listed_at, found)
+        return _ClaimResult(asked, answer, listed_at, stored)
 
     def _parts(self, partition: int) -> FoundParts:
         try:
@@ -259,10 +259,10 @@ class FragmentQueue:
 
     def _take(self, partition: int, most: int) -> list[_Place]:
         """Take fragments of a partition."""
-        found = [*itertools.islice(filter(self._to_compute, self._left[partition]), most)]
-        if len(found) < most:
+        taken = [*itertools.islice(filter(self._to_compute, self._left[partition]), most)]
+        if len(taken) < most:
             del self._left[partition]
-        return found
+        return taken
 
     def _to_compute(self, place: _Place) -> list[StageSpec]:
         """The stages of the wave to compute for a fragment, upstream first.
@@ -282,14 +282,14 @@ class FragmentQueue:
             and not state.pending.has(partition, stage, index)
         ]
 
-    def _take_found(self, partition: int, found: FoundParts) -> None:
+    def _take_stored(self, partition: int, stored: FoundParts) -> None:
         """Use parts that another run has written, except for fragments in progress here."""
-        for stage, parts in found.items():
+        for stage, parts in stored.items():
             for index, part in parts.items():
                 if (partition, index) in self._mine or (partition, stage) in self._state.failed:
                     continue
                 if index not in self._state.parts[partition, stage]:
-                    self._counts.found(partition, index, stage)
+                    self._counts.take_stored(partition, index, stage)
                     self._state.add_part(partition, stage, index, part)
 
     def _take_granted(self, place: _Place, keys: Mapping[str, bytes]) -> None:

@@ -27,7 +27,7 @@ _ONE_FRAGMENT = (
 
 def holdups(
     plan: RunPlan,
-    found: Forecast,
+    forecast: Forecast,
     store: Store,
     capacity: Capacity | None,
     running: Collection[str],
@@ -36,13 +36,13 @@ def holdups(
 
     Args:
         plan: The plan.
-        found: Its forecast.
+        forecast: Its forecast.
         store: The store.
         capacity: Resources of the compute resource; None if it would have to be started first.
         running: Identities of the pools that have workers.
     """
     yield from _failed_checks(plan, store)
-    yield from _budgets(plan, found)
+    yield from _budgets(plan, forecast)
     needed = plan.needed()
     for batches in stage_batches(plan.pipeline, store, needed):
         batches.read()
@@ -70,13 +70,13 @@ def _failed_checks(plan: RunPlan, store: Store) -> Iterator[str]:
         """The stored stages that are read by those that are not up to date."""
         due = [stage for stage, each in partition.stages.items() if not each.done]
         read = dict.fromkeys(u for stage in due for u in pipeline[stage].spec.upstream)
-        found = []
+        blocking = []
         for stage in read:
             if stage in partition.inputs:
-                found.append((stage, partition.inputs[stage]))
+                blocking.append((stage, partition.inputs[stage]))
             elif stage != SOURCE and (name := partition.stages[stage].done):
-                found.append((stage, store.read(pipeline.name, stage, partition.key, name)))
-        return found
+                blocking.append((stage, store.read(pipeline.name, stage, partition.key, name)))
+        return blocking
 
     for partition, manifests in zip(plan.partitions, in_threads(upstream, plan.partitions)):
         for stage, manifest in manifests:
@@ -92,9 +92,9 @@ def _failed_checks(plan: RunPlan, store: Store) -> Iterator[str]:
     yield from failed.texts()
 
 
-def _budgets(plan: RunPlan, found: Forecast) -> Iterator[str]:
+def _budgets(plan: RunPlan, forecast: Forecast) -> Iterator[str]:
     """Yield the budgets of stages that the run may exhaust."""
-    for stage in found.stages:
+    for stage in forecast.stages:
         usage = plan.pipeline[stage.stage].spec.usage
         if usage is None:
             continue

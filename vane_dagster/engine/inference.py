@@ -136,27 +136,27 @@ class SchemaInference:
 
         If a filter upstream drops most of many rows, those that have reached the stage are enough.
         """
-        found: FirstRows | None = None
+        computed: FirstRows | None = None
         for plan in previews(self._planned(pipeline, stage), stage, rows):
-            found = self._computed(plan, stage)
+            computed = self._computed(plan, stage)
             enough = 1 if sum(plan.partitions[0].preview) >= _MANY * rows else rows
-            if found.rows_in >= enough and (found.rows or found.error):
+            if computed.rows_in >= enough and (computed.rows or computed.error):
                 break
-        return found
+        return computed
 
     def matching_rows(self, pipeline: Pipeline, filter: str, rows: int) -> FirstRows | None:
         """Compute a stage that filters, until so many rows have passed, or none are left.
 
         If models compute its input, at most 64 times as many input rows are read.
         """
-        found: FirstRows | None = None
+        computed: FirstRows | None = None
         for plan in previews(self._planned(pipeline, filter), filter, rows, EVERY):
             if calls_models(plan) and sum(plan.partitions[0].preview) > _MOST_COMPUTED * rows:
                 break
-            found = self._computed(plan, filter)
-            if found.rows >= rows:
+            computed = self._computed(plan, filter)
+            if computed.rows >= rows:
                 break
-        return found
+        return computed
 
     def rows_of(self, pipeline: Pipeline, stage: str, read: FirstRows) -> FirstRows:
         """Compute a stage from as many of the first rows as were read before."""
@@ -180,27 +180,27 @@ class SchemaInference:
         spec, location = pipeline[stage].spec, f"stage '{pipeline.name}/{stage}'"
         assert spec.runs_udf
         probing = pipeline._with_spec(spec.probe())
-        found = self.first_rows(probing, stage, INFERRED_ROWS)
-        if found is None or not found.rows:
+        computed = self.first_rows(probing, stage, INFERRED_ROWS)
+        if computed is None or not computed.rows:
             why = "there is no input row"
-            if found is not None and found.rows_in:
-                why = f"none of the first {found.rows_in:,} rows could be computed"
-            error = f": {found.error}" if found is not None and found.error else ""
+            if computed is not None and computed.rows_in:
+                why = f"none of the first {computed.rows_in:,} rows could be computed"
+            error = f": {computed.error}" if computed is not None and computed.error else ""
             raise SchemaError(
                 f"{location}: its schema cannot be inferred, because {why}{error}. Declare "
                 f"{spec.schema_argument}"
             )
         records = dict.fromkeys(
-            record for table in found.tables for record in table.column(TYPES).to_pylist()
+            record for table in computed.tables for record in table.column(TYPES).to_pylist()
         )
         types = merged_types(map(read_schema, records), location)
-        schema = spec.inferred_schema(pipeline, types, found.given, found.rows_in)
-        return SchemaPin(schema, found.rows_in, self.run_id, time.time())
+        schema = spec.inferred_schema(pipeline, types, computed.given, computed.rows_in)
+        return SchemaPin(schema, computed.rows_in, self.run_id, time.time())
 
     def _planned(self, pipeline: Pipeline, stage: str) -> RunPlan:
         """Plan the stage and selected stages upstream, in the first partitions with rows."""
         wanted = {*with_upstream(pipeline, stage).intersection(self.selected), stage}
-        found: RunPlan | None = None
+        chosen: RunPlan | None = None
         for partition in self.partitions:
             planned = plan_run(
                 pipeline,
@@ -213,11 +213,11 @@ class SchemaInference:
             )
             if with_rows(planned, stage):
                 return planned
-            found = planned if found is None or planned.partitions else found
-        assert found is not None, "a run has a partition"
-        if not found.partitions:
-            raise next(iter(found.failed.values()))
-        return found
+            chosen = planned if chosen is None or planned.partitions else chosen
+        assert chosen is not None, "a run has a partition"
+        if not chosen.partitions:
+            raise next(iter(chosen.failed.values()))
+        return chosen
 
 
 def calls_models(plan: RunPlan) -> bool:

@@ -171,13 +171,13 @@ def too_large(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) -> 
 def _written(plan: RunPlan, stages: Sequence[str], store: Store) -> list[tuple[str, Location]]:
     """The folders that a run writes to: the store's, and one target of each `write` stage."""
     pipeline = plan.pipeline
-    found = [(f"store of pipeline {pipeline.name!r}", store.root.child(pipeline.name))]
+    folders = [(f"store of pipeline {pipeline.name!r}", store.root.child(pipeline.name))]
     for stage in stages:
         key = next(each.key for each in plan.partitions if each.stages[stage].missing)
         if publisher := pipeline[stage].spec.publisher(key):
             label = f"target of stage '{pipeline.name}/{stage}'"
-            found.append((label, publisher.staging))
-    return found
+            folders.append((label, publisher.staging))
+    return folders
 
 
 def _not_writable(location: str, write_target: Location) -> list[str]:

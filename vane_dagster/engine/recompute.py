@@ -33,13 +33,13 @@ def read_sample(
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
     given = pipeline._keys_of(stage)[1 if spec.makes_rows else 0].column
     folder = store.parts_of(sampled.stored)
-    found = []
+    samples = []
     for index, (before, now) in enumerate(zip(sampled.stored.parts, made)):
         ids = without_patched(_sampled_ids(plan, partition, index, store), folder, before)
         stored = read_row_outcomes(folder, before, given, ids)
         computed = read_row_outcomes(now.folder, now.info, given, ids)
-        found.append(RecomputedRows(ids.to_pylist(), stored, computed))
-    return found
+        samples.append(RecomputedRows(ids.to_pylist(), stored, computed))
+    return samples
 
 
 def without_patched(ids: pa.Array, folder: Location, part: PartInfo) -> pa.Array:

@@ -68,7 +68,7 @@ class _RowCounter:
         self._rows: dict[Place, int] = {}
         self._computed: dict[Place, tuple[int, int, int]] = {}
         self._keys: dict[tuple[str, str | None], list[_Keys]] = defaultdict(list)
-        self._found: dict[tuple[str, str | None], list[_Keys]] = defaultdict(list)
+        self._known: dict[tuple[str, str | None], list[_Keys]] = defaultdict(list)
         self._problems: dict[str, None] = {}
 
     def count(self) -> CountedRows:
@@ -79,8 +79,8 @@ class _RowCounter:
                 self._count(index, fragment)
         repeated: Counter[str] = Counter()
         for place, keys in self._keys.items():
-            found, every = np.unique(np.concatenate(self._found[place])), np.concatenate(keys)
-            distinct = len(np.unique(np.concatenate([found, every]))) - len(found)
+            known, every = np.unique(np.concatenate(self._known[place])), np.concatenate(keys)
+            distinct = len(np.unique(np.concatenate([known, every]))) - len(known)
             repeated[place[0]] += len(every) - distinct  # the run may copy one that it has found
         return CountedRows(self._rows, self._computed, repeated, tuple(self._problems))
 
@@ -128,8 +128,8 @@ class _RowCounter:
             return
         run.known[stage] = known
         work, tables = self._builder.load(task, None)
-        found = compute_here(work, tables)
-        rows, new = found.rows, found.report.tally.rows_in
+        outcome = compute_here(work, tables)
+        rows, new = outcome.rows, outcome.report.tally.rows_in
         marks = rows.column(rows.num_columns - 1).combine_chunks()
         computed = rows.slice(0, new)
         has_errors = ROW_ERROR in computed.column_names  # of rows that the source could not read
@@ -149,4 +149,4 @@ class _RowCounter:
         self._computed[key, stage, run.index] = counts
         place = stage, None if spec.reuse.partitions else key
         self._keys[place].append(keys[:new][is_read])
-        self._found[place].append(keys[new:][parts >= 0])
+        self._known[place].append(keys[new:][parts >= 0])

@@ -163,15 +163,15 @@ class RowLookups:
         yield from _recorded_groups(parts, id, is_own)
 
 
-def written_groups(parts: Sequence[Part], found: int, id: str) -> Iterator[RecordGroup]:
+def written_groups(parts: Sequence[Part], stored: int, id: str) -> Iterator[RecordGroup]:
     """Divide the parts of a partition into groups, each with an index on each node.
 
     Parts that this run has written are grouped in the order in which they were written: each group
     has 1, 8, 64 or another power of 8 parts, and starts at a multiple of its size. Thus a fragment
     searches few indexes, and each part is indexed few times.
     """
-    yield from _recorded_groups(parts[:found], id, True)
-    written, start = parts[found:], 0
+    yield from _recorded_groups(parts[:stored], id, True)
+    written, start = parts[stored:], 0
     while start < len(written):
         size = 1
         while start % (_BLOCK * size) == 0 and start + _BLOCK * size <= len(written):

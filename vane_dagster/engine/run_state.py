@@ -153,16 +153,16 @@ class RunState:
 
     def look_up(self, index: int, stages: Sequence[str]) -> dict[str, dict[int, Part]]:
         """List the parts of a partition that the run does not know, by stage, from any thread."""
-        partition, found = self.plan.partitions[index], {}
+        partition, stored = self.plan.partitions[index], {}
         for stage in (s for s in stages if not partition.stages[s].done):
             manifest = self.store.in_force(self.pipeline.name, stage, partition.key)
             condemned = self.store.condemned(self.pipeline.name, stage)
-            _, found[stage], _ = stored_parts(
+            _, stored[stage], _ = stored_parts(
                 [partition.stages[stage].keys], manifest, self.store, self.pipeline, stage,
                 partition.key, condemned, lambda text: self.emit(Noticed(text)),
                 known=set(self.parts[index, stage]),
             )  # fmt: skip
-        return found
+        return stored
 
     def add_failed_rows(self, index: int, stage: str, rows: pa.Table) -> None:
         """Keep the first failed rows of a partition, in case it is not committed."""
@@ -254,15 +254,15 @@ class RunState:
     @functools.cached_property
     def _before(self) -> Mapping[int, int]:
         """The partition that each one is compared with, by index; empty without such checks."""
-        found: dict[int, int] = {}
+        preceding: dict[int, int] = {}
         checks = itertools.chain(*map(self.pipeline._checks_of, self.plan.selected))
         if any(check.compares for check in checks):
             indexes = {partition.key: i for i, partition in enumerate(self.plan.partitions)}
             for key, index in indexes.items():
                 earlier = self._check_runner.earlier(key)
                 if (other := next((k for k in earlier if k in indexes), None)) is not None:
-                    found[index] = indexes[other]
-        return found
+                    preceding[index] = indexes[other]
+        return preceding
 
     def _compared_with(self, index: int) -> list[int]:
         """The partitions that are compared with one, by index."""

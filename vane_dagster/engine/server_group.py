@@ -40,10 +40,10 @@ class ServerGroup:
             return {}
         peers = sorted(w.name for w in self._lease.workers() if w.pool == worker.pool)
         place = peers.index(worker.name) if worker.name in peers else 0
-        found = {key: self._ready(identity) for key, identity in pool.uses.items()}
+        endpoints = {key: self._ready(identity) for key, identity in pool.uses.items()}
         return {
             key: [*ready[place % len(ready) :], *ready[: place % len(ready)]] if ready else []
-            for key, ready in found.items()
+            for key, ready in endpoints.items()
         }
 
     def _ready(self, identity: str) -> Sequence[Endpoint]:
@@ -92,8 +92,8 @@ class ServerGroup:
             self._lease.announce(worker, endpoints)
 
     def _report(self, identity: str, restarts: int = 0) -> None:
-        found = {w.name: status for w, status in self._replicas.items() if w.pool == identity}
-        self._changed(self._servers[identity], found, restarts)
+        statuses = {w.name: status for w, status in self._replicas.items() if w.pool == identity}
+        self._changed(self._servers[identity], statuses, restarts)
 
     def _announce(self, identity: str) -> None:
         for worker in self._lease.workers():

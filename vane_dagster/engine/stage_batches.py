@@ -126,16 +126,22 @@ class StageBatches:
         if self.in_flight:
             known = {each.id for each in before}
             with self._connected() as api:
-                found = (each if each.ended_at else self._look(api, each, known) for each in before)
-                self.batches = [each for each in found if each is not None]
+                refreshed = (
+                    each if each.ended_at else self._look(api, each, known) for each in before
+                )
+                self.batches = [each for each in refreshed if each is not None]
         self._seen = {each.name for each in self.batches if each.ended_at}
 
     def _look(
         self, api: BatchApi, batch: ProviderBatch, known: Collection[str]
     ) -> ProviderBatch | None:
         """Return a batch in flight as it is now; None if there is none."""
-        found = batch if batch.id else self._looked_up(api, batch, known)
-        return self._looked_at(api, found) if found is not None and found.id else found
+        identified = batch if batch.id else self._looked_up(api, batch, known)
+        return (
+            self._looked_at(api, identified)
+            if identified is not None and identified.id
+            else identified
+        )
 
     def _looked_up(
         self, api: BatchApi, batch: ProviderBatch, known: Collection[str]
@@ -148,9 +154,9 @@ class StageBatches:
             if remote.name is None and remote.requests == batch.requests and not remote.has_ended:
                 may_be = True  # its name will be in its answers
             elif _is_of(api, remote, batch):
-                found = replace(batch, id=remote.id, expected=remote.expires_at)
-                self.folder.write(found)
-                return found
+                submitted = replace(batch, id=remote.id, expected=remote.expires_at)
+                self.folder.write(submitted)
+                return submitted
         if may_be:
             return batch
         self.folder.drop(batch)
@@ -383,11 +389,11 @@ def grouped(
 
 
 def answers_by_digest(
-    digests: Collection[str], found: Iterable[BatchAnswer]
+    digests: Collection[str], batch_answers: Iterable[BatchAnswer]
 ) -> dict[str, BatchAnswer]:
     """Return the answers to some requests; of several to one, one that succeeded."""
     wanted, answers = set(digests), dict[str, BatchAnswer]()
-    for each in found:
+    for each in batch_answers:
         digest = each.custom_id[:DIGEST_LENGTH]
         former = answers.get(digest)
         if digest in wanted and (former is None or former.status != "succeeded"):

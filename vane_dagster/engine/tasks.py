@@ -310,7 +310,7 @@ class WorkBuilder:
 
     def _quarantined(self, task: Task, op: Join) -> dict[str, tuple[Quarantined, ...]]:
         """Quarantined rows between the parent and its children, for each list of a left join."""
-        found: dict[str, tuple[Quarantined, ...]] = {}
+        quarantined: dict[str, tuple[Quarantined, ...]] = {}
         base = self._pipeline._keys_of(op.shape.base)
         for upstream_name, stages in task.spec.quarantining(self._pipeline).items():
             for stage in stages:
@@ -322,8 +322,8 @@ class WorkBuilder:
                 parent = None if len(keys) == common else keys[-common].column
                 faults = PartRows(part.folder, part.info.faults)
                 rows = Quarantined(faults, parent, base[-common].column)
-                found[upstream_name] = (*found.get(upstream_name, ()), rows)
-        return found
+                quarantined[upstream_name] = (*quarantined.get(upstream_name, ()), rows)
+        return quarantined
 
     def _location(self, task: Task) -> str:
         """Stage, partition and fragment, for messages."""

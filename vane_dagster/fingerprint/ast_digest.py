@@ -145,14 +145,14 @@ def names_of(nodes: Sequence[ast.stmt], filename: str) -> frozenset[str]:
 
 def global_names(code: types.CodeType) -> set[str]:
     """Return the module-level names that code reads or rebinds, by the compiler's scoping."""
-    found: set[str] = set()
+    names: set[str] = set()
     for step in dis.get_instructions(code):
         if step.opname in _GLOBAL_READS:  # also after a store, which may not be executed
-            found.add(step.argval)
+            names.add(step.argval)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= global_names(constant)
-    return found
+            names |= global_names(constant)
+    return names
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
     """Collect the imports and dotted names in nodes, including function bodies."""
     imports: list[ImportRef] = []
     chains: set[tuple[str, ...]] = set()
-    found: set[str] = set()
+    imported: set[str] = set()
     dynamic: list[int] = []
     stack: list[tuple[ast.AST, bool]] = [(node, False) for node in nodes]
     while stack:
@@ -220,13 +220,13 @@ def scan(nodes: Iterable[ast.AST]) -> Scan:
             root, names = chain(node)
             if isinstance(root, ast.Name):
                 chains.add((root.id, *names))
-                found.update(path for path in paths(node) if isinstance(path, Imported))
+                imported.update(path for path in paths(node) if isinstance(path, Imported))
                 for part in ast.walk(node):
                     _add_lookups(part, chains, imports)
                 continue
         guards = _guarded_children(node)
         stack += [(child, guarded or child in guards) for child in ast.iter_child_nodes(node)]
-    return Scan(tuple(imports), frozenset(chains), frozenset(found), tuple(sorted(dynamic)))
+    return Scan(tuple(imports), frozenset(chains), frozenset(imported), tuple(sorted(dynamic)))
 
 
 def _add_lookups(node: ast.AST, chains: set[tuple[str, ...]], imports: list[ImportRef]) -> None:

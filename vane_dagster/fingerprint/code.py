@@ -128,8 +128,8 @@ class CodeIdentity:
 
     def texts(self) -> dict[str, str]:
         """Return the code that counts, for people, with what each text is."""
-        found = self.find_texts().items()
-        return {f"code of {name}" if name else "code": text for name, text in found}
+        by_name = self.find_texts().items()
+        return {f"code of {name}" if name else "code": text for name, text in by_name}
 
 
 _reading: ContextVar[Finder | None] = ContextVar("_reading", default=None)
@@ -200,10 +200,10 @@ def worker_code_digest(
     version, which replaces the code's content in keys, the files that workers import count as a
     whole, so that no edit meets a worker with other code.
     """
-    found = code_identity(obj, version=version, files=files)
+    identity = code_identity(obj, version=version, files=files)
     if version is None:
-        return found.digest
+        return identity.digest
     finder = Finder()
-    modules = [finder.find(name) for name in found.modules]
+    modules = [finder.find(name) for name in identity.modules]
     paths = [module.path for module in modules if module and module.path]
-    return combine("files", found.digest, *file_digests(paths, found.parts[0][1], "its code"))
+    return combine("files", identity.digest, *file_digests(paths, identity.parts[0][1], "its code"))

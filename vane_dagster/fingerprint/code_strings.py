@@ -85,19 +85,19 @@ def mark_texts(tree: ast.Module) -> None:
 
 
 def _bindings(nodes: list[ast.AST]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    bindings: dict[str, set[str]] = {}
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 bound = alias.asname or alias.name.partition(".")[0]
                 path = alias.name if alias.asname else bound
-                found.setdefault(bound, set()).add(Imported(path))
+                bindings.setdefault(bound, set()).add(Imported(path))
         elif isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
             for alias in node.names:
                 path = f"{base}.{alias.name}" if node.module else base + alias.name
-                found.setdefault(alias.asname or alias.name, set()).add(Imported(path))
-    return found
+                bindings.setdefault(alias.asname or alias.name, set()).add(Imported(path))
+    return bindings
 
 
 def top_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
@@ -148,13 +148,13 @@ def _imports(node: ast.AST) -> bool | None:
     """Return whether a function imports what a text names; None if it imports nothing."""
     if isinstance(node, ast.Call) and paths(node.func) == {"getattr"} and len(node.args) == 2:
         name = getattr(node.args[1], "value", "?")
-        found = {f"{path}.{name}" for path in paths(node.args[0])}
+        called = {f"{path}.{name}" for path in paths(node.args[0])}
     else:
-        found = set(paths(node))
-    names = {path.rpartition(".")[2] for path in found}
+        called = set(paths(node))
+    names = {path.rpartition(".")[2] for path in called}
     if not names.isdisjoint(_IMPORTERS):
         return True
-    return None if found.isdisjoint(_LOADERS) and names.isdisjoint(_LOADER_NAMES) else False
+    return None if called.isdisjoint(_LOADERS) and names.isdisjoint(_LOADER_NAMES) else False
 
 
 def _text(node: ast.AST | None) -> str | None:

@@ -37,5 +37,5 @@ def is_lazy(node: ast.AST) -> bool:
 
 
 def _is_ours(decorator: ast.expr) -> bool:
-    found = paths(decorator.func if isinstance(decorator, ast.Call) else decorator)
-    return bool(found) and found <= _OURS
+    called = paths(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    return bool(called) and called <= _OURS

@@ -68,8 +68,8 @@ class DependencyWalk:
     def parts(self) -> dict[str, str]:
         """Return the digests of everything reached so far, by name; the names count."""
         self._add_effects()
-        found = self._facts | self._files_named()
-        return {name: combine(name, value) for name, value in sorted(found.items())}
+        facts = self._facts | self._files_named()
+        return {name: combine(name, value) for name, value in sorted(facts.items())}
 
     @property
     def units(self) -> list[SymbolSource]:
@@ -81,12 +81,12 @@ class DependencyWalk:
 
         The UDF's own file has no name. Literals under names that mark secrets are masked.
         """
-        found: dict[tuple[str, str], list[ast.stmt]] = {}
+        nodes_by_place: dict[tuple[str, str], list[ast.stmt]] = {}
         for module, unit in self._walked.values():
             label = self.label(module).lstrip(_OWN_LABEL)
-            found.setdefault((label, unit.path), []).extend(unit.nodes)
+            nodes_by_place.setdefault((label, unit.path), []).extend(unit.nodes)
         texts: dict[str, str] = {}
-        for (label, path), nodes in sorted(found.items(), key=lambda item: item[0]):
+        for (label, path), nodes in sorted(nodes_by_place.items(), key=lambda item: item[0]):
             linecache.checkcache(path)
             lines = _without_secrets(linecache.getlines(path), nodes)
             numbers: set[int] = set()
@@ -240,14 +240,14 @@ class DependencyWalk:
 
     def _files_named(self) -> dict[str, str]:
         """Return the digests of the files that literals of the code name, by these."""
-        found: dict[str, set[str]] = {}
+        parts_by_name: dict[str, set[str]] = {}
         for module, unit in self._walked.values():
             for text, line in literals(unit.nodes):
                 for at, path in enumerate(self._files.places(text, module.path)):
                     if content := self._files.content(path, f"{module.path}, line {line}"):
                         part = combine(self.label(module), str(at), content)
-                        found.setdefault(f"{FILE} {text}", set()).add(part)
-        return {name: combine(FILE, *sorted(parts)) for name, parts in found.items()}
+                        parts_by_name.setdefault(f"{FILE} {text}", set()).add(part)
+        return {name: combine(FILE, *sorted(parts)) for name, parts in parts_by_name.items()}
 
     def _reach_of(self, module: Module, nodes: Sequence[ast.stmt]) -> Reach:
         """Return what statements of a module name."""
@@ -276,9 +276,9 @@ class DependencyWalk:
 
     def _binding(self, module: str, name: str) -> list[SymbolSource]:
         """Return the statements of a module that bind or change a name."""
-        found = self.finder.find(module)
-        is_read = found is not None and found.kind == "own" and found.is_source
-        return self.finder.source(str(found.path)).binding(name) if found and is_read else []
+        located = self.finder.find(module)
+        is_read = located is not None and located.kind == "own" and located.is_source
+        return self.finder.source(str(located.path)).binding(name) if located and is_read else []
 
     def _is_bound(self, module: str, name: str) -> bool:
         """Return whether a name is not a builtin, and stands for more than an imported one."""
@@ -390,7 +390,7 @@ def literals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
 
 def _without_secrets(lines: Sequence[str], nodes: Iterable[ast.AST]) -> list[str]:
     """Return lines of code with ``***`` in place of the literals that have names of secrets."""
-    found = list(lines)
+    masked_lines = list(lines)
     places = {
         (value.lineno, value.col_offset, value.end_lineno or 0, value.end_col_offset or 0)
         for node in nodes
@@ -398,11 +398,17 @@ def _without_secrets(lines: Sequence[str], nodes: Iterable[ast.AST]) -> list[str
         if isinstance(value, (ast.Constant, ast.JoinedStr)) and marks_secret(name)
     }
     for first, start, last, end in sorted(places, reverse=True):
-        if last <= len(found):
-            before, after = found[first - 1].encode()[:start], found[last - 1].encode()[end:]
+        if last <= len(masked_lines):
+            before, after = (
+                masked_lines[first - 1].encode()[:start],
+                masked_lines[last - 1].encode()[end:],
+            )
             masked = before + repr(MASK).encode() + after
-            found[first - 1 : last] = [masked.decode(errors="ignore"), *[""] * (last - first)]
-    return found
+            masked_lines[first - 1 : last] = [
+                masked.decode(errors="ignore"),
+                *[""] * (last - first),
+            ]
+    return masked_lines
 
 
 def _named_values(tree: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:

@@ -83,7 +83,7 @@ def executed(
         later: Modules that functions import. They follow, with the imports inside functions; None
             leaves out both.
     """
-    found: list[Executed] = []
+    statements: list[Executed] = []
     known: dict[str, bool] = {}
     inside = list(later or ())
 
@@ -105,7 +105,7 @@ def executed(
                 names = []
             for each in names:
                 run(each, is_sure and unit.is_import)
-            found.append(Executed(module, unit, is_sure))
+            statements.append(Executed(module, unit, is_sure))
 
     for root in roots:
         for name, _ in finder.chain(root):
@@ -113,7 +113,7 @@ def executed(
     for root in inside if later is not None else ():  # which grows
         for name, _ in finder.chain(root):
             run(name, False)
-    return found
+    return statements
 
 
 def lists_subclasses(finder: Finder, statements: Iterable[Executed]) -> bool:
@@ -246,8 +246,8 @@ class Effects:
         root = ast_digest.root(value) if value is not None else None
         if not isinstance(root, ast.Name):
             return False
-        if found := {path for path in paths(root) if isinstance(path, Imported)}:
-            return all(_is_among(path, _INERT) for path in found)
+        if imported := {path for path in paths(root) if isinstance(path, Imported)}:
+            return all(_is_among(path, _INERT) for path in imported)
         key = (module.name, root.id)
         if key not in self._declared:
             self._declared[key] = False  # in a circle

@@ -90,9 +90,9 @@ class LocalFiles:
         return [text] if text.startswith(("~", "file:")) else list(dict.fromkeys((text, joined)))
 
     def _folder(self, folder: str, text: str | os.PathLike[str], where: str) -> str:
-        found = list(islice(walk_files(folder), MAX_FILES + 1))
-        digests = file_digests([path for _, path in found], text, where)
-        parts = zip((name for name, _ in found), digests)
+        listed = list(islice(walk_files(folder), MAX_FILES + 1))
+        digests = file_digests([path for _, path in listed], text, where)
+        parts = zip((name for name, _ in listed), digests)
         return combine("folder", *chain.from_iterable(parts))
 
     def _is_apart(self, folder: str) -> bool:
@@ -192,11 +192,11 @@ def _inode(state: os.stat_result) -> tuple[int, int]:
 
 
 def _own_state() -> list[str]:
-    found = []
+    folders = []
     for place in (default_root, state_home):
         with contextlib.suppress(VaneError):
-            found.append(str(place()))
-    return [path for path in found if "://" not in path]
+            folders.append(str(place()))
+    return [path for path in folders if "://" not in path]
 
 
 def _contains(folder: str, path: str) -> bool:
@@ -219,10 +219,10 @@ def _load(path: str, signature: Signature) -> str | None:
     try:
         if signature[0] < _MIN_CACHED_BYTES or not _cache_folder().is_dir():
             return None
-        found = _record(path, signature).read_text()
+        stored = _record(path, signature).read_text()
     except (OSError, VaneError, ValueError):
         return None
-    return found if len(found) == 64 else None
+    return stored if len(stored) == 64 else None
 
 
 def _store(path: str, signature: Signature, digest: str) -> None:

@@ -65,11 +65,11 @@ class LocalFile:
 
     def _content(self) -> FileContent:
         is_file = stat.S_ISREG(os.stat(self.path).st_mode)
-        found = {"": self.path} if is_file else self._files()
-        digests = file_digests(list(found.values()), self.path, str(self))
+        paths = {"": self.path} if is_file else self._files()
+        digests = file_digests(list(paths.values()), self.path, str(self))
         blobs = [
             Blob(name, digest, path, os.stat(path).st_size)
-            for (name, path), digest in zip(found.items(), digests)
+            for (name, path), digest in zip(paths.items(), digests)
         ]
         files = {blob.name: [blob.digest, blob.size] for blob in blobs}
         record = json.dumps({"name": self.name, "files": files}, sort_keys=True).encode()
@@ -77,19 +77,19 @@ class LocalFile:
 
     def _files(self) -> dict[str, str]:
         """Return the paths of a folder's files, by their names in it."""
-        found: dict[str, str] = {}
+        files: dict[str, str] = {}
         for name, path in islice(walk_files(os.path.realpath(self.path)), MAX_FILES + 1):
             if path is None:
                 raise CodeIdentityError(
                     f"{self} contains something other than a file, such as a broken or circular "
                     f"link: {name}. Remove it, or name the folder that is used"
                 )
-            found[name] = path
-        if not found:
+            files[name] = path
+        if not files:
             raise CodeIdentityError(
                 f"{self} holds no files; hidden ones do not count. Name the folder with the content"
             )
-        return found
+        return files
 
 
 @dataclass(frozen=True)

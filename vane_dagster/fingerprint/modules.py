@@ -102,14 +102,14 @@ def _roots() -> tuple[tuple[str, ...], tuple[str, ...]]:
 @functools.lru_cache(maxsize=1)
 def _targets() -> tuple[str, ...]:
     """What `pip install --target` put into other folders of `sys.path`: folders and modules."""
-    found: set[str] = set()
+    folders: set[str] = set()
     for folder in map(os.path.abspath, sys.path):
         names = os.listdir(folder) if os.path.isdir(folder) else []
         for name in names if not folder.endswith(_SITE_NAMES) else []:
             if name.endswith(".dist-info"):
                 files = Distribution.at(os.path.join(folder, name)).files or ()
-                found.update(os.path.join(folder, *file.parts[:1], "") for file in files)
-    return tuple(each if os.path.isdir(each) else each.rstrip(os.sep) for each in sorted(found))
+                folders.update(os.path.join(folder, *file.parts[:1], "") for file in files)
+    return tuple(each if os.path.isdir(each) else each.rstrip(os.sep) for each in sorted(folders))
 
 
 def _folders(paths: Iterable[str]) -> tuple[str, ...]:
@@ -130,13 +130,13 @@ def count_as_own(module: str) -> None:
 
 def _declaring_places() -> tuple[str, ...]:
     """Return the folders and files of the packages and modules that declare stages."""
-    found: list[str] = []
+    places: list[str] = []
     for module in map(sys.modules.get, _declaring):
         file = module_attribute(module, "__file__")
         folders = module_folders(module)
-        found += [os.path.join(os.path.abspath(each), "") for each in folders or ()]
-        found += [os.path.abspath(file)] if file and folders is None else []
-    return tuple(found)
+        places += [os.path.join(os.path.abspath(each), "") for each in folders or ()]
+        places += [os.path.abspath(file)] if file and folders is None else []
+    return tuple(places)
 
 
 @functools.lru_cache(maxsize=16384)
@@ -183,8 +183,8 @@ class Finder:
         loaded = sys.modules.get(name)
         if isinstance(loaded, types.ModuleType):  # not an object that a module put in its place
             return self._loaded(name, loaded)
-        found = self._on_path(name, parent_name)
-        return self._loaded(name, loaded) if found is None and loaded is not None else found
+        located = self._on_path(name, parent_name)
+        return self._loaded(name, loaded) if located is None and loaded is not None else located
 
     def _on_path(self, name: str, parent_name: str) -> Module | None:
         search: Iterable[str] | None = None
@@ -219,8 +219,8 @@ class Finder:
 
     def below(self, name: str) -> list[str]:
         """Return the names of all modules in the folders of a package."""
-        found = self.find(name)
-        folders = (found.search or ()) if found is not None else ()
+        package = self.find(name)
+        folders = (package.search or ()) if package is not None else ()
         return [item for folder in folders for item in submodules(folder, name)]
 
     def chain(self, name: str) -> Iterator[tuple[str, Module | None]]:
@@ -244,15 +244,15 @@ class Finder:
             elif first is None or first.kind == "installed":
                 yield ImportTarget("package", top, line=ref.line)
             return
-        found: Module | None = None
-        for name, found in self.chain(base):
-            if found is None:
+        located: Module | None = None
+        for name, located in self.chain(base):
+            if located is None:
                 yield ImportTarget("missing", name, line=ref.line)
                 return
             if name != base:
                 part = base[len(name) + 1 :].partition(".")[0]
-                yield ImportTarget("passing", name, part, module=found, line=ref.line)
-        yield from self._imported(found, base, ref)
+                yield ImportTarget("passing", name, part, module=located, line=ref.line)
+        yield from self._imported(located, base, ref)
 
     def is_own(self, path: str) -> bool:
         """Return whether a path is one of the user's modules, or lies in one."""
@@ -264,20 +264,22 @@ class Finder:
         targets = [each for ref in unit.scan.imports for each in self.targets(importer, ref)]
         return [target.name for target in targets if target.module is not None]
 
-    def _imported(self, found: Module | None, base: str, ref: ImportRef) -> Iterator[ImportTarget]:
+    def _imported(
+        self, located: Module | None, base: str, ref: ImportRef
+    ) -> Iterator[ImportTarget]:
         if ref.name is None or ref.name == "*":
-            yield ImportTarget("whole", base, module=found, line=ref.line)
+            yield ImportTarget("whole", base, module=located, line=ref.line)
             for name in self.below(base) if ref.name == "*" else ():
                 yield ImportTarget("whole", name, module=self.find(name), line=ref.line)
             return
         inner = self.find(f"{base}.{ref.name}")
         if inner is not None:
-            yield ImportTarget("passing", base, ref.name, module=found, line=ref.line)
+            yield ImportTarget("passing", base, ref.name, module=located, line=ref.line)
             yield ImportTarget("whole", inner.name, module=inner, line=ref.line)
-        elif found is not None and found.path is None:
+        elif located is not None and located.path is None:
             yield ImportTarget("missing", f"{base}.{ref.name}", line=ref.line)
         else:
-            yield ImportTarget("whole", base, ref.name, found, ref.line)
+            yield ImportTarget("whole", base, ref.name, located, ref.line)
 
     def attribute_targets(self, importer: Module, scan: Scan) -> Iterator[ImportTarget]:
         """Yield the own modules that dotted names use: ``a.b`` for ``a.b.f()``."""
@@ -341,18 +343,18 @@ def closure(finder: Finder, names: Iterable[str]) -> tuple[str, ...]:
     is included. Modules that cannot be found or parsed are left out: importing them gives a better
     error.
     """
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = deque(sorted(set(names)))
     while waiting:
         name = waiting.popleft()
         module = finder.find(name)
-        if name in found or module is None or module.kind != "own":
+        if name in reached or module is None or module.kind != "own":
             continue
-        found.add(name)
+        reached.add(name)
         waiting += [prefix for prefix, _ in finder.chain(name)][:-1]
         if module.is_source:
             waiting += _reachable(finder, module)
-    return tuple(sorted(found))
+    return tuple(sorted(reached))
 
 
 def _reachable(finder: Finder, module: Module) -> Iterator[str]:

@@ -74,10 +74,10 @@ class ObjectEncoder:
         if isinstance(obj, functools.partial):
             parts = (obj.func, list(obj.args), dict(obj.keywords))
             names = (".func", ".args", ".keywords")
-            found = [*map(self.digest, parts, [path + name for name in names])]
+            digests = [*map(self.digest, parts, [path + name for name in names])]
             if vars(obj):
-                found.append(self.digest(dict(vars(obj)), path))
-            return combine("partial", *found)
+                digests.append(self.digest(dict(vars(obj)), path))
+            return combine("partial", *digests)
         if isinstance(obj, (staticmethod, classmethod)):
             return combine(type(obj).__name__, self._code(obj.__func__, path))
         if isinstance(obj, types.MethodType):
@@ -266,10 +266,10 @@ class ObjectEncoder:
 
 
 def _lookup(obj: Any) -> Any:
-    found: Any = sys.modules.get(getattr(obj, "__module__", ""))
+    value: Any = sys.modules.get(getattr(obj, "__module__", ""))
     for part in getattr(obj, "__qualname__", "").split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
@@ -319,8 +319,8 @@ def _member_functions(member: Any) -> Iterator[types.FunctionType]:
 
 
 def _cell_of(cls: type) -> SourceFile | None:
-    found = (_cell(function.__code__.co_filename) for _, function in _functions(cls))
-    return next((cell for cell in found if cell is not None), None)
+    cells = (_cell(function.__code__.co_filename) for _, function in _functions(cls))
+    return next((cell for cell in cells if cell is not None), None)
 
 
 def _cell(filename: str) -> SourceFile | None:
@@ -337,8 +337,8 @@ def value_digest(value: Any, path: str = "value", files: LocalFiles | None = Non
     dependency_walk = DependencyWalk(Finder(), None, files)
     encoder = ObjectEncoder(dependency_walk, files)
     token = encoder.digest(value, path)
-    for found in dependency_walk.script_values():
-        token = combine(token, encoder.script_value(*found))
+    for script_value in dependency_walk.script_values():
+        token = combine(token, encoder.script_value(*script_value))
     if dependency_walk.modules:
         # The stage's own file may change what code among its arguments uses.
         for loaded in list(sys.modules.values()):  # some twice, by an alias such as __mp_main__

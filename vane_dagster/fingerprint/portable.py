@@ -46,7 +46,9 @@ def portable_payload(modules: Iterable[str], obj: Any) -> bytes | None:
     finder = Finder()
     needed.update(name for code in codes for name in _imported(code))
     steps = pickletools.genops(payload)
-    needed.update(str(found).partition(" ")[0] for step, found, _ in steps if step.name == "GLOBAL")
+    needed.update(
+        str(argument).partition(" ")[0] for step, argument, _ in steps if step.name == "GLOBAL"
+    )
     return None if any(map(finder.is_own, needed)) else payload
 
 

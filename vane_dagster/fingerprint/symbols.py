@@ -50,14 +50,14 @@ class SymbolSource:
     @cached_property
     def touched(self) -> frozenset[str]:
         """The module-level names that the last statement binds, deletes or changes in place."""
-        found = {name for node in top_nodes(self.nodes[-1:]) for name in bound_by(node)}
+        names = {name for node in top_nodes(self.nodes[-1:]) for name in bound_by(node)}
         for kind, _, target in self.acts:
             root = ast_digest.root(target)
             # The changes of a plain function are covered by its effects.
             is_change = kind == "store" or (kind == "bare call" and root is not target)
             if is_change and isinstance(root, ast.Name):
-                found.add(root.id)
-        return frozenset(found)
+                names.add(root.id)
+        return frozenset(names)
 
     @cached_property
     def acts(self) -> tuple[Act, ...]:
@@ -78,8 +78,8 @@ class SymbolSource:
         nodes = [node for each in self.nodes for node in ast.walk(each)]
         changed = (node for node in nodes if isinstance(node, ast.Attribute))
         stored = [node for node in changed if not isinstance(node.ctx, ast.Load)]
-        found = (path for node in stored for path in paths(node) if isinstance(path, Imported))
-        return self.scan.paths.union(path.partition(".")[0] or path for path in found)
+        imported = (path for node in stored for path in paths(node) if isinstance(path, Imported))
+        return self.scan.paths.union(path.partition(".")[0] or path for path in imported)
 
     @cached_property
     def has_code(self) -> bool:
@@ -166,14 +166,14 @@ class SourceFile:
 
         A function's local variable of the same name counts too.
         """
-        found: set[str] = set()
+        changed: set[str] = set()
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
         later = [node for node in ast.walk(self.tree) if isinstance(node, functions)]
         guards = [n for n in self.tree.body if SymbolSource(self.path, [n]).is_main_guard]
         for node in (inner for each in (*later, *guards) for inner in ast.walk(each)):
             targets: list[ast.AST] = []
             if isinstance(node, ast.Global):
-                found.update(node.names)
+                changed.update(node.names)
             elif isinstance(node, (ast.Attribute, ast.Subscript)):
                 targets = [] if isinstance(node.ctx, ast.Load) else [node]
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -181,8 +181,8 @@ class SourceFile:
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
                 targets = [*node.args[:1]]
             roots = map(ast_digest.root, targets)
-            found.update(each.id for each in roots if isinstance(each, ast.Name))
-        return frozenset(found) | bound_names(guards)
+            changed.update(each.id for each in roots if isinstance(each, ast.Name))
+        return frozenset(changed) | bound_names(guards)
 
     def binding(self, name: str) -> list[SymbolSource]:
         """Return the statements that may bind a name, in order; star imports may bind any."""
@@ -209,16 +209,16 @@ class SourceFile:
     @cached_property
     def _compiled(self) -> dict[tuple[int, str], list[str]]:
         """The digests of functions, by the statement and name."""
-        found: dict[tuple[int, str], list[str]] = {}
+        digests: dict[tuple[int, str], list[str]] = {}
         try:
             waiting = [compile(self.text, self.path, "exec", dont_inherit=True)]
         except SyntaxError as error:
             raise syntax_problem(self.path, error) from error
         for code in waiting:  # which grows
             key = (self._statement_at(code.co_firstlineno), code.co_name)
-            found.setdefault(key, []).append(code_digest(code))
+            digests.setdefault(key, []).append(code_digest(code))
             waiting += [item for item in code.co_consts if isinstance(item, types.CodeType)]
-        return found
+        return digests
 
 
 def bound_names(nodes: Iterable[ast.AST]) -> frozenset[str]:

@@ -85,9 +85,9 @@ class ValueEncoder:
 
     def _compound(self, value: Any, path: str) -> str:
         for step in (self._array, self._standard, self._container):
-            found = step(value, path)
-            if found is not None:
-                return found
+            encoded = step(value, path)
+            if encoded is not None:
+                return encoded
         if hasattr(value, "__wrapped__") and callable(value):
             return self._code(value, path)
         kind = type(value)
@@ -162,15 +162,15 @@ class ValueEncoder:
             raise _unstable(value, path, reason)
         listed = (None if items is None else list(items), None if pairs is None else dict(pairs))
         parts = (make, arguments, *listed, setter)
-        found = [self._code(kind, path), *(self.digest(part, path) for part in parts)]
+        digests = [self._code(kind, path), *(self.digest(part, path) for part in parts)]
         if kind.__module__.startswith("pandas"):
             state = _without_cache(state)
         if type(state) is dict and all(type(name) is str for name in state):
             return [
-                *found,
+                *digests,
                 *(combine(each, self.digest(state[each], f"{path}.{each}")) for each in state),
             ]
-        return [*found, self.digest(state, path)]
+        return [*digests, self.digest(state, path)]
 
     def _array(self, value: Any, path: str) -> str | None:
         """Hash a value of a library for arrays and tables.

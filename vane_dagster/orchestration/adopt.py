@@ -178,8 +178,10 @@ class _Edit:
     def _former(self) -> Mapping[str | None, Manifest]:
         """Return the partitions of the latest stored definition that does not count as this one."""
         path = self.pipeline[self.stage].key.path
-        of, found = self.known[self.stage], find_all(self.run.store, path, None)
-        others = {k: m for k, m in found.items() if m.definition not in of.equals(self.definition)}
+        of, manifests = self.known[self.stage], find_all(self.run.store, path, None)
+        others = {
+            k: m for k, m in manifests.items() if m.definition not in of.equals(self.definition)
+        }
         # Some rows of an older partition may have a definition that was split off since.
         undone = {each.name for each in of.undone}
         whole = {k: m for k, m in others.items() if undone <= {*m.undone}}

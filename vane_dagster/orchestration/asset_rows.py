@@ -93,11 +93,11 @@ def _metadata(
 ) -> dict[str, Any]:
     """Return metadata for the materialization; Dagster adds it to every partition of the run."""
     rows = sum(manifest.rows for manifest in manifests)
-    found = {
+    statistics = {
         "dagster/column_schema": column_schema(manifests[-1].schema, ""),
         "bytes": sum(manifest.size for manifest in manifests),
     }
     if len(manifests) > 1:
-        return {"rows": rows, "partitions": len(manifests), **found}
+        return {"rows": rows, "partitions": len(manifests), **statistics}
     counted = "dagster/partition_row_count" if context.has_asset_partitions else "dagster/row_count"
-    return {counted: rows, "dagster/uri": urls[0], **found}
+    return {counted: rows, "dagster/uri": urls[0], **statistics}

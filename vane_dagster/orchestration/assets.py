@@ -176,10 +176,10 @@ def build_plan_job(pipeline: Pipeline) -> dg.JobDefinition:
         from vane_dagster.orchestration.forecasts import make_forecast
 
         partitions = config.partitions.split(",") if config.partitions else None
-        found = make_forecast(pipeline, partitions, config.select, store, rows=config.rows)
-        context.log.info(str(found))
-        text = dg.MetadataValue.md(f"~~~~~~~~\n{found}\n~~~~~~~~")
-        context.add_output_metadata({"plan": text, "up_to_date": found.is_up_to_date})
+        forecast = make_forecast(pipeline, partitions, config.select, store, rows=config.rows)
+        context.log.info(str(forecast))
+        text = dg.MetadataValue.md(f"~~~~~~~~\n{forecast}\n~~~~~~~~")
+        context.add_output_metadata({"plan": text, "up_to_date": forecast.is_up_to_date})
 
     # In a repository, an op and a job cannot have the same name.
     @dg.job(name=f"{pipeline.name}_plan", description=plan.description)

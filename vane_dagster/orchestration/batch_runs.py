@@ -63,14 +63,14 @@ class BatchRuns:
         """
         if batch.is_canceled and not batches.has_deadline:
             return []
-        found = {
+        by_stage = {
             stage: in_force(self._store, self._pipeline.name, stage, batch.partitions)
             for stage in self._pipeline.stages
             if stage in batch.stages
         }
 
         def is_left(key: Key) -> bool:
-            made = {stage: manifests.get(key) for stage, manifests in found.items()}
+            made = {stage: manifests.get(key) for stage, manifests in by_stage.items()}
             own = made.get(batches.stage)
             if None in made.values() or own is None or own.committed_at < batch.ended_at:
                 return True
@@ -113,10 +113,10 @@ def look_at_batches(
 ) -> dg.SensorResult:
     """Collect what has ended, and request runs; the cursor has the batches that need none."""
     with errors_masked():
-        found = BatchRuns(pipeline, store.open())
-        for each in found.every:
+        batch_runs = BatchRuns(pipeline, store.open())
+        for each in batch_runs.every:
             each.refresh()
-        runs, done = found.continuations(json.loads(context.cursor or "[]"))
+        runs, done = batch_runs.continuations(json.loads(context.cursor or "[]"))
     order = DagsterOrder(pipeline.partitions_def, context.instance)
 
     def failures(key: str) -> int:
@@ -135,7 +135,7 @@ def look_at_batches(
         for first, last in order.ranges(run.partitions)
         for key in [f"{run.batch.name}/{first}..{last}"]
     ]
-    in_flight = sum(len(each.in_flight) for each in found.every)
+    in_flight = sum(len(each.in_flight) for each in batch_runs.every)
     return dg.SensorResult(
         run_requests=requests,
         skip_reason=None if requests else f"{count(in_flight, 'batch')} in flight",

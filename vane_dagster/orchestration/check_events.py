@@ -35,7 +35,7 @@ class CheckLog:
         self._pending: dict[str, list[tuple[str | None, CheckResult]]] = {}
         self.blocked: list[Checked] = []
 
-    def found(self, stage: str, partition: str | None, results: Iterable[CheckResult]) -> None:
+    def record(self, stage: str, partition: str | None, results: Iterable[CheckResult]) -> None:
         """Add the check results of a partition."""
         key = stage_key(self._pipeline, stage)
         for result in results:
@@ -104,10 +104,10 @@ def _is_table(rows: list[Any]) -> bool:
     )
 
 
-def describe_checks(found: Sequence[Checked]) -> str:
+def describe_checks(evaluated: Sequence[Checked]) -> str:
     """Describe the results of checks: how many passed, and those that did not."""
     states, errors = Counter[str](), EqualErrors()
-    for stage, partition, result in found:
+    for stage, partition, result in evaluated:
         state = "passed" if result.passed else "failed" if result.severity == "ERROR" else "warned"
         states[state] += 1
         if not result.passed:

@@ -39,10 +39,10 @@ def _in_yaml(resource: Any, kind: type, **nested: Any) -> dg.Resolver:
 
     def resolve(context: dg.ResolutionContext, given: Any) -> Any:
         if isinstance(given, str):
-            if isinstance(found := context.resolve_value(given), kind):
-                return found
+            if isinstance(resolved := context.resolve_value(given), kind):
+                return resolved
             raise DefinitionError(
-                f"{given!r} is {type(found).__name__}; expected the arguments of "
+                f"{given!r} is {type(resolved).__name__}; expected the arguments of "
                 f"{resource.__name__}, as {{name: value}}, or a template that is a resource"
             )
         arguments = model.resolve_from_model(context, given).model_dump(exclude_unset=True)

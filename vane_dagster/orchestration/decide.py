@@ -43,9 +43,9 @@ def waive(
             "vane-dagster quarantine lists the ids that can be waived"
         )
     opened = open_store(store, location)
-    found = find_all(opened, path, [*by_partition])
+    manifests = find_all(opened, path, [*by_partition])
     return [
-        decisions.waive(opened, found[key], listed, reason, location)
+        decisions.waive(opened, manifests[key], listed, reason, location)
         for key, listed in by_partition.items()
     ]
 
@@ -59,20 +59,20 @@ def undo(
         StoreError: If an id has neither a waiver nor a patch.
     """
     path = asset_path(stage, "undo")
-    found: list[tuple[Decision, set[Any]]] = []
+    matching: list[tuple[Decision, set[Any]]] = []
     opened, known = open_store(store, "undo"), set[str]()
     by_partition = decisions.decisions(opened, path[0], path[1:])
     for each in (each for listed in by_partition.values() for each in listed):
         named = {id for id in each.ids if str(id) in ids}
         if named and not each.undoes and (partitions is None or each.partition in partitions):
             known |= {str(id) for id in named}
-            found.append((each, named))
+            matching.append((each, named))
     if missing := [id for id in ids if id not in known]:
         raise StoreError(
             f"stage '{'/'.join(path)}': undo: rows {names(missing)} have neither a waiver nor a "
             "patch in this store; vane-dagster quarantine lists waivers, and trace shows patches"
         )
-    return [decisions.undo(opened, path[0], each, named) for each, named in found]
+    return [decisions.undo(opened, path[0], each, named) for each, named in matching]
 
 
 def patch(stage: Stage, partition: str | None, rows: pa.Table, store: Any) -> Decision:

@@ -50,8 +50,8 @@ class EventLog:
         """Return the data versions of the partitions that have one."""
         keys = [key for key in partitions if key is not None]
         if not keys:
-            found = self.newest(key)
-            return {None: found[1]} if found and found[1] else {}
+            newest = self.newest(key)
+            return {None: newest[1]} if newest and newest[1] else {}
         tags = self._storage.get_latest_tags_by_partition(
             key,
             kind,
@@ -79,7 +79,7 @@ class EventLog:
     ) -> dict[str | None, Target]:
         """Return check evaluation targets for the partitions' latest materializations."""
         ids = list(self.pointers(key, partitions).values())
-        found = {}
+        by_partition = {}
         for start in range(0, len(ids), _ASKED_BY_NAME):
             wanted = ids[start : start + _ASKED_BY_NAME]
             records = self._storage.fetch_materializations(
@@ -87,12 +87,12 @@ class EventLog:
             ).records
             for record in records:
                 assert record.asset_materialization is not None
-                found[record.asset_materialization.partition] = Target(
+                by_partition[record.asset_materialization.partition] = Target(
                     storage_id=record.storage_id,
                     run_id=record.run_id,
                     timestamp=record.timestamp,
                 )
-        return found
+        return by_partition
 
     def newest(self, key: dg.AssetKey) -> tuple[int, str | None, dg.DagsterEventType] | None:
         """Return the storage id, the data version and the type of an asset's latest event.
@@ -135,15 +135,15 @@ def summaries(run: str) -> dict[str, tuple[str, Any]]:
     Args:
         run: See `opened_run`.
     """
-    found = {}
+    by_step = {}
     with opened_run(run) as (instance, id):
         kinds = {dg.DagsterEventType.STEP_OUTPUT, dg.DagsterEventType.STEP_FAILURE}
         for entry in instance.all_logs(id, of_type=kinds):
             data: Any = entry.get_dagster_event().event_specific_data
             metadata = getattr(getattr(data, "user_failure_data", data), "metadata", {})
             if SUMMARY in metadata:
-                found[str(entry.step_key)] = metadata[SUMMARY].value, metadata[FIGURES].value
-    return found
+                by_step[str(entry.step_key)] = metadata[SUMMARY].value, metadata[FIGURES].value
+    return by_step
 
 
 _UNKNOWN = "INITIAL"  # Dagster's data version for an asset without events
@@ -195,25 +195,25 @@ class Provenance:
 
     def observed(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
         """Record that the step logged observations of an input."""
-        found = self._log.pointers(key, partitions, dg.DagsterEventType.ASSET_OBSERVATION)
+        pointers = self._log.pointers(key, partitions, dg.DagsterEventType.ASSET_OBSERVATION)
         versions = self._log.versions(key, dg.DagsterEventType.ASSET_OBSERVATION, partitions)
-        self._outside[key].pointers |= found
+        self._outside[key].pointers |= pointers
         self._outside[key].versions |= versions
 
     def tags(
         self, key: dg.AssetKey, partition: str | None, versions: Mapping[dg.AssetKey, str]
     ) -> dict[str, str]:
         """Return the tags for an event of an asset's partition."""
-        found = {}
+        made = {}
         for dep in self._deps[key]:
             if dep in self._inside:
                 pointer, version = str(self._above[dep].get(partition, _NO_EVENT)), _UNKNOWN
             else:
                 pointer, version = self._outside[dep].at(partition)
             name = dep.to_user_string()
-            found[f"dagster/input_event_pointer/{name}"] = pointer
-            found[f"dagster/input_data_version/{name}"] = versions.get(dep, version)
-        return found
+            made[f"dagster/input_event_pointer/{name}"] = pointer
+            made[f"dagster/input_data_version/{name}"] = versions.get(dep, version)
+        return made
 
 
 @contextmanager

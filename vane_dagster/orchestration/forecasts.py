@@ -70,10 +70,12 @@ def make_forecast(
         failed: list[str] = []
         given = (plan, opened, compute, sample or 0, failed)
         measure = functools.partial(_sampled, *given) if sample else None
-        found = forecast(plan, opened, price, counted, measure)
-        in_the_way = [*found.holdups, *failed, *_holdups(plan, found, opened, compute)]
+        forecasted = forecast(plan, opened, price, counted, measure)
+        in_the_way = [*forecasted.holdups, *failed, *_holdups(plan, forecasted, opened, compute)]
         return replace(
-            found, unplanned={**found.unplanned, **unknown}, holdups=[*dict.fromkeys(in_the_way)]
+            forecasted,
+            unplanned={**forecasted.unplanned, **unknown},
+            holdups=[*dict.fromkeys(in_the_way)],
         )
 
 
@@ -83,10 +85,10 @@ def _sampled(
     """Measure stages by previews of some rows, and those upstream that a preview computes too."""
     from vane_dagster.orchestration.preview import previewing
 
-    found: dict[str, Sample] = {}
+    samples: dict[str, Sample] = {}
     pipeline = plan.pipeline
     for stage in reversed(stages):
-        if stage in found or pipeline[stage].spec.publishes:
+        if stage in samples or pipeline[stage].spec.publishes:
             continue
         missing = [each.key for each in plan.partitions if each.stages[stage].missing]
         try:
@@ -95,13 +97,13 @@ def _sampled(
                 inference.first_rows(pipeline, stage, 1)  # first calls are slower
                 made = inference.first_rows(pipeline, stage, rows)
                 for name, parts in made.computed.items() if made else ():
-                    found.setdefault(name, Sample(parts, loads.get(name)))
+                    samples.setdefault(name, Sample(parts, loads.get(name)))
         except VaneError as error:
             failed.append(f"a sample of {stage!r} could not be computed: {error}")
-    return found
+    return samples
 
 
-def _holdups(plan: RunPlan, found: Forecast, store: Store, compute: Any) -> Iterator[str]:
+def _holdups(plan: RunPlan, forecasted: Forecast, store: Store, compute: Any) -> Iterator[str]:
     """Yield what would stop a run by a plan, or hold it up."""
     if not any(map(plan.due, plan.selected)):
         return
@@ -113,7 +115,7 @@ def _holdups(plan: RunPlan, found: Forecast, store: Store, compute: Any) -> Iter
             running = running_pools() if capacity.is_cluster else set()
     except VaneError as error:
         yield str(error)
-    yield from holdups(plan, found, store, capacity, running)
+    yield from holdups(plan, forecasted, store, capacity, running)
 
 
 def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:
@@ -161,10 +163,10 @@ def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[s
         raise DefinitionError(f"{location}: the pipeline has no partitions yet")
     if partitions is None:
         return list(known)
-    found: list[str | None] = []
+    chosen: list[str | None] = []
     for text in [partitions] if isinstance(partitions, str) else partitions:
         if text in known:
-            found.append(text)
+            chosen.append(text)
             continue
         first, dots, last = text.replace("...", "..").partition("..")  # as Dagster writes them
         edges = [first, last] if dots else [text]
@@ -176,9 +178,9 @@ def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[s
             )
         if isinstance(definition, dg.MultiPartitionsDefinition):  # a range in each dimension
             given = dg.PartitionKeyRange(first, last), order.instance
-            found += definition.get_partition_keys_in_range(*given)
+            chosen += definition.get_partition_keys_in_range(*given)
         else:
-            found += keys[keys.index(first) : keys.index(last) + 1]
-    if not found:
+            chosen += keys[keys.index(first) : keys.index(last) + 1]
+    if not chosen:
         raise DefinitionError(f"{location}: {partitions!r} names no partition")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(chosen))

@@ -132,9 +132,9 @@ def _resolved(value: Any) -> Any:
         value = dg.EnvVar(value["env"])
     if not isinstance(value, dg.EnvVar):
         return value
-    if (found := os.environ.get(value.env_var_name)) is None:
+    if (variable := os.environ.get(value.env_var_name)) is None:
         raise StoreError(
             f"FragmentStore: storage_options names the variable {value.env_var_name!r}, which is "
             "not in the environment of the run; set it there"
         )
-    return found
+    return variable

@@ -138,17 +138,17 @@ def stage_metadata(
 
 def _partition_figures(spec: StageSpec, manifest: Manifest) -> dict[str, Any]:
     """Return what a partition consists of, whichever run computed it."""
-    found: dict[str, Any] = {"bytes": manifest.size}
+    figures: dict[str, Any] = {"bytes": manifest.size}
     if manifest.published and manifest.published.version is not None:
-        found["table_version"] = str(manifest.published.version)
+        figures["table_version"] = str(manifest.published.version)
     for name in ("quarantined", "nulled", "unread", "waived", "patched"):
-        found[f"rows_{name}"] = sum(getattr(part, name) for part in manifest.parts)
+        figures[f"rows_{name}"] = sum(getattr(part, name) for part in manifest.parts)
     if (usage := spec.usage) is not None:
         answers = usage.metadata(usage.used(merge_measures(p.measures for p in manifest.parts)))
-        found |= {"cost_of_answers" if n == "cost" else n: each for n, each in answers.items()}
+        figures |= {"cost_of_answers" if n == "cost" else n: each for n, each in answers.items()}
         inherited = usage.used(merge_measures(part.inherited for part in manifest.parts))
-        found |= usage.partial("inherited", inherited)
-    return found
+        figures |= usage.partial("inherited", inherited)
+    return figures
 
 
 def _with_short_ids(row: Mapping[str, str], manifest: Manifest) -> dict[str, str]:

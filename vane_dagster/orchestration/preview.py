@@ -151,23 +151,23 @@ class _Asked:
     def preview(self, inference: SchemaInference, loads: Mapping[str, float]) -> Preview:
         """Compute the preview."""
         pipeline = inference.resolve(self.pipeline)._isolating_rows()
-        found: FirstRows | None
+        first: FirstRows | None
         if self.ids or self.where:
-            found = self._chosen(inference, pipeline)
+            first = self._chosen(inference, pipeline)
         else:
             reading = pipeline._with_input(self.stage, self.input, None)
-            found = inference.first_rows(reading, self.stage, self.rows)
-        if found is None:
+            first = inference.first_rows(reading, self.stage, self.rows)
+        if first is None:
             raise DefinitionError(f"{self.location}: preview: no row of the source reaches it")
-        table = pa.concat_tables(found.tables).slice(0, self.rows)
-        ids = [*self._input_ids(found)]
-        id = input_id(found.plan.pipeline, self.stage)
+        table = pa.concat_tables(first.tables).slice(0, self.rows)
+        ids = [*self._input_ids(first)]
+        id = input_id(first.plan.pipeline, self.stage)
         made = {*table.column(id).to_pylist()}  # with on_error="null" failed rows are among them
         failed = [
-            each for each in self._failed(found) if each.stage != self.stage or each.id not in made
+            each for each in self._failed(first) if each.stage != self.stage or each.id not in made
         ]
         name = f"{pipeline.name}/{self.stage}"
-        return Preview(name, table, failed[: self.rows], [*self._costs(found, loads)], ids, id)
+        return Preview(name, table, failed[: self.rows], [*self._costs(first, loads)], ids, id)
 
     def _chosen(self, inference: SchemaInference, pipeline: Pipeline) -> FirstRows:
         """Compute the stage for the first input rows that `ids` and `where` choose."""
@@ -176,14 +176,14 @@ class _Asked:
         where += [_is_in(id, self.ids)] if self.ids else []
         filtering = pipeline._with_input(self.stage, self.input, " AND ".join(where))
         read = inference.matching_rows(filtering, self.input, self.rows)
-        found = [] if read is None else [*self._input_ids(read)][: self.rows]
-        if missing := set(self.ids or ()) - {str(each) for each in found}:
+        chosen = [] if read is None else [*self._input_ids(read)][: self.rows]
+        if missing := set(self.ids or ()) - {str(each) for each in chosen}:
             asked = f"has no row with the id {names(sorted(missing))}"
-        elif not found:
+        elif not chosen:
             asked = "has no row"
         else:
             assert read is not None
-            reading = pipeline._with_input(self.stage, self.input, _is_in(id, found))
+            reading = pipeline._with_input(self.stage, self.input, _is_in(id, chosen))
             return inference.rows_of(reading, self.stage, read)
         count, fix = read.rows_in if read else 0, ""
         asked += f" for which where={self.where!r} is true" * bool(self.where)
@@ -193,24 +193,24 @@ class _Asked:
             f"{self.location}: preview: its input {asked}, among {count:,} rows{fix}"
         )
 
-    def _input_ids(self, found: FirstRows) -> Iterator[Any]:
-        for part in found.parts.get(self.input, ()):
+    def _input_ids(self, first: FirstRows) -> Iterator[Any]:
+        for part in first.parts.get(self.input, ()):
             yield from read_part(part.folder, part.info.name).column(0).to_pylist()
 
-    def _failed(self, found: FirstRows) -> Iterator[FailedRow]:
-        for stage, parts in found.parts.items():
+    def _failed(self, first: FirstRows) -> Iterator[FailedRow]:
+        for stage, parts in first.parts.items():
             for part in parts:
-                if part.info.faults and stage in found.computed:
+                if part.info.faults and stage in first.computed:
                     columns = ["id", "error", "message"]
                     for row in read_part(part.folder, part.info.faults, columns).to_pylist():
                         shown = SOURCE if stage == self.input else stage
                         yield FailedRow(row["id"], shown, f"{row['error']}: {row['message']}")
 
-    def _costs(self, found: FirstRows, loads: Mapping[str, float]) -> Iterator[StageCost]:
-        for stage, parts in found.computed.items():
+    def _costs(self, first: FirstRows, loads: Mapping[str, float]) -> Iterator[StageCost]:
+        for stage, parts in first.computed.items():
             if stage == self.input:
                 continue
-            usage = found.plan.pipeline[stage].spec.usage
+            usage = first.plan.pipeline[stage].spec.usage
             used = [usage.used(part.measures) for part in parts] if usage else []
             yield StageCost(
                 stage,

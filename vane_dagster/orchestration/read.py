@@ -93,7 +93,7 @@ def quarantine(
     """
     opened, path = open_store(store, "vd.quarantine"), asset_path(stage, "vd.quarantine")
     partitions = [partition] if isinstance(partition, str) else partition
-    found = []
+    tables = []
     failed = read_failed(opened, path[0], path[1], partitions) if len(path) == 2 else {}
     manifests = find(opened, path, partitions)
     if not (manifests or failed) or {*(partitions or ())} - manifests.keys() - failed.keys():
@@ -109,11 +109,11 @@ def quarantine(
         }
         texts = [waived.get(id) for id in rows["id"].to_pylist()]
         rows = rows.append_column("waived", pa.array(texts, pa.string()))
-        found.append(rows.append_column("committed", pa.array([True] * len(rows), pa.bool_())))
+        tables.append(rows.append_column("committed", pa.array([True] * len(rows), pa.bool_())))
     for rows in failed.values():
         rows = rows.append_column("waived", pa.nulls(len(rows), pa.string()))
-        found.append(rows.append_column("committed", pa.array([False] * len(rows), pa.bool_())))
-    return concat_faults(found)
+        tables.append(rows.append_column("committed", pa.array([False] * len(rows), pa.bool_())))
+    return concat_faults(tables)
 
 
 def connected(rows: StoredRows, form: str) -> StoredRows:

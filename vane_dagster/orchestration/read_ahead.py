@@ -25,11 +25,11 @@ def with_manifests(store: Store, listen: Callable[[Event], None]) -> Callable[[E
         if isinstance(event, RunPlanned):
             done = _read_ahead(store, event.plan)
         elif isinstance(event, Unchanged):
-            found = next(done)  # in the order of the plan, as these events
-            if isinstance(found, StoreError):
-                event = Failed(event.stage, event.partition, found)
+            opened = next(done)  # in the order of the plan, as these events
+            if isinstance(opened, StoreError):
+                event = Failed(event.stage, event.partition, opened)
             else:
-                event = replace(event, manifest=found)
+                event = replace(event, manifest=opened)
         listen(event)
 
     return listen_to

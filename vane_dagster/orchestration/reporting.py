@@ -253,7 +253,7 @@ class RunReport:
         assert manifest is not None, "run_pipeline adds it"
         is_new = isinstance(event, Committed)
         results = manifest.checks if is_new else self._check_runner.results(manifest)
-        self._checks.found(event.stage, event.partition, results)
+        self._checks.record(event.stage, event.partition, results)
 
     def _key_of(self, node: str) -> dg.AssetKey:
         return stage_key(self._pipeline, node)

@@ -50,11 +50,11 @@ def evaluate_alone(
             manifests = find_all(run.store, stage.key.path, run_partitions(context))
             for partition, manifest in manifests.items():
                 results = run.check_runner.results(manifest)
-                log.found(stage.name, partition, [r for r in results if r.name in chosen])
+                log.record(stage.name, partition, [r for r in results if r.name in chosen])
         for check in pipeline._reproducible(stage.name):
             if check.name in chosen:
                 for key, result in _recomputed(context, run, compute, stage, check, config):
-                    log.found(stage.name, key, [result])
+                    log.record(stage.name, key, [result])
         log.flush()
     if log.blocked:
         raise dg.Failure(f"blocking {describe_checks(log.blocked)}", allow_retries=False)

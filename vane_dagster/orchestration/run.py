@@ -371,5 +371,5 @@ def on_a_thread(
 def versions() -> Mapping[str, Any]:
     """Return the versions that a manifest records."""
     packages = ("vane-dagster", "ray", "pyarrow", "duckdb")
-    found = {package: version for package in packages if (version := version_of(package))}
-    return {"versions": {"python": ".".join(map(str, sys.version_info[:3])), **found}}
+    installed = {package: version for package in packages if (version := version_of(package))}
+    return {"versions": {"python": ".".join(map(str, sys.version_info[:3])), **installed}}

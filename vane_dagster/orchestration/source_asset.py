@@ -20,22 +20,22 @@ _GROUP = 500
 def log_changes(
     context: dg.AssetExecutionContext,
     pipeline: Pipeline,
-    found: Mapping[str | None, Sequence[FileRecord]],
+    listed: Mapping[str | None, Sequence[FileRecord]],
 ) -> list[str | None]:
     """Log the files of each partition that differs from its latest observation."""
     key = stage_key(pipeline, SOURCE)
     kind = dg.DagsterEventType.ASSET_OBSERVATION
-    known = EventLog(context.instance).versions(key, kind, list(found))
+    known = EventLog(context.instance).versions(key, kind, list(listed))
     changed = [
         partition
-        for partition, files in found.items()
+        for partition, files in listed.items()
         # A partition without files that was never observed is not reported.
         if source_version(files) != known.get(partition) and (files or partition in known)
     ]
     for start in range(0, len(changed), _GROUP):
         with events_grouped(context.instance):
             for partition in changed[start : start + _GROUP]:
-                files = found[partition]
+                files = listed[partition]
                 context.log_event(
                     dg.AssetObservation(
                         asset_key=key,
@@ -57,8 +57,8 @@ def observe(
     """List the source and log the partitions that changed, skipping those without files."""
     listed = pipeline.source.list_files(list(partitions), f"pipeline {pipeline.name!r}")
     errors = [files for files in listed.values() if isinstance(files, SourceError)]
-    found = {key: files for key, files in listed.items() if not isinstance(files, SourceError)}
-    changed = log_changes(context, pipeline, found)
+    readable = {key: files for key, files in listed.items() if not isinstance(files, SourceError)}
+    changed = log_changes(context, pipeline, readable)
     if errors:
         raise errors[0]
     return len(changed)

@@ -234,7 +234,7 @@ def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> Co
         )
     columns = tuple(column for _, column in by_row.inputs)
     kinds = [hints(call).get(parameter) for parameter, _ in by_row.inputs]
-    formats = [found for kind in kinds if (found := _array_format(kind)) is not None]
+    formats = [array_format for kind in kinds if (array_format := _array_format(kind)) is not None]
     return ColumnsCall(columns, formats[0] if formats else "pyarrow", (), by_row.output)
 
 

@@ -225,9 +225,9 @@ class MapBatchesSpec(StageKind):
 
         The row key has the versions of these files.
         """
-        found = {PATH} if pipeline.source.names_files and self.runs_own_code else set()
-        found.update(self._opened_columns(pipeline))
-        return tuple(name for name in self.key_columns(pipeline) if name in found)
+        opened = {PATH} if pipeline.source.names_files and self.runs_own_code else set()
+        opened.update(self._opened_columns(pipeline))
+        return tuple(name for name in self.key_columns(pipeline) if name in opened)
 
     def _opened_columns(self, pipeline: Pipeline) -> Iterable[str]:
         """The input columns whose values the code gets as files."""
@@ -379,14 +379,14 @@ class MapBatchesSpec(StageKind):
         return spec
 
     def inferred_schema(
-        self, pipeline: Pipeline, found: pa.Schema, given: pa.Schema, rows: int
+        self, pipeline: Pipeline, inferred: pa.Schema, given: pa.Schema, rows: int
     ) -> pa.Schema:
         """Return the schema to pin: the columns returned, without those that pass through."""
         location = pipeline._location(self.name)
         ids = [key.column for key in pipeline._keys_of(self.name)]
         passed = {*(ids[1:] if self.makes_rows else ids)}
         passed |= {*(given.names if self.include is True else self.include)}
-        made = [field for field in found if field.name not in passed]
+        made = [field for field in inferred if field.name not in passed]
         if not made:
             raise SchemaError(
                 f"{location}: its schema cannot be inferred, because {self.udf.name} returned no "

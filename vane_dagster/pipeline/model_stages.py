@@ -93,10 +93,10 @@ class ModelStageSpec(MapBatchesSpec):
         return texts_of({**self.code(pipeline).texts(), **self._values})
 
     def inferred_schema(
-        self, pipeline: Pipeline, found: pa.Schema, given: pa.Schema, rows: int
+        self, pipeline: Pipeline, inferred: pa.Schema, given: pa.Schema, rows: int
     ) -> pa.Schema:
         """The column of vectors, if all have one size."""
-        schema = super().inferred_schema(pipeline, found, given, rows)
+        schema = super().inferred_schema(pipeline, inferred, given, rows)
         if not pa.types.is_fixed_size_list(schema[0].type):
             raise SchemaError(
                 f"{pipeline._location(self.name)}: the vectors of the first {rows:,} rows differ "
@@ -152,8 +152,8 @@ class ModelStageSpec(MapBatchesSpec):
 
     def batch_api(self) -> BatchApi:
         """Connect to the provider's batch API."""
-        found: BatchApi = self.provider.batch_api(self.udf.constructor_kwargs["options"])
-        return found
+        api: BatchApi = self.provider.batch_api(self.udf.constructor_kwargs["options"])
+        return api
 
     @property
     def key_variable(self) -> str | None:
@@ -183,19 +183,19 @@ class ModelStageSpec(MapBatchesSpec):
         name = built_in_name(self.provider)
         own = [*(() if name else (self.provider,)), *self.model_task.classes, *functions]
         try:
-            found = [code_identity(each, files=local_files(pipeline, self)) for each in own]
+            identities = [code_identity(each, files=local_files(pipeline, self)) for each in own]
         except CodeIdentityError as error:
             raise CodeIdentityError(f"{pipeline._location(self.name)}: {error}") from error
-        packages = dict.fromkeys(package for one in found for package in one.packages)
-        identity = digest("provider", name, _ANSWERS, *(one.digest for one in found))
+        packages = dict.fromkeys(package for one in identities for package in one.packages)
+        identity = digest("provider", name, _ANSWERS, *(one.digest for one in identities))
         return CodeIdentity(
             identity,
             (("code", self.udf.name, identity),),
             tuple(packages),
             find_modules=lambda: tuple(
-                dict.fromkeys(module for one in found for module in one.modules)
+                dict.fromkeys(module for one in identities for module in one.modules)
             ),
-            find_texts=lambda: _joined(one.find_texts() for one in found),
+            find_texts=lambda: _joined(one.find_texts() for one in identities),
         )
 
     @property
@@ -273,18 +273,18 @@ class ModelStageRows:
         if kind != "prompt":
             refuse_for_prompts(location, options.failures, model)
         self._check_columns(location, model_task, options)
-        found, record, given = _parse_model(location, model_task.method, provider, model)
+        provider_type, record, given = _parse_model(location, model_task.method, provider, model)
         keep_arguments((), given)
         if record.mode in ("batch", "auto"):
-            _check_batches(location, found, record, given["options"], options)
+            _check_batches(location, provider_type, record, given["options"], options)
         owner = f"{location}: the options of the model"
-        check_call(owner, found, ("model",), given["options"], "(model, **options)")
+        check_call(owner, provider_type, ("model",), given["options"], "(model, **options)")
         sampling = model_task.declared_sampling
-        _asked(location, found, "check_options", given["options"], sampling)
-        _check_features(location, found, given["options"], model_task)
-        label = f"{found.__name__}({record.name!r})"
+        _asked(location, provider_type, "check_options", given["options"], sampling)
+        _check_features(location, provider_type, given["options"], model_task)
+        label = f"{provider_type.__name__}({record.name!r})"
         udf = Udf(
-            target=functools.partial(ModelClient, found),
+            target=functools.partial(ModelClient, provider_type),
             stateful=True,
             is_async=True,
             kwargs={"model_task": model_task},
@@ -304,7 +304,10 @@ class ModelStageRows:
             columns=model_task.reads,
             contract=RequestsCall() if model_task.method == "submit" else BatchCall(),
             batch_size=positive(
-                location, "batch_size", batch_size, getattr(found, "TEXTS_OF_A_CALL", default_batch)
+                location,
+                "batch_size",
+                batch_size,
+                getattr(provider_type, "TEXTS_OF_A_CALL", default_batch),
             ),
             auto_batch=False,
             cardinality="one_to_one",
@@ -314,7 +317,7 @@ class ModelStageRows:
             reuse=options.reuse,
             include=options.include,
             row_order=model_task.order,
-            provider=found,
+            provider=provider_type,
             model=record,
             model_task=model_task,
         )
@@ -352,14 +355,18 @@ def _parse_model(
     name = text(location, "model", name, "a model's name or folder, a server or vd.Model(...)")
     if provider is None:
         raise DefinitionError(f'{location}: provider is missing; expected one, such as "openai"')
-    found = provider_class(location, provider, method)
-    if "server" in options and "server" not in inspect.signature(found).parameters:
+    provider_type = provider_class(location, provider, method)
+    if "server" in options and "server" not in inspect.signature(provider_type).parameters:
         raise DefinitionError(
-            f"{location}: provider {found.__name__} calls no server; leave provider out, or name "
-            "the model"
+            f"{location}: provider {provider_type.__name__} calls no server; leave provider out, or "
+            "name the model"
         )
-    counted = _keyed(options, getattr(found, "OPERATIONAL", ()))
-    return found, replace(record, name=name, options=counted), {"model": name, "options": options}
+    counted = _keyed(options, getattr(provider_type, "OPERATIONAL", ()))
+    return (
+        provider_type,
+        replace(record, name=name, options=counted),
+        {"model": name, "options": options},
+    )
 
 
 def column_named(location: str, stage: str, output_column: str | None) -> str:
@@ -382,12 +389,12 @@ def _check_features(
     location: str, provider: type, options: Mapping[str, Any], model_task: ModelTask
 ) -> None:
     """Raise DefinitionError for content, adapters and reasoning that the provider lacks."""
-    found = _asked(location, provider, "features", options) or ()
+    features = _asked(location, provider, "features", options) or ()
     for name, reason in model_task.features.items():
-        if name not in found:
+        if name not in features:
             raise DefinitionError(
                 f"{location}: {provider.__name__} has no {name} here, only "
-                f"{', '.join(('text', *sorted(found)))}: {reason}"
+                f"{', '.join(('text', *sorted(features)))}: {reason}"
             )
 
 
@@ -424,7 +431,7 @@ def _keyed(
     }
 
 
-def _joined(found: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def _joined(several: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Return the texts of several codes, some of which are in one file."""
-    pairs = [pair for texts in found for pair in texts.items()]
+    pairs = [pair for texts in several for pair in texts.items()]
     return {name: "".join(text for label, text in pairs if label == name) for name, _ in pairs}

@@ -254,11 +254,11 @@ class Pipeline(Rows):
 
     def _tables(self) -> dict[str, Table]:
         """Return the columns of each node, as far as they are known without the source."""
-        found = {SOURCE: Table({}, is_complete=False)}
+        tables = {SOURCE: Table({}, is_complete=False)}
         for stage in self:
-            inputs = {name: found[name] for name in stage.spec.upstream}
-            found[stage.name] = stage.spec.outputs(self, inputs)
-        return found
+            inputs = {name: tables[name] for name in stage.spec.upstream}
+            tables[stage.name] = stage.spec.outputs(self, inputs)
+        return tables
 
     def _schema_of(self, stage: str) -> pa.Schema:
         """See `Stage.schema`."""

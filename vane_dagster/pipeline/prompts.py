@@ -155,10 +155,10 @@ def _adapters(location: str, model: Any, made_later: bool) -> tuple[Any, str]:
     if (column := single_column(name)) is None:
         check_local_files(location, [local_file(os.path.join(folder, _ADAPTER))], made_later)
         return local_file(folder), ""
-    found = sorted(Path(parent).expanduser().glob(f"*/{_ADAPTER}"))
-    if not found and not is_worker():  # which need not see them
+    files = sorted(Path(parent).expanduser().glob(f"*/{_ADAPTER}"))
+    if not files and not is_worker():  # which need not see them
         raise DefinitionError(
             f"{location}: adapter is {folder!r}, but no folder in {parent!r} has {_ADAPTER}; "
             "correct the path"
         )
-    return {file.parent.name: local_file(file.parent) for file in found}, column
+    return {file.parent.name: local_file(file.parent) for file in files}, column

@@ -202,15 +202,15 @@ class ModelServer(ServerHandle):
 
 def servers_by_key(servers: Iterable[ModelServer]) -> dict[str, ModelServer]:
     """Return servers by their key, those that are equal once."""
-    found: dict[str, ModelServer] = {}
+    by_key: dict[str, ModelServer] = {}
     for server in servers:
-        other = found.setdefault(server.key, server)
+        other = by_key.setdefault(server.key, server)
         if other is not server and other.identity() != server.identity():
             raise DefinitionError(
                 f"two servers are named {server.name!r} and differ only in code or files; give "
                 "each a name of its own"
             )
-    return found
+    return by_key
 
 
 class Server(ModelServer):
@@ -575,24 +575,26 @@ def _python(where: str, python: Any) -> str:
 
 def _variables(where: str, given: Any) -> dict[str, str]:
     """Validate environment variables with their values."""
-    found = {name: path_text(value) for name, value in mapping(where, "env_vars", given).items()}
-    for name, value in found.items():
+    variables = {
+        name: path_text(value) for name, value in mapping(where, "env_vars", given).items()
+    }
+    for name, value in variables.items():
         if not isinstance(value, str):  # it may be a secret
             kind = type(value).__name__
             raise DefinitionError(f"{where}: env_vars[{name!r}] is a {kind}; expected text")
-    return dict(sorted(found.items()))
+    return dict(sorted(variables.items()))
 
 
 def _flags(where: str, flags: Any) -> dict[str, Any]:
     """Validate flags of ``vllm serve``, written with dashes or underscores."""
     given = mapping(where, "flags", flags).items()
-    found = {name.strip("-").replace("-", "_"): value for name, value in given}
-    if own := [name for name in found if name in _OWN_FLAGS]:
+    by_name = {name.strip("-").replace("-", "_"): value for name, value in given}
+    if own := [name for name in by_name if name in _OWN_FLAGS]:
         raise DefinitionError(
             f"{where}: leave {own[0]!r} out of flags: each replica has an address and a key of its "
             "own, and clients connect by HTTP"
         )
-    return {n: _flag_value(where, n, value) for n, value in found.items() if value is not None}
+    return {n: _flag_value(where, n, value) for n, value in by_name.items() if value is not None}
 
 
 def _flag_value(where: str, name: str, value: Any) -> Any:

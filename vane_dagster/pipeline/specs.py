@@ -192,14 +192,14 @@ class JoinSpec(StageKind):
             return {}
         shape = self.shape(pipeline)
         known = with_upstream(pipeline, shape.base)
-        found = {}
+        stages = {}
         for side in shape.sides:
             if side.label is not None:
                 way = with_upstream(pipeline, side.node) - known
-                found[side.node] = [
+                stages[side.node] = [
                     s.name for s in pipeline if s.name in way and s.spec.quarantines
                 ]
-        return found
+        return stages
 
     def outputs(self, pipeline: Pipeline, inputs: Mapping[str, Table]) -> Table:
         """The columns taken from each stage; children as lists of structs, if declared so."""

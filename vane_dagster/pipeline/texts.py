@@ -26,8 +26,8 @@ def texts_of(values: Mapping[str, Any], **arguments: Mapping[str, Any]) -> dict[
         arguments: Groups of further ones, named as in `fn_kwargs['model']`.
     """
     named = [(name, name, value) for name, value in values.items()]
-    for group, found in arguments.items():
-        named += [(f"{group}[{name!r}]", name, value) for name, value in found.items()]
+    for group, given in arguments.items():
+        named += [(f"{group}[{name!r}]", name, value) for name, value in given.items()]
     return {
         label: masked("\n".join(islice(_lines(name, value), _MAX_LINES)))
         for label, name, value in named

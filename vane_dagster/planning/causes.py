@@ -49,27 +49,27 @@ def causes(
     """
     if former is None:
         return Counter({"not computed before": 1})
-    found = Counter(f"{text} changed" for text in changed(former.components, components))
+    counts = Counter(f"{text} changed" for text in changed(former.components, components))
     if raised:
-        found[raised] = 1
+        counts[raised] = 1
     if SOURCE in former.reads:
-        found += _changed_files(former.files, files)
+        counts += _changed_files(former.files, files)
     for stage, (digest, generation, why) in upstream.items() if raised in ("", RETRIED) else ():
         then = ManifestName.parse(former.upstream.get(stage, ""))
         if then is None or then.plan != digest:
             by = f" by {why}" if then and then.generation != generation else ""
-            found[f"upstream stage {stage!r} changed{by}"] = 1
+            counts[f"upstream stage {stage!r} changed{by}"] = 1
     for each in decided:
         if each.name not in former.decisions:
-            found[f"rows {each.kind} by {each.user}"] = 1
+            counts[f"rows {each.kind} by {each.user}"] = 1
     types = _changed_types(former.schema, schema) if SOURCE in former.reads else []
-    if not found and former.plan == plan:
-        found["stored parts are missing"] = 1
-    elif not found and [*former.undone] != [*undone]:
-        found["an adoption was undone"] = 1
-    elif not found:
-        found[f"the source's options{'' if types else ' or fragment_rows'} changed"] = 1
-    return found + Counter(types)
+    if not counts and former.plan == plan:
+        counts["stored parts are missing"] = 1
+    elif not counts and [*former.undone] != [*undone]:
+        counts["an adoption was undone"] = 1
+    elif not counts:
+        counts[f"the source's options{'' if types else ' or fragment_rows'} changed"] = 1
+    return counts + Counter(types)
 
 
 def changed(before: Iterable[Component], now: Iterable[Component]) -> Sequence[str]:
@@ -80,8 +80,8 @@ def changed(before: Iterable[Component], now: Iterable[Component]) -> Sequence[s
 
 def _changed_types(before: pa.Schema, now: pa.Schema) -> list[str]:
     then, today = ({f.name: type_name(f.type) for f in each} for each in (before, now))
-    found = [name for name, kind in then.items() if today.get(name, kind) != kind]
-    return [f"column {name!r} is {today[name]} and was {then[name]}" for name in found]
+    changed = [name for name, kind in then.items() if today.get(name, kind) != kind]
+    return [f"column {name!r} is {today[name]} and was {then[name]}" for name in changed]
 
 
 def _changed_files(before: Iterable[FileRecord], now: Iterable[FileRecord]) -> Causes:

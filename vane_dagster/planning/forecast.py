@@ -306,11 +306,11 @@ def check_limits(
     given = {name: most for name, most in limits.items() if most is not None}
     if not given:
         return
-    found = forecast(plan, store, gpu_hour_price)
+    forecasted = forecast(plan, store, gpu_hour_price)
     for name, most in given.items():
         field, text = _LIMITED[name]
         total, hints = (0.0, 0.0), list[str]()
-        for stage in found.stages:
+        for stage in forecasted.stages:
             spec = plan.pipeline[stage.stage].spec
             if interval := getattr(stage, field):
                 total = total[0] + interval[0], total[1] + interval[1]
@@ -392,7 +392,7 @@ class _Forecaster:
         ]
         repeated = self._counted.repeated.get(stage, 0)
         known: list[Known] = ["at_most" if repeated else "exact", *(each.known for each in counts)]
-        found = StageForecast(
+        estimate = StageForecast(
             stage=stage,
             partitions=len(plans),
             up_to_date=len(plans) - len(due),
@@ -410,16 +410,16 @@ class _Forecaster:
             edits=self._edits(stage) if due else (),
         )
         if not counts:
-            return found
+            return estimate
         spec = self._pipeline[stage].spec
         least = max(0.0, sum(each.computed for each in counts) - repeated)
         expected = sum(each.expected for each in counts)
-        found = self._history(stage).priced(found, spec, least, expected)
-        if found.gpu_hours and self._gpu_hour_price is not None:
-            of_gpus = [hours * self._gpu_hour_price for hours in found.gpu_hours]
-            low, high = found.cost or (0.0, 0.0)
-            found = replace(found, cost=(low + of_gpus[0], high + of_gpus[1]))
-        return found
+        estimate = self._history(stage).priced(estimate, spec, least, expected)
+        if estimate.gpu_hours and self._gpu_hour_price is not None:
+            of_gpus = [hours * self._gpu_hour_price for hours in estimate.gpu_hours]
+            low, high = estimate.cost or (0.0, 0.0)
+            estimate = replace(estimate, cost=(low + of_gpus[0], high + of_gpus[1]))
+        return estimate
 
     def _due(self, key: str | None, stage: str, index: int) -> _Count:
         """Return the rows of a fragment of a stage to compute."""
@@ -479,13 +479,15 @@ class _Forecaster:
 
         def latest(place: _Names) -> Sequence[Manifest]:
             folder, names = place
-            found: list[Manifest] = []
+            manifests: list[Manifest] = []
             for name in names[: -_MAX_VERSIONS - 1 : -1]:
                 if (opened := self._open(stage, folder, name)) is not None:
-                    found.append(opened)
-                    if 2 * _computed(_distinct(found)) >= sum(p.rows_in for p in found[0].parts):
+                    manifests.append(opened)
+                    if 2 * _computed(_distinct(manifests)) >= sum(
+                        p.rows_in for p in manifests[0].parts
+                    ):
                         break
-            return found
+            return manifests
 
         return in_threads(latest, places[:: max(1, -(-len(places) // _MAX_PARTITIONS))])
 
@@ -507,10 +509,10 @@ class _Forecaster:
             rows = partition.stages[stage].parts[index].info.rows
         else:
             given = self._rows(key, self._base(stage), index)
-            spec, found = self._pipeline[stage].spec, self._history(stage).rows_ratio
-            ratio = 1.0 if found is None else found
+            spec, measured = self._pipeline[stage].spec, self._history(stage).rows_ratio
+            ratio = 1.0 if measured is None else measured
             if spec.runs_udf and spec.cardinality == "zero_to_many":
-                made: Known = "unknown" if found is None else "about"
+                made: Known = "unknown" if measured is None else "about"
                 known = max(given.known, made, key=_ORDER.index)
                 return _Count(round(given.most * ratio), given.expected * ratio, known)
             known = max(given.known, "at_most", key=_ORDER.index)
@@ -561,12 +563,12 @@ class _History:
         return min(1.0, _computed(self._parts) / rows_in) if rows_in else 1.0
 
     def priced(
-        self, found: StageForecast, spec: StageSpec, least: float, most: float
+        self, estimate: StageForecast, spec: StageSpec, least: float, most: float
     ) -> StageForecast:
         """Return a forecast with what its rows cost.
 
         Args:
-            found: The forecast.
+            estimate: The forecast.
             spec: The stage.
             least: The least input rows that are computed, and not copied from equal ones.
             most: The input rows to expect.
@@ -585,7 +587,7 @@ class _History:
 
         work = of(lambda part: part.made.seconds if part.made else None)
         if work is None:
-            return found
+            return estimate
         busy, most_busy = self._workers(spec)
         known: dict[str, Any] = {
             "worker_seconds": work,
@@ -607,7 +609,7 @@ class _History:
                 known["seconds"] = tuple(map(max, known["seconds"], pace))
             if usage.in_batches:  # a provider may take all of its time for them
                 known["seconds"] = 0.0, max(WINDOW_SECONDS, known["seconds"][1])
-        return replace(found, **known)
+        return replace(estimate, **known)
 
     def _workers(self, spec: StageSpec) -> tuple[float, float]:
         """Return the number of workers to expect: at least those that were busy, at most all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vane_dagster._texts import in_partition
-from vane_dagster.errors import PlanError, names
+from vane_dagster.errors import PlanError
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
@@ -65,10 +65,10 @@ def require_inputs(
     pipeline: Pipeline,
     selected: Sequence[str],
     key: str | None,
-    found: Mapping[str, ManifestName | None],
+    versions: Mapping[str, ManifestName | None],
 ) -> None:
     """Verify that every input was materialized."""
-    missing = [stage for stage, name in found.items() if name is None]
+    missing = [stage for stage, name in versions.items() if name is None]
     if missing:
         readers = [s for s in selected if set(missing) & {*stages_read(pipeline, pipeline[s].spec)}]
         raise PlanError(

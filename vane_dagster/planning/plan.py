@@ -189,11 +189,11 @@ class RunPlan:
 
     def with_downstream(self, stage: str) -> set[str]:
         """Return a stage and the selected stages that read of it, directly or not."""
-        found = {stage}
+        downstream = {stage}
         for name in self.selected:
-            if not found.isdisjoint(stages_read(self.pipeline, self.pipeline[name].spec)):
-                found.add(name)
-        return found
+            if not downstream.isdisjoint(stages_read(self.pipeline, self.pipeline[name].spec)):
+                downstream.add(name)
+        return downstream
 
     def due(self, stage: str) -> dict[str | None, Causes]:
         """Return the partitions in which a stage is not up to date, each with the causes."""

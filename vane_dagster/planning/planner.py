@@ -361,33 +361,33 @@ class _Planner:
         place = (stage, given.to_string(show_schema_metadata=False))
         if place not in self._known_rows:
             made = functools.partial(row_definition, self.pipeline, spec, given)
-            found: dict[str, Any] = {"row_definition": made(self.components[stage])}
-            if own := found["row_definition"]:
+            options: dict[str, Any] = {"row_definition": made(self.components[stage])}
+            if own := options["row_definition"]:
                 equal, known = self.adopted[stage].equal_rows(own, made)
-                found |= {"equal_rows": equal, "known_rows": known}
-            self._known_rows[place] = found
+                options |= {"equal_rows": equal, "known_rows": known}
+            self._known_rows[place] = options
         return self._known_rows[place]
 
     def _decided(
         self, stage: str, key: str | None, schema: pa.Schema, former: Manifest | None, keyed: bool
     ) -> tuple[Decision, ...]:
         """Return the decisions about a partition's rows, without patches that do not fit it."""
-        found = []
+        decided = []
         for each in self.decisions.get((stage, key), ()):
-            found.append(each.covering(former))
+            decided.append(each.covering(former))
             spec = self.pipeline[stage].spec
             made = spec.made_columns(self.pipeline) if spec.runs_udf else ()
             columns = pa.schema([schema.field(name) for name in made])
             fits = each.schema is None or (keyed and each.schema.equals(columns))
             if each.ids and not fits:
-                found.pop()
+                decided.pop()
                 now = ", ".join(f"{f.name} {f.type}" for f in columns) if keyed else "no row keys"
                 self.warnings[key].append(
                     f"stage '{self.pipeline.name}/{stage}': the patch {each.name} of "
                     f"{names(each.ids)} does not apply, because the stage has other columns now "
                     f"({now}), and the rows are computed. Patch them again"
                 )
-        return tuple(found)
+        return tuple(decided)
 
     def _published_schemas(
         self,
@@ -396,12 +396,12 @@ class _Planner:
         schemas: Mapping[str, pa.Schema],
     ) -> dict[str, pa.Schema]:
         """Return the schemas in which `write` stages store rows, verified against their targets."""
-        found = {}
+        stored = {}
         for stage, plan in stages.items():
             if publisher := self.pipeline[stage].spec.publisher(key):
                 location = f"stage '{self.pipeline.name}/{stage}'"
-                found[stage] = publisher.stored(schemas[stage], location)
-                if plan.done is None and (stage, found[stage]) not in self._fitting:
-                    publisher.check(found[stage], location)
-                    self._fitting.append((stage, found[stage]))
-        return found
+                stored[stage] = publisher.stored(schemas[stage], location)
+                if plan.done is None and (stage, stored[stage]) not in self._fitting:
+                    publisher.check(stored[stage], location)
+                    self._fitting.append((stage, stored[stage]))
+        return stored

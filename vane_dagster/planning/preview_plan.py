@@ -63,8 +63,8 @@ class _Preview:
 
         Those with an empty stored part have none. All are counted in rows of one node.
         """
-        found = [i for i in range(len(self.partition.fragments)) if sum(self._rows([i]))]
-        return dict(zip(found, self._rows(found)))
+        indexes = [i for i in range(len(self.partition.fragments)) if sum(self._rows([i]))]
+        return dict(zip(indexes, self._rows(indexes)))
 
     def _rows(self, indexes: Sequence[int]) -> list[int]:
         """Return the rows of fragments in the nearest node that is stored for all of them."""

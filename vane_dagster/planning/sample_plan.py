@@ -161,13 +161,13 @@ def with_extremes(
     chosen: Mapping[int, tuple[int, ...]], lengths: Mapping[int, Lengths]
 ) -> dict[int, tuple[int, ...]]:
     """Add the longest and the shortest row of the fragments that were chosen."""
-    found = dict(chosen)
+    places = dict(chosen)
     measured = [(index, each) for index, each in lengths.items() if len(each)]
     longest = [(each.max(), index, each.argmax()) for index, each in measured]
     shortest = [(each.min(), index, each.argmin()) for index, each in measured]
     for _, index, place in (*sorted(longest)[-1:], *sorted(shortest)[:1]):
-        found[index] = tuple(sorted({*found[index], int(place)}))
-    return found
+        places[index] = tuple(sorted({*places[index], int(place)}))
+    return places
 
 
 @dataclass(frozen=True)
@@ -274,23 +274,23 @@ class _Sampler:
     def _inputs(self) -> dict[str, Manifest]:
         """Return the manifests that the partition was made from, of the stages now read."""
         wanted = stages_read(self._pipeline, self._spec)
-        found: dict[str, Manifest] = {}
+        manifests: dict[str, Manifest] = {}
         pairs = [(self._spec, self._manifest)]
-        while pairs and not all(stage in found for stage in wanted):
+        while pairs and not all(stage in manifests for stage in wanted):
             spec, manifest = pairs.pop(0)
             for stage in spec.upstream:
                 name = ManifestName.parse(manifest.upstream.get(stage, ""))
-                if stage in found or name is None:
+                if stage in manifests or name is None:
                     continue
                 key = self._manifest.partition
-                found[stage] = self._store.read(self._pipeline.name, stage, key, name)
-                pairs.append((self._pipeline[stage].spec, found[stage]))
-        if missing := [stage for stage in wanted if stage not in found]:
+                manifests[stage] = self._store.read(self._pipeline.name, stage, key, name)
+                pairs.append((self._pipeline[stage].spec, manifests[stage]))
+        if missing := [stage for stage in wanted if stage not in manifests]:
             raise PlanError(
                 f"{self._location}: the stage reads {names(missing)} now, which the partition was "
                 "not made from. Materialize it first"
             )
-        inputs = {stage: found[stage] for stage in wanted}
+        inputs = {stage: manifests[stage] for stage in wanted}
         agreed(self._location, tuple(self._manifest.fragments), inputs)
         return inputs
 

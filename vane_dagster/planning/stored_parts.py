@@ -83,9 +83,9 @@ def stored_parts(
         return all(n in names(place) and f"{label}/{n}" not in condemned for n in beside)
 
     read = in_threads(lambda files: _first_whole(files, in_force, has_all, warn), unread.values())
-    for index, found in zip(unread, read):
-        if found is not None:
-            chosen[index], parts[index] = found
+    for index, choice in zip(unread, read):
+        if choice is not None:
+            chosen[index], parts[index] = choice
             leaving |= {index} if leaves(chosen[index]) else set()
     return tuple(chosen), parts, frozenset(leaving)
 

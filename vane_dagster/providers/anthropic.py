@@ -72,19 +72,19 @@ class AnthropicProvider(HttpProvider):
             body |= _tool(in_object(schema) if wrapped else schema, fields)
         return body | fields
 
-    def read(self, request: Request, found: Any) -> Answer:
+    def read(self, request: Request, body: Any) -> Answer:
         """Return the answer in a response."""
-        with self._reading(found):
-            text = _text(found["content"], _schema(request)[1])
-            thoughts = [b["thinking"] for b in found["content"] if b["type"] == "thinking"]
+        with self._reading(body):
+            text = _text(body["content"], _schema(request)[1])
+            thoughts = [b["thinking"] for b in body["content"] if b["type"] == "thinking"]
             reasoning = "\n\n".join(filter(None, thoughts))
-            reason = finish_reason(found.get("stop_reason"))
-        details = found.get("stop_details")
-        prompt, written, cached, answered = (token_count(found, "usage", name) for name in _COUNTS)
+            reason = finish_reason(body.get("stop_reason"))
+        details = body.get("stop_details")
+        prompt, written, cached, answered = (token_count(body, "usage", name) for name in _COUNTS)
         self._tokens.learn(prompt + written + cached + answered)
         refusal = details.get("explanation") if isinstance(details, dict) else None
         counts = prompt + written + cached, answered, cached, _REASONS.get(reason, reason)
-        thought = token_count(found, "usage", "output_tokens_details", "thinking_tokens")
+        thought = token_count(body, "usage", "output_tokens_details", "thinking_tokens")
         answer = Answer("", *counts, reasoning=reasoning, reasoning_tokens=thought)
         return finished(chosen(request, text), answer, refusal)
 

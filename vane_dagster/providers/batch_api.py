@@ -111,7 +111,7 @@ class BatchApi(abc.ABC):
         """The client's methods for batches."""
 
     @abc.abstractmethod
-    def _remote(self, found: Any) -> RemoteBatch:
+    def _remote(self, batch: Any) -> RemoteBatch:
         """Return a batch of the client."""
 
     @abc.abstractmethod
@@ -177,21 +177,21 @@ class OpenAIBatches(BatchApi):
         """See `BatchApi`."""
         return self._client.batches
 
-    def _remote(self, found: Any) -> RemoteBatch:
+    def _remote(self, batch: Any) -> RemoteBatch:
         """See `BatchApi`."""
-        problems = (found.errors.data or ()) if found.errors else ()
+        problems = (batch.errors.data or ()) if batch.errors else ()
         problem = "; ".join(str(each.message) for each in problems)
         return RemoteBatch(
-            found.id,
-            float(found.created_at),
-            float(found.expires_at or found.created_at + WINDOW_SECONDS),
-            found.status in ("failed", "completed", "expired", "cancelled"),
-            found.request_counts.total if found.request_counts else 0,
-            (found.metadata or {}).get(_NAME, ""),
-            found.status in ("cancelling", "cancelled"),
-            (problem or "no reason was given") if found.status == "failed" else "",
+            batch.id,
+            float(batch.created_at),
+            float(batch.expires_at or batch.created_at + WINDOW_SECONDS),
+            batch.status in ("failed", "completed", "expired", "cancelled"),
+            batch.request_counts.total if batch.request_counts else 0,
+            (batch.metadata or {}).get(_NAME, ""),
+            batch.status in ("cancelling", "cancelled"),
+            (problem or "no reason was given") if batch.status == "failed" else "",
             any(each.code == "token_limit_exceeded" for each in problems),
-            [id for id in (found.output_file_id, found.error_file_id) if id],
+            [id for id in (batch.output_file_id, batch.error_file_id) if id],
         )
 
     def line(self, custom_id: str, body: str) -> bytes:
@@ -232,10 +232,10 @@ class OpenAIBatches(BatchApi):
                     yield _answer(json.loads(line))  # of a malformed line, the request is lost
 
 
-def _answer(found: Any) -> BatchAnswer:
+def _answer(record: Any) -> BatchAnswer:
     """Return what a line of a file of OpenAI says."""
-    response, error = found.get("response") or {}, found.get("error") or {}
-    code, custom_id = int(response.get("status_code") or 0), str(found["custom_id"])
+    response, error = record.get("response") or {}, record.get("error") or {}
+    code, custom_id = int(response.get("status_code") or 0), str(record["custom_id"])
     if code == 200 and not error:
         return BatchAnswer(custom_id, "succeeded", json.dumps(response["body"]))
     status = {_EXPIRED: "expired", _CANCELED: "canceled"}.get(str(error.get("code")), "errored")
@@ -255,16 +255,16 @@ class AnthropicBatches(BatchApi):
         """See `BatchApi`."""
         return self._client.messages.batches
 
-    def _remote(self, found: Any) -> RemoteBatch:
+    def _remote(self, batch: Any) -> RemoteBatch:
         """See `BatchApi`."""
         return RemoteBatch(
-            found.id,
-            found.created_at.timestamp(),
-            found.expires_at.timestamp(),
-            found.processing_status == "ended",
-            sum(dict(found.request_counts).values()),
-            is_canceled=found.cancel_initiated_at is not None,
-            files=[found.results_url] if found.results_url else (),
+            batch.id,
+            batch.created_at.timestamp(),
+            batch.expires_at.timestamp(),
+            batch.processing_status == "ended",
+            sum(dict(batch.request_counts).values()),
+            is_canceled=batch.cancel_initiated_at is not None,
+            files=[batch.results_url] if batch.results_url else (),
         )
 
     def line(self, custom_id: str, body: str) -> bytes:

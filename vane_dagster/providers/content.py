@@ -127,10 +127,10 @@ class Content:
         elif isinstance(value, np.ndarray) and self.kind == "image" and value.dtype == np.uint8:
             plain = value[..., 0] if value.ndim == 3 and value.shape[2] == 1 else value
             return Media(self.kind, *self._image(plain), detail=self.detail)
-        found = f"a {type(value).__name__}" if value is not None else "a null in a list"
+        described = f"a {type(value).__name__}" if value is not None else "a null in a list"
         if isinstance(value, np.ndarray):
-            found = f"a tensor of {value.dtype} with shape {value.shape}"
-        raise ValueError(f"column {self.column!r} holds {found}; expected {self.expected}")
+            described = f"a tensor of {value.dtype} with shape {value.shape}"
+        raise ValueError(f"column {self.column!r} holds {described}; expected {self.expected}")
 
     def _encoded(self, data: bytes) -> tuple[str, bytes]:
         """Return the media type and the bytes of a file."""

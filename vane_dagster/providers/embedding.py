@@ -41,15 +41,15 @@ class EmbedTask(TextTask):
         """Return a vector for each text."""
         return await provider.embed(texts, dimensions=self.dimensions)
 
-    def refused(self, found: Any) -> Mapping[int, BaseException]:
+    def refused(self, answers: Any) -> Mapping[int, BaseException]:
         """Return the errors of vectors with values that are not finite."""
-        finite = np.isfinite(np.asarray(found, dtype=np.float32)).all(axis=1)
+        finite = np.isfinite(np.asarray(answers, dtype=np.float32)).all(axis=1)
         error = ValueError("the embedding has a null, NaN or an infinite value")
         return dict.fromkeys(np.flatnonzero(~finite).tolist(), error)
 
-    def made(self, found: Any) -> dict[str, Any]:
+    def made(self, answers: Any) -> dict[str, Any]:
         """Return the column of vectors."""
-        vectors = np.asarray(found, dtype=np.float32)
+        vectors = np.asarray(answers, dtype=np.float32)
         if not len(vectors):
             return {self.output: pa.array([], self.schema[0].type)}
         if self.normalize:

@@ -120,10 +120,10 @@ def _bare(text: str) -> str:
 
 
 def _one_line(error: ValueError) -> str:
-    found = getattr(error, "errors", None)
-    if not callable(found):
+    errors = getattr(error, "errors", None)
+    if not callable(errors):
         return " ".join(str(error).split())
-    problems = [f"{'.'.join(str(p) for p in e['loc']) or 'answer'}: {e['msg']}" for e in found()]
+    problems = [f"{'.'.join(str(p) for p in e['loc']) or 'answer'}: {e['msg']}" for e in errors()]
     return "; ".join(problems)
 
 
@@ -159,10 +159,10 @@ def _type(where: str, schema: Mapping[str, Any]) -> pa.DataType:
 def _arrow(where: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> pa.DataType:
     """Return the Arrow type of values that fit a part of a JSON schema."""
     if "$ref" in schema:
-        found: Any = root
+        node: Any = root
         for step in schema["$ref"].removeprefix("#/").split("/"):
-            found = found[step]
-        return _arrow(where, found, root)
+            node = node[step]
+        return _arrow(where, node, root)
     for union in ("anyOf", "oneOf"):
         if union in schema:
             kinds = {_arrow(where, o, root) for o in schema[union] if o.get("type") != "null"}

@@ -49,21 +49,21 @@ class ClassifyTask(TextTask):
 
     async def query(self, provider: Any, texts: list[str]) -> Sequence[tuple[str, float]]:
         """Return a label and a score for each text."""
-        found: Sequence[tuple[str, float]] = await provider.classify(texts, self.labels)
-        return found
+        labelled: Sequence[tuple[str, float]] = await provider.classify(texts, self.labels)
+        return labelled
 
-    def refused(self, found: Sequence[tuple[str, float]]) -> Mapping[int, BaseException]:
+    def refused(self, answers: Sequence[tuple[str, float]]) -> Mapping[int, BaseException]:
         """Return the errors of labels that are unknown."""
         return {
             place: ValueError(f"the label is {label!r}; expected one of {names(self.labels, 20)}")
-            for place, (label, _) in enumerate(found)
+            for place, (label, _) in enumerate(answers)
             if label not in self.labels
         }
 
-    def made(self, found: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    def made(self, answers: Sequence[tuple[str, float]]) -> dict[str, Any]:
         """Return the columns of labels and scores."""
         label, score = self.schema
         return {
-            label.name: pa.array([name for name, _ in found], label.type),
-            score.name: pa.array([float(sure) for _, sure in found], score.type),
+            label.name: pa.array([name for name, _ in answers], label.type),
+            score.name: pa.array([float(sure) for _, sure in answers], score.type),
         }

@@ -39,27 +39,27 @@ class OpenAIProvider(HttpProvider):
             body["response_format"] = {"type": "json_schema", "json_schema": named}
         return body | self._fields(request.sampling)
 
-    def read(self, request: Request, found: Any) -> Answer:
+    def read(self, request: Request, body: Any) -> Answer:
         """Return the answer in a response."""
-        with self._reading(found):
-            choice = found["choices"][0]
+        with self._reading(body):
+            choice = body["choices"][0]
             message = choice["message"]
             # A message without content is an answer without text.
             text, refusal = message.get("content"), message.get("refusal")
             reason = finish_reason(choice.get("finish_reason"))
             if not (text is None or isinstance(text, str)):
-                raise self._malformed(found)
-        self._tokens.learn(token_count(found, "usage", "total_tokens"))
+                raise self._malformed(body)
+        self._tokens.learn(token_count(body, "usage", "total_tokens"))
         details = "completion_tokens_details"
         answer = Answer(
             "",
-            token_count(found, "usage", "prompt_tokens"),
-            token_count(found, "usage", "completion_tokens"),
-            token_count(found, "usage", "prompt_tokens_details", "cached_tokens"),
+            token_count(body, "usage", "prompt_tokens"),
+            token_count(body, "usage", "completion_tokens"),
+            token_count(body, "usage", "prompt_tokens_details", "cached_tokens"),
             reason,
             # vLLM and OpenRouter use the first name, DeepSeek and SGLang the second.
             reasoning=message.get("reasoning") or message.get("reasoning_content"),
-            reasoning_tokens=token_count(found, "usage", details, "reasoning_tokens"),
+            reasoning_tokens=token_count(body, "usage", details, "reasoning_tokens"),
         )
         return finished(chosen(request, text), answer, refusal)
 
@@ -67,14 +67,14 @@ class OpenAIProvider(HttpProvider):
         """See `Embedder.embed`."""
         body = {"model": self._model, "input": list(texts), "encoding_format": "float"}
         wanted = {} if dimensions is None else {"dimensions": dimensions}
-        found = await self._post("/embeddings", body | wanted)
-        with self._reading(found):
-            data = sorted(found["data"], key=lambda one: int(one["index"]))
+        response = await self._post("/embeddings", body | wanted)
+        with self._reading(response):
+            data = sorted(response["data"], key=lambda one: int(one["index"]))
             vectors = [one["embedding"] for one in data]
             is_complete = [int(one["index"]) for one in data] == list(range(len(texts)))
             if not (is_complete and all(isinstance(vector, list) for vector in vectors)):
-                raise self._malformed(found)
-        self._tokens.learn(token_count(found, "usage", "total_tokens"))
+                raise self._malformed(response)
+        self._tokens.learn(token_count(response, "usage", "total_tokens"))
         return vectors
 
 

@@ -191,9 +191,9 @@ class PromptTask:
         errors: dict[int, BaseException] = {}
         used: Counter[str] = Counter()
         turn = getattr(provider, "turn", nullcontext)
-        found = await in_turns(lambda row: self._one(provider, row, used), turn)
+        results = await in_turns(lambda row: self._one(provider, row, used), turn)
         good = {}
-        for place, answer in enumerate(found):
+        for place, answer in enumerate(results):
             if isinstance(answer, BaseException):
                 errors[place] = answer
                 continue

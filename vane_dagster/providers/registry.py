@@ -48,7 +48,7 @@ def provider_class(where: str, provider: str | type, method: str = "submit") -> 
     This does not import the library of any provider.
     """
     asked = provider
-    provider = _found(where, provider, method)
+    provider = _provider(where, provider, method)
     if not (inspect.isclass(provider) and _has(provider, method)):
         raise DefinitionError(
             f"{where}: provider is {asked!r}; expected a name ({names(_BUILT_IN, 20)}) or a class, "
@@ -59,10 +59,10 @@ def provider_class(where: str, provider: str | type, method: str = "submit") -> 
 
 def answers(where: str, provider: str | type, method: str) -> bool:
     """Return whether a provider has a method; False for anything that is not a provider."""
-    return _has(_found(where, provider, method), method)
+    return _has(_provider(where, provider, method), method)
 
 
-def _found(where: str, provider: str | type, method: str) -> Any:
+def _provider(where: str, provider: str | type, method: str) -> Any:
     if not isinstance(provider, str):
         return provider
     if provider not in _BUILT_IN:

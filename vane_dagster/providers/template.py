@@ -50,8 +50,8 @@ class Text:
 
 def single_column(value: Any) -> str | None:
     """Return the column that ``"{column}"`` reads from each row; None for any other value."""
-    found = _COLUMN.fullmatch(value) if isinstance(value, str) else None
-    return found and found[1]
+    match = _COLUMN.fullmatch(value) if isinstance(value, str) else None
+    return match and match[1]
 
 
 Turn = tuple[str, tuple["Text | Content", ...]]
@@ -119,12 +119,12 @@ class Template:
         for name in self.fields:
             if row.get(name) is None:
                 raise ValueError(f"column {name!r} is null; a prompt needs it")
-        found = [*self._first]
+        made = [*self._first]
         for role, parts in self.turns:
             values = chain.from_iterable(part.values(row, read_file) for part in parts)
             origin = f"column {parts[0].fields[0]!r}" if parts[0].fields else "the template"
-            found += _messages(role, [*values], origin)
-        return found
+            made += _messages(role, [*values], origin)
+        return made
 
     def with_system(self, prompt: Any, origin: str) -> Sequence[Message]:
         """Return the messages of a prompt or a conversation, after the system message."""
@@ -240,17 +240,17 @@ def _parse_text(where: str, text: Any) -> Text:
     if not isinstance(text, str) or not text.strip():
         raise _unfit(where, text)
     try:
-        found = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+        names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
     except ValueError as error:
         raise DefinitionError(
             f"{where}: messages is not a template: {error}. Write {{{{ and }}}} for braces"
         ) from None
-    if wrong := [name for name in found if not name or not _is_plain(name)]:
+    if wrong := [name for name in names if not name or not _is_plain(name)]:
         raise DefinitionError(
             f"{where}: messages has the field {{{wrong[0]}}}; expected the name of a column. Write "
             "{{ and }} for braces"
         )
-    return Text(text, tuple(dict.fromkeys(found)))
+    return Text(text, tuple(dict.fromkeys(names)))
 
 
 def _unfit(where: str, messages: Any) -> DefinitionError:

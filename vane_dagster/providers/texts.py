@@ -52,11 +52,11 @@ class TextTask:
         """Return a result for each text."""
         raise NotImplementedError
 
-    def refused(self, found: Any) -> Mapping[int, BaseException]:
+    def refused(self, answers: Any) -> Mapping[int, BaseException]:
         """Return the errors of results that are invalid, by their place."""
         return {}
 
-    def made(self, found: Any) -> Mapping[str, Any]:
+    def made(self, answers: Any) -> Mapping[str, Any]:
         """Convert the results to the output columns."""
         raise NotImplementedError
 
@@ -70,18 +70,18 @@ class TextTask:
         }
         kept = [place for place in range(len(texts)) if place not in errors]
         try:
-            found = await self.query(provider, [texts[place] for place in kept]) if kept else []
+            answers = await self.query(provider, [texts[place] for place in kept]) if kept else []
         except RowErrors as error:
             errors |= {kept[place]: failed for place, failed in error.errors.items()}
             kept = [place for place in kept if place not in errors]
-            found = error.rows
-        if refused := self.refused(found) if kept else None:
+            answers = error.rows
+        if refused := self.refused(answers) if kept else None:
             errors |= {kept[place]: wrong for place, wrong in refused.items()}
-            found = [one for place, one in enumerate(found) if place not in refused]
+            answers = [one for place, one in enumerate(answers) if place not in refused]
             kept = [place for place in kept if place not in errors]
         if errors:
-            raise RowErrors(dict(sorted(errors.items())), self.made(found) if kept else None)
-        return self.made(found)
+            raise RowErrors(dict(sorted(errors.items())), self.made(answers) if kept else None)
+        return self.made(answers)
 
 
 def _shown(value: Any) -> str:

@@ -157,7 +157,7 @@ class TransformersProvider:
     def _inputs(self, batch: Sequence[_Waiting]) -> dict[str, Any]:
         """Return the model's inputs for some prompts, on its device."""
         images = {"images": [each.images for each in batch]} if batch[0].images else {}
-        found = self._processor(
+        encoded = self._processor(
             text=[self._text(each.request) for each in batch],
             **images,
             return_tensors="pt",
@@ -167,7 +167,7 @@ class TransformersProvider:
         ).to(self._model.device)
         is_pixels = self._torch.is_floating_point
         kind = self._model.dtype
-        return {n: v.to(kind) if is_pixels(v) else v for n, v in found.items()}
+        return {n: v.to(kind) if is_pixels(v) else v for n, v in encoded.items()}
 
     def _text(self, request: Request) -> str:
         if self._processor.chat_template is None:

@@ -60,10 +60,10 @@ class TransformersClassifier:
                 f"{names(self._labels, 20)}, and a classifier's labels are all of them"
             )
         async with self._turn:
-            found, errors = await asyncio.to_thread(self._classified, texts)
+            labelled, errors = await asyncio.to_thread(self._classified, texts)
         if errors:
-            raise RowErrors(errors, [found[place] for place in sorted(found)])
-        return [found[place] for place in range(len(texts))]
+            raise RowErrors(errors, [labelled[place] for place in sorted(labelled)])
+        return [labelled[place] for place in range(len(texts))]
 
     def _classified(
         self, texts: Sequence[str]
@@ -77,8 +77,8 @@ class TransformersClassifier:
         # Texts of similar length form a batch, to minimize padding.
         order = sorted(set(range(len(texts))) - set(errors), key=lambda place: lengths[place])
         made = self._pipeline([texts[place] for place in order]) if order else []
-        found = {place: (str(one["label"]), one["score"]) for place, one in zip(order, made)}
-        return found, errors
+        labelled = {place: (str(one["label"]), one["score"]) for place, one in zip(order, made)}
+        return labelled, errors
 
 
 def _check_head(model: str, config: Any) -> None:

@@ -60,10 +60,10 @@ def checked_usage(answer: Answer) -> Answer:
 
     Reasoning is text as Arrow holds it, or None.
     """
-    found: dict[str, Any] = {name: token_count(getattr(answer, name)) for name in COUNTS}
+    values: dict[str, Any] = {name: token_count(getattr(answer, name)) for name in COUNTS}
     text = answer.reasoning if isinstance(answer.reasoning, str) else ""
-    found["reasoning"] = text.encode(errors="replace").decode() or None
-    return replace(answer, finish_reason=finish_reason(answer.finish_reason), **found)
+    values["reasoning"] = text.encode(errors="replace").decode() or None
+    return replace(answer, finish_reason=finish_reason(answer.finish_reason), **values)
 
 
 def usage_column(answers: Sequence[Answer]) -> pa.Array:
@@ -104,8 +104,8 @@ class UsageAccount:
 
     def used(self, measures: Mapping[str, Mapping[str, float]]) -> Counter[str]:
         """Return the usage of rows, by the names of `COUNTS`."""
-        found = measures.get(self.column, {})
-        return Counter({name: int(found.get(name, 0)) for name in COUNTS})
+        counts = measures.get(self.column, {})
+        return Counter({name: int(counts.get(name, 0)) for name in COUNTS})
 
     def over_budget(self, used: Mapping[str, int]) -> str | None:
         """Describe the budget of a run that is exhausted or unknown; None if there is none."""
@@ -122,17 +122,17 @@ class UsageAccount:
 
     def metadata(self, used: Mapping[str, int]) -> dict[str, Any]:
         """Return the usage of a partition's answers as metadata of its asset."""
-        found: dict[str, Any] = dict(used)
+        figures: dict[str, Any] = dict(used)
         if used["prompt_tokens"]:
-            found["cache_hit_rate"] = round(used["cached_tokens"] / used["prompt_tokens"], 4)
+            figures["cache_hit_rate"] = round(used["cached_tokens"] / used["prompt_tokens"], 4)
         if self.prices:
-            found["cost"] = round(self.cost(used), 6)
-        return found
+            figures["cost"] = round(self.cost(used), 6)
+        return figures
 
     def partial(self, kind: str, used: Mapping[str, int]) -> dict[str, Any]:
         """Return a part of a partition's usage as metadata, with its cost."""
-        found = self.metadata(used)
-        return {f"{n}_{kind}": value for n, value in found.items() if n in (*COUNTS, "cost")}
+        metadata = self.metadata(used)
+        return {f"{n}_{kind}": value for n, value in metadata.items() if n in (*COUNTS, "cost")}
 
     def expected_cost(self, used: Mapping[str, float]) -> float:
         """Return what tokens would cost if a run used them now."""

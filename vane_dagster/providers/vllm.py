@@ -86,13 +86,17 @@ class VllmProvider(VllmEngine):
         steps = self._engine.generate(
             prompt, params, id, lora_request=adapter, reasoning_parser_kwargs=kwargs
         )
-        *_, found = [step async for step in steps]  # a single step with the whole answer
-        made, text, reasoning, thoughts = found.outputs[0], found.outputs[0].text, None, 0
+        *_, response = [step async for step in steps]  # a single step with the whole answer
+        made, text, reasoning, thoughts = response.outputs[0], response.outputs[0].text, None, 0
         if parser is not None:
-            parser.set_prompt_token_ids(found.prompt_token_ids)
+            parser.set_prompt_token_ids(response.prompt_token_ids)
             reasoning, text, _ = parser.parse(text, chat, model_output_token_ids=made.token_ids)
             thoughts = parser.count_reasoning_tokens(made.token_ids)
-        counts = len(found.prompt_token_ids), len(made.token_ids), found.num_cached_tokens or 0
+        counts = (
+            len(response.prompt_token_ids),
+            len(made.token_ids),
+            response.num_cached_tokens or 0,
+        )
         reason = made.finish_reason or ""
         answer = Answer("", *counts, reason, reasoning=reasoning, reasoning_tokens=thoughts)
         return finished(text, answer)

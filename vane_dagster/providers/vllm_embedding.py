@@ -34,9 +34,9 @@ class VllmEmbedder(VllmEngine):
         """Embed texts; see `Embedder.embed`."""
         params = self._params(dimensions)
         asked = (self._one(text, params) for text in texts)
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        errors = {i: one for i, one in enumerate(found) if isinstance(one, BaseException)}
-        vectors = [one for one in found if not isinstance(one, BaseException)]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        errors = {i: one for i, one in enumerate(results) if isinstance(one, BaseException)}
+        vectors = [one for one in results if not isinstance(one, BaseException)]
         if errors:
             raise RowErrors(errors, vectors)
         return vectors
@@ -44,8 +44,8 @@ class VllmEmbedder(VllmEngine):
     async def _one(self, text: str, params: Any) -> Any:
         prompt = await self._tokens(text)
         steps = self._engine.encode(prompt, params, str(next(self._numbers)))
-        *_, found = [step async for step in steps]  # one
-        return found.outputs.data.float().numpy()
+        *_, response = [step async for step in steps]  # one
+        return response.outputs.data.float().numpy()
 
     def _params(self, dimensions: int | None) -> Any:
         from vllm.pooling_params import PoolingParams

@@ -64,14 +64,14 @@ class Directory:
     def endpoints(self, key: str) -> Sequence[Endpoint]:
         """Return the endpoints of a server, those on this node first."""
         with self._lock:
-            found = self._endpoints.get(key)
-        if found is None:
+            known = self._endpoints.get(key)
+        if known is None:
             raise StageError(
                 "the address of a server was asked for in a process that does not use it. It is "
                 "known in the workers of a stage that was given the server, while they construct "
                 "its class or call its function. Elsewhere, `vane-dagster pools endpoint` has it"
             )
-        return found
+        return known
 
     def current(self, key: str) -> Endpoint:
         """Return the endpoint that this process uses: the same one, as long as it answers."""
@@ -79,10 +79,10 @@ class Directory:
         with self._lock:
             if self._kept.get(key) not in able:
                 self._kept[key] = able[0]
-            found = self._kept[key]
+            endpoints = self._kept[key]
             if self._binding == threading.get_ident():
-                self._bound[key] = found
-        return found
+                self._bound[key] = endpoints
+        return endpoints
 
     @contextmanager
     def request(self, key: str) -> Iterator[Endpoint]:
@@ -131,14 +131,14 @@ class Directory:
 
     def probe(self, keys: Sequence[str], since: float) -> bool:
         """Ask all endpoints of some servers for their health."""
-        found = {key: self.endpoints(key) for key in keys}
-        silent = {one for endpoints in found.values() for one in endpoints if not answers(one)}
+        by_key = {key: self.endpoints(key) for key in keys}
+        silent = {one for endpoints in by_key.values() for one in endpoints if not answers(one)}
         now = time.monotonic()
         with self._lock:
             bound = set(self._bound.values())
             avoided = {one for one in self._silent if self._is_avoided(one)}
             spared = {one for one in avoided if self._silent[one] < since} - bound
-            for one in (one for endpoints in found.values() for one in endpoints):
+            for one in (one for endpoints in by_key.values() for one in endpoints):
                 if one not in silent:
                     self._silent.pop(one, None)
                 elif one not in avoided:
@@ -149,7 +149,7 @@ class Directory:
                 and not any(
                     at > since for one, at in self._changed[key].items() if one not in spared
                 )
-                for key, endpoints in found.items()
+                for key, endpoints in by_key.items()
             )
 
     def is_usable(self, keys: Sequence[str]) -> bool:
@@ -161,7 +161,7 @@ class Directory:
         with self._lock:
             bound = dict(self._bound)
             down = {*self._silent}
-            down.update(o for found in self._endpoints.values() for o in found if o.life[1])
+            down.update(o for endpoints in self._endpoints.values() for o in endpoints if o.life[1])
         return all(
             {*([bound[key]] if key in bound else self.endpoints(key))} - down for key in keys
         )

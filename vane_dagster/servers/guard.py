@@ -211,17 +211,17 @@ def _reap(server: int) -> int | None:
     """Remove ended child processes, adopted ones too."""
     code = None
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            if found[0] == server:
-                code = os.waitstatus_to_exitcode(found[1])
+        while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+            if reaped[0] == server:
+                code = os.waitstatus_to_exitcode(reaped[1])
     return code
 
 
 def _end_descendants() -> None:
     """Kill the descendants of the guard, and wait for their end."""
     began = time.monotonic()
-    while (found := _descendants()) and (passed := time.monotonic() - began) < _KILL_SECONDS:
-        for pid in found:
+    while (pids := _descendants()) and (passed := time.monotonic() - began) < _KILL_SECONDS:
+        for pid in pids:
             if passed > _CLEANERS_SECONDS or not _is_cleaner(pid):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -238,7 +238,7 @@ def _is_cleaner(pid: int) -> bool:
 def _descendants() -> set[int]:
     """Return the live descendants of this process."""
     parents: dict[int, int] = {}
-    found: set[int] = set()
+    pids: set[int] = set()
     for name in os.listdir("/proc") if _IS_LINUX else ():
         if name.isdigit():
             with contextlib.suppress(OSError):
@@ -246,9 +246,9 @@ def _descendants() -> set[int]:
                     state, parent, *_ = file.read().rpartition(b")")[2].split()
                 if state not in b"ZX":
                     parents[int(name)] = int(parent)
-    while more := {p for p, of in parents.items() if of in found or of == os.getpid()} - found:
-        found |= more
-    return found
+    while more := {p for p, of in parents.items() if of in pids or of == os.getpid()} - pids:
+        pids |= more
+    return pids
 
 
 if __name__ == "__main__":

@@ -130,9 +130,9 @@ def health_problem(endpoint: Endpoint, timeout: float) -> str:
 
 def flags(command: Sequence[str]) -> list[dict[str, str]]:
     """Return the values of a command line's flags by their names."""
-    found = []
+    listed = []
     for part, following in zip(command, [*command[1:], ""]):
         if part.startswith("-"):
             name, has_value, value = part.lstrip("-").partition("=")
-            found.append({name: value if has_value else following})
-    return found
+            listed.append({name: value if has_value else following})
+    return listed

@@ -30,23 +30,23 @@ def joined(one: pa.Schema, other: pa.Schema) -> pa.Schema:
     """Return what two parts of the rows show together."""
     if one == other:
         return one
-    found = {column.name: column for column in one}
+    columns = {column.name: column for column in one}
     for column in other:
-        found[column.name] = _wider(found.get(column.name, column), column)
-    return pa.schema(found.values())
+        columns[column.name] = _wider(columns.get(column.name, column), column)
+    return pa.schema(columns.values())
 
 
 def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
     is_small = one.nullable and other.nullable
     kinds = [one.type, other.type]
     if {*kinds} == {pa.int64(), pa.float64()}:
-        found = pa.float64() if is_small else pa.string()
+        kind = pa.float64() if is_small else pa.string()
     elif {*kinds} == {pa.date32(), pa.timestamp("us")}:
-        found = pa.timestamp("us")
+        kind = pa.timestamp("us")
     else:
         mixed = MIXED if any(map(pa.types.is_nested, kinds)) else pa.string()
-        found = wider_type(*kinds) or mixed
-    return pa.field(one.name, found, nullable=is_small)
+        kind = wider_type(*kinds) or mixed
+    return pa.field(one.name, kind, nullable=is_small)
 
 
 def check_castable(own: pa.DataType, kind: pa.DataType) -> None:

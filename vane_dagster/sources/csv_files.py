@@ -54,8 +54,8 @@ class CsvSource(IngestedSource):
     skip_rows: int = 0
 
     def shown(self, rows: pa.Table) -> pa.Schema:
-        found = (typed(values.combine_chunks()) for values in rows.columns)
-        return pa.schema(list(map(shown, rows.column_names, found)))
+        columns = (typed(values.combine_chunks()) for values in rows.columns)
+        return pa.schema(list(map(shown, rows.column_names, columns)))
 
     def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         blocks = stream.blocks()
@@ -155,10 +155,10 @@ class CsvSource(IngestedSource):
 def _explained(error: Exception, stream: TextStream) -> Exception:
     """Return what is wrong by the message of Arrow's reader, without the data in it."""
     if width := _WIDTH.search(str(error)):
-        row, expected, found = map(int, width.groups())
+        row, expected, actual = map(int, width.groups())
         return stream.refused(
-            f"row {row - 1}, counted from 0, has {found} fields, expected {expected}. Fix the row, "
-            "or check delimiter=, quote= and skip_rows="
+            f"row {row - 1}, counted from 0, has {actual} fields, expected {expected}. Fix the "
+            "row, or check delimiter=, quote= and skip_rows="
         )
     return stream.refused(
         "it cannot be parsed as CSV. Check whether a quote is not closed or a row has more than "

@@ -124,12 +124,12 @@ class DeltaTable(LakeTable):
         if not _is_comparable(condition, kinds):
             return every
         try:
-            found = self._table.file_uris(file_pruning_predicate=condition)
+            uris = self._table.file_uris(file_pruning_predicate=condition)
         except Exception:  # the driver raises plain exceptions too; rows are filtered anyway
             return every
-        urls = {self._place.fs.unstrip_protocol(uri) for uri in found}
+        urls = {self._place.fs.unstrip_protocol(uri) for uri in uris}
         selected = np.array([url in urls for url in self._urls], bool)
-        return selected if np.sum(selected) == len(found) else every  # every URL is known
+        return selected if np.sum(selected) == len(uris) else every  # every URL is known
 
     def _tested(self, where: str) -> list[pa.Field]:
         """Return the columns of a filter."""
@@ -202,9 +202,9 @@ def _live(table: Any) -> dict[str, Mask]:
     """Return which rows deletion vectors keep, by the path of the data file."""
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return {}
-    root, found = table.table_uri, {}
+    root, masks = table.table_uri, {}
     for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
         for path, kept in zip(batch.column("filepath"), batch.column("selection_vector")):
             live = kept.values.to_numpy(zero_copy_only=False)
-            found[unquote(path.as_py()).removeprefix(unquote(root))] = live
-    return found
+            masks[unquote(path.as_py()).removeprefix(unquote(root))] = live
+    return masks

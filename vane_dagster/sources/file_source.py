@@ -122,8 +122,8 @@ class FileSource(Source):
                 return failed | dict.fromkeys(patterns, _unlisted(self.url, error, location))
 
         def recorded(pattern: _Pattern) -> tuple[FileRecord, ...]:
-            found = listing.found(pattern) if listing else _found(place.fs, pattern)
-            records = [file_record(place.fs, info) for info in found]
+            infos = listing.matching(pattern) if listing else _matching(place.fs, pattern)
+            records = [file_record(place.fs, info) for info in infos]
             return tuple(sorted(records, key=lambda record: record.url))
 
         def listed(key: str | None) -> Listed:
@@ -195,14 +195,14 @@ def key_in_path(key: str) -> str:
     return key
 
 
-def _found(fs: fsspec.AbstractFileSystem, pattern: _Pattern) -> list[dict[str, Any]]:
+def _matching(fs: fsspec.AbstractFileSystem, pattern: _Pattern) -> list[dict[str, Any]]:
     """Return the files of a partition, from listings of its own."""
     fs.invalidate_cache()
     path, suffix = pattern.path, pattern.suffix
     if not glob.has_magic(path):
         return list(_data_below(fs, path, suffix))
     if "**" in path and "file" in protocols(fs):  # fsspec's glob would follow a cycle of links
-        return _Listing(fs, [pattern]).found(pattern)
+        return _Listing(fs, [pattern]).matching(pattern)
     fixed = len(pattern.literal.rpartition("/")[0])
     files = {}
     for name, info in fs.glob(path, detail=True).items():
@@ -210,8 +210,8 @@ def _found(fs: fsspec.AbstractFileSystem, pattern: _Pattern) -> list[dict[str, A
             continue
         leads_nowhere = info.get("islink") and not fs.exists(name)  # an error, like in a folder
         is_file = info["type"] == "file" or leads_nowhere
-        found = [info] if is_file else _data_below(fs, name, suffix)
-        files.update({info["name"]: info for info in found})
+        infos = [info] if is_file else _data_below(fs, name, suffix)
+        files.update({info["name"]: info for info in infos})
     return list(files.values())
 
 
@@ -279,13 +279,13 @@ class _Listing:
     @functools.cached_property
     def _by_name(self) -> Mapping[str, Sequence[int]]:
         """The positions of the paths with a name, of a folder or of the file."""
-        found: dict[str, list[int]] = {}
+        numbers: dict[str, list[int]] = {}
         for number, path in enumerate(self._paths):
             for name in set(path.split("/")):
-                found.setdefault(name, []).append(number)
-        return found
+                numbers.setdefault(name, []).append(number)
+        return numbers
 
-    def found(self, pattern: _Pattern) -> list[dict[str, Any]]:
+    def matching(self, pattern: _Pattern) -> list[dict[str, Any]]:
         """Return the files of a partition.
 
         For a glob, only the files whose paths have the rarest name of its path are compared.

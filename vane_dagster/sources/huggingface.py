@@ -98,31 +98,31 @@ def huggingface(
 
 def _loaded(given: Any, label: str, split: str | None, options: Mapping[str, Any]) -> Any:
     datasets: Any = importlib.import_module("datasets")
-    found = given
+    data = given
     try:
         if isinstance(given, str):
             path = os.path.expanduser(given)
             if any(os.path.exists(os.path.join(path, name)) for name in _SAVED):
-                found = datasets.load_from_disk(path, **options)
-                if not isinstance(found, dict) and split not in (None, str(found.split)):
-                    raise ValueError(f"split is {split!r}; the folder holds {found.split}")
+                data = datasets.load_from_disk(path, **options)
+                if not isinstance(data, dict) and split not in (None, str(data.split)):
+                    raise ValueError(f"split is {split!r}; the folder holds {data.split}")
             else:
-                found = datasets.load_dataset(given, split=split, **options)
+                data = datasets.load_dataset(given, split=split, **options)
     except Exception as error:  # of the library, of the hub's client, or of file systems
         raise SourceError(
             f"{_LABEL}: {label} cannot be loaded: {type(error).__name__}: {first_line(error)}. "
             "Check the name or path, the access to the hub, and that a folder holds data files or "
             "was written by save_to_disk"
         ) from error
-    if isinstance(found, dict) and len(found) == 1 and split is None:
-        (found,) = found.values()
-    elif isinstance(found, dict):
-        if split not in found:
+    if isinstance(data, dict) and len(data) == 1 and split is None:
+        (data,) = data.values()
+    elif isinstance(data, dict):
+        if split not in data:
             raise SourceError(
-                f"{_LABEL}: {label}: split is {split!r}; expected one of {names(found)}"
+                f"{_LABEL}: {label}: split is {split!r}; expected one of {names(data)}"
             )
-        found = found[split]
-    return found
+        data = data[split]
+    return data
 
 
 def _rows(dataset: Any, partition_column: str | None) -> Rows:

@@ -88,12 +88,12 @@ class IcebergTable(LakeTable):
 
     def _wanted(self, snapshot: int | str) -> Any:
         is_id = isinstance(snapshot, int)
-        found = (self._table.snapshot_by_id if is_id else self._table.snapshot_by_name)(snapshot)
-        if found is None:
+        chosen = (self._table.snapshot_by_id if is_id else self._table.snapshot_by_name)(snapshot)
+        if chosen is None:
             raise SourceError(
                 f"{self._owner} has no snapshot {snapshot!r}. Snapshots that were expired are gone"
             )
-        return found
+        return chosen
 
     def list_units(self, where: str | None) -> Iterator[tuple[FileRecord, DataFile]]:
         """List the scan tasks of the snapshot, sorted by URL."""
@@ -192,8 +192,8 @@ class IcebergSource(LakeSource):
         def read() -> pa.Table:
             table = self._opened(detail)
             wanted = table.schemas()[detail["schema"]].select(*schema.names)
-            found = rows(table, span.url, detail["constants"], wanted, span.start, span.stop)
-            return pa.concat_tables(cast_table(each, schema) for each in found)
+            tables = rows(table, span.url, detail["constants"], wanted, span.start, span.stop)
+            return pa.concat_tables(cast_table(each, schema) for each in tables)
 
         return with_retries(_failpoints.failing("read", span.url, read))
 
@@ -202,12 +202,12 @@ class IcebergSource(LakeSource):
         properties = sorted(revealed(self.catalog.properties).items())
         key = repr((self.catalog.name, properties, self.table))
         wanted = detail["snapshot"], detail["schema"], time.monotonic() // _REFRESH_SECONDS
-        loaded, found = _loaded.get(key, (None, None))
+        loaded, opened = _loaded.get(key, (None, None))
         if loaded != wanted:
-            if (found := self.load(self.place)) is None:
+            if (opened := self.load(self.place)) is None:
                 raise FileNotFoundError(self.place)
-            _loaded[key] = (wanted, found)
-        return found
+            _loaded[key] = (wanted, opened)
+        return opened
 
 
 @known_keywords("vd.iceberg")

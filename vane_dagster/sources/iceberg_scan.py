@@ -53,8 +53,8 @@ def rows(
             own, is_old, projected_missing_fields=values, allow_timestamp_tz_mismatch=True
         )
         for batch in batches(file, start, stop, names):
-            found = visit_with_partner(wanted, batch, projection, ArrowAccessor(own))
-            yield pa.Table.from_batches([pa.RecordBatch.from_struct_array(found)])
+            projected = visit_with_partner(wanted, batch, projection, ArrowAccessor(own))
+            yield pa.Table.from_batches([pa.RecordBatch.from_struct_array(projected)])
 
 
 def tested_ids(schema: Schema, where: str) -> list[int]:

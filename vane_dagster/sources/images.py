@@ -100,36 +100,36 @@ class ImagesSource(FilesSource):
         from PIL import Image
 
         with opened(data, self.max_pixels) as image:
-            found = image.height, image.width
+            size = image.height, image.width
             if self.size is None:
-                return data, *found
+                return data, *size
             height, width = self.size
             image.draft(None, (width * _SCALED, height * _SCALED))
             made = image if image.mode == self.mode else converted(image, self.mode)
             if made.size != (width, height):
                 made = made.resize((width, height), Image.Resampling.BILINEAR)
-            return np.asarray(made), *found
+            return np.asarray(made), *size
 
     def _columns(self, images: Sequence[_Image]) -> dict[str, Any]:
         """Return the columns, with nulls and errors for rows that failed."""
         failed = [image.error is not None for image in images]
         values, *sides = zip(*(image.values for image in images))
-        found: dict[str, Any]
+        arrays: dict[str, Any]
         if self.size is None:
             columns = zip(self.columns.names[1:], (values, *sides))
-            found = {name: pa.array(c, self.columns.field(name).type) for name, c in columns}
+            arrays = {name: pa.array(c, self.columns.field(name).type) for name, c in columns}
         else:
             decoded = [value for value in values if value is not None]
             stacked = np.array(decoded, np.uint8).reshape(len(decoded), *self._shape)
             tensors = from_ndarray(stacked, self.columns.field("image").type)
-            found = {"image": with_null_rows(tensors, failed)}
+            arrays = {"image": with_null_rows(tensors, failed)}
         errors = [
             None if image.error is None else (type(image.error).__name__, first_line(image.error))
             for image in images
         ]
         if any(failed):
-            found[ROW_ERROR] = pa.array(errors, ROW_ERROR_TYPE)
-        return found
+            arrays[ROW_ERROR] = pa.array(errors, ROW_ERROR_TYPE)
+        return arrays
 
 
 class _Image(NamedTuple):

@@ -217,8 +217,8 @@ class IngestedSource(FileSource, InStore):
         files = self._all_files(location)
         tables = self.convert(self._stream(files[-1].url, location))
         first = map(self.shown, itertools.islice(tables, 2))  # one may have no rows
-        found = StoredTable(reduce(joined, first))
-        return self._schema(self._found_types([(files[-1], found)], location), location)
+        converted = StoredTable(reduce(joined, first))
+        return self._schema(self._found_types([(files[-1], converted)], location), location)
 
     # Planning.
 
@@ -231,9 +231,9 @@ class IngestedSource(FileSource, InStore):
     def list_files(
         self, partitions: Sequence[str | None], location: str
     ) -> Mapping[str | None, Listed]:
-        found = super().list_files(partitions, location)
-        self._listed.update({key: each for key, each in found.items() if isinstance(each, tuple)})
-        return found
+        listed = super().list_files(partitions, location)
+        self._listed.update({key: each for key, each in listed.items() if isinstance(each, tuple)})
+        return listed
 
     def split(
         self,
@@ -243,15 +243,15 @@ class IngestedSource(FileSource, InStore):
         partition: str | None = None,
     ) -> SourceTable:
         """Convert the files that the store lacks, and cut the rows of all into fragments."""
-        found = list(zip(files, self._ingested(files, location, partition)))
-        schema = self._schema(self._kept_types(found, location, partition), location)
-        warnings = self._check_columns(found, schema, f"{location}{in_partition(partition)}")
+        pairs = list(zip(files, self._ingested(files, location, partition)))
+        schema = self._schema(self._kept_types(pairs, location, partition), location)
+        warnings = self._check_columns(pairs, schema, f"{location}{in_partition(partition)}")
         own = "\n".join(["", self.reading, *_types_text(schema), *self._declared_types()])
         sized = [
             SizedFile(
                 file, [(piece.rows, piece.bytes) for piece in rows.pieces], own, _places(rows)
             )
-            for file, rows in found
+            for file, rows in pairs
         ]
         return SourceTable(schema, divide(sized, rule), warnings)
 
@@ -265,8 +265,8 @@ class IngestedSource(FileSource, InStore):
         known = _known(kept) if kept and has_all_rows(self.bound.root, kept) else {}
         listed = {file.url: file for file in self._listed.get(partition, files)}
         keys = [file_identity(file) for file in files]
-        found: dict[str, StoredTable | SourceError] = {k: known[k] for k in keys if k in known}
-        lacked = [(key, listed[f.url]) for key, f in zip(keys, files) if key not in found]
+        results: dict[str, StoredTable | SourceError] = {k: known[k] for k in keys if k in known}
+        lacked = [(key, listed[f.url]) for key, f in zip(keys, files) if key not in results]
         small = [each for each in lacked if each[1].size < _SMALL_BYTES]
         lots = [small[n : n + _SMALL_FILES] for n in range(0, len(small), _SMALL_FILES)]
         lots += [[each] for each in lacked if each[1].size >= _SMALL_BYTES]
@@ -279,8 +279,8 @@ class IngestedSource(FileSource, InStore):
             return call(*given, on_cluster=on_cluster, per_cpu=per_cpu)
 
         for converted in in_threads(convert, lots):
-            found |= converted
-        rows = {key: each for key, each in found.items() if isinstance(each, StoredTable)}
+            results |= converted
+        rows = {key: each for key, each in results.items() if isinstance(each, StoredTable)}
         by_types: dict[pa.Schema, list[str]] = {}
         for key, each in rows.items():
             by_types.setdefault(each.schema, []).append(key)
@@ -290,7 +290,7 @@ class IngestedSource(FileSource, InStore):
         if kept and not kept.files <= {place.name for each in pieces for place in each.places}:
             write_record(self.bound.root, record[0], f"{place}-{secrets.token_hex(8)}", kept)
         write_record(self.bound.root, *record, StoredTable(pa.schema([]), pieces, facts))
-        if failed := [each for each in found.values() if isinstance(each, SourceError)]:
+        if failed := [each for each in results.values() if isinstance(each, SourceError)]:
             raise SourceError("; ".join(map(str, failed[:5])))
         return [rows[key] for key in keys]
 
@@ -298,18 +298,18 @@ class IngestedSource(FileSource, InStore):
         self, lot: _Lot, location: str, folder: str
     ) -> dict[str, StoredTable | SourceError]:
         """Convert files: a large file into several pieces, small files into shared pieces."""
-        found: dict[str, StoredTable | SourceError] = {}
+        results: dict[str, StoredTable | SourceError] = {}
         with PieceWriter(self.bound.root, folder) as writer:
             for key, file in lot:
                 convert = functools.partial(self._converted, key, file.url, location, writer)
                 try:
                     try:
-                        found[key] = with_retries(_failpoints.failing("read", file.url, convert))
+                        results[key] = with_retries(_failpoints.failing("read", file.url, convert))
                     finally:
                         check_unchanged(self, [file], location)
                 except SourceError as error:
-                    found[key] = error
-        return found
+                    results[key] = error
+        return results
 
     def _converted(self, key: str, url: str, location: str, writer: PieceWriter) -> StoredTable:
         types = pa.schema([])
@@ -341,13 +341,13 @@ class IngestedSource(FileSource, InStore):
         with _one_at_a_time:
             kept = kept_types(self.bound, *place)
             if kept is None:
-                found = [*files]
+                pairs = [*files]
                 for key, others in self._listed.items():
                     if key != partition:
                         with suppress(SourceError):  # it is the other partition's error
-                            found += zip(others, self._ingested(others, location, key))
-                kept = self._found_types(found, location)
-                if any(rows.pieces for _, rows in found):  # no types are known without a row
+                            pairs += zip(others, self._ingested(others, location, key))
+                kept = self._found_types(pairs, location)
+                if any(rows.pieces for _, rows in pairs):  # no types are known without a row
                     kept = keep_types(self.bound, *place, kept)
         return kept
 
@@ -358,14 +358,14 @@ class IngestedSource(FileSource, InStore):
             known |= dict.fromkeys(types.names)
             check_distinct(list(known), f"{location}, {url!r}")
         schemas = dict.fromkeys(rows.schema for _, rows in files)
-        found = {each.name: each.type for each in reduce(joined, schemas, pa.schema([]))}
-        if not found:
+        kinds = {each.name: each.type for each in reduce(joined, schemas, pa.schema([]))}
+        if not kinds:
             where = f"{files[0][0].url!r} has no row" if files else f"{self.url!r} has no file"
             raise SourceError(
                 f"{location}: {where} to find columns in. Declare them by schema=, or write it"
             )
         declared = self.types or pa.schema([])
-        for name in [name for name, kind in found.items() if kind == MIXED]:
+        for name in [name for name, kind in kinds.items() if kind == MIXED]:
             having = [file.url for file, rows in files if name in rows.schema.names]
             if name not in declared.names:
                 raise SourceError(
@@ -373,12 +373,12 @@ class IngestedSource(FileSource, InStore):
                     f"{names(having, 3)}. Declare its type, by types= or schema=, or take files "
                     "out of the source"
                 )
-            found[name] = pa.null()
-        return pa.schema(found)
+            kinds[name] = pa.null()
+        return pa.schema(kinds)
 
-    def _schema(self, found: pa.Schema, location: str) -> pa.Schema:
+    def _schema(self, types: pa.Schema, location: str) -> pa.Schema:
         """Return the columns of the rows: with declared types, and as text without a value."""
-        kinds = {f.name: mapped(f.type, _text_if_null) for f in found}
+        kinds = {f.name: mapped(f.type, _text_if_null) for f in types}
         kinds |= {column.name: column.type for column in self.types or ()}
         if self.include_paths:
             if _PATH in map(str.lower, kinds):
@@ -449,8 +449,8 @@ class IngestedSource(FileSource, InStore):
                     columns[column.name].append(pa.nulls(rows.num_rows, column.type))
                     continue
                 cast = functools.partial(self.cast, column, column.name not in declared.names)
-                found, misfits = cast_each(rows.column(column.name), column.type, cast)
-                columns[column.name] += found
+                values, misfits = cast_each(rows.column(column.name), column.type, cast)
+                columns[column.name] += values
                 errors = {first + place: column for place in misfits} | errors
             first += rows.num_rows
         if self.include_paths:

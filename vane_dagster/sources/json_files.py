@@ -60,17 +60,17 @@ class JsonSource(IngestedSource):
         refused = pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, RecursionError
         with suppress(*refused):
             for _ in range(2):
-                found = arrow_json.read_json(
+                table = arrow_json.read_json(
                     pa.BufferReader(block),
                     arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
                     arrow_json.ParseOptions(explicit_schema=schema),
                 )
-                found.validate()  # the reader truncates some lists
-                plain = pa.schema([pa.field(f.name, _as_text(f.type)) for f in found.schema])
-                if plain == found.schema:
+                table.validate()  # the reader truncates some lists
+                plain = pa.schema([pa.field(f.name, _as_text(f.type)) for f in table.schema])
+                if plain == table.schema:
                     others = [f.name for f in plain if not pa.types.is_string(f.type)]
-                    if self._texts.isdisjoint(others) and not any(map(_is_inexact, found.columns)):
-                        return found
+                    if self._texts.isdisjoint(others) and not any(map(_is_inexact, table.columns)):
+                        return table
                     break
                 schema = plain  # texts that look like times
         return _by_line(block, line, stream, self._texts)
@@ -173,12 +173,12 @@ def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str
 def _column(values: Sequence[Any], is_text: bool) -> pa.Array:
     """Return a column; values without a common type as texts, as they stand in JSON."""
     try:
-        found = pa.array(values, from_pandas=False)
-        is_exact = not is_text and not _is_changed(values, found.type)
+        array = pa.array(values, from_pandas=False)
+        is_exact = not is_text and not _is_changed(values, array.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         is_exact = False
     if is_exact:
-        return found
+        return array
     texts = [
         value
         if value is None or isinstance(value, str)

@@ -88,8 +88,8 @@ class LakeTable(ABC):
     def units(self, where: str | None) -> Units:
         """Return the units that may have rows that pass a filter, listed once."""
         if where not in self._units:
-            found = self.list_units(where)
-            self._units[where] = {(record.url, record.version): (record, u) for record, u in found}
+            listed = self.list_units(where)
+            self._units[where] = {(record.url, record.version): (record, u) for record, u in listed}
         return self._units[where]
 
     @abstractmethod
@@ -134,8 +134,8 @@ class LakeSource(Source):
         """Open the version to read of a table."""
         what = f"{location}: {self.kind.capitalize()} table {url!r}"
         try:
-            if (found := with_retries(lambda: self.load(url))) is not None:
-                return self.table_type(self, location, found, url)
+            if (loaded := with_retries(lambda: self.load(url))) is not None:
+                return self.table_type(self, location, loaded, url)
         except VaneError:
             raise
         except Exception as error:  # drivers raise plain exceptions too

@@ -90,11 +90,11 @@ class LanceTable(LakeTable):
     def _passing(self, where: str) -> dict[int, int]:
         """Return the number of rows that pass a filter, by the fragment's id, in one scan."""
         scanner = self._table.scanner(columns=[], filter=where, with_row_address=True)
-        found: Counter[int] = Counter()
+        passing: Counter[int] = Counter()
         for batch in scanner.to_batches():
             ids, counts = np.unique(batch.column("_rowaddr").to_numpy() >> 32, return_counts=True)
-            found.update(dict(zip(ids.tolist(), counts.tolist())))
-        return found
+            passing.update(dict(zip(ids.tolist(), counts.tolist())))
+        return passing
 
     def _blob_bytes(self, fragment: Any, where: str | None) -> int:
         """Return the bytes of blobs, which may be in files beside the fragment's."""
@@ -138,14 +138,14 @@ class LanceSource(FolderSource):
             # A table that was written anew has the same versions and fragments, in other files.
             if fragment is None or _data_url(detail["table"], fragment.metadata) != span.url:
                 raise FileNotFoundError(f"version {detail['version']} of {detail['table']}")
-            found = fragment.scanner(
+            scanner = fragment.scanner(
                 columns=schema.names,
                 filter=detail["filter"],
                 offset=span.start,
                 limit=span.stop - span.start,
                 blob_handling=_BLOBS,
             )
-            return cast_table(found.to_table(), schema)
+            return cast_table(scanner.to_table(), schema)
 
         return with_retries(_failpoints.failing("read", span.url, read))
 

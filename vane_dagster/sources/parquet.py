@@ -57,8 +57,8 @@ class StoredParquet(ParquetReader):
     fallback: Location | None = None
 
     def options_for(self, url: str) -> Mapping[str, Any]:
-        found = self.root.options_for(url)
-        return self.fallback.options_for(url) if self.fallback and not found else found
+        options = self.root.options_for(url)
+        return self.fallback.options_for(url) if self.fallback and not options else options
 
 
 class ParquetFiles(ParquetReader, Source):

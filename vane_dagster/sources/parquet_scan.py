@@ -58,9 +58,9 @@ def read_rows(place: Location, start: int, stop: int, columns: Sequence[str]) ->
         with opened(place) as file:
             kinds = file.schema_arrow
             present = [name for name in columns if name in kinds.names]
-            found = list(batches(file, start, stop, present))
-            own = None if found else pa.schema([kinds.field(name) for name in present])
-            return pa.Table.from_batches(found, own).select(present)
+            record_batches = list(batches(file, start, stop, present))
+            own = None if record_batches else pa.schema([kinds.field(name) for name in present])
+            return pa.Table.from_batches(record_batches, own).select(present)
 
     return with_retries(_failpoints.failing("read", place.url, read))
 

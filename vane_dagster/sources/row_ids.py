@@ -225,9 +225,9 @@ def with_ids(table: SourceTable, rule: IdRule | None, location: str) -> SourceTa
 
 def rule_of(record: str, name: str) -> IdRule:
     """Return the rule of a manifest."""
-    found = json.loads(record)
-    types = tuple(map(parse_kind, found.get("types", ())))
-    return IdRule(name, tuple(found.get("columns", ())), types)
+    fields = json.loads(record)
+    types = tuple(map(parse_kind, fields.get("types", ())))
+    return IdRule(name, tuple(fields.get("columns", ())), types)
 
 
 def row_of(id: Any) -> tuple[str, int] | None:

@@ -85,8 +85,8 @@ class Rows:
         order = np.argsort(codes, kind="stable")
         keys = encoded.dictionary.to_pylist()
         edges = np.searchsorted(codes[order], np.arange(len(keys) + 1))
-        found = (order[low:high] for low, high in itertools.pairwise(edges))
-        return dict(zip(keys, found))
+        slices = (order[low:high] for low, high in itertools.pairwise(edges))
+        return dict(zip(keys, slices))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class RowsSource(StoredTableSource):
         return StoredTable(rows.schema, pieces)
 
 
-def _identity(found: Iterable[Piece]) -> str | None:
+def _identity(pieces: Iterable[Piece]) -> str | None:
     """Return the identity of the rows of some blocks; None if there are none."""
-    text = "\n".join(block.identity for block in found)
+    text = "\n".join(block.identity for block in pieces)
     return hashlib.sha256(text.encode()).hexdigest()[:40] if text else None

@@ -33,10 +33,10 @@ def common_columns(
     """
     kinds: dict[bytes, tuple[pa.Schema, str]] = {}
     keys = []
-    for url, found in files:
-        key = found.remove_metadata().serialize().to_pybytes()  # hashed faster than a schema
+    for url, own_schema in files:
+        key = own_schema.remove_metadata().serialize().to_pybytes()  # hashed faster than a schema
         if key not in kinds:
-            kinds[key] = (plain_schema(found), url)
+            kinds[key] = (plain_schema(own_schema), url)
         keys.append(key)
     schema = _merged(list(kinds.values()), location)
     extras = {}

@@ -49,10 +49,12 @@ class StoredSource(ParquetFiles, InStore):
     ) -> Mapping[str | None, Listed]:
         """List the files of the manifests in force."""
         store, is_whole = self.bound, list(partitions) == [None]
-        found = find(store, self.asset.split("/"), None if is_whole else partitions)
+        in_force = find(store, self.asset.split("/"), None if is_whole else partitions)
 
         groups: dict[str | None, list[Manifest]]
-        groups = {None: [*found.values()]} if is_whole else {key: [m] for key, m in found.items()}
+        groups = (
+            {None: [*in_force.values()]} if is_whole else {key: [m] for key, m in in_force.items()}
+        )
 
         def listed(partition: str | None) -> Listed:
             manifests = groups.get(partition)
@@ -85,11 +87,11 @@ class StoredSource(ParquetFiles, InStore):
         if files:
             return super().split(files, rule, location, partition)
         keys = None if partition is None else [partition]
-        found = find(self.bound, self.asset.split("/"), keys)
-        if not found:
+        manifests = find(self.bound, self.asset.split("/"), keys)
+        if not manifests:
             raise SourceError(f"asset {self.asset!r}{_where(partition)} is gone from the store")
         return SourceTable(
-            plain_schema(with_rows(self.bound, next(iter(found.values()))).schema), ()
+            plain_schema(with_rows(self.bound, next(iter(manifests.values()))).schema), ()
         )
 
 

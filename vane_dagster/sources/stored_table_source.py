@@ -112,15 +112,15 @@ class StoredTableSource(InStore):
 
     def _stored(self, partition: str | None, identity: str, location: str) -> StoredTable:
         """Return the table of a partition, which is kept from garbage collection from now on."""
-        root, found = self.bound.root, borrow(self.bound, identity)
-        if found is None:
+        root, table = self.bound.root, borrow(self.bound, identity)
+        if table is None:
             return create_record(root, identity, self._made(partition, identity, location))
-        write_record(root, identity, COMPLETE, found)
+        write_record(root, identity, COMPLETE, table)
         # Files in the store may have been deleted, and others be elsewhere by now.
-        if not has_all_rows(root, found):
-            found = self._made(partition, identity, location)
-            write_record(root, identity, COMPLETE, found)
-        return found
+        if not has_all_rows(root, table):
+            table = self._made(partition, identity, location)
+            write_record(root, identity, COMPLETE, table)
+        return table
 
     def _made(self, partition: str | None, identity: str, location: str) -> StoredTable:
         try:

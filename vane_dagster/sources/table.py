@@ -85,14 +85,14 @@ def _rows(data: Any, partition_column: str | None) -> Rows:
         data = data()
         _described(data)
     try:
-        found = _as_arrow(data)
-        schema = plain_schema(found.schema)
+        table = _as_arrow(data)
+        schema = plain_schema(table.schema)
         if not all(schema.names or [""]):
             raise SourceError(f"{_LABEL}: a table needs one or more columns, each with a name")
         check_distinct(schema.names, _LABEL)
         check_storable(schema, _LABEL)
         encoded_rows(empty_table(schema).columns)  # refuses types without an identity
-        rows = cast_table(found, schema)
+        rows = cast_table(table, schema)
     except VaneError as error:
         raise SourceError(str(error)) from error
     except (pa.ArrowException, TypeError, ValueError) as error:

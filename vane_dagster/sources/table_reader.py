@@ -27,8 +27,8 @@ class TableReader(SourceReader):
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         """Read the rows from Parquet files in the store."""
-        found = self.tables(fragment, schema.names, location)
-        tables = [conform(rows, schema) for rows in found]  # a file may have narrower types
+        pieces = self.tables(fragment, schema.names, location)
+        tables = [conform(rows, schema) for rows in pieces]  # a file may have narrower types
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
     def tables(
@@ -49,10 +49,10 @@ class TableReader(SourceReader):
             rows = ParquetRows(name, first[name], max(edges[name]))
             return _stored_rows(self.root, rows, columns, location)
 
-        found = dict(zip(edges, in_threads(read, edges)))
+        by_place = dict(zip(edges, in_threads(read, edges)))
 
         def rows_at(place: ParquetRows) -> pa.Table:
-            rows = found[place.name]
+            rows = by_place[place.name]
             return rows.slice(place.start - first[place.name], place.stop - place.start)
 
         return list(map(rows_at, places))

@@ -35,7 +35,7 @@ def typed(values: pa.Array) -> pa.Array:
     if not len(texts):
         return pa.nulls(0)
     tried = (_tried(texts, kind) for kind in kinds)
-    return next((found for found in tried if found is not None), values)
+    return next((result for result in tried if result is not None), values)
 
 
 def cast_text(values: pa.Array, kind: pa.DataType, is_found: bool = False) -> pa.Array:
@@ -47,25 +47,25 @@ def cast_text(values: pa.Array, kind: pa.DataType, is_found: bool = False) -> pa
 
 
 def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    found = values.cast(kind)
-    if pa.types.is_floating(kind) and _match_any(values.filter(pc.is_inf(found)), "[0-9]"):
+    cast = values.cast(kind)
+    if pa.types.is_floating(kind) and _match_any(values.filter(pc.is_inf(cast)), "[0-9]"):
         raise pa.ArrowInvalid("a number is too large")
     if pa.types.is_integer(kind) and _match_any(values, "[xX]"):
         raise pa.ArrowInvalid("a value is hexadecimal")
-    return found
+    return cast
 
 
 def _shown(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert texts to a type that each of them has."""
-    found = _cast(values, kind)
+    cast_values = _cast(values, kind)
     if pa.types.is_integer(kind):  # `007` and `+7` are not numbers
-        is_shown = found.cast(pa.string()).equals(values)
+        is_shown = cast_values.cast(pa.string()).equals(values)
     else:
         matches = pc.match_substring_regex(values, _KINDS[kind])
         is_shown = pc.all(matches, min_count=0).as_py()
     if not is_shown:
         raise pa.ArrowInvalid("a value has another type")
-    return found
+    return cast_values
 
 
 def _tried(values: pa.Array, kind: pa.DataType) -> pa.Array | None:
@@ -79,26 +79,26 @@ def cast_each(
     values: pa.ChunkedArray, kind: pa.DataType, cast: Callable[[pa.Array], pa.Array]
 ) -> tuple[list[pa.Array], list[int]]:
     """Cast the values of a column; those that do not fit become null."""
-    found: list[pa.Array] = []
+    arrays: list[pa.Array] = []
     misfits: list[int] = []
 
     def add(part: pa.Array, first: int) -> None:
         is_null = part.null_count == len(part)
         try:
-            found.append(pa.nulls(len(part), kind) if is_null else cast(part))
+            arrays.append(pa.nulls(len(part), kind) if is_null else cast(part))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
             if middle := len(part) // 2:
                 add(part.slice(0, middle), first)
                 add(part.slice(middle), first + middle)
             else:
-                found.append(pa.nulls(1, kind))
+                arrays.append(pa.nulls(1, kind))
                 misfits.append(first)
 
     first = 0
     for chunk in values.chunks:
         add(chunk, first)
         first += len(chunk)
-    return found, misfits
+    return arrays, misfits
 
 
 def is_readable(kind: pa.DataType) -> bool:

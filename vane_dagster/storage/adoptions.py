@@ -112,8 +112,8 @@ class Adoptions:
 
     def of(self, definition: str) -> Sequence[Adoption]:
         """Return those in force that join a definition with others, the latest last."""
-        found = self.equals(definition)
-        return [each for each in self.live if each.definition in found]
+        equal = self.equals(definition)
+        return [each for each in self.live if each.definition in equal]
 
     def equals(self, definition: str) -> Sequence[str]:
         """Return the class of a definition, itself first."""
@@ -150,12 +150,12 @@ class Adoptions:
 
 def joined(start: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
     """Return what is connected with the start, which is first."""
-    found, left = [start], list(pairs)
-    for each in found:
+    connected, left = [start], list(pairs)
+    for each in connected:
         for pair in left:
             if each in pair:
-                found += [other for other in pair if other not in found]
-    return found
+                connected += [other for other in pair if other not in connected]
+    return connected
 
 
 def adoptions(
@@ -165,12 +165,12 @@ def adoptions(
     files = store.records(pipeline) if records is None else records
     parsed = [match for name in files if (match := _NAME.fullmatch(name))]
     undone = {match[0] for match in parsed if match[1] == "undone"}
-    found: dict[str, tuple[list[Adoption], list[Adoption]]] = {}
+    by_stage: dict[str, tuple[list[Adoption], list[Adoption]]] = {}
     for match in sorted(parsed, key=lambda match: (int(match[5]), match[0])):
         if match[1] == "adopted" and (adoption := _read(files[match[0]], match[0])):
-            live, split = found.setdefault(match[2], ([], []))
+            live, split = by_stage.setdefault(match[2], ([], []))
             (split if f"undone{adoption.name}" in undone else live).append(adoption)
-    return defaultdict(Adoptions, {stage: Adoptions(*each) for stage, each in found.items()})
+    return defaultdict(Adoptions, {stage: Adoptions(*each) for stage, each in by_stage.items()})
 
 
 def _read(folder: Location, name: str) -> Adoption | None:

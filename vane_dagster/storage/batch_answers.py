@@ -101,14 +101,14 @@ class BatchedProvider:
         except StoreError as error:  # which is no row's
             fix = "If it is damaged, delete it with the record of its batch: it is paid for again"
             raise StageError(f"answers of a batch were not read: {error}. {fix}") from error
-        for name, found in known:
-            if found is None:
+        for name, stored in known:
+            if stored is None:
                 raise Pending
             began = min(began, given.ended[name])
-            if found.status == "succeeded":
-                return self._read(request, found)
-            if found.status not in ("canceled", POSTPONED):
-                failed.append(found)
+            if stored.status == "succeeded":
+                return self._read(request, stored)
+            if stored.status not in ("canceled", POSTPONED):
+                failed.append(stored)
         if failed and not _may_pass(failed[-1]):
             raise _error(failed[-1])
         if given.deadline_s is not None and now + WINDOW_SECONDS > began + given.deadline_s:
@@ -120,29 +120,29 @@ class BatchedProvider:
             )
         raise Pending(digest, body)
 
-    def _read(self, request: Request, found: BatchAnswer) -> Answer:
+    def _read(self, request: Request, answered: BatchAnswer) -> Answer:
         try:
-            answer: Answer = self._provider.read(request, json.loads(found.text))
+            answer: Answer = self._provider.read(request, json.loads(answered.text))
         except MalformedResponse as error:  # which would be transient
             raise BatchRequestError(str(error)) from error
         return replace(answer, batch_requests=1)
 
 
-def _may_pass(found: BatchAnswer) -> bool:
+def _may_pass(answer: BatchAnswer) -> bool:
     """Whether a failure is not the request's: of the provider, the account or the time."""
-    if found.status == "expired" or not found.code:
+    if answer.status == "expired" or not answer.code:
         return True
-    return found.code in TRANSIENT_STATUS or is_refusal(found.code)
+    return answer.code in TRANSIENT_STATUS or is_refusal(answer.code)
 
 
-def _problem(found: BatchAnswer) -> str:
-    status = f"{found.status} {found.code}" if found.code else found.status
-    return f"{status}: {found.text}" if found.text else status
+def _problem(answer: BatchAnswer) -> str:
+    status = f"{answer.status} {answer.code}" if answer.code else answer.status
+    return f"{status}: {answer.text}" if answer.text else status
 
 
-def _error(found: BatchAnswer) -> Exception:
-    is_long = is_too_long(found.code, found.text)
-    return (PromptTooLong if is_long else BatchRequestError)(_problem(found))
+def _error(answer: BatchAnswer) -> Exception:
+    is_long = is_too_long(answer.code, answer.text)
+    return (PromptTooLong if is_long else BatchRequestError)(_problem(answer))
 
 
 class BatchIndex:
@@ -151,14 +151,22 @@ class BatchIndex:
     def __init__(self, folder: Location, names: Sequence[str], in_flight: Sequence[str]) -> None:
         self._folder, self._names = folder, (*in_flight, *names)
         self._in_flight = len(in_flight)
-        found = in_threads(functools.partial(digests_in, folder), (n + ANSWERS for n in names))
-        found[:0] = in_threads(functools.partial(digests_of, folder), in_flight)
+        digests_of_batches = in_threads(
+            functools.partial(digests_in, folder), (n + ANSWERS for n in names)
+        )
+        digests_of_batches[:0] = in_threads(functools.partial(digests_of, folder), in_flight)
         # Half of a digest, which `find` compares as a whole.
-        halves = np.array([int(each[:16], 16) for digests in found for each in digests], np.uint64)
+        halves = np.array(
+            [int(each[:16], 16) for digests in digests_of_batches for each in digests], np.uint64
+        )
         order = np.argsort(halves, kind="stable")
         self._halves = halves[order]
-        self._batches = np.repeat(np.arange(len(found)), [*map(len, found)])[order]
-        self._rows = np.array([n for each in found for n in range(len(each))], np.int64)[order]
+        self._batches = np.repeat(
+            np.arange(len(digests_of_batches)), [*map(len, digests_of_batches)]
+        )[order]
+        self._rows = np.array(
+            [n for each in digests_of_batches for n in range(len(each))], np.int64
+        )[order]
         self._group = functools.lru_cache(_MAX_GROUPS)(self._read_group)
 
     def find(self, digest: str) -> Iterator[tuple[str, BatchAnswer | None]]:
@@ -170,9 +178,9 @@ class BatchIndex:
                 yield self._names[batch], None
                 continue
             group, place = divmod(row, ROW_GROUP)
-            found = self._group(self._names[batch], group)[place]
-            if found["digest"] == digest:
-                answer = BatchAnswer(digest, found["status"], found["text"], found["code"])
+            record = self._group(self._names[batch], group)[place]
+            if record["digest"] == digest:
+                answer = BatchAnswer(digest, record["status"], record["text"], record["code"])
                 yield self._names[batch], answer
 
     def _read_group(self, name: str, group: int) -> list[dict[str, Any]]:

@@ -118,8 +118,8 @@ class BatchFolder:
     def batches(self) -> list[ProviderBatch]:
         """Read the records, the earliest first."""
         files = [name for name in self.location.names() if name.endswith(RECORD)]
-        found = filter(None, in_threads(self._read, files))
-        return sorted(found, key=lambda each: (each.at, each.name))
+        records = filter(None, in_threads(self._read, files))
+        return sorted(records, key=lambda each: (each.at, each.name))
 
     def _read(self, file: str) -> ProviderBatch | None:
         fix = "Restore it; if it is deleted, its requests may be sent again"
@@ -195,8 +195,8 @@ def record_requests(folder: Location, requests: Mapping[str, str]) -> Recorded:
 
 def digests_in(folder: Location, name: str) -> list[str]:
     """Read the digests in a file of requests or answers."""
-    found: list[str] = read_part(folder, name, ["digest"])["digest"].to_pylist()
-    return found
+    digests: list[str] = read_part(folder, name, ["digest"])["digest"].to_pylist()
+    return digests
 
 
 def digests_of(folder: Location, batch: str) -> list[str]:

@@ -126,11 +126,11 @@ def _same(value: Any) -> Any:
 
 def require_format(record: Any, file: str) -> None:
     """Reject a record that a newer release has written in another format."""
-    found = record.get(FORMAT, 1) if isinstance(record, Mapping) else 1
-    if not isinstance(found, int) or found > STORE_FORMAT:
+    version = record.get(FORMAT, 1) if isinstance(record, Mapping) else 1
+    if not isinstance(version, int) or version > STORE_FORMAT:
         raise NewerFormatError(
-            f"{file!r} has format {found!r}, and this release of vane_dagster knows formats up to "
-            f"{STORE_FORMAT}: a newer one has written it. Upgrade vane_dagster here, and in each "
+            f"{file!r} has format {version!r}, and this release of vane_dagster knows formats up "
+            f"to {STORE_FORMAT}: a newer one has written it. Upgrade vane_dagster here, and in each "
             "environment that uses the store"
         )
 

@@ -26,19 +26,19 @@ def measure(
 ) -> Measures:
     """Compute the statistics of columns that checks need, without a loop over rows."""
     sums = sums or {}
-    found = {name: _measured(table.column(name), sums.get(name, ())) for name in columns}
+    measures = {name: _measured(table.column(name), sums.get(name, ())) for name in columns}
     if wasted:
-        found = merge_measures([found, dict.fromkeys(sums, wasted)])
-    return found
+        measures = merge_measures([measures, dict.fromkeys(sums, wasted)])
+    return measures
 
 
 def merge_measures(parts: Iterable[Mapping[str, Mapping[str, float]]]) -> Measures:
     """Combine the statistics of many parts."""
     merged: Measures = {}
     for part in parts:
-        for column, found in part.items():
+        for column, sums in part.items():
             total = merged.setdefault(column, {})
-            for name, value in found.items():
+            for name, value in sums.items():
                 combine: _Combine = _COMBINED.get(name, operator.add)
                 total[name] = combine(total[name], value) if name in total else value
     return merged
@@ -46,17 +46,17 @@ def merge_measures(parts: Iterable[Mapping[str, Mapping[str, float]]]) -> Measur
 
 def _measured(column: pa.ChunkedArray, fields: Sequence[str] = ()) -> dict[str, float]:
     column = _decoded(column)
-    found: dict[str, float] = {"nulls": column.null_count}
+    measured: dict[str, float] = {"nulls": column.null_count}
     if is_text(column.type):
-        return found | {"empty": sum(_empty(chunk) for chunk in column.chunks)}
+        return measured | {"empty": sum(_empty(chunk) for chunk in column.chunks)}
     if fields:
         sums = {name: pc.sum(pc.struct_field(column, name)).as_py() for name in fields}
-        return found | {name: int(each or 0) for name, each in sums.items()}
+        return measured | {name: int(each or 0) for name, each in sums.items()}
     if is_floats(column.type):
         chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in column.chunks]
         counted = merge_measures({"": _vectors(chunk)} for chunk in chunks)
-        return found | {"not_finite": 0, "zero": 0} | counted.get("", {})
-    return found
+        return measured | {"not_finite": 0, "zero": 0} | counted.get("", {})
+    return measured
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -78,18 +78,18 @@ def batches(value: Any, label: str) -> pa.RecordBatchReader:
         value = _with_named_index(value)
         for column, dtype in value.dtypes.items():
             check_dtype(dtype, column, label)
-    schema, found = _READERS[form](value)
+    schema, pieces = _READERS[form](value)
     plain = pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
     repeated = {name for name in plain.names if plain.names.count(name) > 1}
     if repeated or not plain.names:
         raise StoreError(
             f"{label}: columns are {plain.names}; expected one or more, each of its own name"
         )
-    return pa.RecordBatchReader.from_batches(plain, _cast(found, plain, label))
+    return pa.RecordBatchReader.from_batches(plain, _cast(pieces, plain, label))
 
 
-def _cast(found: Iterable[Any], schema: pa.Schema, label: str) -> Iterator[pa.RecordBatch]:
-    for piece in found:
+def _cast(pieces: Iterable[Any], schema: pa.Schema, label: str) -> Iterator[pa.RecordBatch]:
+    for piece in pieces:
         table = pa.Table.from_batches([piece]) if isinstance(piece, pa.RecordBatch) else piece
         try:
             table = cast_table(table, schema)
@@ -141,8 +141,8 @@ def _pieces(rows: StoredRows) -> Iterator[pa.Table]:
 def _reader(rows: StoredRows) -> pa.RecordBatchReader:
     if not _has_bytes(rows):
         return _files(rows).scanner().to_reader()
-    found = (batch for piece in _pieces(rows) for batch in piece.to_batches())
-    return pa.RecordBatchReader.from_batches(rows.schema, found)
+    record_batches = (batch for piece in _pieces(rows) for batch in piece.to_batches())
+    return pa.RecordBatchReader.from_batches(rows.schema, record_batches)
 
 
 def _dataset(rows: StoredRows) -> Any:
@@ -159,8 +159,8 @@ def _files(rows: StoredRows) -> Any:
     # Without this, folders named after keys such as "day=1" would become columns.
     make = functools.partial(ds.dataset, schema=rows.schema, format=verified(), partitioning=None)
     by_system = itertools.groupby(rows.files, lambda file: file.fs)
-    found = [make([file.path for file in files], filesystem=fs) for fs, files in by_system]
-    return found[0] if len(found) == 1 else ds.dataset(found)
+    datasets = [make([file.path for file in files], filesystem=fs) for fs, files in by_system]
+    return datasets[0] if len(datasets) == 1 else ds.dataset(datasets)
 
 
 def _pandas(rows: StoredRows) -> Any:

@@ -145,7 +145,7 @@ def decisions(
     Those that were undone for some of their ids are there without these.
     """
     files = store.records(pipeline) if records is None else records
-    wanted = sorted(n for n in files if (found := _NAME.fullmatch(n)) and found[1] in stages)
+    wanted = sorted(n for n in files if (match := _NAME.fullmatch(n)) and match[1] in stages)
     fix = "Restore it; without it, the decision is lost"
 
     def read(name: str) -> Decision | None:
@@ -179,8 +179,8 @@ def waive(
     Raises:
         StoreError: If the rows have no keys.
     """
-    found = _find(store, manifest, ids, location)
-    return _keep(store, manifest.pipeline, _decision("waived", manifest, found, reason))
+    failed = _find(store, manifest, ids, location)
+    return _keep(store, manifest.pipeline, _decision("waived", manifest, failed, reason))
 
 
 def patch(
@@ -198,21 +198,21 @@ def patch(
     Raises:
         StoreError: If an id is not in the partition, or its rows have no keys.
     """
-    found = _find(store, manifest, ids.to_pylist(), location)
-    decision = _decision("patched", manifest, found, "")
-    held = set(found.column(_FRAGMENT).to_pylist())
+    failed = _find(store, manifest, ids.to_pylist(), location)
+    decision = _decision("patched", manifest, failed, "")
+    held = set(failed.column(_FRAGMENT).to_pylist())
     elsewhere = {each.identity for i, each in enumerate(manifest.fragments) if i not in held}
     folder, origin = store.root.child(manifest.pipeline, manifest.stage, PATCHES), (
         Outcome.PATCHED, 0, decision.name.removesuffix(".json"), decision.user, "",
         datetime.fromtimestamp(decision.at, UTC),
     )  # fmt: skip
-    schema = records_schema(found.schema.field(ID).type)
-    given = dict(zip((OUTCOME, *ORIGIN), ([value] * len(found) for value in origin)))
-    given |= {name: found.column(name) for name in (KEY_HIGH, KEY_LOW, ID)}
+    schema = records_schema(failed.schema.field(ID).type)
+    given = dict(zip((OUTCOME, *ORIGIN), ([value] * len(failed) for value in origin)))
+    given |= {name: failed.column(name) for name in (KEY_HIGH, KEY_LOW, ID)}
     records = pa.table({name: given[name] for name in schema.names}, schema=schema)
     rows = write_records(folder, origin[2], records).removesuffix(SUFFIX)
-    places = pc.index_in(found.column(ID), value_set=ids.combine_chunks().cast(found[ID].type))
-    outputs = columns.take(places).add_column(0, PATCH_ID, found.column(ID))
+    places = pc.index_in(failed.column(ID), value_set=ids.combine_chunks().cast(failed[ID].type))
+    outputs = columns.take(places).add_column(0, PATCH_ID, failed.column(ID))
     folder.write(f"{rows}.parquet", encoded(outputs))
     decision = replace(decision, elsewhere=elsewhere, schema=columns.schema, rows=rows)
     return _keep(store, manifest.pipeline, decision)
@@ -227,13 +227,13 @@ def undo(store: Store, pipeline: str, decision: Decision, ids: Set[Any]) -> Deci
     return _keep(store, pipeline, rest)
 
 
-def _decision(kind: Kind, manifest: Manifest, found: pa.Table, reason: str) -> Decision:
+def _decision(kind: Kind, manifest: Manifest, failed: pa.Table, reason: str) -> Decision:
     return Decision(
         kind,
         manifest.stage,
         manifest.partition,
-        tuple(found.column(ID).to_pylist()),
-        tuple(_hex_keys(found)),
+        tuple(failed.column(ID).to_pylist()),
+        tuple(_hex_keys(failed)),
         user_name(),
         time.time(),
         reason,

@@ -26,8 +26,8 @@ def keep_texts(
 ) -> None:
     """Store the texts of a definition, unless they are there."""
     folder, name = store.root.child(pipeline, stage, DEFINITIONS), file_of(definition)
-    if store.keeps_code and name not in folder.names() and (found := texts()):
-        folder.create(name, json.dumps(dict(found)).encode())
+    if store.keeps_code and name not in folder.names() and (by_label := texts()):
+        folder.create(name, json.dumps(dict(by_label)).encode())
 
 
 def read_texts(store: Store, pipeline: str, stage: str, definition: str) -> dict[str, str] | None:

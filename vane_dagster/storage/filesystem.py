@@ -159,11 +159,11 @@ class Location:
 
     def entries(self) -> dict[str, FileInfo]:
         """List all files below the folder, including unfinished ones, by path relative to it."""
-        found = self.with_storage_errors("listed", self._below)
+        listed = self.with_storage_errors("listed", self._below)
         start = len(self.path.lstrip("/")) + 1
         return {
             path.lstrip("/")[start:]: FileInfo(int(info["size"] or 0), modified(info))
-            for path, info in found.items()
+            for path, info in listed.items()
         }
 
     def folders(self) -> list[str]:
@@ -400,11 +400,11 @@ def files_below(
         return _local_files(path)
     options = {"prefix": prefix} if prefix and set(protocols(fs)) & _OBJECT_STORES else {}
     try:
-        found: dict[str, dict[str, Any]] = fs.find(path, detail=True, **options)
+        listed: dict[str, dict[str, Any]] = fs.find(path, detail=True, **options)
     except FileNotFoundError:  # the bucket does not exist
         return {}
     # HTTP has no description of a path that is a file.
-    return {name: info or fs.info(name) for name, info in found.items()}
+    return {name: info or fs.info(name) for name, info in listed.items()}
 
 
 def _local_files(path: str) -> dict[str, dict[str, Any]]:
@@ -415,24 +415,24 @@ def _local_files(path: str) -> dict[str, dict[str, Any]]:
     if os.path.exists(path) and not os.path.isdir(path):
         info = _local_info(path)
         return {path: info} if info else {}
-    found: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, Any]] = {}
     for folder, _, names in os.walk(path, onerror=_unless_missing, followlinks=True):
         for name in names:
             if info := _local_info(os.path.join(folder, name)):
-                found[info["name"]] = info
-    return found
+                files[info["name"]] = info
+    return files
 
 
 def _local_info(path: str) -> dict[str, Any] | None:
     """Describe a local file as fsspec does, and to the nanosecond; None if it is not regular."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:  # gone since it was listed, or a link to nothing
         return {"name": path, "size": 0, "type": "file"}
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return None
-    times = {"mtime": found.st_mtime, "mtime_ns": found.st_mtime_ns}
-    return {"name": path, "size": found.st_size, "type": "file", **times}
+    times = {"mtime": status.st_mtime, "mtime_ns": status.st_mtime_ns}
+    return {"name": path, "size": status.st_size, "type": "file", **times}
 
 
 def _unless_missing(error: OSError) -> None:

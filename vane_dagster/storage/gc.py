@@ -125,12 +125,12 @@ def _collect_files(
     oldest = policy.now - policy.keep - policy.grace
 
     def find_unused(listed: Mapping[str, FileInfo]) -> set[str]:
-        found = {path for path, info in listed.items() if info.modified < oldest}
-        found = {path for path in found if not is_kept(path)}
-        records = [path for path in listed if is_record(path) and path not in found]
+        unneeded = {path for path, info in listed.items() if info.modified < oldest}
+        unneeded = {path for path in unneeded if not is_kept(path)}
+        records = [path for path in listed if is_record(path) and path not in unneeded]
         for path, data in zip(records, in_threads(folder.read, records)):
-            found -= files_of(data, folder.file_url(path))
-        return found
+            unneeded -= files_of(data, folder.file_url(path))
+        return unneeded
 
     listed = folder.entries()
     if not listed:
@@ -143,8 +143,8 @@ def _collect_files(
         folder.delete(sorted(unused))
     for path in sorted(unused):
         is_temporary = path.rpartition("/")[2].startswith(TEMPORARY)
-        found = report.temporaries if is_temporary else report.files
-        found[folder.file_url(path)] = listed[path].size
+        unneeded = report.temporaries if is_temporary else report.files
+        unneeded[folder.file_url(path)] = listed[path].size
     yield report
 
 
@@ -197,7 +197,7 @@ class _StageFolders:
     def __init__(self, store: Store, pipeline: str, name: str, policy: GcPolicy) -> None:
         self.name = name
         self._policy = policy
-        self._found = GcReport(f"{pipeline}/{name}")
+        self._report = GcReport(f"{pipeline}/{name}")
         self.tables: set[str] = set()
         self.definitions: set[str] = set()
         self._place = (pipeline, name)
@@ -242,20 +242,20 @@ class _StageFolders:
             elif name.startswith(ANNOUNCED):
                 unfinished.add(folder)
                 yield path
-        for folder, found in by_folder.items():
-            found.sort(key=lambda item: (item[0].sequence, item[0].plan, item[0].content))
-            for (_, path), (_, successor) in itertools.pairwise(found):
+        for folder, manifests in by_folder.items():
+            manifests.sort(key=lambda item: (item[0].sequence, item[0].plan, item[0].content))
+            for (_, path), (_, successor) in itertools.pairwise(manifests):
                 superseded = self.manifests[successor].modified
                 if folder in unfinished or not self._is_old(superseded):
                     yield path
-            yield found[-1][1]
+            yield manifests[-1][1]
 
     def _is_old(self, since: float) -> bool:
         return self._policy.now - since > self._policy.keep
 
     def collect(self, needed: _Needed) -> GcReport:
         """Mark and delete parts; marked parts that are needed again are released."""
-        found = self._found
+        collected = self._report
         kept: dict[str, list[array[int]]] = {}
         for path, files in needed.items():
             kept.setdefault(path.rpartition("/")[0], []).append(files)
@@ -273,17 +273,17 @@ class _StageFolders:
         for place, listed in ((texts, unused), (self._folder.child(FAILED), self._failed)):
             for name, stored in listed.items():
                 if self._is_old(stored.modified):
-                    found.files[place.file_url(name)] = stored.size
+                    collected.files[place.file_url(name)] = stored.size
         self._collect_batches()
         for path, stored in self.manifests.items():
             name = path.rpartition("/")[2]
             if name.startswith(TEMPORARY) and self._is_old(stored.modified):
-                found.temporaries[manifests.file_url(path)] = stored.size
+                collected.temporaries[manifests.file_url(path)] = stored.size
             elif path not in needed and ManifestName.parse(name):
-                found.manifests[manifests.file_url(path)] = stored.size
+                collected.manifests[manifests.file_url(path)] = stored.size
         if not self._policy.dry_run:
             self._carry_out()
-        return found
+        return collected
 
     def _collect_batches(self) -> None:
         """Delete batches whose answers were stored long ago, and requests of killed runs."""
@@ -296,30 +296,30 @@ class _StageFolders:
         for name, info in stored.items():
             batch = name.partition(".")[0]
             if batch in ended or (self._is_old(info.modified) and batch not in in_flight):
-                self._found.files[folder.location.file_url(name)] = info.size
+                self._report.files[folder.location.file_url(name)] = info.size
 
     def _unneeded(self, folder: str, kept: Iterable[array[int]]) -> dict[str, FileInfo]:
         """List the files of a partition that no manifest names."""
         named = set(itertools.chain.from_iterable(kept))
         listed = self._folder.child("parts", folder).entries()
-        found = {name: info for name, info in listed.items() if hash(name) not in named}
+        unnamed = {name: info for name, info in listed.items() if hash(name) not in named}
         # A run may have committed some of them since the manifests were listed.
-        manifests = self._folder.child("manifests", folder).names() if found else ()
+        manifests = self._folder.child("manifests", folder).names() if unnamed else ()
         for path in {f"{folder}/{name}" for name in manifests} - self.manifests.keys():
             named.update(self.references(path)[0])
-        return {name: info for name, info in found.items() if hash(name) not in named}
+        return {name: info for name, info in unnamed.items() if hash(name) not in named}
 
     def _sort(self, path: str, url: str, stored: FileInfo) -> None:
         """Decide about a part that no manifest needs, under its path among the marked parts."""
-        name, policy, found = path.rpartition("/")[2], self._policy, self._found
+        name, policy, collected = path.rpartition("/")[2], self._policy, self._report
         if not self._is_old(stored.modified):
             return
         if name.startswith(TEMPORARY):
-            found.temporaries[url] = stored.size
+            collected.temporaries[url] = stored.size
         elif parse_part_name(name) or name.endswith((FAULTS, RECORDS)):
             since = self._condemned.get(path)
             gone = since is not None and policy.now - since >= policy.grace
-            (found.deleted if gone else found.condemned)[url] = stored.size
+            (collected.deleted if gone else collected.condemned)[url] = stored.size
             # A deleted part stays marked until a listing shows that it is gone: a plan that
             # listed it before must not build on it.
             self._now_condemned[path] = since or policy.now + time.monotonic() - self._listed
@@ -331,7 +331,7 @@ class _StageFolders:
         try:
             staged = staged_parts(url, self._store.root.options_for(url))
         except StoreError as error:
-            self._found.unreadable[url] = str(error)
+            self._report.unreadable[url] = str(error)
             staged_before = (path for path in self._condemned if path.startswith(f"{STAGING}/"))
             self._now_condemned |= {path: self._condemned[path] for path in staged_before}
             return
@@ -340,13 +340,13 @@ class _StageFolders:
             self._sort(f"{STAGING}/{name}", url, stored)
 
     def _carry_out(self) -> None:
-        found, condemned = self._found, self._now_condemned
+        collected, condemned = self._report, self._now_condemned
         if condemned != self._condemned:
             if condemned:
                 self._folder.write(CONDEMNED, json.dumps(condemned).encode())
             else:
                 self._folder.delete([CONDEMNED])
-        urls = [*found.manifests, *found.deleted, *found.temporaries, *found.files]
+        urls = [*collected.manifests, *collected.deleted, *collected.temporaries, *collected.files]
         by_folder: dict[str, list[str]] = {}
         for url in urls:
             folder, _, name = url.rpartition("/")

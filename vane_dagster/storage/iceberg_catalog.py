@@ -62,10 +62,12 @@ class IcebergCatalog:
         from pyiceberg.utils.config import Config
 
         configured = {**(Config().get_catalog_config(self.name) or {}), **self.properties}
-        found = {own: configured[name] for name, own in _FSSPEC_NAMES.items() if name in configured}
+        options = {
+            own: configured[name] for name, own in _FSSPEC_NAMES.items() if name in configured
+        }
         if region := configured.get("s3.region"):
-            found["client_kwargs"] = {"region_name": region}
-        return {**found, **given}
+            options["client_kwargs"] = {"region_name": region}
+        return {**options, **given}
 
 
 def parse_catalog(where: str, catalog: Any) -> IcebergCatalog:

@@ -18,16 +18,16 @@ def distributions(imported: Iterable[str]) -> tuple[str, ...]:
     wanted = sorted(set(imported) - {_OWN})  # keys have separate version numbers for our own code
     own = {name: _package_of_its_name(name) for name in wanted}
     known = {} if all(own.values()) else _by_module()  # slow: reads the files of all packages
-    found: set[str] = set()
+    names: set[str] = set()
     for module, package in own.items():
-        found.update([package] if package else known.get(module, [module]))
-    return tuple(sorted(found))
+        names.update([package] if package else known.get(module, [module]))
+    return tuple(sorted(names))
 
 
 def installed(packages: Iterable[str]) -> tuple[str, ...]:
     """Return the packages that are installed in this process, each "name==version"."""
-    found = ((name, version_of(name)) for name in packages)
-    return tuple(f"{name}=={version}" for name, version in found if version)
+    versions = ((name, version_of(name)) for name in packages)
+    return tuple(f"{name}=={version}" for name, version in versions if version)
 
 
 @functools.cache

@@ -134,8 +134,8 @@ def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
     """Return smallest and largest id in their JSON form; a pair of None without rows."""
     if not len(ids):
         return None, None
-    found = pc.min_max(ids).as_py()
-    return found["min"], found["max"]
+    limits = pc.min_max(ids).as_py()
+    return limits["min"], limits["max"]
 
 
 def _column_options(table: pa.Table, target: PartTarget) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Promotion:
         # What a branch reads from its fallback is there already.
         self._branch, self._target = Store(branch.root), Store(target.root)
         self._pipeline = pipeline
-        self._found = self._in_force()
+        self._promoted = self._in_force()
         self._before = self._present()
         self._refuse(
             self._superseded(),
@@ -96,7 +96,7 @@ class Promotion:
         )
         copied = {
             place: self._copy_parts(manifest)
-            for place, (name, manifest) in self._found.items()
+            for place, (name, manifest) in self._promoted.items()
             if _version(self._before.get(place)) != name.version
         }
         now = self._present()
@@ -105,7 +105,7 @@ class Promotion:
         self._refuse(changed, "Another run has committed it meanwhile. Run the promotion again")
         self._copy_records()
         committed: dict[Place, str] = {}
-        for place, (_, manifest) in self._found.items():
+        for place, (_, manifest) in self._promoted.items():
             before = self._before.get(place)
             if place not in copied:
                 committed[place] = str(before)
@@ -125,16 +125,16 @@ class Promotion:
 
     def _refuse(self, problems: Iterable[str], fix: str) -> None:
         """Raise StoreError if there are problems; nothing is written yet."""
-        if found := [*problems]:
-            more = f"; and {len(found) - 3} more" * (len(found) > 3)
+        if listed := [*problems]:
+            more = f"; and {len(listed) - 3} more" * (len(listed) > 3)
             raise StoreError(
                 f"{self._branch.root.url!r} was not promoted into {self._target.root.url!r}: "
-                f"{'; '.join(found[:3])}{more}. {fix}"
+                f"{'; '.join(listed[:3])}{more}. {fix}"
             )
 
     def _in_force(self) -> Mapping[Place, tuple[ManifestName, Manifest]]:
         """Read the manifests of the branch that do not publish, upstream stages first."""
-        found: dict[Place, tuple[ManifestName, Manifest]] = {}
+        manifests: dict[Place, tuple[ManifestName, Manifest]] = {}
         committed = self._branch.stages(self._pipeline)
         for stage in committed:
             latest = self._branch.latest_of_all(self._pipeline, stage)
@@ -142,15 +142,17 @@ class Promotion:
             read = in_threads(lambda place: self._branch.opened(*place), given)
             for name, manifest in zip(latest.values(), read):
                 if manifest.kind != "write":
-                    found[stage, manifest.partition] = name, manifest
-        if not found:
+                    manifests[stage, manifest.partition] = name, manifest
+        if not manifests:
             raise StoreError(
                 f"{self._branch.root.url!r} has committed nothing of pipeline {self._pipeline!r} "
                 f"to promote; committed there: {names(committed)}. Give the root of a branch, and "
                 "materialize there first"
             )
-        above = {place: self._read_by(place, manifest) for place, (_, manifest) in found.items()}
-        return {p: found[p] for p in TopologicalSorter(above).static_order() if p in found}
+        above = {
+            place: self._read_by(place, manifest) for place, (_, manifest) in manifests.items()
+        }
+        return {p: manifests[p] for p in TopologicalSorter(above).static_order() if p in manifests}
 
     def _read_by(self, place: Place, manifest: Manifest) -> Sequence[Place]:
         """Return what a partition was made from."""
@@ -158,18 +160,18 @@ class Promotion:
 
     def _present(self) -> Mapping[Place, ManifestName]:
         """Return the manifests in force of the other store, of what is promoted and read by it."""
-        above = (self._read_by(place, manifest) for place, (_, manifest) in self._found.items())
-        places = {*self._found, *itertools.chain(*above)}
-        found: dict[Place, ManifestName] = {}
+        above = (self._read_by(place, manifest) for place, (_, manifest) in self._promoted.items())
+        places = {*self._promoted, *itertools.chain(*above)}
+        names: dict[Place, ManifestName] = {}
         for stage in {stage for stage, _ in places}:
             keys = [key for name, key in places if name == stage]
             latest = self._target.latest(self._pipeline, stage, keys)
-            found |= {(stage, key): name for key, name in latest.items()}
-        return found
+            names |= {(stage, key): name for key, name in latest.items()}
+        return names
 
     def _superseded(self) -> Iterator[str]:
         """Yield what has another version in force than the one that the branch started from."""
-        for place, (name, manifest) in self._found.items():
+        for place, (name, manifest) in self._promoted.items():
             now = self._before.get(place)
             start = ManifestName.parse(manifest.branched_from)
             # Other runs may have come back to it; a promotion that was killed has put ours there.
@@ -181,19 +183,21 @@ class Promotion:
         """Yield what was made from other assets of the branch."""
         root = self._branch.root
         below = f"{root.fs.unstrip_protocol(root.path).rstrip('/')}/"
-        for place, (_, manifest) in self._found.items():
+        for place, (_, manifest) in self._promoted.items():
             if any(file.url.startswith(below) for file in manifest.files):
                 yield f"{self._label(place)}: its source is an asset that the branch has committed"
 
     def _stale(self) -> Iterator[str]:
         """Yield what was made from another version of an upstream stage than will be in force."""
-        for (own, key), (_, manifest) in self._found.items():
+        for (own, key), (_, manifest) in self._promoted.items():
             for stage, known in manifest.upstream.items():
                 place = (stage, key)
-                now = self._found[place][0] if place in self._found else self._before.get(place)
+                now = (
+                    self._promoted[place][0] if place in self._promoted else self._before.get(place)
+                )
                 # A branch that has come back to a version has it under another number.
                 if now is None or now.version != _version(ManifestName.parse(known)):
-                    where = self._branch if place in self._found else self._target
+                    where = self._branch if place in self._promoted else self._target
                     yield (
                         f"{self._label((own, key))}: it was made from {known} of {stage!r}, and "
                         f"{where.root.url!r} has {now}"
@@ -228,15 +232,15 @@ class Promotion:
         known, other = (each.root.child(self._pipeline) for each in (self._branch, self._target))
         copy_missing(known, other, lambda name: name.startswith(_SETTINGS))
         copy_adoptions(self._branch, self._target, self._pipeline)
-        urls = {file.url for _, manifest in self._found.values() for file in manifest.files}
+        urls = {file.url for _, manifest in self._promoted.values() for file in manifest.files}
         for identity in filter(None, map(identity_of, urls)):
             borrow(Store(self._target.root, fallback=self._branch), identity)
-        for _, manifest in self._found.values():
+        for _, manifest in self._promoted.values():
             if manifest.decisions:
                 copy_decisions(self._branch, self._target, manifest)
-        for stage in {stage for stage, _ in self._found}:
+        for stage in {stage for stage, _ in self._promoted}:
             copy_floor(self._branch, self._target, self._pipeline, stage)
-            made = {m.definition for (s, _), (_, m) in self._found.items() if s == stage}
+            made = {m.definition for (s, _), (_, m) in self._promoted.items() if s == stage}
             texts = {file_of(definition) for definition in made}
             source, target = (
                 each.root.child(self._pipeline, stage) for each in (self._branch, self._target)

@@ -63,13 +63,13 @@ def attach(table: pa.Table, faults: pa.Table | None) -> pa.Table:
 def detach(tables: Sequence[pa.Table]) -> pa.Table | None:
     """Return the concatenated error records that tables carry; None if there are none."""
     held = [m[_METADATA] for table in tables if _METADATA in (m := table.schema.metadata or {})]
-    found = [pa.ipc.open_stream(pa.py_buffer(data)).read_all() for data in held]
-    return concat_faults(found) if found else None
+    detached = [pa.ipc.open_stream(pa.py_buffer(data)).read_all() for data in held]
+    return concat_faults(detached) if detached else None
 
 
-def concat_faults(found: Sequence[pa.Table]) -> pa.Table:
+def concat_faults(tables: Sequence[pa.Table]) -> pa.Table:
     """Concatenate records of quarantined rows; earlier releases wrote no parents."""
-    return pa.concat_tables(found, promote_options="default")
+    return pa.concat_tables(tables, promote_options="default")
 
 
 def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
@@ -80,8 +80,8 @@ def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
 def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
     """Read the records of the quarantined rows of a stage in a partition; possibly empty."""
     id = manifest.keys[manifest.input_key]
-    found = [read_part(folder, part.faults) for part in manifest.parts if part.faults]
-    return concat_faults([fault_schema(manifest.schema.field(id).type).empty_table(), *found])
+    tables = [read_part(folder, part.faults) for part in manifest.parts if part.faults]
+    return concat_faults([fault_schema(manifest.schema.field(id).type).empty_table(), *tables])
 
 
 def first_faults(folder: Location, parts: Sequence[PartInfo], limit: int) -> Sequence[str]:
@@ -102,14 +102,14 @@ def fault_lines(rows: pa.Table, limit: int = 3) -> list[str]:
 
 
 def write_failed(
-    store: Store, pipeline: str, stage: str, partition: str | None, found: Sequence[pa.Table]
+    store: Store, pipeline: str, stage: str, partition: str | None, tables: Sequence[pa.Table]
 ) -> None:
     """Store the failed rows of a partition that a run gives up, and replace former ones.
 
     A fragment that started over may have repeated some.
     """
-    rows = {row["id"]: row for row in concat_faults(found).to_pylist()}
-    table = pa.Table.from_pylist([*rows.values()], found[0].schema)
+    rows = {row["id"]: row for row in concat_faults(tables).to_pylist()}
+    table = pa.Table.from_pylist([*rows.values()], tables[0].schema)
     table = table.append_column(PARTITION, pa.array([partition] * len(table), pa.string()))
     folder = store.root.child(pipeline, stage, FAILED, partition_folder(partition))
     folder.write(_name_of(store, pipeline, stage, partition), encoded(table))
@@ -119,14 +119,14 @@ def read_failed(
     store: Store, pipeline: str, stage: str, partitions: Collection[str | None] | None
 ) -> dict[str | None, pa.Table]:
     """Read the failed rows of partitions that a run has given up since their last commit."""
-    folder, found = store.root.child(pipeline, stage, FAILED), {}
+    folder, rows_by_key = store.root.child(pipeline, stage, FAILED), {}
     for path in folder.walk():
         rows = read_part(folder, path)
         key = rows[PARTITION][0].as_py()
         is_wanted = partitions is None or key in partitions
         if is_wanted and path.endswith(_name_of(store, pipeline, stage, key)):
-            found[key] = rows
-    return found
+            rows_by_key[key] = rows
+    return rows_by_key
 
 
 def _name_of(store: Store, pipeline: str, stage: str, partition: str | None) -> str:

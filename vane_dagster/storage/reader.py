@@ -81,9 +81,9 @@ def find(
     places = [(ASSETS, asset_folder(path))]
     if len(path) == 2 and all(map(NAME.fullmatch, path)):
         places.append((path[0], path[1]))
-    found = [opened for place in places if (opened := in_force(store, *place, wanted))]
+    opened_places = [opened for place in places if (opened := in_force(store, *place, wanted))]
     # A key may have changed from a stage to an ordinary asset, or the reverse.
-    return max(found, key=_newest, default={})
+    return max(opened_places, key=_newest, default={})
 
 
 def find_all(
@@ -115,9 +115,9 @@ def rows_of(store: Store, label: str, manifests: Mapping[str | None, Manifest]) 
     stored = in_threads(lambda manifest: with_rows(store, manifest), manifests.values())
     files: list[RowsFile] = []
     for key, each in zip(manifests, stored):
-        folder, found = places(store, each)
+        folder, span = places(store, each)
         fs = folder.fs
-        files += (RowsFile(fs, folder.file(name), key) for name in found)
+        files += (RowsFile(fs, folder.file(name), key) for name in span)
     schema = _common_schema(label, stored) if stored else pa.schema([])
     return StoredRows(label, tuple(files), schema)
 
@@ -172,15 +172,15 @@ def _require(
     store: Store,
     path: Sequence[str],
     wanted: Sequence[str | None] | None,
-    found: Mapping[str | None, Manifest],
+    manifests: Mapping[str | None, Manifest],
     allow_missing: bool,
 ) -> None:
     """Raise StoreError for missing partitions, or if no partition defines the columns."""
-    missing = [key for key in wanted or () if key not in found]
+    missing = [key for key in wanted or () if key not in manifests]
     if wanted is not None and not missing:
         return
     asset, root = "/".join(path), store.root.url
-    if not found and (wanted is None or not find(store, path, None)):
+    if not manifests and (wanted is None or not find(store, path, None)):
         raise StoreError(
             f"{asset!r} was never materialized into {root!r}; materialize it first, with this store"
         )

@@ -22,19 +22,19 @@ def read_floor(store: Store, pipeline: str, stage: str) -> int:
 
 def raise_floor(store: Store, pipeline: str, stage: str, run_id: str) -> int:
     """Raise the floor of a stage, once for each run, and return it."""
-    found = _read(store, pipeline, stage)
-    if found.run_id == run_id:
-        return found.floor
-    raised = max(found.floor + 1, int(time.time()))
+    current = _read(store, pipeline, stage)
+    if current.run_id == run_id:
+        return current.floor
+    raised = max(current.floor + 1, int(time.time()))
     store.root.child(pipeline, stage).write(_FILE, _CODEC.dumps(_Floor(raised, run_id)))
     return raised
 
 
 def copy_floor(source: Store, target: Store, pipeline: str, stage: str) -> None:
     """Raise the floor of a stage to that of another store."""
-    found = _read(source, pipeline, stage)
-    if found.floor > _read(target, pipeline, stage).floor:
-        target.root.child(pipeline, stage).write(_FILE, _CODEC.dumps(found))
+    current = _read(source, pipeline, stage)
+    if current.floor > _read(target, pipeline, stage).floor:
+        target.root.child(pipeline, stage).write(_FILE, _CODEC.dumps(current))
 
 
 @dataclass(frozen=True)
@@ -51,5 +51,5 @@ _CODEC = Codec(_Floor)
 def _read(store: Store, pipeline: str, stage: str) -> _Floor:
     fix = "Restore it, or delete it and then materialize the stage with force"
     places = (each.root.child(pipeline, stage) for each in store.layers)
-    found = (read_file(place, _FILE, _CODEC.load, fix) for place in places)
-    return max((each for each in found if each), key=lambda each: each.floor, default=_Floor())
+    floors = (read_file(place, _FILE, _CODEC.load, fix) for place in places)
+    return max((each for each in floors if each), key=lambda each: each.floor, default=_Floor())

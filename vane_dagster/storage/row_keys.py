@@ -39,15 +39,15 @@ _Encoding: TypeAlias = "pa.LargeBinaryArray | npt.NDArray[np.void]"
 def row_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.uint64]:
     """Compute the keys of rows; return the first half of each, and the second."""
     rows = len(columns[0])
-    found = np.empty((2, rows), np.uint64)
+    keys = np.empty((2, rows), np.uint64)
     widths = _number_widths([_plain(column.slice(0, 0)) for column in columns])
     pieces = 1 + sum(column.nbytes for column in columns) // _PIECE_BYTES
     size = min(_PIECE_ROWS[bool(widths)], 1 + rows // pieces)
     for start in range(0, rows or 1, size):
         plain = [_plain(column.slice(start, size)) for column in columns]
         halves = _murmur3(_words(plain, widths)) if widths else _digests(encoded_rows(plain))
-        found[0, start : start + size], found[1, start : start + size] = halves
-    return found
+        keys[0, start : start + size], keys[1, start : start + size] = halves
+    return keys
 
 
 def has_keys(kind: pa.DataType) -> bool:
@@ -116,8 +116,8 @@ def _words(columns: Sequence[pa.Array], widths: Sequence[int]) -> list[_Words]:
     order = sorted(range(len(columns)), key=lambda number: -widths[number])
     for number, end in zip(order, ends.tolist()):
         array, unit = columns[number], min(widths[number], 8)
-        found = _bits(array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array)
-        pieces = np.ascontiguousarray(found).view(f"u{unit}")
+        plain = _bits(array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array)
+        pieces = np.ascontiguousarray(plain).view(f"u{unit}")
         for piece in range(pieces.shape[1]):
             place(pieces[:, piece], 16 + end - widths[number] + 8 * piece)
         if array.null_count:
@@ -220,12 +220,12 @@ def _bits(array: pa.Array) -> npt.NDArray[np.uint8]:
         raise TypeError(f"values of type {array.type} have no row key") from None
     data = array.buffers()[1]
     start = array.offset * width
-    found = np.frombuffer(data, np.uint8)[start : start + len(array) * width]
-    found = found.reshape(len(array), width)
+    values = np.frombuffer(data, np.uint8)[start : start + len(array) * width]
+    values = values.reshape(len(array), width)
     if array.null_count:
-        found = found.copy()
-        found[np.asarray(array.is_null())] = 0
-    return found
+        values = values.copy()
+        values[np.asarray(array.is_null())] = 0
+    return values
 
 
 def _cut(values: npt.NDArray[Any], ends: _Ends) -> _Encoding:
@@ -250,8 +250,8 @@ def _array(offsets: _Ends, data: pa.Buffer) -> pa.LargeBinaryArray:
 
 
 def _offsets(array: pa.LargeBinaryArray) -> _Ends:
-    found = np.frombuffer(array.buffers()[1], np.int64)
-    return found[array.offset : array.offset + len(array) + 1]
+    offsets = np.frombuffer(array.buffers()[1], np.int64)
+    return offsets[array.offset : array.offset + len(array) + 1]
 
 
 def _joined(pieces: Sequence[_Encoding]) -> pa.LargeBinaryArray:

@@ -62,11 +62,11 @@ def find_any(
             return error
 
     failed: StoreError | None = None
-    for index, found in enumerate(in_threads(attempt, files)):
-        if isinstance(found, StoreError):
-            failed = found
-        elif found:
-            return index, found[0]
+    for index, matches in enumerate(in_threads(attempt, files)):
+        if isinstance(matches, StoreError):
+            failed = matches
+        elif matches:
+            return index, matches[0]
     if failed is not None:
         raise failed
     return None
@@ -74,10 +74,10 @@ def find_any(
 
 def row_at(file: RowFile, keys: Sequence[str], row: int) -> Found:
     """Return the row with a number."""
-    found = read_part(file.folder, file.name, keys).select(list(keys)).slice(row, 1)
-    if not found.num_rows:
+    table = read_part(file.folder, file.name, keys).select(list(keys)).slice(row, 1)
+    if not table.num_rows:
         raise StoreError(f"{file.url!r} has no row {row}; was it rewritten?")
-    return Found(file, row, tuple(column[0].as_py() for column in found.columns))
+    return Found(file, row, tuple(column[0].as_py() for column in table.columns))
 
 
 def _values(wanted: Collection[Any], kind: pa.DataType) -> pa.Array:

@@ -104,15 +104,15 @@ class Store:
         if len(wanted) > _LISTED_ONE_BY_ONE:
             listed = self.latest_of_all(pipeline, stage)
             return {wanted[folder]: name for folder, name in listed.items() if folder in wanted}
-        found: dict[str | None, ManifestName] = {}
+        names: dict[str | None, ManifestName] = {}
         for key in wanted.values():
             name = self.latest_own(pipeline, stage, key)
             if name is not None:
-                found[key] = name
+                names[key] = name
         if self.fallback is not None:
-            lacking = [key for key in wanted.values() if key not in found]
-            found |= _finished(self.fallback.latest(pipeline, stage, lacking))
-        return found
+            lacking = [key for key in wanted.values() if key not in names]
+            names |= _finished(self.fallback.latest(pipeline, stage, lacking))
+        return names
 
     def latest_own(self, pipeline: str, stage: str, partition: str | None) -> ManifestName | None:
         """Return the name of the manifest in force below this root alone."""
@@ -124,8 +124,8 @@ class Store:
         for path in self.root.child(pipeline, stage, "manifests").walk():
             folder, _, name = path.rpartition("/")
             listed.setdefault(folder, []).append(name)
-        found = {folder: latest_name(names) for folder, names in listed.items()}
-        own = {folder: name for folder, name in found.items() if name is not None}
+        newest = {folder: latest_name(names) for folder, names in listed.items()}
+        own = {folder: name for folder, name in newest.items() if name is not None}
         if self.fallback is None:
             return own
         return _finished(self.fallback.latest_of_all(pipeline, stage)) | own
@@ -135,13 +135,13 @@ class Store:
 
         Those of the fallback precede the store's own.
         """
-        found = {
+        parsed = {
             (path.rpartition("/")[0], name): None
             for each in reversed(self.layers)
             for path in sorted(each.root.child(pipeline, stage, "manifests").walk())
             if (name := ManifestName.parse(path.rpartition("/")[2])) is not None
         }
-        return list(found)
+        return list(parsed)
 
     def read(
         self, pipeline: str, stage: str, partition: str | None, name: ManifestName
@@ -151,21 +151,21 @@ class Store:
 
     def opened(self, pipeline: str, stage: str, folder: str, name: str) -> Manifest:
         """Open a manifest by the folder of its partition and its file name."""
-        found = self.opened_if_there(pipeline, stage, folder, name)
-        if found is None:
+        manifest = self.opened_if_there(pipeline, stage, folder, name)
+        if manifest is None:
             location = self.root.child(pipeline, stage, "manifests", folder)
             raise StoreError(
                 f"manifest {location.file_url(name)!r} is gone. Materialize the stage again"
             )
-        return found
+        return manifest
 
     def opened_if_there(self, pipeline: str, stage: str, folder: str, name: str) -> Manifest | None:
         """Open a manifest; None if it is gone, because another run has removed it."""
         fix = "Delete it and materialize the stage again"
         for each in self.layers:
             location = each.root.child(pipeline, stage, "manifests", folder)
-            if (found := read_file(location, name, MANIFEST.load, fix)) is not None:
-                return replace(found, root=each.root)
+            if (manifest := read_file(location, name, MANIFEST.load, fix)) is not None:
+                return replace(manifest, root=each.root)
         return None
 
     def in_force(self, pipeline: str, stage: str, partition: str | None) -> Manifest | None:
@@ -243,10 +243,10 @@ class Store:
         """Return the names of records that `announce` wrote for a manifest, or before a time."""
         place = (manifest.pipeline, manifest.stage, partition_folder(manifest.partition))
         names = [each for each in self._manifest_names(manifest) if each.startswith(ANNOUNCED)]
-        found = [(name, self.opened_if_there(*place, name)) for name in names]
+        written = [(name, self.opened_if_there(*place, name)) for name in names]
         return [
             name
-            for name, each in found
+            for name, each in written
             if each and (each.content == manifest.content or each.committed_at < before)
         ]
 
@@ -262,12 +262,12 @@ class Store:
         Of files with the same name, the last folder's counts. Two runs that computed the same
         fragment at once leave two parts.
         """
-        found: dict[str, dict[str, Location]] = {}
+        parts: dict[str, dict[str, Location]] = {}
         for folder in folders:
             for name in folder.names():
                 if parsed := parse_part_name(name):
-                    found.setdefault(parsed[0], {})[name] = folder
-        return found
+                    parts.setdefault(parsed[0], {})[name] = folder
+        return parts
 
     def condemned(self, pipeline: str, stage: str) -> dict[str, float]:
         """Return the parts of a stage that are marked for deletion, here or in the fallback."""
@@ -293,8 +293,8 @@ class Store:
     ) -> _T | None:
         """Read and parse a file of JSON by its folder below the root; None if there is none."""
         for each in self.layers:
-            if (found := read_file(each.root.child(*folder), name, parse, fix)) is not None:
-                return found
+            if (record := read_file(each.root.child(*folder), name, parse, fix)) is not None:
+                return record
         return None
 
     def target(self, pipeline: str, stage: str) -> str | None:

@@ -110,13 +110,13 @@ def clipped(places: Iterable[ParquetRows], start: int, stop: int) -> Iterator[Pa
 
 def joined(places: Iterable[ParquetRows]) -> list[ParquetRows]:
     """Return places, of which those that follow each other in a file are one."""
-    found: list[ParquetRows] = []
+    merged: list[ParquetRows] = []
     for place in places:
-        if found and (found[-1].name, found[-1].stop) == place[:2]:
-            found[-1] = found[-1]._replace(stop=place.stop)
+        if merged and (merged[-1].name, merged[-1].stop) == place[:2]:
+            merged[-1] = merged[-1]._replace(stop=place.stop)
         else:
-            found.append(place)
-    return found
+            merged.append(place)
+    return merged
 
 
 def tables(root: Location) -> Location:
@@ -136,8 +136,8 @@ def identity_of(url: str) -> str | None:
 
 def kept_types(store: Store, pipeline: str, source: str) -> pa.Schema | None:
     """Return the types of a pipeline's source; None if none were kept."""
-    found = store.read_record((pipeline,), _types_file(source), _CODEC.load)
-    return found and found.schema
+    types = store.read_record((pipeline,), _types_file(source), _CODEC.load)
+    return types and types.schema
 
 
 def keep_types(store: Store, pipeline: str, source: str, types: pa.Schema) -> pa.Schema:
@@ -170,23 +170,23 @@ def borrow(store: Store, identity: str, name: str = COMPLETE) -> StoredTable | N
 
     So a collection there takes nothing from the branch.
     """
-    root, found = store.root, read_record(store.root, identity, name)
-    if found is not None or store.fallback is None:
-        return found
+    root, table = store.root, read_record(store.root, identity, name)
+    if table is not None or store.fallback is None:
+        return table
     fallback = store.fallback.root
-    found = read_record(fallback, identity, name)
-    if found is None or not has_all_rows(fallback, found):
+    table = read_record(fallback, identity, name)
+    if table is None or not has_all_rows(fallback, table):
         return None
-    places = sorted(found.files)
+    places = sorted(table.files)
     in_threads(lambda each: tables(root).write(each, tables(fallback).read(each)), places)
-    return create_record(root, identity, found, name)
+    return create_record(root, identity, table, name)
 
 
 def has_all_rows(root: Location, table: StoredTable) -> bool:
     """Return whether the store has all files of a table."""
     folders = {name.rpartition("/")[0] for name in table.files}
-    found = {f"{each}/{name}" for each in folders for name in tables(root).child(each).names()}
-    return table.files <= found
+    present = {f"{each}/{name}" for each in folders for name in tables(root).child(each).names()}
+    return table.files <= present
 
 
 def record_of(path: str) -> str | None:

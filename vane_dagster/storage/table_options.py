@@ -23,9 +23,9 @@ def check_table_url(
             f"{where}: {format} tables at {url!r} are not supported; expected {', '.join(most)} or "
             f"{last}"
         )
-    if found := _MISREAD.search(url):
+    if misread := _MISREAD.search(url):
         raise DefinitionError(
-            f"{where}: {url!r} holds {found.group()!r}, which {format}'s driver takes for a part "
+            f"{where}: {url!r} holds {misread.group()!r}, which {format}'s driver takes for a part "
             "of a URL; give the table another name"
         )
 
@@ -48,7 +48,7 @@ def table_options(location: Location) -> dict[str, str]:
     given = revealed(location.storage_options)
     client = dict(given.get("client_kwargs") or {})
     endpoint = client.get("endpoint_url") or given.get("endpoint_url")
-    found = {
+    options = {
         "AWS_ACCESS_KEY_ID": given.get("key"),
         "AWS_SECRET_ACCESS_KEY": given.get("secret"),
         "AWS_SESSION_TOKEN": given.get("token"),
@@ -59,6 +59,6 @@ def table_options(location: Location) -> dict[str, str]:
         "AWS_CONDITIONAL_PUT": "etag",
     }
     if endpoint and not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
-        found["AWS_REGION"] = found["AWS_REGION"] or "us-east-1"
+        options["AWS_REGION"] = options["AWS_REGION"] or "us-east-1"
     assert protocol_of(location.url) in ("s3", "s3a"), "refused where it is declared"
-    return {name: str(value) for name, value in found.items() if value}
+    return {name: str(value) for name, value in options.items() if value}

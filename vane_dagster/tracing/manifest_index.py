@@ -103,12 +103,12 @@ class ManifestIndex:
         ids = records.column(ID)
         if (row := pc.index(ids, pa.scalar(id, ids.type)).as_py()) < 0:
             return None
-        found = {name: records.column(name)[row].as_py() for name in (OUTCOME, *ORIGIN)}
-        is_patch = found[OUTCOME] == Outcome.PATCHED
-        if found[RUN_ID] == part.made.run_id:
+        values = {name: records.column(name)[row].as_py() for name in (OUTCOME, *ORIGIN)}
+        is_patch = values[OUTCOME] == Outcome.PATCHED
+        if values[RUN_ID] == part.made.run_id:
             return None
-        code, _ = parse_code(found[CODE])
-        origin = (found[RUN_ID], found[MODEL], code, found[AT].timestamp())
+        code, _ = parse_code(values[CODE])
+        origin = (values[RUN_ID], values[MODEL], code, values[AT].timestamp())
         return RowOrigin(*origin, is_patch)
 
     def _row_records(self, manifest: Manifest, part: PartInfo) -> pa.Table:
@@ -130,10 +130,10 @@ class ManifestIndex:
                 f"{self.label(stage)!r} was never materialized into {self.store.root.url!r}; "
                 f"pipeline {self.pipeline!r} has {names(known, 20)}"
             )
-        found = self.in_force(stage)
-        if found is None:
+        manifest = self.in_force(stage)
+        if manifest is None:
             raise TraceError(self._never(stage))
-        return found
+        return manifest
 
     def in_force(self, stage: str) -> tuple[str, Manifest] | None:
         """Return the name and the content of a stage's manifest in force; None if there is none."""
@@ -152,8 +152,8 @@ class ManifestIndex:
 
     def shape(self, stage: str) -> Manifest | None:
         """Return a manifest that records a stage's inputs: from this partition, else from any."""
-        if found := self.in_force(stage):
-            return found[1]
+        if in_force := self.in_force(stage):
+            return in_force[1]
         for folder, name in self.store.latest_of_all(self.pipeline, stage).items():
             return self.store.opened(self.pipeline, stage, folder, str(name))
         return None
@@ -174,11 +174,11 @@ class ManifestIndex:
         if not manifest.parts[index].rows:
             return []
         (file,) = self._files(manifest, [index])
-        found: dict[int, Found] = {}
+        by_row: dict[int, Found] = {}
         for position, values in wanted.items():
             for hit in find(file, manifest.keys, position, values):
-                found[hit.row] = hit
-        return [found[row] for row in sorted(found)]
+                by_row[hit.row] = hit
+        return [by_row[row] for row in sorted(by_row)]
 
     def locate(self, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
         """Find the row of a stage by id."""
@@ -313,5 +313,5 @@ def fragment_index(manifest: Manifest, fragment: FragmentRecord) -> int | None:
 
 
 def _pipelines(store: Store) -> list[str]:
-    found = {name for each in store.layers for name in each.root.folders()}
-    return sorted(name for name in found if not name.startswith("~"))
+    folders = {name for each in store.layers for name in each.root.folders()}
+    return sorted(name for name in folders if not name.startswith("~"))

@@ -28,8 +28,8 @@ def not_found(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> Tra
     if parts:
         low, high = min(part.id_min for part in parts), max(part.id_max for part in parts)
         explanation = f"its {manifest.rows:,} rows have ids from {low!r} to {high!r}"
-    found = left_out(manifest_index, manifest, id)
-    reason = f". {found}" if found else ""
+    cause = left_out(manifest_index, manifest, id)
+    reason = f". {cause}" if cause else ""
     return TraceError(
         f"{label!r}{where} has no row with {manifest.keys[0]} {id!r}: {explanation}{reason}"
     )

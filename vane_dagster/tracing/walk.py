@@ -90,9 +90,9 @@ def trace_back(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
             f"{manifest_index.label(stage)!r} is where every trace ends; ask for a stage's row, or "
             "trace forward from here"
         )
-    name, _, key, index, found = _located(manifest_index, stage, id)
+    name, _, key, index, start = _located(manifest_index, stage, id)
     walk = _BackwardWalk(manifest_index)
-    walk.visit((stage, name), index, found)
+    walk.visit((stage, name), index, start)
     shown = tuple(reversed(walk.steps))
     return Trace(
         manifest_index.label(stage), manifest_index.partition, key, False, shown, walk.omitted
@@ -213,21 +213,21 @@ def stage_step(
     manifest: Manifest,
     name: str,
     index: int,
-    found: Found | None,
+    match: Found | None,
     keys: Sequence[Any] = (),
     notes: Sequence[str] = (),
 ) -> Step:
     """Return the step of a row in a part."""
     made = manifest.parts[index].made
-    keys = found.keys if found else keys
+    keys = match.keys if match else keys
     copied = manifest_index.origin(manifest, index, keys[manifest.input_key]) if keys else None
     return Step(
         stage=manifest_index.label(manifest.stage),
         kind=manifest.kind,
         partition=manifest.partition,
         keys=dict(zip(manifest.keys, keys)),
-        url=found.file.url if found else "",
-        row=found.row if found else None,
+        url=match.file.url if match else "",
+        row=match.row if match else None,
         reads=tuple(manifest.reads),
         manifest=name,
         run_id=made.run_id if made else "",
@@ -305,10 +305,10 @@ def trace_forward(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
     """Trace a row of a stage, or of the source, forward."""
     if stage == SOURCE:
         return _from_source(manifest_index, id)
-    name, manifest, key, index, found = _located(manifest_index, stage, id)
+    name, manifest, key, index, start = _located(manifest_index, stage, id)
     walk = _ForwardWalk(manifest_index, manifest.fragments[index])
-    walk.steps.append(stage_step(manifest_index, manifest, name, index, found))
-    walk.reached[stage] = _StageRows(len(manifest.keys), [found.keys])
+    walk.steps.append(stage_step(manifest_index, manifest, name, index, start))
+    walk.reached[stage] = _StageRows(len(manifest.keys), [start.keys])
     return walk.trace(stage, key)
 
 

@@ -50,9 +50,9 @@ def hints(function: Any) -> dict[str, Any]:
 def _scope(defined: Any) -> dict[str, Any]:
     """Return the names of a function's module and of the functions around it."""
     function = inspect.unwrap(defined) if callable(defined) else defined
-    found = dict(vars(sys.modules.get(getattr(function, "__module__", None) or "", object)))
-    found |= getattr(function, "__globals__", {})
-    return found | captured_by(function)
+    names = dict(vars(sys.modules.get(getattr(function, "__module__", None) or "", object)))
+    names |= getattr(function, "__globals__", {})
+    return names | captured_by(function)
 
 
 def _resolved(annotation: Any, scope: dict[str, Any]) -> Any:
@@ -110,8 +110,8 @@ def _arrow(annotation: Any, above: tuple[Any, ...]) -> pa.DataType:
             "schema="
         )
     if callable(to_arrow := getattr(annotation, "to_arrow_dtype", None)):
-        found: pa.DataType = to_arrow()
-        return found
+        arrow_type: pa.DataType = to_arrow()
+        return arrow_type
     if annotation in above:
         raise SchemaError(f"{_name(annotation)} contains itself, and a column has a fixed depth")
     above = (*above, annotation)
@@ -167,8 +167,8 @@ def _fields(annotation: Any) -> dict[str, Any] | None:
     if isinstance(model := getattr(annotation, "model_fields", None), Mapping):
         return {name: field.annotation for name, field in model.items()}
     if dataclasses.is_dataclass(annotation):
-        found = hints(annotation)
-        return {field.name: found[field.name] for field in dataclasses.fields(annotation)}
+        types = hints(annotation)
+        return {field.name: types[field.name] for field in dataclasses.fields(annotation)}
     is_typed_dict = isinstance(annotation, type) and hasattr(annotation, "__optional_keys__")
     if is_typed_dict or hasattr(annotation, "_fields"):
         return hints(annotation)

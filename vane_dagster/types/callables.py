@@ -29,11 +29,11 @@ def defaults_of(function: types.FunctionType) -> dict[str, Any]:
 def captured_by(function: Any) -> dict[str, Any]:
     """Return the variables of enclosing functions that a function captures, if they are set."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, cell in zip(names, getattr(function, "__closure__", None) or ()):
         with contextlib.suppress(ValueError):  # not assigned yet
-            found[name] = cell.cell_contents
-    return found
+            values[name] = cell.cell_contents
+    return values
 
 
 def constructors(target: Any) -> list[str]:
@@ -41,15 +41,15 @@ def constructors(target: Any) -> list[str]:
 
     Empty for anything but a class, and if the source of a constructor is not there.
     """
-    found = []
+    texts = []
     for base in inspect.getmro(target) if inspect.isclass(target) else ():
-        found.append(base.__qualname__)  # a script's module has two names
+        texts.append(base.__qualname__)  # a script's module has two names
         if inspect.isfunction(constructor := vars(base).get("__init__")):
             try:
-                found.append(inspect.getsource(constructor))
+                texts.append(inspect.getsource(constructor))
             except (OSError, TypeError):
                 return []
-    return found
+    return texts
 
 
 def signature_of(function: Any) -> inspect.Signature | None:

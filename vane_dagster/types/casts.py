@@ -20,15 +20,15 @@ class Mismatch(TypeError):
     """Values are not of the declared type.
 
     Attributes:
-        found: Their type.
+        actual: Their type.
         wanted: The declared type.
         reason: Why they do not fit; empty if the types are of different kinds.
         path: The fields of structs that lead to them.
     """
 
-    def __init__(self, found: pa.DataType, wanted: pa.DataType, reason: str = "") -> None:
-        super().__init__(f"values are {found}, not {wanted}{reason and f': {reason}'}")
-        self.found, self.wanted, self.reason = found, wanted, reason
+    def __init__(self, actual: pa.DataType, wanted: pa.DataType, reason: str = "") -> None:
+        super().__init__(f"values are {actual}, not {wanted}{reason and f': {reason}'}")
+        self.actual, self.wanted, self.reason = actual, wanted, reason
         self.path: list[str] = []
 
 
@@ -53,8 +53,8 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     Arrow damages lists with a null-typed field when it casts them to their own type.
     """
     columns = [table.column(field.name) for field in schema]
-    found = [c if c.type == field.type else c.cast(field.type) for c, field in zip(columns, schema)]
-    return pa.Table.from_arrays(found, schema=schema)
+    cast = [c if c.type == field.type else c.cast(field.type) for c, field in zip(columns, schema)]
+    return pa.Table.from_arrays(cast, schema=schema)
 
 
 def checked_cast(values: Any, kind: pa.DataType) -> Any:
@@ -66,28 +66,28 @@ def checked_cast(values: Any, kind: pa.DataType) -> Any:
     return result
 
 
-def _are_alike(found: pa.DataType, wanted: pa.DataType) -> bool:
+def _are_alike(actual: pa.DataType, wanted: pa.DataType) -> bool:
     """Return whether a cast keeps the meaning of values."""
-    if pa.types.is_null(found):
+    if pa.types.is_null(actual):
         return True
-    if pa.types.is_dictionary(found):
-        return _are_alike(found.value_type, wanted)
-    if is_list(found) and is_list(wanted):
-        return _are_alike(found.value_type, wanted.value_type)
-    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
-        fields = {field.name: field.type for field in found}
+    if pa.types.is_dictionary(actual):
+        return _are_alike(actual.value_type, wanted)
+    if is_list(actual) and is_list(wanted):
+        return _are_alike(actual.value_type, wanted.value_type)
+    if pa.types.is_struct(actual) and pa.types.is_struct(wanted):
+        fields = {field.name: field.type for field in actual}
         return fields.keys() == set(wanted.names) and all(
             _are_alike(fields[field.name], field.type) for field in wanted
         )
-    if pa.types.is_map(found) and pa.types.is_map(wanted):
-        keys = _are_alike(found.key_type, wanted.key_type)
-        return keys and _are_alike(found.item_type, wanted.item_type)
-    if is_bytes(found) and is_text(wanted):  # if they are UTF-8, as Triton and Spark return text
+    if pa.types.is_map(actual) and pa.types.is_map(wanted):
+        keys = _are_alike(actual.key_type, wanted.key_type)
+        return keys and _are_alike(actual.item_type, wanted.item_type)
+    if is_bytes(actual) and is_text(wanted):  # if they are UTF-8, as Triton and Spark return text
         return True
-    if _is_moment(found) and _is_moment(wanted):
-        return (getattr(found, "tz", None) is None) == (getattr(wanted, "tz", None) is None)
+    if _is_moment(actual) and _is_moment(wanted):
+        return (getattr(actual, "tz", None) is None) == (getattr(wanted, "tz", None) is None)
     families = (is_number, is_text, pa.types.is_boolean, pa.types.is_time, pa.types.is_duration)
-    return any(family(found) and family(wanted) for family in (*families, is_bytes))
+    return any(family(actual) and family(wanted) for family in (*families, is_bytes))
 
 
 def _is_moment(kind: pa.DataType) -> bool:
@@ -96,32 +96,32 @@ def _is_moment(kind: pa.DataType) -> bool:
 
 def _check_kept(before: Any, after: Any) -> None:
     """Raise ArrowInvalid if a cast has changed a value that Arrow itself does not check."""
-    found, wanted = before.type, after.type
-    if found == wanted or pa.types.is_null(found):
+    actual, wanted = before.type, after.type
+    if actual == wanted or pa.types.is_null(actual):
         return
-    if is_list(found) and is_list(wanted):
+    if is_list(actual) and is_list(wanted):
         _check_kept(pc.list_flatten(before), pc.list_flatten(after))
-    elif pa.types.is_struct(found):
-        for field in (each for each in wanted if each.name in found.names):
+    elif pa.types.is_struct(actual):
+        for field in (each for each in wanted if each.name in actual.names):
             _check_kept(pc.struct_field(before, field.name), pc.struct_field(after, field.name))
-    elif pa.types.is_map(found):
+    elif pa.types.is_map(actual):
         for some, other in zip(_arrays(before), _arrays(after)):
             some, other = pa.concat_arrays([some]), pa.concat_arrays([other])  # without offsets
             _check_kept(some.keys, other.keys)
             _check_kept(some.items, other.items)
-    elif pa.types.is_floating(found) and pa.types.is_decimal(wanted):
+    elif pa.types.is_floating(actual) and pa.types.is_decimal(wanted):
         given = _numbers(before)
-        error = np.abs(given - _numbers(after.cast(found)))
+        error = np.abs(given - _numbers(after.cast(actual)))
         if (error > _ROUNDING * np.finfo(given.dtype).eps * np.abs(given)).any():
             raise pa.ArrowInvalid(f"a value has more than {wanted.scale} digits after the point")
-    elif pa.types.is_integer(found) and pa.types.is_float16(wanted):
+    elif pa.types.is_integer(actual) and pa.types.is_float16(wanted):
         if not np.array_equal(_numbers(before), _numbers(after).astype(np.float64)):
             raise pa.ArrowInvalid(f"an integer is not exact as a {wanted}")
     elif pa.types.is_floating(wanted):
-        narrower = not pa.types.is_floating(found) or wanted.bit_width < found.bit_width
+        narrower = not pa.types.is_floating(actual) or wanted.bit_width < actual.bit_width
         if narrower and (infinite := _infinite(after)) and infinite > _infinite(before):
             raise pa.ArrowInvalid(f"a value is too large for {wanted}")
-    elif pa.types.is_date(wanted) and not after.cast(found).equals(before):
+    elif pa.types.is_date(wanted) and not after.cast(actual).equals(before):
         raise pa.ArrowInvalid("a value has a time of day")
 
 

@@ -30,8 +30,8 @@ def row_values(column: pa.ChunkedArray) -> Sequence[Any]:
         lengths = pc.list_value_length(column).to_pylist()
         values = iter(row_values(pc.list_flatten(column)))
         return [None if n is None else [next(values) for _ in range(n)] for n in lengths]
-    found: list[Any] = column.to_pylist()
-    return found
+    rows: list[Any] = column.to_pylist()
+    return rows
 
 
 def holds_arrays(kind: pa.DataType) -> bool:

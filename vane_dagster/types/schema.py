@@ -221,10 +221,10 @@ def is_untyped(kind: pa.DataType) -> bool:
     return any(is_untyped(kind.field(index).type) for index in range(kind.num_fields))
 
 
-def merged_types(found: Iterable[pa.Schema], location: str) -> pa.Schema:
+def merged_types(schemas: Iterable[pa.Schema], location: str) -> pa.Schema:
     """Combine the columns of several results. Numbers of different types get the wider type."""
     try:
-        merged = pa.unify_schemas([pa.schema([]), *found], promote_options="permissive")
+        merged = pa.unify_schemas([pa.schema([]), *schemas], promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
         raise UdfError(
             f"{location}: a column has different types in several results: {first_line(error)}; "

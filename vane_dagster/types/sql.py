@@ -204,11 +204,11 @@ def _functions() -> dict[str, frozenset[str]]:
         "SELECT lower(function_name), list(DISTINCT function_type), "
         "bool_and(stability <> 'CONSISTENT') FROM duckdb_functions() GROUP BY 1"
     )
-    found = {name: frozenset({"unstable"}) for name in _UNDECLARED}
+    functions = {name: frozenset({"unstable"}) for name in _UNDECLARED}
     for name, kinds, is_unstable in _asked(query):
         unstable = {"unstable"} if is_unstable and name != "error" else set()  # it has no value
-        found[name] = found.get(name, frozenset()) | unstable | {*kinds}
-    return found
+        functions[name] = functions.get(name, frozenset()) | unstable | {*kinds}
+    return functions
 
 
 @functools.lru_cache(maxsize=1024)
@@ -259,18 +259,18 @@ def bind(
 def _computed_from(expression: str, schema: pa.Schema, label: str) -> set[str]:
     """Return the columns that an expression computes with."""
     names = {name.lower() for name in referenced_columns(expression, label)}
-    found = {field.name for field in schema if field.name.lower() in names}
-    for name in found:
+    used = {field.name for field in schema if field.name.lower() in names}
+    for name in used:
         if seen_by_sql(schema.field(name).type) is None:
             raise SchemaError(
                 f"{label}: {expression!r} computes with {name!r}, which is "
                 f"{schema.field(name).type}; SQL has no type for its values. Pass it through as "
                 "it is, and compute with it in a map_batches, or write it as another type"
             )
-    for name in names - {column.lower() for column in found}:
+    for name in names - {column.lower() for column in used}:
         if name == "rowid" or is_value_function(name):
             raise _not_row_dependent(expression, name, label)
-    return found
+    return used
 
 
 def _create_source(connection: duckdb.DuckDBPyConnection, fields: Sequence[pa.Field]) -> None:
@@ -289,7 +289,7 @@ def _bound_type(
 ) -> pa.DataType:
     try:
         relation = connection.sql(select([("x", expression)], None, "source"))
-        found, kind = relation.to_arrow_table(), relation.types[0]
+        table, kind = relation.to_arrow_table(), relation.types[0]
     except duckdb.Error as error:
         text, known = first_line(error), {name.lower() for name in schema.names}
         named = [name for name in referenced_columns(expression, label) if f'"{name}"' in text]
@@ -301,7 +301,7 @@ def _bound_type(
         raise SchemaError(message) from None
     if is_lost_in_arrow(kind):
         raise SchemaError(f"{label} is {kind}; {NO_ARROW_TYPE}, for example with ::VARCHAR")
-    return found.schema.field(0).type
+    return table.schema.field(0).type
 
 
 def as_columns(
@@ -342,8 +342,8 @@ def expression_error(
     for each, listed in filters + alone:
         try:
             run(listed, where)
-        except duckdb.Error as found:
-            label, error = each, found
+        except duckdb.Error as error_here:
+            label, error = each, error_here
             break
     reason = first_line(error)
     return SchemaError(

@@ -172,8 +172,8 @@ def numbers(values: pa.Array) -> npt.NDArray[Any]:
     kind = values.type
     plain = pa.types.is_integer(kind) or pa.types.is_floating(kind)
     if not plain or values.null_count or not len(values):
-        found: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
-        return found
+        array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+        return array
     dtype = np.dtype(kind.to_pandas_dtype())
     buffer = values.buffers()[1]
     return np.frombuffer(buffer, dtype, len(values), values.offset * dtype.itemsize)
@@ -186,16 +186,16 @@ def from_ndarray(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     Masked elements become null.
     """
     wanted = row_shape(kind)
-    found = values.shape[1:]
-    if wanted is not None and found != wanted.shape:
-        raise ValueError(_other_shape(found, wanted.shape))
+    shape = values.shape[1:]
+    if wanted is not None and shape != wanted.shape:
+        raise ValueError(_other_shape(shape, wanted.shape))
     array = pa.array(native(values.reshape(-1)))
     if wanted is not None and array.type != wanted.value_type:
         array = cast(array, wanted.value_type)
     if is_tensor(kind):
         flat = pa.FixedSizeListArray.from_arrays(array, type=storage_type(kind))
         return pa.ExtensionArray.from_storage(kind, flat)
-    for axis in range(len(found), 0, -1):
+    for axis in range(len(shape), 0, -1):
         array = _listed(array, math.prod(values.shape[:axis]), values.shape[axis])
     return cast(array, kind)
 
@@ -207,12 +207,12 @@ def _listed(values: pa.Array, count: int, size: int) -> pa.Array:
     return pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), values)
 
 
-def _other_shape(found: Sequence[int], wanted: Sequence[int]) -> str:
+def _other_shape(actual: Sequence[int], wanted: Sequence[int]) -> str:
     """Describe a wrong shape."""
-    found, wanted = tuple(int(size) for size in found), tuple(wanted)
-    if len(found) == len(wanted) == 1:
-        return f"vectors have {found[0]} elements, not {wanted[0]}"
-    return f"a row has shape {found}, not {wanted}"
+    actual, wanted = tuple(int(size) for size in actual), tuple(wanted)
+    if len(actual) == len(wanted) == 1:
+        return f"vectors have {actual[0]} elements, not {wanted[0]}"
+    return f"a row has shape {actual}, not {wanted}"
 
 
 def stacked(rows: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:

@@ -191,14 +191,14 @@ def _inferred(rows: list[Any], kind: pa.DataType) -> pa.Array:
         listed = ", ".join(sorted(each.__name__ for each in classes))
         raise ValueError(f"rows have different types: {listed}. Return one type in all rows")
     try:
-        found = pa.infer_type(rows)
+        inferred = pa.infer_type(rows)
     except (pa.ArrowException, TypeError):  # arrays beside lists
         rows = [_plain(row) for row in rows]
-        found = pa.infer_type(rows)
-    exact = _exact(kind, found)
+        inferred = pa.infer_type(rows)
+    exact = _exact(kind, inferred)
     if families & _TIMES:
         exact = _checked_times(rows, exact)
-    array = pa.array(rows) if exact == found else pa.array(rows, exact)
+    array = pa.array(rows) if exact == inferred else pa.array(rows, exact)
     return _zoned(array, kind) if is_numpy else array
 
 
@@ -226,10 +226,10 @@ def _family(kind: type) -> str:
 
 def _classes(rows: Iterable[Any]) -> set[type]:
     """Return the classes of values, or of the values in lists of them."""
-    found = set(map(type, rows))
-    found.discard(type(None))
-    if not found or not all(issubclass(each, _LISTS) for each in found):
-        return found
+    classes = set(map(type, rows))
+    classes.discard(type(None))
+    if not classes or not all(issubclass(each, _LISTS) for each in classes):
+        return classes
     lists = [row for row in rows if row is not None]
     arrays = {
         row.dtype.type for row in lists if isinstance(row, np.ndarray) and row.dtype != object
@@ -264,33 +264,33 @@ def _plain(value: Any) -> Any:
     return None if _needs_plain(type(value)) else value
 
 
-def _exact(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
+def _exact(kind: pa.DataType, inferred: pa.DataType) -> pa.DataType:
     """Return the type to which Arrow converts Python values without a change that it conceals.
 
     It cuts fractions off for integers, drops time zones, and reads numbers as times, for example.
     """
-    if is_list(found):
+    if is_list(inferred):
         inner = kind.value_field if is_list(kind) else pa.field("item", kind)  # or a tensor's
-        value = inner.with_type(_exact(inner.type, found.value_type))
+        value = inner.with_type(_exact(inner.type, inferred.value_type))
         return pa.list_(value, kind.list_size if pa.types.is_fixed_size_list(kind) else -1)
     exact = (
-        pa.types.is_null(found)
-        or (pa.types.is_integer(found) and (pa.types.is_decimal(kind) or kind == pa.uint64()))
-        or (pa.types.is_binary(found) and pa.types.is_fixed_size_binary(kind))
+        pa.types.is_null(inferred)
+        or (pa.types.is_integer(inferred) and (pa.types.is_decimal(kind) or kind == pa.uint64()))
+        or (pa.types.is_binary(inferred) and pa.types.is_fixed_size_binary(kind))
     )
-    if pa.types.is_decimal128(found):  # with as many digits as the first values have
-        return pa.decimal128(MAX_DIGITS, found.scale)
-    return kind if exact else found
+    if pa.types.is_decimal128(inferred):  # with as many digits as the first values have
+        return pa.decimal128(MAX_DIGITS, inferred.scale)
+    return kind if exact else inferred
 
 
 MAX_DIGITS = 38
 
 
-def _checked_times(rows: Iterable[Any], found: pa.DataType) -> pa.DataType:
+def _checked_times(rows: Iterable[Any], inferred: pa.DataType) -> pa.DataType:
     """Return the type of times, after checks that Arrow does not make."""
-    if is_list(found):
+    if is_list(inferred):
         inner = chain.from_iterable(row for row in rows if row is not None)
-        return pa.list_(_checked_times(list(inner), found.value_type))
+        return pa.list_(_checked_times(list(inner), inferred.value_type))
     values = [value for value in rows if value is not None]
     zoned = {getattr(value, "tzinfo", None) is not None for value in values}
     if len(zoned) > 1:
@@ -298,15 +298,15 @@ def _checked_times(rows: Iterable[Any], found: pa.DataType) -> pa.DataType:
             "a part of the values has a time zone. Return all with one, for example by "
             "value.replace(tzinfo=datetime.timezone.utc) for values in UTC"
         )
-    if zoned == {True} and pa.types.is_time(found):
+    if zoned == {True} and pa.types.is_time(inferred):
         raise ValueError(
             "times of day have a time zone, which no type holds. Return "
             "value.replace(tzinfo=None), or a datetime"
         )
     if any(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0) for value in values):
-        timed = pa.types.is_timestamp(found)  # of pandas, which Arrow infers to be microseconds
-        return pa.timestamp("ns", found.tz) if timed else pa.duration("ns")
-    return found
+        timed = pa.types.is_timestamp(inferred)  # of pandas, which Arrow infers to be microseconds
+        return pa.timestamp("ns", inferred.tz) if timed else pa.duration("ns")
+    return inferred
 
 
 def _from_arrays(rows: list[Any], kind: pa.DataType) -> pa.Array:

@@ -87,8 +87,8 @@ def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
         return object_array(row_values(column))
     if is_element(kind) and not column.null_count:
         return numbers(whole(column))
-    found: npt.NDArray[Any] = column.to_numpy()
-    return found
+    values: npt.NDArray[Any] = column.to_numpy()
+    return values
 
 
 def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

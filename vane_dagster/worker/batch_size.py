@@ -31,7 +31,7 @@ class BatchSizer:
         self._size = _FIRST_ROWS
         self._best: tuple[float, int] = (0.0, _FIRST_ROWS)
         self._rates: list[float] = []
-        self._found = False
+        self._is_settled = False
 
     def of(self, asked: int | Literal["auto"] | None, rows: int) -> int:
         """Return the size of the next batch, in rows."""
@@ -48,7 +48,7 @@ class BatchSizer:
 
     def learn(self, rows: int, seconds: float) -> None:
         """Record how long a batch took."""
-        if self._found or rows != self._size or seconds <= 0:
+        if self._is_settled or rows != self._size or seconds <= 0:
             return
         self._rates.append(rows / seconds)
         if len(self._rates) < _TRIALS:
@@ -56,9 +56,9 @@ class BatchSizer:
         rate, self._rates = statistics.median(self._rates), []
         larger = 2 * self._size
         if rate < self._best[0] * _WORTH:
-            self._size, self._found = self._best[1], True
+            self._size, self._is_settled = self._best[1], True
         elif larger > min(self.fits or _MAX_ROWS, _MAX_ROWS):
-            self._best, self._found = (rate, self._size), True
+            self._best, self._is_settled = (rate, self._size), True
         else:
             self._best, self._size = (rate, self._size), larger
 
@@ -67,8 +67,8 @@ class BatchSizer:
         if fits is not None:
             self.fits = min(fits, self.fits or fits)
             if self._size > self.fits:
-                self._size, self._found = min(self._best[1], self.fits), True
+                self._size, self._is_settled = min(self._best[1], self.fits), True
 
     def used(self, asked: int | Literal["auto"] | None) -> int | None:
         """Return the size to report, measured or limited by memory; None if it is neither."""
-        return self._size if asked == AUTO and self._found else self.fits
+        return self._size if asked == AUTO and self._is_settled else self.fits

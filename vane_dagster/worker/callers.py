@@ -167,8 +167,8 @@ class BatchTypesCaller(BatchCaller):
         """See `BatchCaller`."""
         op, work = self._code.op, self._code.work
         results = super().results(batch, room)
-        found = [result_types(result, op, work) async for result in results]
-        yield types_table(found, batch.column(op.ids[0]), op, work)
+        schemas = [result_types(result, op, work) async for result in results]
+        yield types_table(schemas, batch.column(op.ids[0]), op, work)
 
     def taken(self, result: pa.Table) -> pa.Table:
         """See `BatchCaller`."""

@@ -38,15 +38,15 @@ def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) ->
 
 def _explained(error: BaseException) -> str:
     """Return Arrow's message without the value."""
-    if not (found := _WITH_VALUE.search(str(error))):
+    if not (match := _WITH_VALUE.search(str(error))):
         return str(error)
-    reason = str(error)[found.end() :]
+    reason = str(error)[match.end() :]
     if "did not recognize Python value type" in reason:
         reason = (
             "has no type in Arrow. Return numbers, text, bytes, arrays, lists or dicts of them; "
             "pickle.dumps(value) in a BLOB column keeps an object as it is"
         )
-    return f"a {found[1]} {reason}"
+    return f"a {match[1]} {reason}"
 
 
 def check_pinned(given: Iterable[Any], schema: pa.Schema, location: str) -> None:
@@ -73,13 +73,13 @@ def _described(error: Mismatch, field: pa.Field) -> str:
     where = f" in field {'.'.join(error.path)!r}" if error.path else ""
     if not error.path and error.wanted != field.type:
         where = " as elements"
-    declared = None if where else sql_name(error.found)
+    declared = None if where else sql_name(error.actual)
     schema = f", or declare { ({field.name: declared})!r} in the schema" if declared else ""
     if error.reason:
-        return f"{error.found}{where} with values that do not fit: {error.reason}. Return " + (
+        return f"{error.actual}{where} with values that do not fit: {error.reason}. Return " + (
             f"values that fit, and None for missing ones{schema}"
         )
-    return f"{error.found}{where}. Convert them in the function{schema}"
+    return f"{error.actual}{where}. Convert them in the function{schema}"
 
 
 def _kind_of(values: Any) -> str:

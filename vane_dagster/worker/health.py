@@ -45,8 +45,8 @@ class Health:
     """The health check of a model, if the model has a method for it."""
 
     def __init__(self, target: Any, events: EventLoop) -> None:
-        found = getattr(target, PROBE, None)
-        self._probe: Callable[[], Any] | None = found if callable(found) else None
+        probe = getattr(target, PROBE, None)
+        self._probe: Callable[[], Any] | None = probe if callable(probe) else None
         self._events = events
         self._asked = time.monotonic()
 

@@ -206,14 +206,14 @@ class Host:
 
     def status(self) -> WorkerStatus:
         """Return what the worker is doing. Called from other threads."""
-        found, server = self.startup.status(), self.server
+        status_here, server = self.startup.status(), self.server
         if server is None:
-            return found
+            return status_here
         status = server.status()
         if status.endpoint is not None:
             endpoint = replace(status.endpoint, node_id=own_node_id())
             status = replace(status, endpoint=endpoint)
-        return replace(found, server=status)
+        return replace(status_here, server=status)
 
     def revoke(self, lease: str) -> None:
         """Stop the running and queued tasks of a lease at the next batch."""

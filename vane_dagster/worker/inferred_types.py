@@ -27,9 +27,9 @@ def result_types(result: Any, op: CallUdf, work: Work) -> pa.Schema:
     return _schema(columns, work.location)
 
 
-def types_table(found: Iterable[pa.Schema], ids: pa.ChunkedArray, op: CallUdf, work: Work) -> Any:
+def types_table(schemas: Iterable[pa.Schema], ids: pa.ChunkedArray, op: CallUdf, work: Work) -> Any:
     """Return a row for each input row, with the types that the calls for them returned."""
-    schema = merged_types(found, work.location)
+    schema = merged_types(schemas, work.location)
     records = pa.array([schema_record(schema)] * len(ids), pa.string())
     return pa.table({op.ids[0]: ids, TYPES: records})
 
@@ -56,22 +56,22 @@ class RowTypes(RowResults):
             }
         elif given or named:
             columns = {self._column: self.values}
-        found = _schema(columns, self._work.location)
+        schema = _schema(columns, self._work.location)
         ids = self._batch.column(self._op.ids[0]).take(pa.array(places, pa.int64()))
-        return types_table([found], ids, self._op, self._work)
+        return types_table([schema], ids, self._op, self._work)
 
 
 def _schema(columns: Mapping[str, Any], location: str) -> pa.Schema:
-    found = {}
+    types = {}
     for name, values in columns.items():
         try:
-            found[name] = plain_type(column_type(values))
+            types[name] = plain_type(column_type(values))
         except (pa.ArrowException, SchemaError, TypeError, ValueError, OverflowError) as error:
             raise UdfError(
                 f"{location}: the type of column {name!r} cannot be inferred: {error}. Convert it "
                 "in the function, or declare the schema"
             ) from error
-    return pa.schema(found)
+    return pa.schema(types)
 
 
 def column_type(values: Any) -> pa.DataType:

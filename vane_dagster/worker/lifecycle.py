@@ -60,8 +60,8 @@ def own_memory() -> int:
     this, held = psutil.Process(), 0
     for process in (this, *this.children(recursive=True)):
         with suppress(psutil.Error):  # it has ended
-            found = process.memory_info()
-            held += int(found.rss - getattr(found, "shared", 0))
+            memory = process.memory_info()
+            held += int(memory.rss - getattr(memory, "shared", 0))
     return held
 
 

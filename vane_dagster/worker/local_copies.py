@@ -49,8 +49,8 @@ def _intact(copy: Path) -> StoredFile | None:
     try:
         stored = parse_record((copy / _RECORD).read_bytes(), str(copy))
         for path, (_, size) in _paths(stored, copy / _CONTENT).items():
-            found = path.lstat()
-            if (found.st_size, found.st_mtime) != (size, _WRITTEN):
+            status = path.lstat()
+            if (status.st_size, status.st_mtime) != (size, _WRITTEN):
                 return None
     except (OSError, ValueError, StoreError):
         return None

@@ -98,12 +98,12 @@ def _of(
     """
     user, belongs = ("", ""), False
     for line in log:
-        found = _LINE.search(line)
-        own = line[: found.start()] if found else line
+        match = _LINE.search(line)
+        own = line[: match.start()] if match else line
         if belongs and own:
             yield user, own.rstrip("\n")
-        if found:
-            run, stages, worker = found.groups()
+        if match:
+            run, stages, worker = match.groups()
             user, belongs = (run, worker), run.startswith(run_id) and stage in stages.split(",")
             if belongs:
                 yield user, None

@@ -80,10 +80,10 @@ def _projected(op: Project, table: pa.Table, work: Work) -> pa.Table:
     computed = [(name, text) for name, text in op.columns if name not in passed]
     kept, results = table, {}
     if computed or op.where:
-        found = _computed(computed, op.where, table, work)
-        places = found.column(found.num_columns - 1)
+        projected = _computed(computed, op.where, table, work)
+        places = projected.column(projected.num_columns - 1)
         kept = table if len(places) == table.num_rows else table.take(places)
-        results = dict(zip(found.column_names, found.columns))
+        results = dict(zip(projected.column_names, projected.columns))
     columns = {n: kept.column(passed[n]) if n in passed else results[n] for n, _ in op.columns}
     return pa.table(columns)
 
@@ -152,11 +152,11 @@ def _without_unread(
     faults = {fault.batch.column(side.id)[0].as_py(): fault for fault in unread}
     matches = pc.is_in(base.column(side.id), value_set=pa.array(faults, base[side.id].type))
     places = np.flatnonzero(matches.combine_chunks().to_numpy(zero_copy_only=False))
-    found = []
+    failed = []
     for place in places.tolist():
         fault = faults[base[side.id][place].as_py()]
-        found.append(replace(fault, batch=base.slice(place, 1)))
-    return unsliced(base).filter(pc.invert(matches)), found
+        failed.append(replace(fault, batch=base.slice(place, 1)))
+    return unsliced(base).filter(pc.invert(matches)), failed
 
 
 def _taken(op: Join, node: str, table: pa.Table, known: Collection[str] = ()) -> dict[str, Any]:
@@ -211,8 +211,8 @@ def _are_quarantined(rows: Quarantined, base: pa.Table) -> npt.NDArray[np.bool_]
     else:
         ids = pc.struct_field(records.column(PARENTS), rows.parent)
     given = base.column(rows.column)
-    found = pc.is_in(given, value_set=ids.combine_chunks().cast(given.type))
-    return np.asarray(found.combine_chunks().to_numpy(zero_copy_only=False), bool)
+    is_listed = pc.is_in(given, value_set=ids.combine_chunks().cast(given.type))
+    return np.asarray(is_listed.combine_chunks().to_numpy(zero_copy_only=False), bool)
 
 
 def gather(inputs: Sequence[pa.Table], work: Work) -> pa.Table:

@@ -39,9 +39,9 @@ def _origins(rows: pa.Table, given: Provenance) -> dict[str, pa.Array]:
     if not given.part.row_records:
         values = ("computed", run_id, given.model, given.code)
         named = zip(("_vane_outcome", "_vane_run", "_vane_model", "_vane_code"), values)
-        found = {name: pa.array([value] * len(rows), pa.string()) for name, value in named}
+        columns = {name: pa.array([value] * len(rows), pa.string()) for name, value in named}
         at = pa.scalar(int(made.at * 1e6) if made else 0, pa.timestamp("us", "UTC"))
-        return {**found, "_vane_at": pa.array([at.as_py()] * len(rows), at.type)}
+        return {**columns, "_vane_at": pa.array([at.as_py()] * len(rows), at.type)}
     records = read_part(given.folder, given.part.row_records, (ID, OUTCOME, *ORIGIN))
     records = records.take(_places(rows, given, records.column(ID)))
     outcome, run = records.column(OUTCOME), records.column(RUN_ID).cast(pa.string())

@@ -153,7 +153,7 @@ class HostActor:
 
 
 def _server_info(status: ServerStatus) -> dict[str, Any]:
-    endpoint, found = status.endpoint or Endpoint(""), asdict(status)
-    del found["endpoint"]
+    endpoint, info = status.endpoint or Endpoint(""), asdict(status)
+    del info["endpoint"]
     address = {"url": endpoint.url, "grpc_url": endpoint.grpc_url, "model": endpoint.model}
-    return {**found, **address, "gpus": [str(gpu) for gpu in ray.get_gpu_ids()]}
+    return {**info, **address, "gpus": [str(gpu) for gpu in ray.get_gpu_ids()]}

@@ -58,9 +58,9 @@ class Tally:
 
 
 ERRORS: Mapping[str, type[VaneError]] = {
-    name: found
-    for name, found in vars(errors).items()
-    if isinstance(found, type) and issubclass(found, VaneError)
+    name: value
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, VaneError)
 }
 """The classes of errors that a driver raises for failures in workers."""
 

@@ -349,8 +349,8 @@ class _Restored:
             return
         faults = read_part(part.folder, part.faults)
         wanted = ids.filter(pa.array(failed))
-        found = pc.index_in(wanted, value_set=faults.column("id").combine_chunks().cast(ids.type))
-        records = unsliced(faults).take(found)
+        places = pc.index_in(wanted, value_set=faults.column("id").combine_chunks().cast(ids.type))
+        records = unsliced(faults).take(places)
         self._faults.add(records, owners[failed])
         if self._nulls:
             pairs = zip(*(records[name].to_pylist() for name in ("message", "error")))
@@ -398,8 +398,8 @@ class _Restored:
         sums = self._work.target.sums if self._work.target else {}
         if not sums or not is_known.any():
             return {}
-        found = measure(rows.select([*sums]).filter(pa.array(is_known)), list(sums), sums)
-        return {name: {n: found[name][n] for n in sums[name]} for name in found}
+        measures = measure(rows.select([*sums]).filter(pa.array(is_known)), list(sums), sums)
+        return {name: {n: measures[name][n] for n in sums[name]} for name in measures}
 
     def _row_records(self, outcomes: _Numbers, sources: Places) -> pa.Table | None:
         if self._work.keying is None:
@@ -427,5 +427,5 @@ def _numpy(array: Any) -> _Numbers:
     """Return an array without nulls as a numpy array."""
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
-    found: _Numbers = array.to_numpy(zero_copy_only=False)
-    return found
+    values: _Numbers = array.to_numpy(zero_copy_only=False)
+    return values

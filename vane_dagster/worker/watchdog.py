@@ -74,6 +74,8 @@ def _libc() -> Any:
     """Return the C library, after registering the handler that prints the stacks."""
     if sys.__stderr__ is not None:
         faulthandler.register(_signal(), file=sys.__stderr__, all_threads=True, chain=True)
-    found = ctypes.CDLL(None, use_errno=True)
+    library = ctypes.CDLL(None, use_errno=True)
     # Before glibc 2.34 the timers are in a separate library.
-    return found if hasattr(found, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
+    return (
+        library if hasattr(library, "timer_create") else ctypes.CDLL("librt.so.1", use_errno=True)
+    )

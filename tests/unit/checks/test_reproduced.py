@@ -48,7 +48,7 @@ class Checked:
         config: Any = SimpleNamespace(reproduce_partitions=partitions)
         log: Any = SimpleNamespace(
             blocked=(),
-            found=lambda stage, key, results: found.update({stage: results[0]}),
+            record=lambda stage, key, results: found.update({stage: results[0]}),
             flush=lambda: None,
         )
         store = self.store.open()

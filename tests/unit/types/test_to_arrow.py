@@ -151,4 +151,4 @@ def test_a_mismatch_inside_of_structs_has_its_path():
     with pytest.raises(Mismatch) as caught:
         to_arrow([{"a": [{"b": 1.5}]}], kind)
     assert caught.value.path == ["a", "b"]
-    assert caught.value.found == pa.float64()
+    assert caught.value.actual == pa.float64()

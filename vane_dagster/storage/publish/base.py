@@ -183,5 +183,5 @@ def staged_parts(pattern: str, options: Mapping[str, Any]) -> dict[str, FileInfo
         rest = begun + pattern[field.start() :]
         wanted = "[^/]+".join(map(re.escape, PLACEHOLDER.split(rest)[::2]))
         folder, staged = Location(literal or "/", options), f"{wanted}/{STAGING}/[^/]+"
-    found = folder.entries().items()
-    return {folder.file_url(path): stored for path, stored in found if re.fullmatch(staged, path)}
+    entries = folder.entries().items()
+    return {folder.file_url(path): stored for path, stored in entries if re.fullmatch(staged, path)}

@@ -32,7 +32,7 @@ def held_type(kind: pa.DataType, flat: _Convert, keeps_size: bool = False) -> pa
         return pa.map_(key, value) if key and value else None
     if pa.types.is_struct(kind):
         held = [(field.name, held_type(field.type, flat, keeps_size)) for field in kind]
-        return pa.struct(held) if held and all(found for _, found in held) else None
+        return pa.struct(held) if held and all(held_kind for _, held_kind in held) else None
     return flat(kind)
 
 

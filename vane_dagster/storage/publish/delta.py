@@ -133,6 +133,9 @@ class DeltaPublisher(TablePublisher):
 
 def _statistics(parts: Parts, id: str) -> str:
     """Return a file's statistics, which let readers skip it."""
-    found: dict[str, Any] = {"numRecords": sum(part.rows for part in parts), "nullCount": {id: 0}}
+    statistics: dict[str, Any] = {
+        "numRecords": sum(part.rows for part in parts),
+        "nullCount": {id: 0},
+    }
     low, high = min(part.id_min for part in parts), max(part.id_max for part in parts)
-    return json.dumps(found | {"minValues": {id: low}, "maxValues": {id: high}})
+    return json.dumps(statistics | {"minValues": {id: low}, "maxValues": {id: high}})

@@ -171,7 +171,7 @@ class LancePublisher(TablePublisher):
         """
         if table is None:
             return None
-        found: dict[str, _Held] = {}
+        active: dict[str, _Held] = {}
         for fragment in table.get_fragments():
             metadata = fragment.metadata
             file = str(metadata.files[0].path)
@@ -181,8 +181,8 @@ class LancePublisher(TablePublisher):
                 continue
             is_whole = is_own and len(metadata.files) == 1 and metadata.deletion_file is None
             name = f"{_FOLDER}{file}" if is_whole else f"fragment {fragment.fragment_id}"
-            found[name] = _Held(bool(self._column) and not is_own, fragment)
-        return found
+            active[name] = _Held(bool(self._column) and not is_own, fragment)
+        return active
 
     @property
     def _is_ours(self) -> str:

@@ -28,8 +28,8 @@ def publisher_class(format: str) -> type[Publisher]:
             f"{names(PUBLISHERS, 20)}. A newer release may know it"
         )
     module, _, name = PUBLISHERS[format].partition(":")
-    found: type[Publisher] = getattr(importlib.import_module(module), name)
-    return found
+    publisher: type[Publisher] = getattr(importlib.import_module(module), name)
+    return publisher
 
 
 def open_publisher(declared: Target, partition: str | None) -> Publisher:

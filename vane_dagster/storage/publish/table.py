@@ -202,10 +202,10 @@ class TablePublisher(Publisher):
     def _fit(self, table: Any, schema: pa.Schema, location: str) -> None:
         """Raise SchemaError if the table has other columns or partitions."""
         columns = [self._column] if self._column else []
-        if (found := self._partitioning(table)) not in (None, columns):
+        if (partitioning := self._partitioning(table)) not in (None, columns):
             raise SchemaError(
-                f"{location}: {self.label} {self._name!r} is partitioned by {found}, expected "
-                f"{columns}. Publish into another table"
+                f"{location}: {self.label} {self._name!r} is partitioned by {partitioning}, "
+                f"expected {columns}. Publish into another table"
             )
         wanted, there = self._shape(self._table_schema(schema)), self._shape(self._columns(table))
         for name in dict.fromkeys([*wanted, *there]):
@@ -219,11 +219,13 @@ class TablePublisher(Publisher):
 
     def _properties(self, manifest: Manifest) -> dict[str, str]:
         """Return what a transaction records of its publication."""
-        found = {
+        properties = {
             "vane_dagster.stage": f"{manifest.pipeline}/{manifest.stage}",
             "vane_dagster.run_id": manifest.run_id,
         }
-        return found if self._key is None else {**found, "vane_dagster.partition": self._key}
+        return (
+            properties if self._key is None else {**properties, "vane_dagster.partition": self._key}
+        )
 
     def _table_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns of the table: those of the rows, and the partition's key."""
