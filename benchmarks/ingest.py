@@ -66,10 +66,10 @@ def by_vane(source: Path, target: Path) -> int:
     """Convert the files as the planning of a first run does; return the number of rows."""
     import vane_dagster as vd
     from vane_dagster.sources.base import default_rule
-    from vane_dagster.storage.filesystem import Location
+    from vane_dagster.storage.filesystem import StoragePath
     from vane_dagster.storage.store import Store
 
-    own = vd.csv(str(source)).bind(Store(Location(str(target))))
+    own = vd.csv(str(source)).bind(Store(StoragePath(str(target))))
     files = own.required(own.list_files([None], "benchmark")[None], None, "benchmark")
     table = own.split(files, default_rule([]), "benchmark")
     return sum(fragment.stop - fragment.start for fragment in table.fragments)

@@ -30,7 +30,7 @@ from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.sources.files import listed_file
 from vane_dagster.sources.parquet import parquet
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FragmentRecord, Manifest, part_footer, read_part_footer
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.worker import host, output_ids, source_rows
@@ -128,7 +128,7 @@ def _share(root: Path, ids: pa.Array, fn: Callable[..., Any]) -> tuple[float, fl
     worker.hold(ModelSpec("f", False, "", b""), fn)
     shares, totals = [], []
     for repeat in range(REPEATS):
-        target = PartTarget(Location(str(root / "out")), f"{repeat:040x}", "id", ("y",))
+        target = PartTarget(StoragePath(str(root / "out")), f"{repeat:040x}", "id", ("y",))
         work = Work("stage", op, (rows,), schema, "id", target, False)
         spent = [0.0]
         restore = [
@@ -168,14 +168,14 @@ def _write_parts(folder: Path, ids: int, parts: int) -> None:
     for index in range(parts):
         own = np.arange(index, ids, parts)
         random.shuffle(own)
-        target = PartTarget(Location(str(folder)), f"{index:040x}", "id")
+        target = PartTarget(StoragePath(str(folder)), f"{index:040x}", "id")
         info = write_part(pa.table({"id": own}), target, rows_in=len(own))
         infos.append(part_footer(info))
     (folder / "parts.json").write_text(json.dumps(infos))
 
 
 def _unique(root: Path, ids: int, parts: int) -> dict[str, float]:
-    folder = Location(str(root / "parts"))
+    folder = StoragePath(str(root / "parts"))
     infos = [read_part_footer(t.encode(), "part") for t in json.loads(folder.read("parts.json"))]
     assert sum(info.rows for info in infos) == ids
     manifest = Manifest(

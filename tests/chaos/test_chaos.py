@@ -34,7 +34,7 @@ from support.pools_process import CLUSTER
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.compute.processes import marked
 from vane_dagster.errors import VaneError
-from vane_dagster.storage.filesystem import TEMPORARY, Location
+from vane_dagster.storage.filesystem import TEMPORARY, StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.publish.base import STAGING
@@ -260,7 +260,7 @@ def test_one_run_puts_right_whatever_has_happened(
 
 def in_force(root: Path) -> Iterator[tuple[str, Path, Manifest | None]]:
     """Each stage and partition: its name, the folder of its files and its manifest."""
-    store = Store(Location(str(root / "store")))
+    store = Store(StoragePath(str(root / "store")))
     for stage in STAGES:
         for key in KEYS:
             folder = Path(store.parts("chaos", stage, key).path)
@@ -278,7 +278,7 @@ def check_in_force(root: Path) -> None:
 
 def check(root: Path, undisturbed: Rows) -> None:
     """What holds after the last run, whatever came before it."""
-    store = Store(Location(str(root / "store")))
+    store = Store(StoragePath(str(root / "store")))
     check_rows(root, undisturbed)
     check_files(root)
     for _ in range(2):

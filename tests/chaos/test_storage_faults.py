@@ -18,7 +18,7 @@ from werkzeug.serving import make_server
 
 import vane_dagster as vd
 from support.damage import quick  # noqa: F401  # fixture
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.store import read_part_info
 
@@ -90,11 +90,11 @@ def faults() -> Iterator[FaultyS3]:
 
 
 @pytest.fixture
-def bucket(faults: FaultyS3, s3: dict[str, Any], tmp_path: Path) -> Location:
+def bucket(faults: FaultyS3, s3: dict[str, Any], tmp_path: Path) -> StoragePath:
     """A folder of the server; drivers do not try again."""
     own = {"retries": {"max_attempts": 0}, "read_timeout": 1}
     options = {**s3, "endpoint_url": faults.url, "config_kwargs": own}
-    folder = Location(f"s3://lake/{tmp_path.name}", options)
+    folder = StoragePath(f"s3://lake/{tmp_path.name}", options)
     folder.fs.retries = 1  # those of s3fs
     return folder
 

@@ -46,11 +46,11 @@ def same(batch: Any) -> Any:
 
 def read_stage(store: Path, pipeline: str, stage: str, partition: str | None = None) -> pa.Table:
     """Read the rows of a stage through its manifest in force, in fragment order."""
-    from vane_dagster.storage.filesystem import Location
+    from vane_dagster.storage.filesystem import StoragePath
     from vane_dagster.storage.part_file import read_part
     from vane_dagster.storage.store import Store
 
-    opened = Store(Location(str(store)))
+    opened = Store(StoragePath(str(store)))
     name = opened.latest(pipeline, stage, [partition])[partition]
     manifest = opened.read(pipeline, stage, partition, name)
     folder = opened.parts(pipeline, stage, partition)

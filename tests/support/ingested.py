@@ -12,7 +12,7 @@ import pytest
 import vane_dagster as vd
 from vane_dagster.sources import FragmentRule, SourceTable
 from vane_dagster.sources.base import ROW_ERROR, Source
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.store import Store
 
@@ -22,7 +22,7 @@ RULE = FragmentRule(1000)
 def bound(source: Any, store: Store | None = None) -> Source:
     """The source as a run uses it, in a store of its own if it is bound to none."""
     is_bound = getattr(source, "store", None) and not store
-    return source if is_bound else source.bind(store or Store(Location(tempfile.mkdtemp())))
+    return source if is_bound else source.bind(store or Store(StoragePath(tempfile.mkdtemp())))
 
 
 def listed(source: Any, partition: str | None = None) -> tuple[FileRecord, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import (
     FileRecord,
     FragmentRecord,
@@ -18,7 +18,7 @@ from vane_dagster.storage.part_file import PartTarget, write_part
 
 
 def part(
-    folder: Location, ids: Sequence[Any] = (1,), key: str = "a" * 40, **given: Any
+    folder: StoragePath, ids: Sequence[Any] = (1,), key: str = "a" * 40, **given: Any
 ) -> PartInfo:
     return write_part(pa.table({"id": ids}), PartTarget(folder, key, "id", **given))
 

@@ -22,7 +22,7 @@ from support.prompts import docs
 from vane_dagster.events import Event
 from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.providers.usage import COUNTS, USAGE
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 Arguments = Mapping[str, Any]
@@ -96,7 +96,7 @@ class Offered:
         pipeline = docs(folder, list(texts))
         pipeline.fragment_rows = fragment_rows
         stage = self.declare(pipeline, **arguments)
-        events = compute(pipeline, Store(Location(str(folder / "store"))), backend=self.backend)
+        events = compute(pipeline, Store(StoragePath(str(folder / "store"))), backend=self.backend)
         rows = read_stage(folder / "store", "docs", "made")
         made = list(stage.spec.schema)
         kept = [rows.schema.field(each.name) for each in made]

@@ -43,7 +43,7 @@ from vane_dagster.storage.adoptions import (
     undo_adoptions,
 )
 from vane_dagster.storage.decisions import decisions, patch, undo
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.promotion import Promotion
@@ -367,7 +367,7 @@ class World:
         Storage.pseudo_dirs[:] = [""]
         Storage.end()
         self.nodes = list(nodes)
-        self.store = Store(Location("simulated://store"))
+        self.store = Store(StoragePath("simulated://store"))
         self.above: World | None = None
         """Of a branch, the world that it was opened in."""
         self.branches: list[World] = []
@@ -878,7 +878,7 @@ class World:
                         )
 
 
-def _below_root(folder: Location) -> str:
+def _below_root(folder: StoragePath) -> str:
     """Return the same folder's place for a branch and for its fallback."""
     return folder.url.partition("/docs/")[2] or folder.url
 

@@ -15,7 +15,7 @@ import pytest
 from support.data import column_of
 from vane_dagster.storage.asset_writer import write_asset
 from vane_dagster.storage.dataframes import batches
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 KEYS = ("2026-01-01", "day=2", "DE / 3")
@@ -33,7 +33,7 @@ FORMS = [
 
 @pytest.fixture
 def local_store(tmp_path: Path) -> Store:
-    return Store(Location(str(tmp_path / "store")))
+    return Store(StoragePath(str(tmp_path / "store")))
 
 
 def table(start: int, rows: int) -> pa.Table:

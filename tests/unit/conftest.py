@@ -36,7 +36,7 @@ def _nothing_is_started() -> Iterator[None]:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A store in the test's folder."""
-    from vane_dagster.storage.filesystem import Location
+    from vane_dagster.storage.filesystem import StoragePath
     from vane_dagster.storage.store import Store
 
-    return Store(Location(str(tmp_path / "store")))
+    return Store(StoragePath(str(tmp_path / "store")))

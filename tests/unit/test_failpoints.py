@@ -11,7 +11,7 @@ import pytest
 import vane_dagster as vd
 from vane_dagster import _failpoints, testing
 from vane_dagster.errors import DefinitionError
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 
 
 def fire(ids: list[int]) -> None:
@@ -30,7 +30,7 @@ def test_a_plan_that_is_gone_does_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv(_failpoints.VARIABLE, place)  # as in a worker of a killed run
     fire([1])
     _failpoints.at_load("Doubler")
-    Location(str(tmp_path)).write("f", b"written")
+    StoragePath(str(tmp_path)).write("f", b"written")
     assert injected.fired == (1, 0)
 
 
@@ -38,7 +38,7 @@ def test_a_plan_that_is_gone_does_nothing(tmp_path, monkeypatch):
 
 
 def test_each_operation_on_storage(tmp_path):
-    folder = Location(str(tmp_path / "deep"))
+    folder = StoragePath(str(tmp_path / "deep"))
     folder.write("f", b"1")
     with testing.faults(
         testing.StorageFault("*/f", "denied", "read"),

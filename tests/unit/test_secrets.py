@@ -16,7 +16,7 @@ from vane_dagster._secrets import (
     masked,
 )
 from vane_dagster.fingerprint.objects import value_digest
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_url_with_a_password_or_a_signature_is_refused(url):
     pipeline = vd.Pipeline("p", source=vd.parquet("s3://lake/x"), id="id")
     stage = pipeline.project("q", ["id"])
     sources = (vd.parquet, vd.delta, vd.files, vd.images, vd.csv, vd.json, vd.text)
-    for use in (*sources, lambda url: stage.write("out", url), Location):
+    for use in (*sources, lambda url: stage.write("out", url), StoragePath):
         with pytest.raises(vd.errors.VaneError, match="credentials in storage_options") as refused:
             use(url.format(secret))
         assert secret not in str(refused.value)

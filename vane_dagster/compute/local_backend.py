@@ -260,7 +260,7 @@ class LocalBackend:
         _end_all([self.processes.pop(name) for name in grant.kill])
         for start in grant.start:
             self._start(start)
-        workers = [Worker(n, pool) for pool, names in grant.workers.items() for n in names]
+        workers = [Worker(n, pool) for pool, ids in grant.workers.items() for n in ids]
         return LocalLease(self, id, pools, workers)
 
     def _start(self, start: WorkerStart) -> None:

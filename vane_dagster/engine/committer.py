@@ -30,7 +30,7 @@ from vane_dagster.errors import (
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.damage import damage_of
 from vane_dagster.storage.decisions import Decision, count_waived
-from vane_dagster.storage.filesystem import Location, duckdb_path, in_threads
+from vane_dagster.storage.filesystem import StoragePath, duckdb_path, in_threads
 from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName
 from vane_dagster.storage.publish.base import Publisher, publish
 from vane_dagster.storage.store import Store, copy_files
@@ -62,7 +62,7 @@ class Commit:
     """
 
     manifest: Manifest
-    folder: Location
+    folder: StoragePath
     publish: Publisher | None
     unique: str | None
     upstream: Mapping[str, ManifestName | None]
@@ -129,7 +129,7 @@ class Committer:
         for name in part.info.files:
             self._syncs[name] = self._syncer.submit(part.folder.sync, name)
 
-    def _sync(self, folder: Location, manifest: Manifest) -> None:
+    def _sync(self, folder: StoragePath, manifest: Manifest) -> None:
         """Wait until the disk has all parts that may have been written a short time ago."""
         recent = time.time() - _WRITTEN_BACK_SECONDS
         for part in manifest.parts:
@@ -277,7 +277,7 @@ class Committer:
         return replace(manifest, figures=commit.figures(manifest))
 
 
-def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
+def check_unique(manifest: Manifest, folder: StoragePath, id: str) -> None:
     """Check that no id is in two fragments; open parts only if their id ranges overlap."""
     parts = {part.name: i for i, part in enumerate(manifest.parts) if part.rows}
     ranges = sorted((manifest.parts[i].id_min, manifest.parts[i].id_max) for i in parts.values())
@@ -294,7 +294,9 @@ def check_unique(manifest: Manifest, folder: Location, id: str) -> None:
         )
 
 
-def _repeated_ids(folder: Location, parts: Sequence[str], id: str) -> tuple[list[Any], list[str]]:
+def _repeated_ids(
+    folder: StoragePath, parts: Sequence[str], id: str
+) -> tuple[list[Any], list[str]]:
     """Some repeated ids, and the parts that hold them."""
     paths = [duckdb_path(folder.fs, folder.file(part)) for part in parts]
     with temporary_folder() as spill, contextlib.closing(connect()) as connection:

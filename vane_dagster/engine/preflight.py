@@ -22,7 +22,7 @@ from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.planning.plan import RunPlan
-from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, Location
+from vane_dagster.storage.filesystem import IO_THREADS, TEMPORARY, StoragePath
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
 
@@ -168,7 +168,7 @@ def too_large(pipeline: Pipeline, stages: Sequence[str], capacity: Capacity) -> 
             yield f"stage '{pipeline.name}/{spec.name}': {message}{fix}"
 
 
-def _written(plan: RunPlan, stages: Sequence[str], store: Store) -> list[tuple[str, Location]]:
+def _written(plan: RunPlan, stages: Sequence[str], store: Store) -> list[tuple[str, StoragePath]]:
     """The folders that a run writes to: the store's, and one target of each `write` stage."""
     pipeline = plan.pipeline
     folders = [(f"store of pipeline {pipeline.name!r}", store.root.child(pipeline.name))]
@@ -180,7 +180,7 @@ def _written(plan: RunPlan, stages: Sequence[str], store: Store) -> list[tuple[s
     return folders
 
 
-def _not_writable(location: str, write_target: Location) -> list[str]:
+def _not_writable(location: str, write_target: StoragePath) -> list[str]:
     """Write and delete an empty file, with a name that all our listings ignore.
 
     On the local disk in the first folder above that exists, because a refused run creates none.

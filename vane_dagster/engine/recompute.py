@@ -13,7 +13,7 @@ from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.sample_plan import Sampled
 from vane_dagster.sources.planned_read import read_planned
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.row_records import ID, OUTCOME, Outcome
@@ -42,7 +42,7 @@ def read_sample(
     return samples
 
 
-def without_patched(ids: pa.Array, folder: Location, part: PartInfo) -> pa.Array:
+def without_patched(ids: pa.Array, folder: StoragePath, part: PartInfo) -> pa.Array:
     """Return the ids of input rows whose output was computed, not supplied by a person."""
     if not part.patched:
         return ids
@@ -51,7 +51,9 @@ def without_patched(ids: pa.Array, folder: Location, part: PartInfo) -> pa.Array
     return ids.filter(pc.invert(pc.is_in(ids, value_set=patched.combine_chunks().cast(ids.type))))
 
 
-def read_row_outcomes(folder: Location, part: PartInfo, given: str, ids: pa.Array) -> RowOutcomes:
+def read_row_outcomes(
+    folder: StoragePath, part: PartInfo, given: str, ids: pa.Array
+) -> RowOutcomes:
     """Read the output rows and errors of some input rows from a part."""
     table = read_part(folder, part.name)
     owners = table.column(given)

@@ -13,7 +13,7 @@ from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.servers import ModelServer
 from vane_dagster.servers.process import ServerProcess
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.worker.pools import ModelSpec, PoolSpec
 
 _GRACE_SECONDS = 60.0
@@ -25,7 +25,7 @@ def declared_servers(pipeline: Pipeline, stages: Sequence[str]) -> Sequence[Mode
     return list(dict.fromkeys(one for s in specs if s.runs_udf for one in s.udf.servers.values()))
 
 
-def server_pool(server: ModelServer, capacity: Capacity, root: Location) -> PoolSpec:
+def server_pool(server: ModelServer, capacity: Capacity, root: StoragePath) -> PoolSpec:
     """The pool of a server."""
     bundle = server.bundle
     launch = server.launch()

@@ -170,7 +170,7 @@ class StageBatches:
             if deadline is not None and now >= batch.at + deadline and not batch.is_canceled:
                 return self._canceled(api, batch)
             return batch
-        digests = digests_of(self.folder.location, batch.name)
+        digests = digests_of(self.folder.path, batch.name)
         answers = answers_by_digest(digests, api.answers(remote))
         others = any(each.id and each.name != batch.name for each in self.in_flight)
         lost = lost_answer(remote, now, others)
@@ -204,7 +204,7 @@ class StageBatches:
             adds_id: Whether the stage does not read that column.
         """
         return BatchAnswers(
-            self.folder.location,
+            self.folder.path,
             {each.name: each.at for each in self.batches if each.ended_at},
             tuple(each.name for each in self.in_flight),
             id,
@@ -301,7 +301,7 @@ class StageBatches:
         return frozenset().union(*map(self._digests, names))
 
     def _read_digests(self, name: str) -> Set[str]:
-        return frozenset(digests_of(self.folder.location, name))
+        return frozenset(digests_of(self.folder.path, name))
 
     def _unseen(self) -> list[ProviderBatch]:
         """Read the batches that had not ended when the run began."""

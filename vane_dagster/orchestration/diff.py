@@ -12,7 +12,7 @@ from vane_dagster.checks.base import bound
 from vane_dagster.checks.versions import Diff, Side, compare_versions
 from vane_dagster.errors import StoreError, names
 from vane_dagster.orchestration.read import asset_path, open_store
-from vane_dagster.storage.filesystem import Location, absolute_url, in_threads
+from vane_dagster.storage.filesystem import StoragePath, absolute_url, in_threads
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.reader import find_all
 from vane_dagster.storage.store import Store
@@ -74,7 +74,7 @@ def diff(
         else:
             if name != LATEST:
                 url = absolute_url(name)
-                opened = Store(Location(url, opened.root.options_for(url)))
+                opened = Store(StoragePath(url, opened.root.options_for(url)))
             manifests = find_all(opened, path, wanted)
         sides.append(Side(name, opened, manifests))
     return compare_versions(location, label, (sides[0], sides[1]), None, tolerance, sample)

@@ -18,7 +18,7 @@ from vane_dagster._home import default_root
 from vane_dagster._secrets import errors_masked
 from vane_dagster.errors import StoreError
 from vane_dagster.orchestration.resource_arguments import DeclaredArguments
-from vane_dagster.storage.filesystem import Location, absolute_url
+from vane_dagster.storage.filesystem import StoragePath, absolute_url
 
 if TYPE_CHECKING:
     from vane_dagster.storage.store import Store
@@ -88,7 +88,7 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
                 raise StoreError(
                     "FragmentStore: targets is for a branch; give its fallback too, or leave it out"
                 )
-            return Store(Location(absolute_url(root), options), self.keep_sources)
+            return Store(StoragePath(absolute_url(root), options), self.keep_sources)
         branch = open_branch(root, self.fallback, options, self.keep_sources, self.targets)
         if (other := branch.layers[-1].branch_of) is not None:
             raise StoreError(

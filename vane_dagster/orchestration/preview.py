@@ -31,7 +31,7 @@ from vane_dagster.pipeline.preview import FailedRow, Preview, StageCost
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.forecast import tokens_of
 from vane_dagster.planning.plan import Part, RunPlan
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
 from vane_dagster.types.sql import quote, referenced_columns
@@ -118,7 +118,7 @@ def preview(
     with ExitStack() as stack:
         stack.enter_context(errors_masked())
         if store is None:
-            opened = Store(Location(str(stack.enter_context(temporary_folder("vane-preview-")))))
+            opened = Store(StoragePath(str(stack.enter_context(temporary_folder("vane-preview-")))))
         else:
             opened = open_store(store, f"{location}: preview")
         show = functools.partial(log_text, PRINTED)

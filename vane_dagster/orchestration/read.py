@@ -13,7 +13,7 @@ from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of, known_forms, loaded
 from vane_dagster.storage.decisions import decisions
-from vane_dagster.storage.filesystem import Location, absolute_url
+from vane_dagster.storage.filesystem import StoragePath, absolute_url
 from vane_dagster.storage.quarantine import PARTITION, concat_faults, read_failed, read_faults
 from vane_dagster.storage.reader import StoredRows, find, find_all, read
 from vane_dagster.storage.store import Store
@@ -137,7 +137,7 @@ def open_store(store: Any, caller: str) -> Store:
         return store
     if store is None or isinstance(store, (str, os.PathLike)):
         root = os.fspath(store) if store is not None else default_root()
-        return Store(Location(absolute_url(root)))
+        return Store(StoragePath(absolute_url(root)))
     if not hasattr(store, "open"):
         raise StoreError(
             f"{caller}: store is a {type(store).__name__}; expected a FragmentStore or a URL"

@@ -358,8 +358,8 @@ def _parse_model(
     provider_type = provider_class(location, provider, method)
     if "server" in options and "server" not in inspect.signature(provider_type).parameters:
         raise DefinitionError(
-            f"{location}: provider {provider_type.__name__} calls no server; leave provider out, or "
-            "name the model"
+            f"{location}: provider {provider_type.__name__} calls no server; leave provider out, "
+            "or name the model"
         )
     counted = _keyed(options, getattr(provider_type, "OPERATIONAL", ()))
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vane_dagster._texts import in_partition
-from vane_dagster.errors import PlanError
+from vane_dagster.errors import PlanError, names
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream

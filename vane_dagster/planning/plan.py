@@ -23,7 +23,7 @@ from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.adoptions import Adoption
 from vane_dagster.storage.decisions import Decision
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import (
     Component,
     FileRecord,
@@ -38,7 +38,7 @@ from vane_dagster.storage.manifest import (
 class Part:
     """A stored part, and its folder."""
 
-    folder: Location
+    folder: StoragePath
     info: PartInfo
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.planning.plan import Part
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.store import Store, read_part_info
 
-_File = tuple[str, str, Location]
+_File = tuple[str, str, StoragePath]
 """A fragment key, and the name and folder of a part with it."""
 
 
@@ -40,7 +40,7 @@ def stored_parts(
         index; and the indexes of fragments with a part of that key that is about to be deleted.
     """
     publisher = pipeline[stage].spec.publisher(partition)
-    label, published = partition_folder(partition), dict[str, Mapping[str, Location]]()
+    label, published = partition_folder(partition), dict[str, Mapping[str, StoragePath]]()
     if publisher:
         folders, label = [publisher.staging], STAGING
         published |= publisher.parts(manifest, named[0], store)
@@ -75,9 +75,9 @@ def stored_parts(
         chosen[index], file, place = unread.pop(index)[0]
         parts[index] = Part(place, in_force[file])
     leaving = {i for i, key in enumerate(chosen) if i not in parts and leaves(key)}
-    names = functools.cache(Location.names)
+    names = functools.cache(StoragePath.names)
 
-    def has_all(place: Location, part: PartInfo) -> bool:
+    def has_all(place: StoragePath, part: PartInfo) -> bool:
         # If two runs wrote the part at once, it names the files of one, the manifest the other's.
         *beside, _ = part.files
         return all(n in names(place) and f"{label}/{n}" not in condemned for n in beside)
@@ -93,7 +93,7 @@ def stored_parts(
 def _first_whole(
     files: Sequence[_File],
     known: Mapping[str, PartInfo],
-    has_all: Callable[[Location, PartInfo], bool],
+    has_all: Callable[[StoragePath, PartInfo], bool],
     warn: Callable[[str], None],
 ) -> tuple[str, Part] | None:
     """Return the first readable part and its key; None to compute a new one."""

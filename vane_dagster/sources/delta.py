@@ -21,7 +21,7 @@ from vane_dagster.sources.lake_source import (
     lake_arguments,
 )
 from vane_dagster.sources.parquet_scan import scan
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileSpan
 from vane_dagster.storage.table_options import driver_options, driver_url
 from vane_dagster.types.sql import conjuncts
@@ -42,7 +42,7 @@ class DeltaSource(FolderSource):
         import deltalake
         from deltalake.exceptions import TableNotFoundError
 
-        place = Location(url, self.storage_options)
+        place = StoragePath(url, self.storage_options)
         try:
             table = deltalake.DeltaTable(driver_url(place), storage_options=driver_options(place))
             if self.table_version is not None:

@@ -22,7 +22,7 @@ from vane_dagster.sources.base import FragmentRule
 from vane_dagster.sources.lake_source import LakeTable, Mask, cut_live, digest
 from vane_dagster.sources.parquet_scan import opened
 from vane_dagster.sources.schemas import conform, plain_schema
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.schema import check_distinct
@@ -57,7 +57,7 @@ class DeltaTable(LakeTable):
     def __init__(self, source: Any, location: str, table: Any, name: str) -> None:
         super().__init__(source, location, table, name)
         owner, columns = self._owner, source.columns
-        self._place = Location(name, source.storage_options)
+        self._place = StoragePath(name, source.storage_options)
         _check_features(table, owner)
         self._all = plain_schema(pa.schema(table.schema().to_arrow()))
         require_columns(owner, columns or (), self._all.names, SourceError)
@@ -108,7 +108,7 @@ class DeltaTable(LakeTable):
     ) -> Iterator[FragmentRecord]:
         """Cut a data file along its row groups; filtered rows are counted by reading them."""
         needed = {each.name for each in (*self.schema, *self._tested(unit.where))}
-        with opened(Location(record.url, self._source.storage_options)) as file:
+        with opened(StoragePath(record.url, self._source.storage_options)) as file:
             own = file.schema_arrow.names
             absent = needed.difference(own, unit.constants)
             check_distinct([*own, *absent], f"{self.location}, {record.url!r}")

@@ -21,7 +21,7 @@ from vane_dagster._arguments import text
 from vane_dagster._private_folder import new_temporary_file
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import SourceReader
-from vane_dagster.storage.filesystem import Location, protocol_of
+from vane_dagster.storage.filesystem import StoragePath, protocol_of
 from vane_dagster.storage.manifest import FileRecord
 
 _LOCAL = "file://"
@@ -56,7 +56,7 @@ class File:
     ) -> None:
         self.path = text("vd.File", "path", os.fspath(path), "a local path or a URL")
         known = TaskFiles.options_of(self.path)
-        self._location = Location(self.path, known if storage_options is None else storage_options)
+        self._file = StoragePath(self.path, known if storage_options is None else storage_options)
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class File:
         Raises:
             OSError: If it cannot be read, such as FileNotFoundError.
         """
-        return int(self._location.fs.size(self._location.path))
+        return int(self._file.fs.size(self._file.path))
 
     def open(self, mode: str = "rb", encoding: str | None = None) -> IO[Any]:
         """Open the file to read it; remote files are read in blocks as needed.
@@ -90,12 +90,12 @@ class File:
         """
         if mode not in ("rb", "r", "rt"):
             raise ValueError(f"vd.File.open: mode is {mode!r}; expected 'rb' or 'r': it only reads")
-        location = self._location
+        file = self._file
         opened: IO[Any]
-        if location.is_local:
-            opened = open(location.path, "rb")  # noqa: SIM115 caller closes
+        if file.is_local:
+            opened = open(file.path, "rb")  # noqa: SIM115 caller closes
         else:
-            opened = with_retries(functools.partial(location.fs.open, location.path, "rb"))
+            opened = with_retries(functools.partial(file.fs.open, file.path, "rb"))
         return opened if mode == "rb" else io.TextIOWrapper(opened, encoding or "utf-8")
 
     def read(self) -> bytes:
@@ -104,8 +104,8 @@ class File:
         Raises:
             OSError: If it cannot be read, such as FileNotFoundError.
         """
-        location = self._location
-        return bytes(with_retries(functools.partial(location.fs.cat_file, location.path)))
+        file = self._file
+        return bytes(with_retries(functools.partial(file.fs.cat_file, file.path)))
 
     def to_tempfile(self) -> Any:
         """Copy the content to a local temporary file, for libraries that need a path.

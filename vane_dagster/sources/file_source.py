@@ -28,7 +28,7 @@ from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import Listed, Source, default_rule
 from vane_dagster.sources.files import file_record
 from vane_dagster.storage.filesystem import (
-    Location,
+    StoragePath,
     absolute_url,
     files_below,
     in_threads,
@@ -105,7 +105,7 @@ class FileSource(Source):
         Up to 64 partitions are listed separately, in parallel. More are listed by one recursive
         listing of their common folder.
         """
-        place = Location(self.url, self.storage_options)  # has a file system for each thread
+        place = StoragePath(self.url, self.storage_options)  # has a file system for each thread
         failed: dict[str | None, Listed] = {}
         patterns: dict[str | None, _Pattern] = {}
         for key in partitions:

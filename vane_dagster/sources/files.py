@@ -14,7 +14,7 @@ import xxhash
 
 from vane_dagster._lazy import fsspec
 from vane_dagster.errors import SourceError
-from vane_dagster.storage.filesystem import Location, modified, protocols
+from vane_dagster.storage.filesystem import StoragePath, modified, protocols
 from vane_dagster.storage.manifest import FileRecord, parse_part_name
 
 _DIGESTS = ("ETag", "etag", "generation", "blob_id", "sha")
@@ -62,9 +62,9 @@ def _first_of(names: Sequence[str], info: Mapping[str, Any]) -> Any:
 
 def listed_file(url: str, source: SourceReader) -> FileRecord:
     """Return the current record of a source file."""
-    location = Location(url, source.options_for(url))
-    location.fs.invalidate_cache()
-    return file_record(location.fs, location.fs.info(location.path))
+    file = StoragePath(url, source.options_for(url))
+    file.fs.invalidate_cache()
+    return file_record(file.fs, file.fs.info(file.path))
 
 
 def file_version(file: FileRecord) -> str:
@@ -90,7 +90,7 @@ def source_version(files: Iterable[FileRecord]) -> str:
 
 def content_hash(file: FileRecord, source: SourceReader) -> str | None:
     """Hash the bytes of a local file."""
-    path = Location(file.url, source.options_for(file.url)).path
+    path = StoragePath(file.url, source.options_for(file.url)).path
 
     def is_listed() -> bool:
         now = os.stat(path)

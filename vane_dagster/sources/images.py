@@ -17,7 +17,7 @@ from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, unreadable
 from vane_dagster.sources.file_source import Suffix, file_arguments
 from vane_dagster.sources.raw_files import PATH, FilesSource, listed_rows
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.types.image_files import MAX_PIXELS, converted, opened
 from vane_dagster.types.tensors import from_ndarray, tensor, with_null_rows
@@ -88,8 +88,8 @@ class ImagesSource(FilesSource):
     def _image(self, span: FileSpan) -> _Image:
         is_read = False
         try:
-            location = Location(span.url, self.options_for(span.url))
-            data = bytes(with_retries(lambda: location.fs.cat_file(location.path)))
+            file = StoragePath(span.url, self.options_for(span.url))
+            data = bytes(with_retries(lambda: file.fs.cat_file(file.path)))
             is_read = True
             return _Image(is_read, None, self._decoded(data))
         except Exception as error:  # drivers and decoders raise any class

@@ -30,7 +30,7 @@ from vane_dagster.sources.lake_source import (
     lake_arguments,
 )
 from vane_dagster.sources.schemas import plain_schema
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.lance_table import open_table
 from vane_dagster.storage.manifest import FileRecord, FileSpan, FragmentRecord
 from vane_dagster.types.casts import cast_table
@@ -125,7 +125,7 @@ class LanceSource(FolderSource):
 
     def load(self, url: str) -> Any:
         assert not isinstance(self.table_version, datetime.datetime)
-        return open_table(Location(url, self.storage_options), self.table_version)
+        return open_table(StoragePath(url, self.storage_options), self.table_version)
 
     def read_rows(
         self, span: FileSpan, detail: Detail, schema: pa.Schema, location: str
@@ -133,7 +133,9 @@ class LanceSource(FolderSource):
         """Read live rows that pass the filter; blobs are read as their bytes."""
 
         def read() -> pa.Table:
-            table = open_table(Location(detail["table"], self.storage_options), detail["version"])
+            table = open_table(
+                StoragePath(detail["table"], self.storage_options), detail["version"]
+            )
             fragment = None if table is None else table.get_fragment(detail["fragment"])
             # A table that was written anew has the same versions and fragments, in other files.
             if fragment is None or _data_url(detail["table"], fragment.metadata) != span.url:

@@ -25,7 +25,7 @@ from vane_dagster.sources.file_source import FileSource, file_arguments
 from vane_dagster.sources.grouping import SMALL_SHARE, SizedFile, divide
 from vane_dagster.sources.parquet_scan import scan
 from vane_dagster.sources.schemas import common_columns
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.packed_tensors import schema_of_rows
 
@@ -53,8 +53,8 @@ class StoredParquet(ParquetReader):
         fallback: The root of a branch's fallback.
     """
 
-    root: Location
-    fallback: Location | None = None
+    root: StoragePath
+    fallback: StoragePath | None = None
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         options = self.root.options_for(url)
@@ -151,10 +151,10 @@ def read_footer(
     file: FileRecord, source: SourceReader, location: str
 ) -> tuple[pa.Schema, pq.FileMetaData]:
     """Read the columns and the metadata of a Parquet file."""
-    file_location = Location(file.url, source.options_for(file.url))
+    path = StoragePath(file.url, source.options_for(file.url))
 
     def read() -> pq.FileMetaData:
-        with file_location.fs.open(file_location.path, "rb") as stream:
+        with path.fs.open(path.path, "rb") as stream:
             return pq.read_metadata(stream)
 
     try:

@@ -15,7 +15,7 @@ from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import unreadable
 from vane_dagster.sources.schemas import conform
 from vane_dagster.storage.damage import is_damage
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileSpan
 from vane_dagster.storage.packed_tensors import schema_of_rows, unpacked
 from vane_dagster.types.tensors import unsliced
@@ -29,7 +29,7 @@ def scan(
     constants: Mapping[str, str | None] = {},
 ) -> pa.Table:
     """Read rows; columns that the file lacks are constant or null."""
-    place = Location(span.url, storage_options)
+    place = StoragePath(span.url, storage_options)
 
     columns = [name for name in schema.names if name not in constants]
     try:
@@ -42,16 +42,16 @@ def scan(
 
 
 @contextmanager
-def opened(location: Location) -> Iterator[pq.ParquetFile]:
+def opened(file: StoragePath) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; pages are verified by their checksums."""
-    with location.fs.open(location.path, "rb") as stream:
-        local, remote = (location.path, {"memory_map": True}), (stream, {"pre_buffer": True})
-        source, options = local if location.is_local else remote
+    with file.fs.open(file.path, "rb") as stream:
+        local, remote = (file.path, {"memory_map": True}), (stream, {"pre_buffer": True})
+        source, options = local if file.is_local else remote
         with pq.ParquetFile(source, page_checksum_verification=True, **options) as file:
             yield file
 
 
-def read_rows(place: Location, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
+def read_rows(place: StoragePath, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
     """Read some rows of a file, with the requested columns that it has."""
 
     def read() -> pa.Table:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import DICTIONARY_BYTES, encoded
 from vane_dagster.storage.stored_tables import ParquetRows, tables
 
@@ -25,8 +25,8 @@ class PieceWriter:
     more rows are read. Used in a ``with`` statement, after which all is written.
     """
 
-    def __init__(self, root: Location, folder: str) -> None:
-        self._location, self._folder = tables(root).child(folder), folder
+    def __init__(self, root: StoragePath, folder: str) -> None:
+        self._path, self._folder = tables(root).child(folder), folder
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._write: Future[None] = self._thread.submit(lambda: None)
         # By schema, the name of a file that no other attempt or run uses, and its rows.
@@ -67,4 +67,4 @@ class PieceWriter:
             dictionary_pagesize_limit=DICTIONARY_BYTES,
             write_statistics=False,
         )
-        self._location.write(name, data)
+        self._path.write(name, data)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from vane_dagster.sources.base import SourceReader, unreadable
 from vane_dagster.sources.parquet_scan import read_rows
 from vane_dagster.sources.schemas import conform
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.stored_tables import ParquetRows, joined, places_of, tables
 
@@ -23,7 +23,7 @@ class TableReader(SourceReader):
         root: The store's root.
     """
 
-    root: Location
+    root: StoragePath
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         """Read the rows from Parquet files in the store."""
@@ -63,11 +63,11 @@ class TableReader(SourceReader):
 
 
 def _stored_rows(
-    root: Location, rows: ParquetRows, columns: Sequence[str], location: str
+    root: StoragePath, rows: ParquetRows, columns: Sequence[str], location: str
 ) -> pa.Table:
     """Read rows of a Parquet file in the store."""
     folder = tables(root)
-    file = Location(folder.file_url(rows.name), folder.storage_options)
+    file = StoragePath(folder.file_url(rows.name), folder.storage_options)
     try:
         return read_rows(file, rows.start, rows.stop, columns)
     except Exception as error:  # drivers raise their own exception classes

@@ -16,7 +16,7 @@ import pyarrow as pa
 from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.sources.base import unreadable
 from vane_dagster.storage.damage import is_damage
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 
 BLOCK = 16 << 20
 """Bytes of one request to the file system, and the maximum bytes of a row of CSV."""
@@ -92,9 +92,9 @@ class TextStream:
     @contextmanager
     def opened(self) -> Iterator[Any]:
         """Open the file for reading of its decompressed bytes."""
-        location = Location(self.url, self.storage_options)
+        file = StoragePath(self.url, self.storage_options)
         with (
-            location.fs.open(location.path, cache_type="none") as raw,
+            file.fs.open(file.path, cache_type="none") as raw,
             io.BufferedReader(raw, BLOCK) as buffered,
         ):
             packed = next((_COMPRESSIONS[s] for s in _COMPRESSIONS if self.url.endswith(s)), None)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import count
 from vane_dagster.storage.codec import Codec, read_file
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.store import Store, copy_missing
 
@@ -159,7 +159,7 @@ def joined(start: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def adoptions(
-    store: Store, pipeline: str, records: Mapping[str, Location] | None = None
+    store: Store, pipeline: str, records: Mapping[str, StoragePath] | None = None
 ) -> defaultdict[str, Adoptions]:
     """Return the adoptions of a pipeline's stages; of most there are none."""
     files = store.records(pipeline) if records is None else records
@@ -173,7 +173,7 @@ def adoptions(
     return defaultdict(Adoptions, {stage: Adoptions(*each) for stage, each in by_stage.items()})
 
 
-def _read(folder: Location, name: str) -> Adoption | None:
+def _read(folder: StoragePath, name: str) -> Adoption | None:
     fix = "Delete it, and the next run computes the stage again"
     return read_file(folder, name, _CODEC.load, fix)
 

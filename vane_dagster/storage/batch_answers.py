@@ -32,7 +32,7 @@ from vane_dagster.providers.http import MalformedResponse, is_refusal, is_too_lo
 from vane_dagster.retries import TRANSIENT_STATUS
 from vane_dagster.storage.batch_records import ANSWERS, ROW_GROUP, digests_in, digests_of
 from vane_dagster.storage.damage import read_whole
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 
 _MAX_INDEXES = 4
 """How many indexes a worker keeps, one for each stage and run. A request takes 24 bytes."""
@@ -55,7 +55,7 @@ class BatchAnswers:
         adds_id: Whether the stage itself does not read the column of ids.
     """
 
-    folder: Location
+    folder: StoragePath
     ended: Mapping[str, float]
     in_flight: tuple[str, ...]
     id: str
@@ -148,7 +148,7 @@ def _error(answer: BatchAnswer) -> Exception:
 class BatchIndex:
     """The requests of some batches by digest, and the answers to them."""
 
-    def __init__(self, folder: Location, names: Sequence[str], in_flight: Sequence[str]) -> None:
+    def __init__(self, folder: StoragePath, names: Sequence[str], in_flight: Sequence[str]) -> None:
         self._folder, self._names = folder, (*in_flight, *names)
         self._in_flight = len(in_flight)
         digests_of_batches = in_threads(

@@ -25,7 +25,7 @@ from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.providers.batch_api import BatchAnswer
 from vane_dagster.storage.codec import UNRECORDED, Codec, read_file
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.part_file import encoded, read_part
 from vane_dagster.storage.store import Store
 
@@ -113,18 +113,18 @@ class BatchFolder:
     """The batches of a stage in a store."""
 
     def __init__(self, store: Store, pipeline: str, stage: str) -> None:
-        self.location = store.root.child(pipeline, stage, BATCHES)
+        self.path = store.root.child(pipeline, stage, BATCHES)
 
     def batches(self) -> list[ProviderBatch]:
         """Read the records, the earliest first."""
-        files = [name for name in self.location.names() if name.endswith(RECORD)]
+        files = [name for name in self.path.names() if name.endswith(RECORD)]
         records = filter(None, in_threads(self._read, files))
         return sorted(records, key=lambda each: (each.at, each.name))
 
     def _read(self, file: str) -> ProviderBatch | None:
         fix = "Restore it; if it is deleted, its requests may be sent again"
         load = functools.partial(_CODEC.load, name=file.removesuffix(RECORD))
-        return read_file(self.location, file, load, fix)
+        return read_file(self.path, file, load, fix)
 
     def write(self, batch: ProviderBatch) -> None:
         """Write a record; what other processes have recorded since it was read stays."""
@@ -135,20 +135,20 @@ class BatchFolder:
             newest = stored if stored.ended_at and not batch.ended_at else batch
             id = newest.id or stored.id
             batch = replace(newest, partitions=(*partitions,), stages=(*stages,), id=id)
-        self.location.write(file, _CODEC.dumps(batch))
+        self.path.write(file, _CODEC.dumps(batch))
 
     def add(self, batch: ProviderBatch, requests: Mapping[str, str]) -> None:
         """Write a new record and its requests, by digest."""
-        self.location.write(f"{batch.name}{REQUESTS}", _requests_file(requests))
+        self.path.write(f"{batch.name}{REQUESTS}", _requests_file(requests))
         self.write(batch)
 
     def drop(self, batch: ProviderBatch) -> None:
         """Delete a record of which there is no batch."""
-        self.location.delete([f"{batch.name}{RECORD}", f"{batch.name}{REQUESTS}"])
+        self.path.delete([f"{batch.name}{RECORD}", f"{batch.name}{REQUESTS}"])
 
     def end(self, batch: ProviderBatch, answers: Mapping[str, BatchAnswer]) -> None:
         """Store the answers of a batch, in the order of its requests, then its record."""
-        digests = digests_of(self.location, batch.name)
+        digests = digests_of(self.path, batch.name)
         given = [(digest, answers[digest]) for digest in digests if digest in answers]
         columns = {
             "digest": pa.array([digest for digest, _ in given], pa.string()),
@@ -156,22 +156,22 @@ class BatchFolder:
             "code": pa.array([each.code for _, each in given], pa.int32()),
             "text": pa.array([each.text for _, each in given], pa.large_string()),
         }
-        self.location.write(f"{batch.name}{ANSWERS}", _parquet(columns))
+        self.path.write(f"{batch.name}{ANSWERS}", _parquet(columns))
         self.write(batch)
-        self.location.delete([f"{batch.name}{REQUESTS}"])
+        self.path.delete([f"{batch.name}{REQUESTS}"])
 
     def asked(self, names: Iterable[str]) -> Mapping[str, str]:
         """Read what workers have recorded: the bodies of requests, by digest."""
-        tables = in_threads(functools.partial(read_part, self.location), names)
+        tables = in_threads(functools.partial(read_part, self.path), names)
         columns = [(t.column("digest").to_pylist(), t.column("body").to_pylist()) for t in tables]
         return {digest: body for given in columns for digest, body in zip(*given)}
 
     def forget(self, names: Sequence[str]) -> None:
         """Delete what workers have recorded, once it is in batches."""
-        self.location.delete([*names])
+        self.path.delete([*names])
 
 
-def record_requests(folder: Location, requests: Mapping[str, str]) -> Recorded:
+def record_requests(folder: StoragePath, requests: Mapping[str, str]) -> Recorded:
     """Write the bodies of requests by digest, in a worker.
 
     Args:
@@ -193,13 +193,13 @@ def record_requests(folder: Location, requests: Mapping[str, str]) -> Recorded:
     )
 
 
-def digests_in(folder: Location, name: str) -> list[str]:
+def digests_in(folder: StoragePath, name: str) -> list[str]:
     """Read the digests in a file of requests or answers."""
     digests: list[str] = read_part(folder, name, ["digest"])["digest"].to_pylist()
     return digests
 
 
-def digests_of(folder: Location, batch: str) -> list[str]:
+def digests_of(folder: StoragePath, batch: str) -> list[str]:
     """Read the digests of a batch's requests; return none if the batch does not exist."""
     for suffix in (REQUESTS, ANSWERS):  # another process may have ended or dropped it
         with contextlib.suppress(DamagedPartError):

@@ -25,7 +25,7 @@ from typing import (
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import NewerFormatError, StoreError
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 
 T = TypeVar("T")
 _Convert = Callable[[Any], Any]
@@ -130,8 +130,8 @@ def require_format(record: Any, file: str) -> None:
     if not isinstance(version, int) or version > STORE_FORMAT:
         raise NewerFormatError(
             f"{file!r} has format {version!r}, and this release of vane_dagster knows formats up "
-            f"to {STORE_FORMAT}: a newer one has written it. Upgrade vane_dagster here, and in each "
-            "environment that uses the store"
+            f"to {STORE_FORMAT}: a newer one has written it. Upgrade vane_dagster here, and in "
+            "each environment that uses the store"
         )
 
 
@@ -146,7 +146,7 @@ def parse_file(data: bytes, url: str, parse: Callable[[Any], T], fix: str = "Del
 
 
 def read_file(
-    folder: Location, name: str, parse: Callable[[Any], T], fix: str = "Delete it"
+    folder: StoragePath, name: str, parse: Callable[[Any], T], fix: str = "Delete it"
 ) -> T | None:
     """Read and parse a file of JSON; None if there is none."""
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vane_dagster._dataclass import dataclass
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.shipped_files import FILES
 from vane_dagster.storage.store import PUBLISHED, Store
@@ -81,6 +81,6 @@ def _in_force(store: Store, pipeline: str, stage: str) -> Iterator[Manifest]:
         yield from filter(None, in_threads(opened, listed[start : start + _AT_ONCE]))
 
 
-def pipeline_folders(root: Location) -> list[str]:
+def pipeline_folders(root: StoragePath) -> list[str]:
     """Return the folders of the pipelines below a store's root."""
     return [name for name in root.folders() if name not in _OTHERS]

@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from vane_dagster._lazy import pq
 from vane_dagster.errors import DamagedPartError, first_line
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 
 _T = TypeVar("_T")
 
 
-def read_whole(folder: Location, name: str, read: Callable[[Any], _T]) -> _T:
+def read_whole(folder: StoragePath, name: str, read: Callable[[Any], _T]) -> _T:
     """Open a part and apply `read` to the file."""
 
     def attempt() -> _T:
@@ -54,7 +54,7 @@ def is_damage(error: BaseException) -> bool:
     return type(error) is OSError and error.errno is None
 
 
-def damage_of(folder: Location, name: str) -> DamagedPartError | None:
+def damage_of(folder: StoragePath, name: str) -> DamagedPartError | None:
     """Read all of a part, and return its damage; None if it is whole."""
     try:
         read_whole(folder, name, lambda file: pq.read_table(file, page_checksum_verification=True))

@@ -29,7 +29,7 @@ from vane_dagster._home import user_name
 from vane_dagster._lazy import pc
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.codec import UNRECORDED, Codec, read_file
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo
 from vane_dagster.storage.part_file import encoded, read_part
 from vane_dagster.storage.row_records import (
@@ -95,7 +95,7 @@ class Decision:
     undoes: str = ""
     undone: Sequence[Any] = field(default=(), metadata=UNRECORDED)
     name: str = field(default="", metadata=UNRECORDED)
-    folder: Location | None = field(default=None, repr=False, compare=False, metadata=UNRECORDED)
+    folder: StoragePath | None = field(default=None, repr=False, compare=False, metadata=UNRECORDED)
 
     @property
     def is_waiver(self) -> bool:
@@ -138,7 +138,7 @@ def decisions(
     store: Store,
     pipeline: str,
     stages: Collection[str],
-    records: Mapping[str, Location] | None = None,
+    records: Mapping[str, StoragePath] | None = None,
 ) -> dict[tuple[str, str | None], tuple[Decision, ...]]:
     """Read the decisions about some stages, by stage and partition, the earliest first.
 
@@ -292,7 +292,7 @@ def _find(store: Store, manifest: Manifest, ids: Sequence[Any], location: str) -
     return pa.concat_tables(tables).combine_chunks()
 
 
-def count_waived(folder: Location, manifest: Manifest, given: Sequence[Decision]) -> Manifest:
+def count_waived(folder: StoragePath, manifest: Manifest, given: Sequence[Decision]) -> Manifest:
     """Return a manifest that is about to be committed with the decisions that it was made with.
 
     A waiver counts for the rows that fail, and ends for the others.

@@ -62,8 +62,8 @@ class FileInfo:
 
 
 @dataclass(frozen=True)
-class Location:
-    """A folder, identified by its URL. It is cheap to send to a worker.
+class StoragePath:
+    """A folder or a file, identified by its URL. It is cheap to send to a worker.
 
     Attributes:
         url: A local path or fsspec URL.
@@ -131,7 +131,7 @@ class Location:
         """Return the storage options for a URL with this folder's protocol, else none."""
         return self.storage_options if protocol_of(url) == protocol_of(self.url) else {}
 
-    def child(self, *parts: str) -> Location:
+    def child(self, *parts: str) -> StoragePath:
         """Return a folder below this one."""
         return replace(self, url=_joined(self.url, *parts))
 
@@ -224,7 +224,7 @@ class Location:
                 "deleted from", functools.partial(self._remove, self.file(name)), name
             )
 
-    def move(self, name: str, target: Location, new_name: str) -> None:
+    def move(self, name: str, target: StoragePath, new_name: str) -> None:
         """Move a file to another folder of the same file system, and replace any file there."""
         self.with_storage_errors(
             "moved from", lambda: self._move(self.file(name), target, new_name), name
@@ -303,7 +303,7 @@ class Location:
         with suppress(FileNotFoundError):
             self.fs.rm_file(path)
 
-    def _move(self, path: str, target: Location, new_name: str) -> None:
+    def _move(self, path: str, target: StoragePath, new_name: str) -> None:
         _failpoints.at_storage("write", target.file_url(new_name))
         if self.is_local:
             os.makedirs(target.path, exist_ok=True)
@@ -325,7 +325,7 @@ def protocol_of(url: str) -> str:
 def absolute_url(url: str) -> str:
     """Return the URL of the same place for a process in another folder, or of another user."""
     is_relative = protocol_of(url) in ("file", "local") and url.partition("://")[2][:1] != "/"
-    return os.path.abspath(Location(url).path) if is_relative else url
+    return os.path.abspath(StoragePath(url).path) if is_relative else url
 
 
 def modified(info: Mapping[str, Any]) -> float:

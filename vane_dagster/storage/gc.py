@@ -26,7 +26,7 @@ from vane_dagster.errors import StoreError
 from vane_dagster.storage.batch_records import BatchFolder
 from vane_dagster.storage.contents import pipeline_folders
 from vane_dagster.storage.definition_texts import DEFINITIONS, file_of
-from vane_dagster.storage.filesystem import TEMPORARY, FileInfo, Location, in_threads
+from vane_dagster.storage.filesystem import TEMPORARY, FileInfo, StoragePath, in_threads
 from vane_dagster.storage.manifest import ManifestName, parse_part_name
 from vane_dagster.storage.publish.base import STAGED, STAGING, staged_parts
 from vane_dagster.storage.quarantine import FAILED
@@ -115,7 +115,7 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
 
 def _collect_files(
     name: str,
-    folder: Location,
+    folder: StoragePath,
     policy: GcPolicy,
     is_record: Callable[[str], bool],
     files_of: Callable[[bytes, str], set[str]],
@@ -288,7 +288,7 @@ class _StageFolders:
     def _collect_batches(self) -> None:
         """Delete batches whose answers were stored long ago, and requests of killed runs."""
         folder = BatchFolder(self._store, *self._place)
-        if not (stored := folder.location.entries()):
+        if not (stored := folder.path.entries()):
             return
         batches = folder.batches()
         ended = [b.name for b in batches if b.ended_at and self._is_old(b.ended_at)]
@@ -296,7 +296,7 @@ class _StageFolders:
         for name, info in stored.items():
             batch = name.partition(".")[0]
             if batch in ended or (self._is_old(info.modified) and batch not in in_flight):
-                self._report.files[folder.location.file_url(name)] = info.size
+                self._report.files[folder.path.file_url(name)] = info.size
 
     def _unneeded(self, folder: str, kept: Iterable[array[int]]) -> dict[str, FileInfo]:
         """List the files of a partition that no manifest names."""
@@ -352,5 +352,5 @@ class _StageFolders:
             folder, _, name = url.rpartition("/")
             by_folder.setdefault(folder, []).append(name)
         root = self._store.root
-        places = [(Location(url, root.options_for(url)), own) for url, own in by_folder.items()]
+        places = [(StoragePath(url, root.options_for(url)), own) for url, own in by_folder.items()]
         in_threads(lambda item: item[0].delete(item[1]), places)

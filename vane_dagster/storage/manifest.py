@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster.storage.codec import FORMAT, STORE_FORMAT, UNRECORDED, Codec, require_format
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 
 _NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
 _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
@@ -375,7 +375,7 @@ class Manifest:
     components: Sequence[Component] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
     branched_from: str = ""
-    root: Location | None = field(default=None, repr=False, compare=False, metadata=UNRECORDED)
+    root: StoragePath | None = field(default=None, repr=False, compare=False, metadata=UNRECORDED)
     decisions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     undone: Sequence[str] = ()
 

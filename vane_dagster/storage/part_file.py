@@ -13,7 +13,7 @@ from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import pc, pq
 from vane_dagster.storage.column_stats import measure
 from vane_dagster.storage.damage import read_whole
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import PartInfo, part_footer, part_name
 from vane_dagster.storage.packed_tensors import (
     packed,
@@ -49,7 +49,7 @@ class PartTarget:
         definition: The definition of the stage that writes it.
     """
 
-    folder: Location
+    folder: StoragePath
     key: str
     id: str | None
     measured: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ def write_part(
 ) -> PartInfo:
     """Write a table as a part, once and atomically, under its key and the digest of its rows.
 
-    It is on the disk for certain only after `Location.sync`, before a manifest names it.
+    It is on the disk for certain only after `StoragePath.sync`, before a manifest names it.
     """
     low, high = id_range(table.column(target.id)) if target.id else (None, None)
     counted = measure(table, target.measured, target.sums, wasted)
@@ -88,7 +88,12 @@ def write_part(
 
 
 def write_beside(
-    folder: Location, key: str, suffix: str, table: pa.Table, id: str | None = None, **options: Any
+    folder: StoragePath,
+    key: str,
+    suffix: str,
+    table: pa.Table,
+    id: str | None = None,
+    **options: Any,
 ) -> str:
     """Write a file of a fragment beside its part, before that is written; return its name."""
     data = encoded(table, id, **options)
@@ -119,7 +124,7 @@ def rows_digest(data: memoryview, salt: str | None = None) -> str:
     return state.hexdigest()[:16]
 
 
-def read_part(folder: Location, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+def read_part(folder: StoragePath, name: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a part, or some of its columns."""
     wanted = None if columns is None else list(columns)
 

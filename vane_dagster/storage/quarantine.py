@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 
 from vane_dagster.errors import described
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import Manifest, PartInfo
 from vane_dagster.storage.part_file import encoded, read_part, write_beside
 from vane_dagster.storage.paths import partition_folder
@@ -72,19 +72,19 @@ def concat_faults(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="default")
 
 
-def write_faults(folder: Location, key: str, faults: pa.Table) -> str:
+def write_faults(folder: StoragePath, key: str, faults: pa.Table) -> str:
     """Write the error records of a fragment beside its part."""
     return write_beside(folder, key, SUFFIX, faults, compression="zstd")
 
 
-def read_faults(folder: Location, manifest: Manifest) -> pa.Table:
+def read_faults(folder: StoragePath, manifest: Manifest) -> pa.Table:
     """Read the records of the quarantined rows of a stage in a partition; possibly empty."""
     id = manifest.keys[manifest.input_key]
     tables = [read_part(folder, part.faults) for part in manifest.parts if part.faults]
     return concat_faults([fault_schema(manifest.schema.field(id).type).empty_table(), *tables])
 
 
-def first_faults(folder: Location, parts: Sequence[PartInfo], limit: int) -> Sequence[str]:
+def first_faults(folder: StoragePath, parts: Sequence[PartInfo], limit: int) -> Sequence[str]:
     """Describe the first quarantined rows of some parts, each in one line."""
     names, columns = (part.faults for part in parts), ["id", "error", "message"]
     tables = (read_part(folder, name, columns) for name in names if name)

@@ -16,7 +16,7 @@ from vane_dagster._arguments import NAME
 from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import StoreError, names
-from vane_dagster.storage.filesystem import Location, in_threads, protocols
+from vane_dagster.storage.filesystem import StoragePath, in_threads, protocols
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.store import Store
@@ -140,7 +140,7 @@ def with_rows(store: Store, manifest: Manifest) -> Manifest:
     return manifest
 
 
-def places(store: Store, manifest: Manifest) -> tuple[Location, list[str]]:
+def places(store: Store, manifest: Manifest) -> tuple[StoragePath, list[str]]:
     """Return the folder and names of the parts of a manifest of `with_rows` that have rows."""
     return store.parts_of(manifest), [part.name for part in manifest.parts if part.rows]
 

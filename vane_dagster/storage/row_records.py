@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster._dataclass import dataclass
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import write_beside
 
@@ -52,7 +52,7 @@ class RecordedPart:
         undone: Ids of rows that are not taken from it, of a patch.
     """
 
-    folder: Location
+    folder: StoragePath
     part: str
     records: str
     faults: str = ""
@@ -65,7 +65,7 @@ class RecordedPart:
         return tuple(filter(None, (self.part, self.records, self.faults)))
 
     @classmethod
-    def of(cls, folder: Location, part: PartInfo) -> RecordedPart:
+    def of(cls, folder: StoragePath, part: PartInfo) -> RecordedPart:
         """Describe a part of a folder."""
         return cls(folder, part.name, part.row_records, part.faults, part.rows_in)
 
@@ -98,7 +98,7 @@ def records_schema(id_type: pa.DataType) -> pa.Schema:
     )
 
 
-def write_records(folder: Location, key: str, records: pa.Table) -> str:
+def write_records(folder: StoragePath, key: str, records: pa.Table) -> str:
     """Write the row records of a fragment beside its part."""
     # Columns without nulls are written in half the time.
     fields = zip(records.schema, records.columns)

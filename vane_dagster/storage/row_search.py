@@ -10,7 +10,7 @@ import pyarrow as pa
 from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import pc
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.part_file import read_part
 
 Row = tuple[Any, ...]
@@ -21,7 +21,7 @@ Row = tuple[Any, ...]
 class RowFile:
     """A part: its folder, and its name there."""
 
-    folder: Location
+    folder: StoragePath
     name: str
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import parse_file
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 
 FILES = "~files"
 """The folder below the store's root; no pipeline has such a name."""
@@ -37,7 +37,7 @@ class StoredFile:
     files: Mapping[str, tuple[str, int]]
 
 
-def shipped_files(root: Location) -> Location:
+def shipped_files(root: StoragePath) -> StoragePath:
     """Return the folder of shipped files in a store."""
     return root.child(FILES)
 
@@ -63,23 +63,23 @@ def contents_of(data: bytes, url: str) -> set[str]:
     return {digest for digest, _ in parse_record(data, url).files.values()}
 
 
-def mark_needed(root: Location, digest: str, data: bytes) -> None:
+def mark_needed(root: StoragePath, digest: str, data: bytes) -> None:
     """Write a record, which keeps its contents from garbage collection for some time."""
     shipped_files(root).write(digest + RECORD, data)
 
 
-def missing_contents(root: Location, contents: Mapping[str, int]) -> list[str]:
+def missing_contents(root: StoragePath, contents: Mapping[str, int]) -> list[str]:
     """Return the digests of contents that the store does not have with the expected size."""
     present = shipped_files(root).names()
     return [digest for digest, size in contents.items() if present.get(digest) != size]
 
 
-def upload(root: Location, paths: Mapping[str, str]) -> None:
+def upload(root: StoragePath, paths: Mapping[str, str]) -> None:
     """Copy files into a store."""
     folder = shipped_files(root)
     in_threads(lambda item: folder.put(*item), paths.items())
 
 
-def discard(root: Location, digests: Sequence[str]) -> None:
+def discard(root: StoragePath, digests: Sequence[str]) -> None:
     """Delete contents that do not have the digest of their names."""
     shipped_files(root).delete(list(digests))

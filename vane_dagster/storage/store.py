@@ -13,7 +13,7 @@ from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import FORMAT, read_file
 from vane_dagster.storage.damage import read_whole
-from vane_dagster.storage.filesystem import Location, absolute_url
+from vane_dagster.storage.filesystem import StoragePath, absolute_url
 from vane_dagster.storage.manifest import (
     MANIFEST,
     Manifest,
@@ -59,7 +59,7 @@ class Store:
 
     def __init__(
         self,
-        root: Location,
+        root: StoragePath,
         keeps_code: bool = True,
         fallback: Store | None = None,
         targets: Mapping[str, str] | None = None,
@@ -79,16 +79,16 @@ class Store:
         """The root of the fallback with which it was written first; None if it is not a branch."""
         return read_file(self.root, BRANCH, lambda record: str(record["fallback"]))
 
-    def parts(self, pipeline: str, stage: str, partition: str | None) -> Location:
+    def parts(self, pipeline: str, stage: str, partition: str | None) -> StoragePath:
         """Return the folder that a stage's parts in a partition are written to."""
         return self.root.child(pipeline, stage, "parts", partition_folder(partition))
 
-    def parts_of(self, manifest: Manifest) -> Location:
+    def parts_of(self, manifest: Manifest) -> StoragePath:
         """Return the folder with the parts of a manifest, which is not one of a `write` stage."""
         place = manifest.pipeline, manifest.stage, "parts", partition_folder(manifest.partition)
         return (manifest.root or self.root).child(*place)
 
-    def manifests(self, pipeline: str, stage: str, partition: str | None) -> Location:
+    def manifests(self, pipeline: str, stage: str, partition: str | None) -> StoragePath:
         """Return the folder that a stage's manifests in a partition are written to."""
         return self.root.child(pipeline, stage, "manifests", partition_folder(partition))
 
@@ -153,9 +153,9 @@ class Store:
         """Open a manifest by the folder of its partition and its file name."""
         manifest = self.opened_if_there(pipeline, stage, folder, name)
         if manifest is None:
-            location = self.root.child(pipeline, stage, "manifests", folder)
+            manifests = self.root.child(pipeline, stage, "manifests", folder)
             raise StoreError(
-                f"manifest {location.file_url(name)!r} is gone. Materialize the stage again"
+                f"manifest {manifests.file_url(name)!r} is gone. Materialize the stage again"
             )
         return manifest
 
@@ -163,8 +163,8 @@ class Store:
         """Open a manifest; None if it is gone, because another run has removed it."""
         fix = "Delete it and materialize the stage again"
         for each in self.layers:
-            location = each.root.child(pipeline, stage, "manifests", folder)
-            if (manifest := read_file(location, name, MANIFEST.load, fix)) is not None:
+            manifests = each.root.child(pipeline, stage, "manifests", folder)
+            if (manifest := read_file(manifests, name, MANIFEST.load, fix)) is not None:
                 return replace(manifest, root=each.root)
         return None
 
@@ -219,14 +219,14 @@ class Store:
         if self.fallback is not None and not taken:
             record = json.dumps({"fallback": self.fallback.root.url})
             self.root.create(BRANCH, record.encode())
-        location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
-        location.write(str(name), manifest.dumps())
+        manifests = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
+        manifests.write(str(name), manifest.dumps())
         return name
 
     def announce(self, manifest: Manifest) -> None:
         """Record a planned publication, to detect it if this run is killed."""
-        location = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
-        location.write(f"{ANNOUNCED}{manifest.content}.json", manifest.dumps())
+        manifests = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
+        manifests.write(f"{ANNOUNCED}{manifest.content}.json", manifest.dumps())
 
     def published_before(
         self, pipeline: str, stage: str, partition: str | None, announced: Collection[str]
@@ -256,13 +256,13 @@ class Store:
         """Remove records that `announce` wrote."""
         self.manifests(pipeline, stage, partition).delete(announced)
 
-    def existing_parts(self, *folders: Location) -> dict[str, dict[str, Location]]:
+    def existing_parts(self, *folders: StoragePath) -> dict[str, dict[str, StoragePath]]:
         """Return the part files in the folders, by fragment key: name and folder of each.
 
         Of files with the same name, the last folder's counts. Two runs that computed the same
         fragment at once leave two parts.
         """
-        parts: dict[str, dict[str, Location]] = {}
+        parts: dict[str, dict[str, StoragePath]] = {}
         for folder in folders:
             for name in folder.names():
                 if parsed := parse_part_name(name):
@@ -283,7 +283,7 @@ class Store:
         marked = Store(self.root).condemned(pipeline, stage) | {part: time.time()}
         self.root.child(pipeline, stage).write(CONDEMNED, json.dumps(marked).encode())
 
-    def records(self, pipeline: str) -> dict[str, Location]:
+    def records(self, pipeline: str) -> dict[str, StoragePath]:
         """List the files of a pipeline, with the folder of each; those of a branch come first."""
         folders = [each.root.child(pipeline) for each in reversed(self.layers)]
         return {name: folder for folder in folders for name in folder.names()}
@@ -349,11 +349,11 @@ def open_branch(
             f"FragmentStore: root is {own!r} and fallback {other!r}; expected two folders, "
             "neither inside the other. Give the branch its own root"
         )
-    place = Location(own, options)
+    place = StoragePath(own, options)
     far = options if place.is_local else place.options_for(other)
     given = {} if place.is_local else options
-    read = Store(Location(other, far, is_read_only=True))
-    return Store(Location(own, given), keeps_code, read, targets)
+    read = Store(StoragePath(other, far, is_read_only=True))
+    return Store(StoragePath(own, given), keeps_code, read, targets)
 
 
 def _finished(listed: Mapping[_K, ManifestName]) -> dict[_K, ManifestName]:
@@ -361,13 +361,13 @@ def _finished(listed: Mapping[_K, ManifestName]) -> dict[_K, ManifestName]:
     return {key: replace(name, unfinished=False) for key, name in listed.items()}
 
 
-def copy_files(source: Location, target: Location, names: Iterable[str]) -> None:
+def copy_files(source: StoragePath, target: StoragePath, names: Iterable[str]) -> None:
     """Copy files of a folder into another, in order."""
     for name in names:
         target.write(name, source.read(name))
 
 
-def copy_missing(source: Location, target: Location, wanted: Callable[[str], Any]) -> None:
+def copy_missing(source: StoragePath, target: StoragePath, wanted: Callable[[str], Any]) -> None:
     """Copy the wanted files that a folder lacks; first records that undo one, named "un...".
 
     So none that was undone is ever in force, wherever the process is killed.
@@ -378,7 +378,7 @@ def copy_missing(source: Location, target: Location, wanted: Callable[[str], Any
             target.create(name, source.read(name))
 
 
-def read_part_info(folder: Location, name: str) -> PartInfo:
+def read_part_info(folder: StoragePath, name: str) -> PartInfo:
     """Read the description of a part in its footer."""
     import pyarrow.parquet as pq
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster.storage.codec import Codec, parse_file, read_file
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import FileSpan
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def joined(places: Iterable[ParquetRows]) -> list[ParquetRows]:
     return merged
 
 
-def tables(root: Location) -> Location:
+def tables(root: StoragePath) -> StoragePath:
     """Return the folder of tables in a store."""
     return root.child(TABLES)
 
@@ -146,13 +146,13 @@ def keep_types(store: Store, pipeline: str, source: str, types: pa.Schema) -> pa
     return kept_types(store, pipeline, source) or types
 
 
-def write_record(root: Location, identity: str, name: str, table: StoredTable) -> None:
+def write_record(root: StoragePath, identity: str, name: str, table: StoredTable) -> None:
     """Write a record, which keeps its files from garbage collection for some time."""
     _records(root, identity).write(name + _SUFFIX, _CODEC.dumps(table))
 
 
 def create_record(
-    root: Location, identity: str, table: StoredTable, name: str = COMPLETE
+    root: StoragePath, identity: str, table: StoredTable, name: str = COMPLETE
 ) -> StoredTable:
     """Write a record once: of several runs that write it, the first one's is that of all."""
     folder = _records(root, identity)
@@ -160,7 +160,7 @@ def create_record(
     return read_record(root, identity, name) or table
 
 
-def read_record(root: Location, identity: str, name: str = COMPLETE) -> StoredTable | None:
+def read_record(root: StoragePath, identity: str, name: str = COMPLETE) -> StoredTable | None:
     """Return a table by one of its records; None if there is no such record."""
     return read_file(_records(root, identity), name + _SUFFIX, _CODEC.load)
 
@@ -182,7 +182,7 @@ def borrow(store: Store, identity: str, name: str = COMPLETE) -> StoredTable | N
     return create_record(root, identity, table, name)
 
 
-def has_all_rows(root: Location, table: StoredTable) -> bool:
+def has_all_rows(root: StoragePath, table: StoredTable) -> bool:
     """Return whether the store has all files of a table."""
     folders = {name.rpartition("/")[0] for name in table.files}
     present = {f"{each}/{name}" for each in folders for name in tables(root).child(each).names()}
@@ -223,5 +223,5 @@ def _types_file(source: str) -> str:
     return f"types-{source}{_SUFFIX}"
 
 
-def _records(root: Location, identity: str) -> Location:
+def _records(root: StoragePath, identity: str) -> StoragePath:
     return root.child(TABLES, RECORDS, identity)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from vane_dagster._secrets import keep_options, revealed
 from vane_dagster.errors import DefinitionError
-from vane_dagster.storage.filesystem import Location, protocol_of
+from vane_dagster.storage.filesystem import StoragePath, protocol_of
 
 _MISREAD = re.compile(r"[%\\?#]")
 
@@ -30,22 +30,22 @@ def check_table_url(
         )
 
 
-def driver_url(location: Location) -> str:
+def driver_url(target: StoragePath) -> str:
     """Return a table's URL as the drivers of Delta and Lance take it."""
-    if location.is_local:
-        return location.path
-    return location.url.rstrip("/").replace("s3a://", "s3://", 1)
+    if target.is_local:
+        return target.path
+    return target.url.rstrip("/").replace("s3a://", "s3://", 1)
 
 
-def driver_options(location: Location) -> dict[str, str] | None:
+def driver_options(target: StoragePath) -> dict[str, str] | None:
     """Return the storage options of these drivers."""
-    return None if location.is_local else table_options(location)
+    return None if target.is_local else table_options(target)
 
 
-def table_options(location: Location) -> dict[str, str]:
+def table_options(target: StoragePath) -> dict[str, str]:
     """Convert options of fsspec's S3 driver to those of the drivers of Delta and Lance."""
-    keep_options(location.storage_options)
-    given = revealed(location.storage_options)
+    keep_options(target.storage_options)
+    given = revealed(target.storage_options)
     client = dict(given.get("client_kwargs") or {})
     endpoint = client.get("endpoint_url") or given.get("endpoint_url")
     options = {
@@ -60,5 +60,5 @@ def table_options(location: Location) -> dict[str, str]:
     }
     if endpoint and not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
         options["AWS_REGION"] = options["AWS_REGION"] or "us-east-1"
-    assert protocol_of(location.url) in ("s3", "s3a"), "refused where it is declared"
+    assert protocol_of(target.url) in ("s3", "s3a"), "refused where it is declared"
     return {name: str(value) for name, value in options.items() if value}

@@ -15,7 +15,7 @@ from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import DamagedPartError, StoreError, TraceError
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.storage.filesystem import Location, protocol_of
+from vane_dagster.storage.filesystem import StoragePath, protocol_of
 from vane_dagster.storage.manifest import FragmentRecord, Manifest
 from vane_dagster.storage.row_search import Found, RowFile, row_at
 from vane_dagster.storage.store import Store
@@ -278,7 +278,7 @@ def _stage_of(store: Store, url: str) -> tuple[str, str, str, str] | None:
     for root in (each.root for each in store.layers):
         if protocol_of(url) != protocol_of(root.url):
             continue
-        path, above = Location(url, root.storage_options).path, f"{root.path}/"
+        path, above = StoragePath(url, root.storage_options).path, f"{root.path}/"
         names = path[len(above) :].split("/") if path.startswith(above) else []
         if len(names) == 5 and names[2] == "parts" and not names[0].startswith("~"):
             return names[0], names[1], names[3], names[4]

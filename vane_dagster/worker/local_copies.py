@@ -16,7 +16,7 @@ from pathlib import Path
 
 from vane_dagster._private_folder import worker_folder
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.shipped_files import (
     RECORD,
     StoredFile,
@@ -34,7 +34,7 @@ _WRITTEN = 1_000_000_000.0
 """The time of modification that a verified file gets, in seconds since 1970."""
 
 
-def local_copy(digest: str, root: Location) -> str:
+def local_copy(digest: str, root: StoragePath) -> str:
     """Return the path of a node's copy of a file or folder, and copy it first if it has none."""
     copies = worker_folder(KIND)
     copy = copies / digest
@@ -66,7 +66,7 @@ def _paths(stored: StoredFile, folder: Path) -> dict[Path, tuple[str, int]]:
     return {folder / stored.name / name: content for name, content in stored.files.items()}
 
 
-def _download(digest: str, root: Location, copies: Path) -> StoredFile:
+def _download(digest: str, root: StoragePath, copies: Path) -> StoredFile:
     source = shipped_files(root)
     url = source.file_url(digest + RECORD)
     try:
@@ -83,7 +83,7 @@ def _download(digest: str, root: Location, copies: Path) -> StoredFile:
     return stored
 
 
-def _fetch(root: Location, content: tuple[str, int], path: Path) -> None:
+def _fetch(root: StoragePath, content: tuple[str, int], path: Path) -> None:
     """Copy a content, given by its digest and size, from the store, and verify it."""
     digest, source = content[0], shipped_files(root)
     path.parent.mkdir(parents=True, exist_ok=True)

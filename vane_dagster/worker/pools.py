@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster.pipeline.options import WorkerLifecycle
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 
 IDLE_SECONDS = 600.0
 """Seconds that a pool stays warm without a lease, by default."""
@@ -47,7 +47,7 @@ class ModelSpec:
     packages: tuple[str, ...] = ()
     exact: bool = False
     is_kept: bool = False
-    files: Location | None = None
+    files: StoragePath | None = None
 
 
 @dataclass(frozen=True)

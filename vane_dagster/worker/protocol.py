@@ -18,7 +18,7 @@ from vane_dagster.retries import Policy, RowLoss
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.decisions import PATCH_ID
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.row_records import RecordedPart
@@ -85,7 +85,7 @@ class PartRows:
         columns: The columns to read; None for all.
     """
 
-    folder: Location
+    folder: StoragePath
     name: str
     columns: tuple[str, ...] | None = None
 
@@ -173,11 +173,11 @@ class CallUdf:
     is_async: bool = False
     policy: Policy = field(default_factory=Policy)
     max_faults: int = 0
-    files: Location | None = None
+    files: StoragePath | None = None
     pinned: bool = False
     servers: tuple[str, ...] = ()
     kept: bytes = field(default=b"", repr=False)
-    batches: Location | None = None
+    batches: StoragePath | None = None
 
     def carried(self, work: Work) -> tuple[str, ...]:
         """Return the input columns that are passed on, besides the ids."""
@@ -375,7 +375,7 @@ class Provenance:
     """
 
     id: str
-    folder: Location
+    folder: StoragePath
     part: PartInfo
     model: str
     code: str

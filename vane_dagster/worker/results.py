@@ -84,10 +84,10 @@ def result_columns(
 
 
 def _by_name(rows: Any, schema: pa.Schema, location: str) -> Mapping[str, Any]:
-    names = rows.schema.names
-    if twice := [name for name in schema.names if names.count(name) > 1]:
+    returned = rows.schema.names
+    if twice := [name for name in schema.names if returned.count(name) > 1]:
         raise UdfError(f"{location}: returned several columns {names(twice)}. Return one of them")
-    return dict(zip(names, rows.columns))
+    return dict(zip(returned, rows.columns))
 
 
 def _check_index(index: Any, location: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from vane_dagster._private_folder import private_folder
 from vane_dagster.errors import ComputeError
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.worker.local_copies import local_copy
 from vane_dagster.worker.node_files import new_entry, shared_entry
 
@@ -58,13 +58,13 @@ def activate(folder: Path) -> None:
     importlib.invalidate_caches()
 
 
-def load(payload: bytes, files: Location | None = None) -> Any:
+def load(payload: bytes, files: StoragePath | None = None) -> Any:
     """Unpickle what `pickled` pickled; the folder of its modules must be active."""
     return _Unpickler(payload, files).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, payload: bytes, files: Location | None) -> None:
+    def __init__(self, payload: bytes, files: StoragePath | None) -> None:
         super().__init__(io.BytesIO(payload))
         self._files = files
 

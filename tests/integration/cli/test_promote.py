@@ -16,7 +16,7 @@ import vane_dagster as vd
 from vane_dagster.cli import definitions
 from vane_dagster.cli.main import main
 from vane_dagster.orchestration import assets
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 
 DEFINITIONS = """
 import dagster as dg
@@ -65,12 +65,12 @@ def test_a_branch_on_this_machine_is_promoted_into_s3(tmp_path, load, s3, monkey
     before, root = load("old")
     production = vd.FragmentStore(root=root, storage_options=s3)
     before.run(store=production)
-    held = Location(root, s3).walk()
+    held = StoragePath(root, s3).walk()
     edited, _ = load("new")
     place = str(tmp_path / "branch")
     branch = vd.FragmentStore(root=place, fallback=root, storage_options=s3)
     edited.run(["a", "b"], store=branch)
-    assert Location(root, s3).walk() == held
+    assert StoragePath(root, s3).walk() == held
     labels = vd.load("docs/labelled", store=branch).column("label").to_pylist()
     assert sorted(labels) == ["new0", "new1", "new3", "new4", "old2", "old5"]
 

@@ -19,7 +19,7 @@ from vane_dagster.cli.main import main
 from vane_dagster.compute.api import Lease
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.engine.server_pools import server_pool
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 
 
 def command(*arguments: str) -> Result:
@@ -47,7 +47,7 @@ def replicas(name: str) -> list[dict[str, Any]]:
 def leased(run: str, *servers: vd.Server) -> Iterator[Lease]:
     """Lease servers as a run does, and start them, without waiting for them."""
     backend = RayBackend()
-    pools = [server_pool(server, backend.capacity(), Location("/none")) for server in servers]
+    pools = [server_pool(server, backend.capacity(), StoragePath("/none")) for server in servers]
     lease = backend.lease(run, pools)
     try:
         for worker in lease.workers():

@@ -16,7 +16,7 @@ import vane_dagster as vd
 from support.data import column_of, write_source
 from support.results import over
 from support.stored import keep
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.store import Store
 
@@ -107,10 +107,10 @@ def test_ordinary_assets_take_stages_by_their_annotations(store, local, ray_data
     assert materialization(result).metadata["dagster/row_count"].value == 9
     assert sorted(values(vd.load("copied", store=store))) == [10 * n + 1 for n in range(9)]
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(2, 2, 3))
-    keep(Store(Location(store.root)), "tensors", "a", pa.table({"m": [0, 1], "t": tensors}))
+    keep(Store(StoragePath(store.root)), "tensors", "a", pa.table({"m": [0, 1], "t": tensors}))
     null = pa.array([[1.0, None] * 3], tensors.type.storage_type)  # in its file no bytes
     null = pa.ExtensionArray.from_storage(tensors.type, null)
-    keep(Store(Location(store.root)), "tensors", "b", pa.table({"m": [2], "t": null}))
+    keep(Store(StoragePath(store.root)), "tensors", "b", pa.table({"m": [2], "t": null}))
     read = vd.load("tensors", as_=ray_data.Dataset, store=store).sort("m")
     first, second, _ = read.take_batch(3)["t"].tolist()
     assert [first, second] == tensors.to_numpy_ndarray().tolist()

@@ -127,7 +127,7 @@ def test_the_driver_of_a_step_imports_nothing_of_workers(tmp_path):
         from vane_dagster.orchestration import steps
         from vane_dagster.planning.planner import plan_run
         from vane_dagster.storage.store import Store
-        from vane_dagster.storage.filesystem import Location
+        from vane_dagster.storage.filesystem import StoragePath
 
         class Model:
             def __call__(self, batch):
@@ -135,7 +135,7 @@ def test_the_driver_of_a_step_imports_nothing_of_workers(tmp_path):
 
         docs = vd.Pipeline("docs", source=vd.parquet("{tmp_path}/src"), id="id")
         docs.map_batches("model", Model, columns=["t"], schema={{"n": "BIGINT"}})
-        plan = plan_run(docs, ["model"], [None], Store(Location("{tmp_path}/store")))
+        plan = plan_run(docs, ["model"], [None], Store(StoragePath("{tmp_path}/store")))
         keyed = plan.partitions[0].stages["model"].row_definition
         heavy = ("duckdb", "pandas", "pyarrow.compute", "torch", "vane_dagster.worker.host")
         print(json.dumps([keyed, [name for name in heavy if name in sys.modules]]))

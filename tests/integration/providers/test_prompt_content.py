@@ -14,7 +14,7 @@ from support.data import read_stage, write_source
 from support.in_process import compute
 from support.media import PDF, PIXELS, picture, sound
 from support.prompts import asked
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 from vane_dagster.types.tensors import from_ndarray
 
@@ -60,7 +60,7 @@ def test_content_of_columns_by_each_api(tmp_path, server, endpoint, backend):
         ask(docs, endpoint[1], f"{provider}_url", fetched, **by, **aside)
     ask(docs, endpoint[1], "detailed", detailed)
     ask(docs, endpoint[1], "heard", [vd.audio("sound"), "{id}"], **aside)
-    compute(docs, Store(Location(str(tmp_path / "store"))), backend=backend)
+    compute(docs, Store(StoragePath(str(tmp_path / "store"))), backend=backend)
 
     tensor = "[image/png 6x4]"
     for provider in ("openai", "anthropic"):

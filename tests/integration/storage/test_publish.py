@@ -20,7 +20,7 @@ from support.data import SECRET, write_source
 from support.iceberg_tables import catalog_in, opened
 from support.published import docs
 from support.results import metadata
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.paths import published_folder
 from vane_dagster.storage.table_options import driver_options, table_options
 
@@ -68,7 +68,7 @@ class Lake:
         return opened(self.catalog).load_table(f"db.{name}")
 
     def read(self, name: str) -> pa.Table:
-        where = Location(f"{self.url}/{name}", self.s3)
+        where = StoragePath(f"{self.url}/{name}", self.s3)
         if name.startswith("parquet"):
             given = {"filesystem": where.fs, "exclude_invalid_files": True}
             read = ds.dataset(where.path, **given).to_table()
@@ -214,7 +214,7 @@ def test_published_on_s3(tmp_path, local, materialize, s3):
         assert lake.ids(name) == [*range(7), *range(100, 140)]
         if name != "parquet3000":
             assert sorted(set(lake.read(name)["partition_key"].to_pylist())) == keys
-    assert not [path for path in Location(url, s3).walk() if "_vane_staging" in path]
+    assert not [path for path in StoragePath(url, s3).walk() if "_vane_staging" in path]
     sources = {
         "iceberg": vd.iceberg(lake.catalog, "db.iceberg"),
         "delta": vd.delta(f"{url}/delta", storage_options=s3),

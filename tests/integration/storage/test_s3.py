@@ -28,28 +28,28 @@ from support.stored import (
 )
 from vane_dagster.cli.main import main
 from vane_dagster.storage.contents import results
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 
 @pytest.fixture(params=["s3"])
-def root(request: pytest.FixtureRequest, s3: dict[str, Any]) -> Location:
-    return Location(f"s3://lake/{uuid.uuid4().hex}", s3)
+def root(request: pytest.FixtureRequest, s3: dict[str, Any]) -> StoragePath:
+    return StoragePath(f"s3://lake/{uuid.uuid4().hex}", s3)
 
 
 @pytest.fixture
-def store(root: Location) -> Store:
+def store(root: StoragePath) -> Store:
     return Store(root)
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_bucket_or_a_server_that_is_not_there(s3):
     with pytest.raises(vd.errors.StoreError, match=r"'s3://nowhere/x' cannot be written.*Check"):
-        Location("s3://nowhere/x", s3).write("f", b"1")
+        StoragePath("s3://nowhere/x", s3).write("f", b"1")
     config = {"retries": {"max_attempts": 0}, "connect_timeout": 1}
     options = {**s3, "endpoint_url": "http://127.0.0.1:1", "config_kwargs": config}
     with pytest.raises(vd.errors.StoreError, match=r"'s3://lake/x' cannot be listed"):
-        Location("s3://lake/x", options).names()
+        StoragePath("s3://lake/x", options).names()
     listed = vd.parquet("s3://lake/x", storage_options=options).list_files([None], "here")[None]
     with pytest.raises(
         vd.errors.SourceError, match=r"'s3://lake/x' cannot be listed.*the credentials"
@@ -134,7 +134,7 @@ def test_source_store_and_target_on_s3(s3, cluster, monkeypatch):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_ray_data(s3, ray_data):
     """An asset reads and keeps those of a local store, in test_io_manager.py."""
-    store = Store(Location(f"s3://lake/{uuid.uuid4().hex}", s3))
+    store = Store(StoragePath(f"s3://lake/{uuid.uuid4().hex}", s3))
     keep(store, "docs", "a", table(0, 3))
     keep(store, "docs", "b", table(5, 2))
     keep(store, "docs", "day=1", table(0, 0))

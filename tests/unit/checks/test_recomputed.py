@@ -20,7 +20,7 @@ from vane_dagster.checks.partition import CheckContext
 from vane_dagster.engine.recompute import read_row_outcomes
 from vane_dagster.errors import DefinitionError
 from vane_dagster.planning.sample_plan import MAX_FRAGMENTS, choose
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import Manifest, PartInfo, PartProvenance
 from vane_dagster.storage.packages import distributions, installed
 from vane_dagster.storage.part_file import PartTarget, write_part
@@ -133,7 +133,7 @@ def test_rows_that_fail_or_are_left_out_are_compared_by_what_became_of_them():
 
 def test_values_that_python_has_not_are_compared_as_texts(tmp_path):
     """A timestamp may lie after the year 9999."""
-    folder = Location(str(tmp_path))
+    folder = StoragePath(str(tmp_path))
     ids = pa.array([1, 2])
     outcomes = []
     for seconds in ([1, 400_000_000_000], [1, 400_000_000_060]):

@@ -22,7 +22,7 @@ from vane_dagster.errors import UdfError
 from vane_dagster.events import Event, Failed, Noticed
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.store import Store
 
@@ -169,7 +169,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         write_source(tmp_path / "src", {"id": [number]}, f"{number}.parquet")
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
     pipeline.project("one", ["id"]).project("two", {"id": "id", "next": "id + 1"})
-    store = Store(Location(str(tmp_path / "store")))
+    store = Store(StoragePath(str(tmp_path / "store")))
     table = ClaimTable()
     runs = [
         Run(plan_run(pipeline, ["one", "two"], [None], store), store, table, name)

@@ -22,7 +22,7 @@ from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.errors import UdfError
 from vane_dagster.events import PoolTime, StageStats
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
 
@@ -172,7 +172,7 @@ def test_equal_rows_that_fail_count_each(tmp_path, fragment_rows):
     source = vd.parquet(f"{tmp_path}/src")
     docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=fragment_rows)
     docs.map("words", refuse, schema={"words": "BIGINT"}, on_error="quarantine")
-    store = Store(Location(str(tmp_path / "store")))
+    store = Store(StoragePath(str(tmp_path / "store")))
     message = r"(100|3\d) of at most 100 rows of the partition failed so far, and 10 may"
     for _ in range(2):  # the second run finds no part of the first one
         with pytest.raises(UdfError, match=message):

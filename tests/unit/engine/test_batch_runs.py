@@ -23,7 +23,7 @@ from vane_dagster.errors import DefinitionError, VaneError
 from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.batch_api import BatchAnswer, BatchApi, RemoteBatch
 from vane_dagster.providers.openai import OpenAIProvider
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 DAY = 24 * 3600.0
@@ -191,7 +191,7 @@ def test_a_forced_run_asks_again_and_the_next_forced_one_commits(tmp_path, run, 
     pipeline = declared(tmp_path, ["same", "same"])
     assert [run(pipeline), run(pipeline)] == [False, True]
     assert batches.prompts == {"same": 2}, "each row has an answer of its own"
-    store = Store(Location(str(tmp_path / "store")))
+    store = Store(StoragePath(str(tmp_path / "store")))
     for generation in (0, 1):
         run(pipeline, force=True)
         assert store.latest("docs", "asked", [None])[None].generation == generation

@@ -24,7 +24,7 @@ from vane_dagster.engine.executor import execute
 from vane_dagster.events import Failed
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.storage.promotion import Promotion
@@ -50,7 +50,7 @@ def published(tmp_path: Path, format: str = "parquet") -> tuple[vd.Pipeline, Sto
     pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "rows.parquet")
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "rows.parquet")), id="id")
     docs.project("kept", ["id"]).write("out", f"{tmp_path}/out", format=format)
-    return docs, Store(Location(str(tmp_path / "store")))
+    return docs, Store(StoragePath(str(tmp_path / "store")))
 
 
 def test_what_another_run_has_published_meanwhile_is_taken(tmp_path: Path, monkeypatch):
@@ -71,7 +71,7 @@ def test_what_another_run_has_published_meanwhile_is_taken(tmp_path: Path, monke
 
 def test_local_files_are_hashed_once_before_their_commit(tmp_path: Path):
     hashed: list[str] = []
-    store = Store(Location(str(tmp_path)))
+    store = Store(StoragePath(str(tmp_path)))
     committer = Committer(
         store, lambda file: hashed.append(file.url), lambda _: nullcontext(), list
     )
@@ -97,7 +97,7 @@ def test_parts_are_on_the_disk_before_a_manifest_names_them(tmp_path: Path, monk
         assert {name for part in manifest.parts for name in part.files} <= {*synced}
         return commit(self, manifest, *former)
 
-    monkeypatch.setattr(Location, "sync", lambda _, name: synced.append(name))
+    monkeypatch.setattr(StoragePath, "sync", lambda _, name: synced.append(name))
     monkeypatch.setattr(Store, "commit", committing)
     compute(docs, store)
     for manifest in (tmp_path / "store").rglob("manifests/**/*.json"):
@@ -131,7 +131,7 @@ def test_of_two_publishers_the_later_manifest_wins(tmp_path, store, monkeypatch)
 
 def test_a_branch_remembers_the_manifest_that_it_started_from(tmp_path, store):
     write_source(tmp_path / "src", {"id": range(10)})
-    main, branch = store, Store(Location(str(tmp_path / "branch")), fallback=store)
+    main, branch = store, Store(StoragePath(str(tmp_path / "branch")), fallback=store)
 
     def run(store: Store, where: str) -> Manifest:
         docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
@@ -144,13 +144,13 @@ def test_a_branch_remembers_the_manifest_that_it_started_from(tmp_path, store):
     assert run(branch, "id < 1").branched_from == "", "there was nothing to start from"
     assert run(branch, "id < 2").branched_from == ""
     assert run(main, "id < 3").branched_from == "", "it is not a branch"
-    other = Store(Location(str(tmp_path / "other")), fallback=main)
+    other = Store(StoragePath(str(tmp_path / "other")), fallback=main)
     started_from = str(main.latest_own("docs", "clean", None))
     assert run(other, "id < 4").branched_from == started_from
     run(main, "id < 5")
     assert run(other, "id < 6").branched_from == started_from
 
-    third = Store(Location(str(tmp_path / "third")), fallback=main)
+    third = Store(StoragePath(str(tmp_path / "third")), fallback=main)
     run(third, "id < 7")
     assert [*Promotion(third, main, "docs").carry_out()]
     promoted = str(main.latest_own("docs", "clean", None))

@@ -14,7 +14,7 @@ from support.edits import Project
 from support.plans import plan
 from vane_dagster.engine.kept_instances import with_kept_instances
 from vane_dagster.planning.plan import RunPlan
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 DEFS = """
@@ -49,7 +49,7 @@ def planned(tmp_path: Path, project: Project, **given: Any) -> RunPlan:
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
     model = project.load("Model")
     docs.map_batches("m", model, schema={"id": "BIGINT", "out": "BIGINT"}, **given)
-    found = plan(docs, Store(Location(str(tmp_path / "store"))), "m")
+    found = plan(docs, Store(StoragePath(str(tmp_path / "store"))), "m")
     pool(found)  # of the code as it is now
     return found
 

@@ -10,7 +10,7 @@ import pytest
 import vane_dagster as vd
 from support.in_process import committed, compute
 from support.reused import content, contents, with_twin
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
 
@@ -23,7 +23,7 @@ class Files:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.source, self.notes = folder / "files", folder / "notes"
         self.source.mkdir()
-        self.store = Store(Location(str(folder / "store")))
+        self.store = Store(StoragePath(str(folder / "store")))
         monkeypatch.setenv("NOTES", str(self.notes))
         for name in "abcdef":
             self.write(name, f"text {name}")

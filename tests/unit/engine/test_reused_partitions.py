@@ -18,7 +18,7 @@ from support.in_process import committed, compute
 from support.reused import upper
 from vane_dagster.engine import fragment_queue
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import parse_part_name
 from vane_dagster.storage.part_file import read_part
@@ -35,7 +35,7 @@ class Snapshots:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.fragment_rows, self.options = folder, 20, dict[str, Any]()
-        self.store = Store(Location(str(folder / "store")))
+        self.store = Store(StoragePath(str(folder / "store")))
         self.notes = folder / "notes"
 
     def write(self, day: str, texts: list[str]) -> None:
@@ -165,7 +165,7 @@ def test_the_failure_of_a_row_that_was_not_read_is_not_that_of_an_equal_one(tmp_
     docs = vd.Pipeline("docs", source=vd.csv(tmp_path / "a.csv", types={"n": "BIGINT"}), id="id")
     lenient = vd.Failures("quarantine", 1)
     docs.map("is_null", lambda n: n is None, schema="BOOLEAN", on_error=lenient)
-    store = Store(Location(str(tmp_path / "store")))
+    store = Store(StoragePath(str(tmp_path / "store")))
     found = []
     for text in ("id,n\n1,x\n2,2\n", "id,n\n1,\n2,2\n"):
         (tmp_path / "a.csv").write_text(text)

@@ -12,7 +12,7 @@ from vane_dagster.engine import row_lookups
 from vane_dagster.engine.row_lookups import RowLookups, written_groups
 from vane_dagster.pipeline.records import Reuse
 from vane_dagster.planning.plan import Part
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.worker.protocol import RecordGroup, RowLookup
 from vane_dagster.worker.reports import WorkReport
@@ -20,7 +20,7 @@ from vane_dagster.worker.reports import WorkReport
 
 def groups(parts: int, found: int = 0) -> list[list[str]]:
     """The keys of the parts of each group, after a number of parts were written."""
-    folder = Location("memory://parts")
+    folder = StoragePath("memory://parts")
     infos = [
         PartInfo(f"{n}", "digest", 1, 1, rows_in=10, row_records=f"{n}.rows") for n in range(parts)
     ]

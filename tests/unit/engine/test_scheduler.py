@@ -26,7 +26,7 @@ from vane_dagster.events import Failed, Noticed
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.retries import TIMED_OUT, WORKER_DIED, Cause
 from vane_dagster.sources import FragmentRule
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
@@ -253,7 +253,7 @@ class Wave:
         self.clock, self.events = Clock(), list[Any]()
         self.cancelled = threading.Event()
         names = tuple(pipeline.stages)
-        store = Store(Location("/nowhere/store"))
+        store = Store(StoragePath("/nowhere/store"))
         plan = RunPlan(
             pipeline, names, [_partition(names, p, n, mib) for p, n in enumerate(partitions)],
             {}, dict.fromkeys(names, "code"), FragmentRule(ROWS), pipeline.source,
@@ -658,7 +658,7 @@ class Claims:
 
 @pytest.mark.parametrize("is_written", [True, False])
 def test_a_fragment_that_another_run_computes_is_put_back(wave, is_written):
-    part = Part(Location("/nowhere"), PartInfo("k", "d", ROWS, 10, rows_in=ROWS))
+    part = Part(StoragePath("/nowhere"), PartInfo("k", "d", ROWS, 10, rows_in=ROWS))
     found = {"model": {0: part}} if is_written else {}
     made = wave(mapped(), partitions=(3,), found=found)
     key = claim_key(made.state.claim_scope("p0"), "model", "model00")

@@ -26,7 +26,7 @@ from vane_dagster.providers.batch_api import (
     RemoteBatch,
 )
 from vane_dagster.storage.batch_records import ProviderBatch, record_requests
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 DAY = 24 * 3600.0
@@ -64,7 +64,7 @@ class World(BatchApi):
             batch_api=lambda: self,
             failures=SimpleNamespace(max_retries=2),
         )
-        store = Store(Location(str(self.folder)))
+        store = Store(StoragePath(str(self.folder)))
         return StageBatches(store, "docs", spec, lambda: self.now, self.sleep)
 
     def sleep(self, seconds: float) -> None:
@@ -72,7 +72,7 @@ class World(BatchApi):
 
     def asked(self, *digests: str) -> str:
         requests = {digest * 32: f'{{"prompt": "{digest}"}}' for digest in digests}
-        return record_requests(self.batches().folder.location, requests).name
+        return record_requests(self.batches().folder.path, requests).name
 
     def submit_all(self, *digests: str, key: str | None = None) -> list[ProviderBatch]:
         record = ProviderBatch("m", 0.0, "run", 0, (), ("asked", "below"))
@@ -213,7 +213,7 @@ def test_a_batch_is_submitted_looked_at_and_collected(world):
     (ended,) = refreshed(batches)
     assert (ended.state, ended.counts) == ("ended", {"succeeded": 2})
     assert answered(batches) == {"a": "succeeded", "b": "succeeded"}
-    files = batches.folder.location.names()
+    files = batches.folder.path.names()
     assert sorted(files) == [f"{made.name}.answers.parquet", f"{made.name}.json"]
     assert refreshed(batches) == []
 
@@ -253,7 +253,7 @@ def test_a_run_that_is_killed_before_or_after_the_call_submits_nothing_twice(wor
         world.submitted.clear()
         for batch in (folder := world.batches().folder).batches():
             folder.drop(batch)
-            folder.location.delete([f"{batch.name}.answers.parquet"])
+            folder.path.delete([f"{batch.name}.answers.parquet"])
 
 
 def test_what_another_run_has_submitted_and_collected_meanwhile_is_not_submitted(world):
@@ -303,7 +303,7 @@ def test_a_refused_batch_is_an_error_and_leaves_nothing(world):
     world.fails = (RefusedBatch("400: no such model"), False)
     with pytest.raises(RefusedBatch, match=r"stage 'docs/asked': 400: no such model"):
         world.submit_all("a")
-    assert world.batches().folder.location.names() == {}
+    assert world.batches().folder.path.names() == {}
 
 
 def test_two_runs_at_once_withdraw_and_submit_once(world, monkeypatch):
@@ -362,7 +362,7 @@ def test_a_late_batch_is_cancelled_at_the_deadline(world):
 
 
 def test_an_image_of_a_request_counts_a_thousand_tokens(world):
-    folder = world.batches().folder.location
+    folder = world.batches().folder.path
     body = json.dumps({"text": "a" * 392, "url": "data:image/png;base64," + "iVBO" * 10_000 + "="})
     assert record_requests(folder, {"0" * 32: body, "1" * 32: "{}"}).prompt_tokens == 1_103
 
@@ -407,8 +407,8 @@ class Kills:
 @pytest.fixture
 def kills(monkeypatch: pytest.MonkeyPatch) -> Kills:
     found = Kills()
-    method = found.around(Location.with_storage_errors)
-    monkeypatch.setattr(Location, "with_storage_errors", method)
+    method = found.around(StoragePath.with_storage_errors)
+    monkeypatch.setattr(StoragePath, "with_storage_errors", method)
     for name in ("submit", "since", "get", "answers"):
         monkeypatch.setattr(World, name, found.around(getattr(World, name)))
     return found

@@ -14,7 +14,7 @@ from support.data import partitioned, write_source
 from support.in_process import InProcess, compute
 from vane_dagster.cli.main import main
 from vane_dagster.errors import DefinitionError, StoreError
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 KEYS = ["a", "b"]
@@ -41,7 +41,7 @@ def test_a_check_compares_with_a_stage_that_the_same_run_computes(tmp_path: Path
     docs = pipeline(tmp_path, first)
     compared = vd.checks.Compared(docs["y"], columns=["y"], max_different=0.05)
     docs.map_batches("z", second, schema={"y": "DOUBLE"}, asset=vd.Asset(checks=[compared]))
-    store = Store(Location(str(tmp_path / "store")))
+    store = Store(StoragePath(str(tmp_path / "store")))
 
     compute(docs, store, KEYS, InProcess(lambda count: -1))
 
@@ -70,8 +70,8 @@ def test_a_check_compares_a_branch_with_its_fallback_and_with_another_store(tmp_
         return pipeline(tmp_path, fn, asset=asset)
 
     place = str(tmp_path / "store")
-    production = Store(Location(place))
-    branch = Store(Location(str(tmp_path / "branch")), fallback=production)
+    production = Store(StoragePath(place))
+    branch = Store(StoragePath(str(tmp_path / "branch")), fallback=production)
     compute(checked(first), production, KEYS[:1])
     assert "no other version" in results(production, "y", "a")["compared"].description
     compute(checked(second), branch, KEYS)
@@ -80,7 +80,7 @@ def test_a_check_compares_a_branch_with_its_fallback_and_with_another_store(tmp_
     assert found["a"].metadata["different"] == 1
     assert "no other version" in found["b"].description, "the fallback lacks the partition"
 
-    other = Store(Location(str(tmp_path / "other")))
+    other = Store(StoragePath(str(tmp_path / "other")))
     compute(checked(first, vd.FragmentStore(root=place)), other, KEYS[:1])
     assert results(other, "y", "a")["compared"].metadata["equal"] == 10
     compute(checked(second, "numbres/y"), other, KEYS[:1])
@@ -94,7 +94,7 @@ def results(store: Store, stage: str, key: str) -> dict[str, Any]:
 
 
 def ran(store: str, docs: vd.Pipeline, key: str, run_id: str) -> str:
-    compute(docs, Store(Location(store)), [key], run_id=run_id)
+    compute(docs, Store(StoragePath(store)), [key], run_id=run_id)
     return run_id
 
 

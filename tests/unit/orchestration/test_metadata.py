@@ -11,7 +11,7 @@ import vane_dagster as vd
 from support.data import write_source
 from support.in_process import compute
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 
@@ -58,7 +58,7 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path):
         source_columns=["url"],
     )
     both.write("out", str(tmp_path / "out"))
-    store = Store(Location(str(tmp_path / "store")))
+    store = Store(StoragePath(str(tmp_path / "store")))
     compute(docs, store)
     events: dict[str, dict[str, Any]] = {}
     for stage in docs:

@@ -20,7 +20,7 @@ from support.promotions import promote
 from support.prompts import Reversed
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
 from vane_dagster.orchestration.decide import patch, undo, waive
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
 
@@ -111,7 +111,7 @@ class Runs:
         patch(self.pipeline["read"], None, rows, self.store)
 
     def in_force(self, stage: str = "read") -> Manifest:
-        found = Store(Location(self.store)).in_force("docs", stage, None)
+        found = Store(StoragePath(self.store)).in_force("docs", stage, None)
         assert found is not None
         return found
 

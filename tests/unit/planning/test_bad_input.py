@@ -14,7 +14,7 @@ from support.data import read_stage, write_source
 from support.in_process import InProcessCompute
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.sources.parquet import ParquetSource
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 
@@ -51,7 +51,7 @@ def make(
 
 
 def refuse(tmp_path: Path, docs: vd.Pipeline, *words: str) -> str:
-    planned = plan_run(docs, list(docs.stages), [None], Store(Location(f"{tmp_path}/store")))
+    planned = plan_run(docs, list(docs.stages), [None], Store(StoragePath(f"{tmp_path}/store")))
     text = str(planned.failed[None])
     for word in words:
         assert text.count(word) == 1, f"{word!r} in\n{text}"

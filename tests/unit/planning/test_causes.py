@@ -12,7 +12,7 @@ import pytest
 from support.data import write_source
 from support.plans import docs, plan, settle, source, triple
 from vane_dagster.planning.causes import describe
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 
@@ -25,7 +25,7 @@ def store(tmp_path: Path, store: Store) -> Store:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Store:
-    return Store(Location(str(tmp_path / "empty")))
+    return Store(StoragePath(str(tmp_path / "empty")))
 
 
 def found(tmp_path: Path, store: Store, **edits: Any) -> dict[str, dict[str, int]]:

@@ -14,7 +14,7 @@ import pytest
 import vane_dagster as vd
 from support.data import write_source
 from support.in_process import InProcessCompute
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 
@@ -83,7 +83,7 @@ def test_rows_are_counted_through_sql_and_bounded_below_a_model(tmp_path, store)
     assert counted(found)["added"] == (5, "exact", 45)
     assert "1 of 1 partition: 5 rows in 1 fragment, 45 rows copied from equal ones" in str(found)
     made.run(store=store, compute=InProcessCompute())
-    manifest = Store(Location(store)).in_force("numbers", "added", None)
+    manifest = Store(StoragePath(store)).in_force("numbers", "added", None)
     assert manifest is not None
     assert sum(part.copied for part in manifest.parts) == 45
     assert made.plan(store=store, rows=True).is_up_to_date
@@ -116,7 +116,7 @@ def test_rows_that_cannot_be_read_are_not_counted_and_said(tmp_path, store):
 @pytest.mark.parametrize("seed", [3, 5])
 def test_counts_hold_for_the_runs_that_follow(tmp_path, store, seed):
     """Files come and change at random, in partitions that share rows."""
-    chance, stored, ids = random.Random(seed), Store(Location(store)), itertools.count()
+    chance, stored, ids = random.Random(seed), Store(StoragePath(store)), itertools.count()
 
     def write_some(key: str, file: str) -> None:
         values = [chance.choice([chance.randint(0, 20), next(ids)]) for _ in range(20)]

@@ -19,7 +19,7 @@ from support.prompts import Reversed
 from vane_dagster.errors import BudgetError, DefinitionError
 from vane_dagster.planning import forecast
 from vane_dagster.planning.forecast import Forecast, StageForecast, check_limits
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 
@@ -205,7 +205,7 @@ class Stored:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = Store(Location(str(folder / "store")))
+        self.store = Store(StoragePath(str(folder / "store")))
 
     def write(self, key: str, *ids: int, name: str = "a.parquet") -> None:
         write_source(self.folder / "src" / key, {"id": ids, "x": ids}, name)

@@ -22,7 +22,7 @@ from support.plans import double, settle
 from vane_dagster.errors import SourceError
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.sources import file_source
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 MEMORY = fsspec.filesystem("memory")
@@ -160,7 +160,7 @@ def test_finished_partitions_plan_by_listings_alone(tmp_path):
         write_source(tmp_path / "src" / key, {"id": [1], "n": [1]})
     many = partitioned(f"counted://{tmp_path}/src", keys, "many")
     many.project("clean", ["n"]).map_batches("doubled", double, schema={"x": "BIGINT"})
-    store = Store(Location(f"counted://{tmp_path}/store"))
+    store = Store(StoragePath(f"counted://{tmp_path}/store"))
     settle(plan_run(many, ["clean", "doubled"], keys, store), store)
     Counted.calls.clear()
     planned = plan_run(many, ["clean", "doubled"], keys, store)

@@ -16,7 +16,7 @@ from vane_dagster.pipeline.pipeline import Stage
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.preview_plan import first_rows, previews
 from vane_dagster.planning.sample_plan import choose, partition_seed, spread, with_extremes
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
 
 STAGES = ("clean", "doubled", "scaled", "joined")
@@ -51,7 +51,7 @@ def test_only_what_the_stage_needs_is_computed(tmp_path, store):
 def stored(planned: RunPlan, stage: str, rows: list[int]) -> RunPlan:
     (partition,) = planned.partitions
     parts = {
-        i: Part(Location("somewhere"), PartInfo(str(i) * 40, "", count, 10))
+        i: Part(StoragePath("somewhere"), PartInfo(str(i) * 40, "", count, 10))
         for i, count in enumerate(rows)
     }
     stages = {**partition.stages, stage: replace(partition.stages[stage], parts=parts)}

@@ -11,7 +11,7 @@ import pytest
 import vane_dagster as vd
 from support.data import partitioned, write_source
 from support.in_process import compute
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.store import Store
 
@@ -31,7 +31,7 @@ def second(batch: Any, factor: int = 1, api_key: str = "") -> Any:
 def store(tmp_path: Path) -> Store:
     for key in KEYS:
         write_source(tmp_path / "src" / key, {"id": range(5), "x": range(5)})
-    return Store(Location(str(tmp_path / "store")))
+    return Store(StoragePath(str(tmp_path / "store")))
 
 
 def numbers(folder: Path, fn: Any, factor: int, cleaned: str = "x") -> vd.Pipeline:

@@ -18,7 +18,7 @@ from support.ingested import bound, refusal, rows, split
 from vane_dagster.sources import piece_writer
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.piece_writer import PieceWriter
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.stored_tables import tables
 
@@ -26,7 +26,7 @@ from vane_dagster.storage.stored_tables import tables
 @pytest.mark.parametrize("size", [1, 40, 1 << 20])
 def test_rows_are_where_the_writer_says(size, tmp_path, monkeypatch):
     monkeypatch.setattr(piece_writer, "PIECE_BYTES", size)
-    root = Location(str(tmp_path))
+    root = StoragePath(str(tmp_path))
     values = [[1, 2], [3], ["x"], [4, 5], ["y"]]
     with PieceWriter(root, "files") as writer:
         places = [writer.write(pa.table({"n": each})) for each in values]

@@ -16,7 +16,7 @@ from support.ingested import split as split_source
 from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.stored_table_source import StoredTableSource
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import MADE, Piece, StoredTable, create_record
 
@@ -148,7 +148,7 @@ def test_a_declaration_does_not_import_ray(monkeypatch):
 
 
 def test_a_process_that_is_not_connected_makes_no_dataset(tmp_path, monkeypatch):
-    source = vd.ray_dataset(make).bind(Store(Location(str(tmp_path))))
+    source = vd.ray_dataset(make).bind(Store(StoragePath(str(tmp_path))))
     monkeypatch.setattr(importlib.import_module("ray"), "is_initialized", lambda: False)
     with pytest.raises(vd.errors.SourceError, match=r"compute=RayCompute\(...\)"):
         split_source(source, FragmentRule(10))

@@ -26,7 +26,7 @@ from support.source_contract import *  # noqa: F403  # the contract's tests
 from support.source_contract import Kept
 from vane_dagster._lazy import LazyModule
 from vane_dagster.sources.ingested_files import IngestedSource
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 DATASETS = LazyModule("datasets")
@@ -87,7 +87,7 @@ def files(kind: str, root: str) -> Kept:
     make, encode, numbers = FILES[kind]
 
     def write(key: str, values: Sequence[int]) -> None:
-        folder = Location(root).child(key)
+        folder = StoragePath(root).child(key)
         folder.delete(list(folder.names()))
         for name, data in encode(values).items():
             folder.write(name, data)
@@ -95,7 +95,7 @@ def files(kind: str, root: str) -> Kept:
     source = make(f"{root}/{{partition_key}}")
     if not isinstance(source, IngestedSource):
         return Kept(source, write, numbers)
-    store = Store(Location(tempfile.mkdtemp()))
+    store = Store(StoragePath(tempfile.mkdtemp()))
     return Kept(source, write, numbers, lambda source: source.bind(store), True)
 
 
@@ -131,7 +131,7 @@ def iceberg(folder: Path) -> Kept:
 
 
 def in_memory(make: Callable[[pa.Table], Any], folder: Path) -> Kept:
-    store = Store(Location(str(folder / "store")))
+    store = Store(StoragePath(str(folder / "store")))
     held: dict[str, Sequence[int]] = {}
 
     def write(key: str, values: Sequence[int]) -> None:

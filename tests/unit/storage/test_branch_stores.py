@@ -17,7 +17,7 @@ from support.store_contract import interrupted_after
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.adoptions import Adoption, adoptions, keep_adoption, undo_adoptions
 from vane_dagster.storage.dataframes import loaded
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import Component, Manifest, ManifestName
 from vane_dagster.storage.promotion import Promotion
@@ -30,7 +30,9 @@ from vane_dagster.storage.store import Store, open_branch
 @pytest.fixture(params=["local", "memory", "local over memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     is_local = request.param == "local"
-    return Store(Location(str(tmp_path / "store") if is_local else f"memory://{uuid.uuid4().hex}"))
+    return Store(
+        StoragePath(str(tmp_path / "store") if is_local else f"memory://{uuid.uuid4().hex}")
+    )
 
 
 @pytest.fixture
@@ -200,8 +202,8 @@ def test_a_promotion_that_is_killed_between_any_two_writes_is_run_again(store, b
     while True:
         with monkeypatch.context() as patched:
             for name in ("write", "create", "delete"):
-                original = getattr(Location, name)
-                patched.setattr(Location, name, interrupted_after(calls, original))
+                original = getattr(StoragePath, name)
+                patched.setattr(StoragePath, name, interrupted_after(calls, original))
             try:
                 list(Promotion(branch, store, "docs").carry_out())
                 break

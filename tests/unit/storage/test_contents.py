@@ -12,7 +12,7 @@ import vane_dagster as vd
 from support.data import partitioned
 from support.in_process import compute
 from vane_dagster.cli.main import main
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 
@@ -20,7 +20,7 @@ from vane_dagster.storage.store import Store
 def store(request: pytest.FixtureRequest, tmp_path: Any) -> Store:
     """Two stages of a pipeline in two partitions, one with a former version; another pipeline."""
     root = str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
-    made = Store(Location(root))
+    made = Store(StoragePath(root))
     for rows, partitions in ((3, ["a"]), (5, ["a", "DE / 3"])):
         compute(docs("docs", rows), made, partitions)
     compute(docs("more", 1), made, ["a"])

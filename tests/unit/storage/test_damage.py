@@ -20,7 +20,7 @@ from support.damage import (
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.retries import is_transient_storage_error, with_retries
 from vane_dagster.storage.damage import damage_of, read_whole
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.store import read_part_info
 
@@ -93,7 +93,7 @@ def test_a_file_system_without_atomic_writes_keeps_no_part_of_a_file():
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     fsspec.register_implementation("limited", Limited, clobber=True)
-    folder = Location("limited://lake")
+    folder = StoragePath("limited://lake")
     folder.write("f", b"before")
     with pytest.raises(vd.errors.StoreError, match="The disk is full"):
         folder.write("f", bytes(100))
@@ -106,7 +106,7 @@ def test_a_file_system_without_atomic_writes_keeps_no_part_of_a_file():
 
 @pytest.mark.parametrize("harm", [flip, cut, blank, Path.unlink])
 def test_a_damaged_part_is_told(harm, tmp_path):
-    folder = Location(str(tmp_path / "parts"))
+    folder = StoragePath(str(tmp_path / "parts"))
     table = pa.table({"id": range(1000), "y": [n * 0.7 for n in range(1000)]})
     info = write_part(table, PartTarget(folder, "a" * 40, "id"))
     assert read_part(folder, info.name) == table
@@ -125,7 +125,7 @@ def test_a_damaged_part_is_told(harm, tmp_path):
 
 def test_storage_that_fails_is_no_damage(tmp_path, monkeypatch, quick):
     """A part is not given up because it could not be fetched."""
-    folder = Location(f"memory://{tmp_path.name}")
+    folder = StoragePath(f"memory://{tmp_path.name}")
     info = write_part(pa.table({"id": [1]}), PartTarget(folder, "a" * 40, "id"))
     opened = type(folder.fs).open
     fails = Flaky(ConnectionResetError("reset"), TimeoutError("late"))
@@ -146,4 +146,6 @@ def test_storage_that_fails_is_no_damage(tmp_path, monkeypatch, quick):
 def test_local_parts_are_read_without_python(tmp_path):
     """A thread of Arrow that reads a Python file needs the GIL; at exit, that ended the process."""
     (tmp_path / "part").write_bytes(b"x")
-    assert isinstance(read_whole(Location(str(tmp_path)), "part", lambda file: file), pa.NativeFile)
+    assert isinstance(
+        read_whole(StoragePath(str(tmp_path)), "part", lambda file: file), pa.NativeFile
+    )

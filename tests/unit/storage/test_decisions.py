@@ -21,7 +21,7 @@ from vane_dagster.storage.decisions import (
     undo,
     waive,
 )
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import MANIFEST, Manifest
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.row_records import Outcome, records_schema, write_records
@@ -58,7 +58,7 @@ FRAGMENTS = ({1: (1, OUTPUT), 2: (2, FAILED)}, {3: (3, PASSING), 4: (1, OUTPUT)}
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(Location(str(tmp_path)))
+    return Store(StoragePath(str(tmp_path)))
 
 
 def test_a_patch_holds_outputs_and_the_fragments_that_have_none_of_its_rows(store):
@@ -129,19 +129,19 @@ def test_a_copy_that_is_killed_puts_nothing_in_force_that_was_undone(store, tmp_
     outputs = pa.table({"y": [10]})
     patched = patch(store, made, pa.chunked_array([[1]]), outputs, "here")
     undone = undo(store, "docs", patched, {1})
-    target, create, written = Store(Location(str(tmp_path / "other"))), Location.create, []
+    target, create, written = Store(StoragePath(str(tmp_path / "other"))), StoragePath.create, []
 
-    def killed(folder: Location, name: str, data: Any) -> bool:
+    def killed(folder: StoragePath, name: str, data: Any) -> bool:
         if written:
             raise KeyboardInterrupt
         written.append(name)
         return create(folder, name, data)
 
     made = replace(made, decisions={patched.name: [], undone.name: []})
-    copy_decisions(store, Store(Location(str(tmp_path / "whole"))), made)
+    copy_decisions(store, Store(StoragePath(str(tmp_path / "whole"))), made)
     for path in (tmp_path / "whole" / "docs" / "s").rglob("*.parquet"):  # what it names is there
         target.root.child("docs", "s", "patches").write(path.name, path.read_bytes())
-    monkeypatch.setattr(Location, "create", killed)
+    monkeypatch.setattr(StoragePath, "create", killed)
     with pytest.raises(KeyboardInterrupt):
         copy_decisions(store, target, made)
     assert written == [undone.name]

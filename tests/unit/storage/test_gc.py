@@ -18,7 +18,7 @@ from support.plans import missing, plan, settle
 from support.snapshots import Snapshot
 from vane_dagster.cli.main import main
 from vane_dagster.storage.batch_records import BatchFolder, ProviderBatch, record_requests
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.store import Store
@@ -35,7 +35,7 @@ def docs(root: Path, text: str = "lower(text)") -> vd.Pipeline:
 
 
 def store(root: Path) -> Store:
-    return Store(Location(str(root / "store")))
+    return Store(StoragePath(str(root / "store")))
 
 
 def run(root: Path, text: str = "lower(text)", *stages: str) -> dict[str, int]:
@@ -129,27 +129,27 @@ def test_condemned_parts_are_not_built_on_unless_they_are_named_again(made):
 
 def test_a_plan_made_while_parts_are_deleted_does_not_build_on_them(made, monkeypatch):
     gc(made, 8)
-    delete, planned = Location.delete, []
+    delete, planned = StoragePath.delete, []
 
-    def late(location: Location, names: list[str]) -> None:
+    def late(location: StoragePath, names: list[str]) -> None:
         if "/clean/parts/" in location.url:
             planned.append(missing(plan(docs(made), store(made)))["clean"])
         delete(location, names)
 
-    monkeypatch.setattr(Location, "delete", late)
+    monkeypatch.setattr(StoragePath, "delete", late)
     assert counts(gc(made, 10), "clean")[1] == 1
     assert planned == [1]
 
 
 def test_a_part_that_a_run_commits_during_a_collection_is_not_condemned(made, monkeypatch):
-    entries, ran = Location.entries, []
+    entries, ran = StoragePath.entries, []
 
-    def late(location: Location) -> Any:
+    def late(location: StoragePath) -> Any:
         if location.url.endswith("/clean/parts/~unpartitioned") and not ran:
             ran.append(run(made, "lower(text)", "clean"))
         return entries(location)
 
-    monkeypatch.setattr(Location, "entries", late)
+    monkeypatch.setattr(StoragePath, "entries", late)
     assert counts(gc(made, 8), "clean") == (0, 0, 1, 0)
     assert ran == [{}]
 
@@ -281,9 +281,9 @@ def test_batches_go_after_their_answers_were_kept_and_never_in_flight(made):
         folder.add(batch, {"0" * 32: "{}"})
         if ended_at:
             folder.end(batch, {})
-    killed = record_requests(folder.location, {"0" * 32: "{}"}).name
+    killed = record_requests(folder.path, {"0" * 32: "{}"}).name
     list(collect(store(made), GcPolicy(now, 7 * DAY, DAY)))
     kept = {"new.answers.parquet", "new.json", "open.json", "open.requests.parquet"}
-    assert folder.location.names().keys() == {*kept, killed}
+    assert folder.path.names().keys() == {*kept, killed}
     list(collect(store(made), GcPolicy(now + 8 * DAY, 7 * DAY, DAY)))
-    assert folder.location.names().keys() == {"open.json", "open.requests.parquet"}
+    assert folder.path.names().keys() == {"open.json", "open.requests.parquet"}

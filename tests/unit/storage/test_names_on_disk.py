@@ -22,7 +22,7 @@ from vane_dagster.planning.definition import pool_identity, stage_definition
 from vane_dagster.providers import registry
 from vane_dagster.providers.base import Answer
 from vane_dagster.storage import manifest as records
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import (
     CheckResult,
@@ -156,7 +156,7 @@ def rewrite(file: Path, **values: Any) -> None:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     source(tmp_path, {"a.parquet": 3})
-    store = Store(Location(str(tmp_path / "store")))
+    store = Store(StoragePath(str(tmp_path / "store")))
     settle(plan(docs(tmp_path, where="n >= 0"), store), store)
     return tmp_path
 
@@ -184,7 +184,7 @@ def refused(name: str) -> Any:
 
 
 def test_plans_reading_and_tracing_refuse_a_newer_manifest(written, one_newer):
-    store = Store(Location(str(written / "store")))
+    store = Store(StoragePath(str(written / "store")))
     with refused(one_newer.name):
         vd.load("docs/joined", store=store.root.url)
     with refused(one_newer.name):
@@ -197,7 +197,7 @@ def test_plans_reading_and_tracing_refuse_a_newer_manifest(written, one_newer):
 
 
 def test_nothing_is_deleted_where_there_is_a_newer_manifest(written, one_newer):
-    store = Store(Location(str(written / "store")))
+    store = Store(StoragePath(str(written / "store")))
     garbage = written / "store" / "aaa" / "stage" / "parts" / "_"
     garbage.mkdir(parents=True)
     (garbage / f"{'0' * 40}-{'0' * 16}.parquet").write_bytes(b"x")
@@ -209,7 +209,7 @@ def test_nothing_is_deleted_where_there_is_a_newer_manifest(written, one_newer):
 
 def test_a_newer_footer_is_no_damage(written, monkeypatch):
     """A damaged part is removed and made again; one of a newer release is not."""
-    store = Store(Location(str(written / "store")))
+    store = Store(StoragePath(str(written / "store")))
     folder = store.parts("docs", "clean", None)
     (name,) = folder.names()
     assert read_part_info(folder, name).rows == 0
@@ -227,6 +227,6 @@ def test_names_of_files_are_pinned():
     assert records.part_name("2" * 40, "3" * 16) == f"{'2' * 40}-{'3' * 16}.parquet"
     part = PartInfo("2" * 40, "3" * 16, 1, 1)
     assert records.content_digest([part]) == "90c6192b04cfbdcd"
-    store = Store(Location("/store"))
+    store = Store(StoragePath("/store"))
     assert store.parts("p", "s", "a/b").path == "/store/p/s/parts/a-b~c14cddc033f64b9dea80"
     assert store.manifests("p", "s", None).path == "/store/p/s/manifests/~unpartitioned"

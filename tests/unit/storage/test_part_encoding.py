@@ -19,7 +19,7 @@ from vane_dagster.checks.partition import sample
 from vane_dagster.sources.parquet import ParquetSource, read_footer
 from vane_dagster.sources.parquet_scan import scan
 from vane_dagster.storage.damage import verified
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileRecord, FileSpan
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.types.tensors import as_storage, from_ndarray
@@ -33,7 +33,7 @@ def tensors(dtype: str, shape: tuple[int, ...], rows: int, seed: int = 0) -> pa.
 
 
 def written(folder, table: pa.Table, compression: str | None = None) -> str:
-    target = PartTarget(Location(str(folder)), "c" * 40, "id", compression=compression)
+    target = PartTarget(StoragePath(str(folder)), "c" * 40, "id", compression=compression)
     return write_part(table, target).name
 
 
@@ -58,8 +58,8 @@ def test_every_reader_gets_the_tensors_that_were_written(
     rows = rows.slice(start)
     table = pa.table({"id": range(len(rows)), "t": pa.chunked_array([rows, rows[:0]])})
     name = written(folder, table)
-    assert read_part(Location(str(folder)), name).equals(table)
-    assert read_part(Location(str(folder)), name, ["t"]).equals(table.select(["t"]))
+    assert read_part(StoragePath(str(folder)), name).equals(table)
+    assert read_part(StoragePath(str(folder)), name, ["t"]).equals(table.select(["t"]))
     url = str(folder / name)
     file = FileRecord(url, 0, "")
     assert read_footer(file, ParquetSource(url), "here")[0].remove_metadata() == table.schema
@@ -120,7 +120,7 @@ def test_how_nested_columns_are_encoded(tmp_path):
     )
 
     def columns(**given: Any) -> dict[str, pq.ColumnChunkMetaData]:
-        target = PartTarget(Location(str(tmp_path)), "c" * 40, "id", **given)
+        target = PartTarget(StoragePath(str(tmp_path)), "c" * 40, "id", **given)
         group = pq.read_metadata(tmp_path / write_part(table, target).name).row_group(0)
         chunks = [group.column(i) for i in range(group.num_columns)]
         assert len(chunks) == 9
@@ -155,7 +155,7 @@ def test_columns_without_nulls_are_stored_as_required_and_read_as_they_were(tmp_
     schema = pa.schema([pa.field(name, kind) for name, kind in kinds.items()])
     schema = schema.append(pa.field("strict", pa.string(), nullable=False, metadata={"a": "b"}))
     rows = pa.table({**values, "strict": ["a", "b"]}, schema)
-    folder = Location(str(tmp_path))
+    folder = StoragePath(str(tmp_path))
     info = write_part(rows, PartTarget(folder, "c" * 40, "id"))
     stored = pq.read_schema(folder.file(info.name))
     assert [field.nullable for field in stored] == [False, False, True, True, False]

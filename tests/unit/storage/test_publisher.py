@@ -16,7 +16,7 @@ from support.arguments import grouped
 from support.data import partitioned
 from support.published import docs
 from vane_dagster.planning.definition import stage_definition
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.publish import compaction
@@ -45,7 +45,7 @@ def test_small_parts_are_written_together_in_their_order(tmp_path, monkeypatch):
     """With row groups of a bounded size, and a part in memory at once."""
     monkeypatch.setattr(compaction, "_GROUP_BYTES", 50_000)
     monkeypatch.setattr(compaction, "_BATCH_BYTES", 10_000)
-    staging, target = Location(f"{tmp_path}/staged"), Location(f"{tmp_path}/out")
+    staging, target = StoragePath(f"{tmp_path}/staged"), StoragePath(f"{tmp_path}/out")
     noise = pa.table({"id": range(2_000), "text": [os.urandom(100).hex() for _ in range(2_000)]})
     parts = [
         write_part(noise.slice(200 * n, 200), PartTarget(staging, f"{n:040x}", "id"))
@@ -149,7 +149,7 @@ def test_options_as_delta_calls_them():
         "token": "t",
         "client_kwargs": {"endpoint_url": "http://e", "region_name": "r"},
     }
-    assert table_options(Location("s3://b/t", anonymous)) == {
+    assert table_options(StoragePath("s3://b/t", anonymous)) == {
         "AWS_SKIP_SIGNATURE": "true",
         "AWS_SESSION_TOKEN": "t",
         "AWS_ENDPOINT_URL": "http://e",
@@ -157,13 +157,13 @@ def test_options_as_delta_calls_them():
         "AWS_REGION": "r",
         "AWS_CONDITIONAL_PUT": "etag",
     }
-    assert table_options(Location("s3://b/t")) == {"AWS_CONDITIONAL_PUT": "etag"}
+    assert table_options(StoragePath("s3://b/t")) == {"AWS_CONDITIONAL_PUT": "etag"}
 
 
 def test_staged_files_are_found_below_every_partition(tmp_path):
     for folder in ("2026-01", "2026-02", "other"):
-        Location(f"{tmp_path}/out/{folder}/x/{STAGING}").write("a.parquet", b"")
-        Location(f"{tmp_path}/out/{folder}/x").write("published.parquet", b"")
+        StoragePath(f"{tmp_path}/out/{folder}/x/{STAGING}").write("a.parquet", b"")
+        StoragePath(f"{tmp_path}/out/{folder}/x").write("published.parquet", b"")
     found = staged_parts(f"{tmp_path}/out/2026-{{partition_key}}/x", {})
     assert sorted(url.removeprefix(f"{tmp_path}/out/") for url in found) == [
         f"2026-01/x/{STAGING}/a.parquet",

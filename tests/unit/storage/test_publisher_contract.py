@@ -29,7 +29,7 @@ from support.publisher_contract import Published
 from vane_dagster import retries
 from vane_dagster.errors import SchemaError, StoreError
 from vane_dagster.storage import table_options
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.publish.base import publish
@@ -80,7 +80,7 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
     def add(number: int) -> None:
         if format == "parquet":
             key = uuid.uuid4().hex + "f" * 8  # as another pipeline
-            part(Location(f"{out}/p"), [number], key=key, compression="zstd")
+            part(StoragePath(f"{out}/p"), [number], key=key, compression="zstd")
         elif format == "delta":
             write_deltalake(out, row(number, key="other"), mode="append")
         elif format == "lance":
@@ -102,7 +102,7 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
             return [snapshot.snapshot_id for snapshot in iceberg().snapshots()]
         return []
 
-    store = Store(Location(str(tmp_path / "store")))
+    store = Store(StoragePath(str(tmp_path / "store")))
     return Published(store, spec.publisher, table, add, remove, versions)
 
 

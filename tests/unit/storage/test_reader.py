@@ -32,7 +32,7 @@ from support.stored import (
 from vane_dagster._home import default_root
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.dataframes import loaded
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.reader import read
 from vane_dagster.storage.store import Store
 
@@ -40,7 +40,7 @@ from vane_dagster.storage.store import Store
 @pytest.fixture(params=["local", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     urls = {"local": str(tmp_path / "store*"), "memory": f"memory://{uuid.uuid4().hex}"}
-    return Store(Location(urls[request.param]))
+    return Store(StoragePath(urls[request.param]))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
@@ -178,7 +178,7 @@ def test_the_default_root(monkeypatch, tmp_path):
     assert vd.FragmentStore().open().root.url == str(tmp_path / "home" / "store")
     monkeypatch.setenv("VANE_DAGSTER_STORE", "s3://lake/x")
     assert default_root() == vd.FragmentStore().open().root.url == "s3://lake/x"
-    keep(Store(Location(str(tmp_path / "other"))), "docs", None, table(0, 1))
+    keep(Store(StoragePath(str(tmp_path / "other"))), "docs", None, table(0, 1))
     assert ids(vd.load("docs", store=str(tmp_path / "other"))) == [0]
     assert ids(vd.load("docs", store=vd.FragmentStore(root=str(tmp_path / "other")))) == [0]
     assert ids(vd.load(dg.AssetKey("docs"), store=tmp_path / "other")) == [0]

@@ -14,7 +14,7 @@ import pytest
 
 import vane_dagster as vd
 from vane_dagster.storage.column_stats import measure
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import Manifest, PartInfo
 from vane_dagster.storage.quarantine import fault_schema, first_faults, write_faults
@@ -34,7 +34,7 @@ def test_what_failed_rows_took_counts_too():
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(Location(str(tmp_path)))
+    return Store(StoragePath(str(tmp_path)))
 
 
 def test_each_forced_run_raises_the_floor_of_its_stage_once(store):
@@ -111,7 +111,7 @@ def faults(**messages: str) -> pa.Table:
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 9])
 def test_first_faults_of_several_parts(tmp_path, limit):
-    folder = Location(str(tmp_path))
+    folder = StoragePath(str(tmp_path))
     names = [
         write_faults(folder, "one", faults(a="", b="two\nlines")),
         "",

@@ -12,7 +12,7 @@ import pytest
 
 from vane_dagster.errors import StoreError
 from vane_dagster.fingerprint.local_file import FileContent, local_file
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
 from vane_dagster.storage.shipped_files import (
     FILES,
@@ -30,11 +30,11 @@ DAY = 86_400.0
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Location:
-    return Location(str(tmp_path / "store"))
+def root(tmp_path: Path) -> StoragePath:
+    return StoragePath(str(tmp_path / "store"))
 
 
-def shipped(root: Location, path: Path, text: str) -> FileContent:
+def shipped(root: StoragePath, path: Path, text: str) -> FileContent:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     content = local_file(path).content()
@@ -45,7 +45,7 @@ def shipped(root: Location, path: Path, text: str) -> FileContent:
     return content
 
 
-def stored(root: Location) -> set[str]:
+def stored(root: StoragePath) -> set[str]:
     return set(os.listdir(Path(root.url) / FILES))
 
 
@@ -79,14 +79,14 @@ def test_records_that_no_release_writes_are_refused(record, message):
         parse_record(json.dumps(record).encode(), "url")
 
 
-def collected(root: Location, dry_run: bool = False) -> GcReport:
+def collected(root: StoragePath, dry_run: bool = False) -> GcReport:
     policy = GcPolicy(time.time(), 7 * DAY, DAY, dry_run)
     (report,) = collect(Store(root), policy)
     assert report.stage == FILES
     return report
 
 
-def age(root: Location, name: str, days: float) -> None:
+def age(root: StoragePath, name: str, days: float) -> None:
     then = time.time() - days * DAY
     os.utime(Path(root.url) / FILES / name, (then, then))
 

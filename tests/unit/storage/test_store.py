@@ -19,21 +19,21 @@ from support.manifests import manifest, part
 # F403: all tests of the contract run here, on local disk.
 from support.store_contract import *  # noqa: F403  # the contract's tests
 from vane_dagster.engine.committer import check_unique
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.paths import UNPARTITIONED, partition_folder, published_folder
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store
 
 
 @pytest.fixture(params=["local", "memory"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> StoragePath:
     if request.param == "local":
-        return Location(str(tmp_path / "store"))
-    return Location(f"memory://{uuid.uuid4().hex}")
+        return StoragePath(str(tmp_path / "store"))
+    return StoragePath(f"memory://{uuid.uuid4().hex}")
 
 
 @pytest.fixture
-def store(root: Location) -> Store:
+def store(root: StoragePath) -> Store:
     return Store(root)
 
 
@@ -55,7 +55,7 @@ def killed(*args: Any, **given: Any) -> None:
     ids=["part", "manifest", "pin"],
 )
 def test_a_kill_between_write_and_rename_leaves_nothing(tmp_path, monkeypatch, write):
-    store = Store(Location(str(tmp_path)))
+    store = Store(StoragePath(str(tmp_path)))
     with monkeypatch.context() as patch:
         for name in ("replace", "link", "unlink", "remove"):
             patch.setattr(os, name, killed)
@@ -82,13 +82,13 @@ def test_a_folder_that_cannot_be_written(tmp_path, place):
     else:
         url = place
     with pytest.raises(vd.errors.StoreError) as raised:
-        Store(Location(url)).commit(manifest())
+        Store(StoragePath(url)).commit(manifest())
     assert url in str(raised.value)
     denied = place == "folder without permission"
     fix = "Permission is denied" if denied else "Check that it exists, that the credentials reach"
     assert fix in str(raised.value)
     with pytest.raises(vd.errors.StoreError):
-        part(Location(url))
+        part(StoragePath(url))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, place):
 def test_a_driver_that_is_not_installed(url, message, monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(vd.errors.StoreError, match=message):
-        Location(url).names()
+        StoragePath(url).names()
 
 
 # Names
@@ -144,7 +144,7 @@ def test_published_folders_are_apart_and_seen_by_readers(keys):
 @example([[0, 20], [5, 6], [20]])  # a range that is within another, between two that overlap
 @given(st.lists(st.lists(st.integers(0, 30), max_size=4, unique=True), max_size=6))
 def test_ids_in_two_fragments_are_always_found(tmp_path_factory, fragments):
-    folder = Location(str(tmp_path_factory.getbasetemp() / "ids"))
+    folder = StoragePath(str(tmp_path_factory.getbasetemp() / "ids"))
     parts = [
         part(folder, pa.array(ids, pa.int64()), key=f"{n:040}") for n, ids in enumerate(fragments)
     ]

@@ -20,7 +20,7 @@ from support.data import write_source
 from support.in_process import compute
 from support.snapshots import Snapshot
 from vane_dagster.cli.main import main
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.steps import Step, Trace
@@ -105,7 +105,7 @@ def clean_alone(source: Path, where: str = "id % 5 <> 0", **kwargs: Any) -> vd.P
 
 
 def store(folder: Path) -> Store:
-    return Store(Location(str(folder / "store")))
+    return Store(StoragePath(str(folder / "store")))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 import vane_dagster as vd
 from support.in_process import compute
 from vane_dagster.cli.main import main
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
 ROWS = pa.table(
@@ -60,7 +60,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sources")
     for kind in IDS:
         pipeline = declared(kind, source(kind, root / kind))
-        compute(pipeline, Store(Location(str(root / "store"))))
+        compute(pipeline, Store(StoragePath(str(root / "store"))))
     return root / "store"
 
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.types.schema import seen_by_sql, type_name
 from vane_dagster.types.sql import bind
@@ -78,7 +78,7 @@ def test_parts_keep_it(dtype, tmp_path):
     lists = pa.ListArray.from_arrays([0, 1, 3, 3], rows(kind))
     inside = pa.StructArray.from_arrays([rows(kind)], fields=[pa.field("t", kind)])
     table = pa.table({"id": [1, 2, 3], "x": rows(kind), "lists": lists, "inside": inside})
-    folder = Location(str(tmp_path))
+    folder = StoragePath(str(tmp_path))
     info = write_part(table, PartTarget(folder, "0" * 40, "id", measured=("x",)))
     assert info.measures["x"]["nulls"] == 1
     found = read_part(folder, info.name)

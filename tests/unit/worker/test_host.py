@@ -15,7 +15,7 @@ from support.udf_calls import IDS, call, row_stage, run_stage
 from vane_dagster.compute.api import forwarded
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.servers.launch import Endpoint
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.health import UnhealthyModelError
@@ -53,7 +53,7 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(host, tm
         return batch
 
     host.hold(ModelSpec("told_to_stop", False, "", b""), told_to_stop)
-    target = PartTarget(Location(str(tmp_path)), "key", "id")
+    target = PartTarget(StoragePath(str(tmp_path)), "key", "id")
 
     _, report = host.run(replace(WORK, target=target), ROWS)
 

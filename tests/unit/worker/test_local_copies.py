@@ -10,15 +10,15 @@ import pytest
 
 from vane_dagster.errors import StoreError
 from vane_dagster.fingerprint.local_file import FileContent, local_file
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.shipped_files import FILES, RECORD, mark_needed, upload
 from vane_dagster.worker import local_copies, node_files
 from vane_dagster.worker.local_copies import local_copy
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Location:
-    return Location(str(tmp_path / "store"))
+def root(tmp_path: Path) -> StoragePath:
+    return StoragePath(str(tmp_path / "store"))
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def copies(tmp_path: Path, monkeypatch) -> Path:
     return folder
 
 
-def shipped(root: Location, path: Path) -> FileContent:
+def shipped(root: StoragePath, path: Path) -> FileContent:
     content: FileContent = local_file(path).content()
     mark_needed(root, content.digest, content.record)
     upload(root, {blob.digest: blob.path for blob in content.blobs})

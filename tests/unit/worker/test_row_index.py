@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vane_dagster.errors import DamagedPartError
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.row_records import (
     CODE,
     Outcome,
@@ -39,7 +39,7 @@ def recorded(folder: Path, records: Sequence[Record], key: str = "a") -> Recorde
     arrays += [pa.nulls(len(records), field.type) for field in list(schema)[5:]]
     codes = [computed_by("d", "other" if id == OTHERS else OWN[0]) for id in columns[2]]
     arrays[schema.get_field_index(CODE)] = pa.array(codes, pa.string()).dictionary_encode()
-    location = Location(str(folder))
+    location = StoragePath(str(folder))
     table = pa.Table.from_arrays(arrays, schema=schema)
     return RecordedPart(location, f"{key}.parquet", write_records(location, key, table))
 

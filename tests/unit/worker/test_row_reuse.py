@@ -18,7 +18,7 @@ from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.retries import Policy
 from vane_dagster.storage.decisions import PATCH_ID
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.quarantine import write_faults
 from vane_dagster.storage.row_records import (
@@ -91,7 +91,7 @@ class Stage:
         fields += [(ERROR_COLUMN, pa.string())] if self.nulls else []
         keying = RowKeying(("text",), (), "Model", "code", 1)
         id = "chunk" if self.many else "id"
-        target = PartTarget(Location(str(self.folder)), run_id.encode().hex().zfill(40), id)
+        target = PartTarget(StoragePath(str(self.folder)), run_id.encode().hex().zfill(40), id)
         return Work(
             "here", self.call, (), pa.schema(fields), id, target, False,
             run_id=run_id, stage="docs/m", fragment="f", keying=keying,
@@ -239,7 +239,7 @@ def patched(stage: Stage, outputs: dict[str, str], table: pa.Table, name: str) -
         index = found.column_names.index(column)
         kind = found.schema.field(column)
         found = found.set_column(index, kind, pa.array([value] * len(ids)).cast(kind.type))
-    folder = Location(str(stage.folder / "patches"))
+    folder = StoragePath(str(stage.folder / "patches"))
     records = write_records(folder, name, found)
     rows = pa.table({PATCH_ID: ids, "upper": [outputs[id] for id in ids]})
     pq.write_table(rows, f"{folder.path}/{name}.parquet")
@@ -316,7 +316,7 @@ WORDS = [("c", 0, [3.0]), ("a", 0, [1.0]), ("a", 1, None), ("d", 0, None)]
 
 @pytest.fixture
 def part(tmp_path) -> RecordedPart:
-    folder = Location(str(tmp_path / "store"))
+    folder = StoragePath(str(tmp_path / "store"))
     schema = records_schema(pa.string())
     keys = dict.fromkeys(("key_high", "key_low"), range(4))
     columns = {"id": IDS, "outcome": OUTCOMES, "run_id": ["x", "y", "x", "y"], **keys}

@@ -13,7 +13,7 @@ from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.pipeline.keys import JoinShape, JoinSide
 from vane_dagster.retries import Policy
 from vane_dagster.sources.base import ROW_ERROR, ROW_ERROR_TYPE, SourceReader
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.quarantine import fault_lines
@@ -86,7 +86,7 @@ def host(monkeypatch) -> Host:
 
 @pytest.fixture
 def target(tmp_path) -> PartTarget:
-    return PartTarget(Location(str(tmp_path / "parts")), "0" * 40, "id")
+    return PartTarget(StoragePath(str(tmp_path / "parts")), "0" * 40, "id")
 
 
 @pytest.mark.parametrize("on_error", ["raise", "quarantine"])

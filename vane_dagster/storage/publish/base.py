@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from vane_dagster._arguments import PLACEHOLDER
 from vane_dagster.errors import StoreError, names
-from vane_dagster.storage.filesystem import FileInfo, Location
+from vane_dagster.storage.filesystem import FileInfo, StoragePath
 from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo, Published
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.compaction import Parts, PlacedFile, write_compacted
@@ -82,13 +82,13 @@ class Publisher(abc.ABC):
 
     has_folder_per_partition: ClassVar[bool]
     options: ClassVar[Mapping[str, Any]] = {}
-    target: Location
+    target: StoragePath
 
     def __init__(self, declared: Target, partition: str | None) -> None:
         self._declared, self._partition = declared, partition
 
     @property
-    def staging(self) -> Location:
+    def staging(self) -> StoragePath:
         """The folder of the target that workers write the partition's parts into."""
         below = () if self.has_folder_per_partition else (partition_folder(self._partition),)
         return replace(self.target.child(STAGING, *below), suffix=STAGED)
@@ -136,7 +136,7 @@ class Publisher(abc.ABC):
 
     def parts(
         self, manifest: Manifest | None, keys: Sequence[str], store: Store
-    ) -> Mapping[str, Mapping[str, Location]]:
+    ) -> Mapping[str, Mapping[str, StoragePath]]:
         """Return the parts that are published, by fragment key: name and folder of each.
 
         If the files are not parts, either all parts are published or none.
@@ -177,11 +177,11 @@ def staged_parts(pattern: str, options: Mapping[str, Any]) -> dict[str, FileInfo
     pattern = pattern.rstrip("/")
     field = PLACEHOLDER.search(pattern)
     if field is None:
-        folder, staged = Location(f"{pattern}/{STAGING}", options), ".*"
+        folder, staged = StoragePath(f"{pattern}/{STAGING}", options), ".*"
     else:
         literal, _, begun = pattern[: field.start()].rpartition("/")
         rest = begun + pattern[field.start() :]
         wanted = "[^/]+".join(map(re.escape, PLACEHOLDER.split(rest)[::2]))
-        folder, staged = Location(literal or "/", options), f"{wanted}/{STAGING}/[^/]+"
+        folder, staged = StoragePath(literal or "/", options), f"{wanted}/{STAGING}/[^/]+"
     entries = folder.entries().items()
     return {folder.file_url(path): stored for path, stored in entries if re.fullmatch(staged, path)}

@@ -14,7 +14,7 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._lazy import pq
 from vane_dagster._private_folder import temporary_folder
-from vane_dagster.storage.filesystem import Location, beside
+from vane_dagster.storage.filesystem import StoragePath, beside
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import DICTIONARY_BYTES
 from vane_dagster.types.casts import cast_table
@@ -65,8 +65,8 @@ def _stem(parts: Parts) -> str:
 
 def write_compacted(
     wanted: Mapping[str, Parts],
-    staging: Location,
-    target: Location,
+    staging: StoragePath,
+    target: StoragePath,
     schema: pa.Schema,
     compression: str,
 ) -> dict[str, PlacedFile]:
@@ -81,7 +81,7 @@ def write_compacted(
         return dict(zip(wanted, threads.map(write, wanted)))
 
 
-def staged_rows(parts: Parts, staging: Location, schema: pa.Schema) -> Iterator[pa.Table]:
+def staged_rows(parts: Parts, staging: StoragePath, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of parts, in tables of about 8 MiB."""
     for part in parts:
         with staging.fs.open(staging.file(part.name), "rb") as opened:
@@ -121,7 +121,7 @@ def _write(tables: Iterable[pa.Table], path: str, schema: pa.Schema, compression
 
 
 @contextlib.contextmanager
-def _file(target: Location, name: str) -> Iterator[str]:
+def _file(target: StoragePath, name: str) -> Iterator[str]:
     """Yield a local path to write to, and move the file to its target afterwards."""
     if not target.is_local:
         with temporary_folder() as folder:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vane_dagster.errors import DefinitionError
-from vane_dagster.storage.filesystem import Location, in_threads, protocol_of
+from vane_dagster.storage.filesystem import StoragePath, in_threads, protocol_of
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog, parse_catalog, parse_identifier
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.publish.column_types import flat_type
@@ -48,7 +48,7 @@ class IcebergPublisher(TablePublisher):
         self._identifier = str(declared.options["table"])
         if protocol_of(declared.url) != "file":
             options = self._catalog.storage_options(declared.storage_options)
-            self.target = Location(declared.url, options)
+            self.target = StoragePath(declared.url, options)
 
     @classmethod
     def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:

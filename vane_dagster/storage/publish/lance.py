@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import check_installed
-from vane_dagster.storage.filesystem import Location
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.lance_table import open_table
 from vane_dagster.storage.manifest import Manifest, Published
 from vane_dagster.storage.publish.compaction import Parts, staged_rows
@@ -88,7 +88,7 @@ class LancePublisher(TablePublisher):
 
     def parts(
         self, manifest: Manifest | None, keys: Sequence[str], store: Store
-    ) -> Mapping[str, Mapping[str, Location]]:
+    ) -> Mapping[str, Mapping[str, StoragePath]]:
         """Return the parts whose rows are in the table, one by one unless files hold several."""
         if self._declared.target_bytes is not None:
             return super().parts(manifest, keys, store)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from vane_dagster._arguments import fill_placeholders
 from vane_dagster.errors import DefinitionError, StoreError
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published, parse_part_name
 from vane_dagster.storage.paths import published_folder
 from vane_dagster.storage.publish.base import Publisher
@@ -29,7 +29,7 @@ class FolderPublisher(Publisher):
     def __init__(self, declared: Target, partition: str | None) -> None:
         super().__init__(declared, partition)
         url = fill_placeholders(declared.url, partition, escape=published_folder)
-        self.target = Location(url, declared.storage_options)
+        self.target = StoragePath(url, declared.storage_options)
 
     @classmethod
     def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
@@ -74,7 +74,7 @@ class FolderPublisher(Publisher):
 
     def parts(
         self, manifest: Manifest | None, keys: Sequence[str], store: Store
-    ) -> Mapping[str, Mapping[str, Location]]:
+    ) -> Mapping[str, Mapping[str, StoragePath]]:
         if self._declared.target_bytes is None:
             return store.existing_parts(self.target)
         return super().parts(manifest, keys, store)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from vane_dagster import retries
 from vane_dagster._arguments import PLACEHOLDER, text
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
-from vane_dagster.storage.filesystem import Location, in_threads
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
 from vane_dagster.storage.publish.base import Publisher
 from vane_dagster.storage.publish.column_types import held_type
@@ -55,7 +55,7 @@ class TablePublisher(Publisher):
 
     def __init__(self, declared: Target, partition: str | None) -> None:
         super().__init__(declared, partition)
-        self.target = Location(declared.url, declared.storage_options)
+        self.target = StoragePath(declared.url, declared.storage_options)
         self._column = declared.partition_column
         self._key = None if partition is None else str(partition)
 
