@@ -160,7 +160,7 @@ class RunState:
             _, stored[stage], _ = stored_parts(
                 [partition.stages[stage].keys], manifest, self.store, self.pipeline, stage,
                 partition.key, condemned, lambda text: self.emit(Noticed(text)),
-                known=set(self.parts[index, stage]),
+                known={*self.parts[index, stage], *partition.stages[stage].renewed},
             )  # fmt: skip
         return stored
 

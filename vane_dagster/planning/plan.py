@@ -53,6 +53,7 @@ class StagePlan:
         keys: A fragment key for each fragment; empty if the whole partition is done.
         parts: Stored parts, by fragment index.
         leaving: Indexes of fragments with a part that the store is about to delete.
+        renewed: Indexes of fragments of which the run uses only parts that it has written itself.
         former: The manifest that was in force when the plan was made.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
         equal_rows: The row definitions that count as it, itself included.
@@ -68,6 +69,7 @@ class StagePlan:
     keys: tuple[str, ...] = ()
     parts: Mapping[int, Part] = field(default_factory=dict)
     leaving: frozenset[int] = frozenset()
+    renewed: frozenset[int] = frozenset()
     former: ManifestName | None = None
     row_definition: str = ""
     equal_rows: frozenset[str] = frozenset()

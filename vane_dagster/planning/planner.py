@@ -31,7 +31,7 @@ from vane_dagster.planning.inputs import (
     stages_between,
     stages_read,
 )
-from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
+from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources import FragmentRule, Listed
@@ -311,9 +311,8 @@ class _Planner:
             except StoreError as error:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
                 raise StoreError(f"{place}: {error}") from error
-            if self._is_forced(stage) and self.run_id is not None:
-                runs = {i: part.info.made and part.info.made.run_id for i, part in parts.items()}
-                parts = {i: part for i, part in parts.items() if runs[i] == self.run_id}
+            renewed = self._renewed(stage, parts, in_force, expanded, len(fragments))
+            parts = {i: part for i, part in parts.items() if i not in renewed or self._is_own(part)}
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
@@ -338,10 +337,38 @@ class _Planner:
                 parts=parts,
                 done=done,
                 leaving=leaving,
+                renewed=renewed,
                 decisions=decided,
                 **rows,
             )
         return PartitionPlan(key, expanded, files, {}, fragments, inputs, input_names, schemas)
+
+    def _renewed(
+        self,
+        stage: str,
+        parts: Mapping[int, Part],
+        in_force: Manifest | None,
+        stages: Mapping[str, StagePlan],
+        fragments: int,
+    ) -> frozenset[int]:
+        """Return the fragments that this run computes again, so that no part of another counts.
+
+        A part of another run has the same key, but may have other rows.
+        """
+        if self.run_id is None:
+            return frozenset()
+        if self._is_forced(stage):
+            return frozenset(range(fragments))
+        upstream = (u for u in self.pipeline[stage].spec.upstream if u in stages)
+        renewed = frozenset[int]().union(*(stages[u].renewed for u in upstream))
+        if not self.retry:
+            return renewed
+        kept = {part.name for part in in_force.parts} if in_force else set()
+        failed = {i for i, p in parts.items() if p.info.faults and p.info.name not in kept}
+        return renewed | {i for i in failed if not self._is_own(parts[i])}
+
+    def _is_own(self, part: Part) -> bool:
+        return part.info.made is not None and part.info.made.run_id == self.run_id
 
     def _require_same_versions(
         self, stage: str, key: str | None, stages: Mapping[str, StagePlan]

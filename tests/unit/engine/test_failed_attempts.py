@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from typing import Any
 
@@ -170,3 +171,52 @@ def test_stored_parts_with_too_many_failed_rows_lock_no_partition_out(attempt, s
     assert store.in_force("docs", "answer", None) is None
     (error,) = attempt()
     assert "the blocking check 'rows' of its upstream stage 'answer' failed" in error
+
+
+def priced(text: str) -> str:
+    """Read a service, which is down for some texts."""
+    if text in os.environ["DOWN"]:
+        raise ValueError("down")
+    return f"{text}@{os.environ['DAY']}"
+
+
+def shouted(price: str) -> str:
+    return price.upper()
+
+
+def run_of_day(tmp_path, store, day, down="", retry=False, **failures: Any) -> list[Failed]:
+    """Compute one fragment for each letter; the first stage again in each run, if it is `none`."""
+    os.environ |= {"DAY": day, "DOWN": down}
+    source = vd.table([{"id": letter, "text": letter} for letter in "abcdefghijkl"])
+    docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=1)
+    reuse = "rows" if failures else "none"
+    policy = vd.Failures(**{"on_error": "raise", "max_retries": 0, **failures})
+    price = docs.map("price", priced, columns={"text": "text"}, reuse=reuse, on_error=policy)
+    price.map("loud", shouted, columns={"price": "price"})
+    answered = random.Random(1).randrange  # so that some fragments are far ahead
+    events = executed(docs, store, [None], InProcess(answered), run_id=day, retry_quarantined=retry)
+    return [each for each in events if isinstance(each, Failed)]
+
+
+@pytest.fixture
+def days(monkeypatch):
+    monkeypatch.setenv("DAY", "")
+    monkeypatch.setenv("DOWN", "")
+
+
+def test_nothing_below_is_kept_from_a_failed_run_of_a_stage_without_reuse(tmp_path, store, days):
+    """Two runs that come after the same commit have equal fragment keys."""
+    assert not run_of_day(tmp_path, store, "monday")
+    assert run_of_day(tmp_path, store, "tuesday", down="l")
+    assert not run_of_day(tmp_path, store, "wednesday")
+    loud = vd.load("docs/loud", store=store.root.path)["loud"].to_pylist()
+    assert loud == [f"{letter}@WEDNESDAY" for letter in "ABCDEFGHIJKL"]
+
+
+@pytest.mark.parametrize("still", ["a", "l"])
+def test_a_retry_computes_rows_that_failed_in_a_run_without_a_commit(tmp_path, store, days, still):
+    limit = {"on_error": "quarantine", "max_error_rate": 0.1}
+    assert run_of_day(tmp_path, store, "monday", down="al", **limit)
+    assert not run_of_day(tmp_path, store, "tuesday", down=still, retry=True, **limit)
+    assert vd.quarantine("docs/price", store=store.root.path)["id"].to_pylist() == [still]
+    assert vd.load("docs/loud", store=store.root.path).num_rows == 11
