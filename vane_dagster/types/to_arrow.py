@@ -98,9 +98,9 @@ def as_column(values: Any) -> Any:
     if isinstance(values, memoryview):
         values = np.asarray(values)
     if getattr(getattr(values, "dtype", None), "names", None):  # a structured array
-        return [dict(zip(values.dtype.names, row)) for row in values.tolist()]
+        return _plain(values)
     if getattr(values, "ndim", 0) and values.dtype != object:
-        return values if is_pandas(values) else native(values)
+        return values if is_pandas(values) else _in_arrow_unit(native(values))
     if not hasattr(values, "__len__") and not isinstance(values, Iterable):
         raise ValueError(_SINGLE)
     return plain_rows(values)
@@ -125,12 +125,29 @@ def _as_tensors(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _from_times(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Convert dates, times and durations of numpy, which has more units than Arrow."""
-    name, unit = values.dtype.kind, np.datetime_data(values.dtype)[0]
-    dates = unit == "D" and name == "M" and not pa.types.is_timestamp(kind)
-    if unit not in _ARROW_UNITS and not dates:
-        values = values.astype(f"{name}8[s]")
+    """Convert dates, times and durations of numpy."""
+    if values.dtype == "M8[D]" and pa.types.is_timestamp(kind):
+        values = values.astype("M8[s]")
     return _zoned(pa.array(values), kind)
+
+
+def _in_arrow_unit(values: Any) -> Any:
+    """Return an array or a scalar of numpy, times in a unit that Arrow has too.
+
+    Raises:
+        TypeError: If times have a unit that cannot be converted exactly.
+    """
+    if (name := values.dtype.kind) not in "mM":
+        return values
+    unit = np.datetime_data(values.dtype)[0]
+    if unit in ("W", "h", "m", *(("Y", "M") if name == "M" else "D")):
+        unit = "s"
+    elif unit not in _ARROW_UNITS and unit != "D":
+        raise TypeError(
+            f"values are {values.dtype}, a unit that no column has. Convert them, for example by "
+            f'.astype("{name}8[ns]")'
+        )
+    return values.astype(f"{name}8[{unit}]")
 
 
 def _zoned(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -172,7 +189,7 @@ def _from_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
         stack = row_shape(kind) is not None or ndim > 1 or not pa.types.is_nested(kind)
         if stack or (several and not records):
             return _from_arrays(rows, kind)
-        rows = [row.tolist() if isinstance(row, np.ma.MaskedArray) else row for row in rows]
+        rows = [_plain(row) if isinstance(row, np.ma.MaskedArray) else row for row in rows]
     if is_tensor(kind):
         return _inferred(rows, kind.value_type) if first is not None else pa.nulls(len(rows), kind)
     if records:
@@ -250,17 +267,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, np.ndarray):
-        return (
-            [_plain(each) for each in value.tolist()] if value.dtype == object else value.tolist()
-        )
+        if fields := value.dtype.names:
+            columns = [_plain(value[name]) for name in fields]
+            return [dict(zip(fields, row)) for row in zip(*columns)]
+        # tolist() would make integers of nanoseconds.
+        return [_plain(each) for each in value] if value.dtype.kind in "OmM" else value.tolist()
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(each) for each in value]
     if isinstance(value, (np.datetime64, np.timedelta64)):
-        unit = np.datetime_data(value.dtype)[0]
-        if unit in ("ns", "ps", "fs", "as"):  # more than Python's classes hold
+        value = _in_arrow_unit(value)
+        if np.datetime_data(value.dtype)[0] == "ns":  # more than Python's classes hold
             return None if np.isnat(value) else value
-        days = unit == "D" and isinstance(value, np.datetime64)
-        return (value if days else value.astype(f"{value.dtype.kind}8[us]")).item()
+        if value.dtype != "M8[D]":
+            value = value.astype(f"{value.dtype.kind}8[us]")
+        return value.item()
     return None if _needs_plain(type(value)) else value
 
 
@@ -316,6 +336,7 @@ def _from_arrays(rows: list[Any], kind: pa.DataType) -> pa.Array:
         return with_null_rows(pa.concat_arrays(pieces), [row is None for row in rows])
     array = stacked(rows)
     if array is not None:
+        array = _in_arrow_unit(array)
         valid = pa.array(array) if array.ndim == 1 else _from_array(array, kind)
         return with_null_rows(valid, [row is None for row in rows])
     if not pa.types.is_nested(kind) and not is_tensor(kind):
@@ -323,7 +344,7 @@ def _from_arrays(rows: list[Any], kind: pa.DataType) -> pa.Array:
     if row_shape(kind) is not None:
         shapes = list(dict.fromkeys(row.shape for row in rows if row is not None))
         raise ValueError(f"rows have the shapes {names(shapes)}; expected one shape")
-    return _inferred([None if row is None else row.tolist() for row in rows], kind)
+    return _inferred([_plain(row) for row in rows], kind)
 
 
 def _nested_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:

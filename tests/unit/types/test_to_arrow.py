@@ -23,6 +23,7 @@ UTC, CET = dt.UTC, dt.timezone(dt.timedelta(hours=1))
 NOON = dt.datetime(2026, 1, 2, 12)
 DAY, MIDNIGHT = NOON.date(), dt.datetime(2026, 1, 2)
 MICROS, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
+NANOSECONDS = pa.timestamp("ns")
 NANOS = pd.Timestamp("2026-01-02T12:00:00.123456789")
 PRICE = pa.decimal128(10, 2)
 STRUCT = pa.struct([("x", pa.int64()), ("y", pa.string())])
@@ -62,6 +63,23 @@ CONVERTED: dict[str, tuple[Any, pa.DataType, list[Any]]] = {
     ),
     "numpy days": (np.array([DAY], "M8[D]"), MICROS, [MIDNIGHT]),
     "numpy days as dates": (np.array([DAY], "M8[D]"), pa.date32(), [DAY]),
+    "numpy years": (np.array(["2026"], "M8[Y]"), pa.date32(), [dt.date(2026, 1, 1)]),
+    "numpy weeks": ([np.timedelta64(1, "W")], pa.duration("s"), [dt.timedelta(7)]),
+    "objects in arrays": (
+        [np.array([[1, None]], object), np.array([[2, 3]], object)],
+        pa.list_(pa.list_(pa.int64())), [[[1, None]], [[2, 3]]],
+    ),
+    "numpy hours in arrays": (
+        [np.array([["2026-01-02T12"]], "M8[h]")] * 2, pa.list_(pa.list_(MICROS)), [[[NOON]]] * 2,
+    ),
+    "numpy nanoseconds in lists": (
+        [NANOS.to_numpy()[None], np.array([], "M8[ns]")], pa.list_(NANOSECONDS), [[NANOS], []],
+    ),
+    "numpy nanoseconds in records": (
+        np.array([((NANOS.to_numpy(),), 1)], [("a", [("t", "M8[ns]")]), ("b", "i4")]),
+        pa.struct([("a", pa.struct([("t", NANOSECONDS)])), ("b", pa.int32())]),
+        [{"a": {"t": NANOS}, "b": 1}],
+    ),
     "missing of pandas": ([1, pd.NA], pa.int64(), [1, None]),
     "big-endian": (np.array([1], ">i4"), pa.int64(), [1]),
     "large integers beside floats": (
@@ -127,6 +145,9 @@ REFUSED: dict[str, tuple[Any, pa.DataType, str]] = {
     "floats among decimals": ([Decimal("1.5"), 1.5], PRICE, "different types: Decimal, float"),
     "microseconds": ([NOON.replace(microsecond=1)], pa.timestamp("ms"), "lose data"),
     "nanoseconds": ([NANOS], MICROS, "lose data"),
+    "picoseconds": (np.array([15], "m8[ps]"), pa.duration("ns"), "a unit that no column has"),
+    "durations without a unit": ([np.timedelta64(5)], pa.duration("s"), "a unit that no column"),
+    "durations of months": (np.array([5], "m8[M]"), pa.duration("s"), "a unit that no column has"),
     "text as times": (["2026-01-02"], MICROS, "string, not timestamp"),
     "bytes among text": (["a", b"b"], pa.string(), "different types: bytes, str"),
     "rounded": ([1.239], PRICE, "more than 2 digits"),

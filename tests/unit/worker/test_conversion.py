@@ -139,6 +139,8 @@ def types(method: str, fn: Any, **options: Any) -> str:
         ([np.zeros((2, 5), np.float16), None], vd.tensor("float16", (2, 5))),
         ([np.float32(1), np.float32(2)], pa.float32()),
         (np.array(["a", "b"]), pa.string()),
+        (np.array([("2026-01-01", 1.5)], [("at", "M8[ns]"), ("v", "f8")]),
+         pa.struct([("at", pa.timestamp("ns")), ("v", pa.float64())])),
         (pd.Series([1.5, None]), pa.float64()),
         ([1, None, 2], pa.int64()),
         ([1, 2.5], pa.float64()),
