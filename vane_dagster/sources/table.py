@@ -18,7 +18,6 @@ from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.storage.dataframes import (
     NEEDS_RAY,
     batches,
-    check_dtype,
     form_of_value,
     known_forms,
 )
@@ -143,14 +142,13 @@ def _as_arrow(data: Any) -> pa.Table:
 
 
 def _as_array(values: Any, name: str) -> Any:
-    check_dtype(getattr(values, "dtype", None), name, _LABEL)
-    if isinstance(values, np.ndarray) and values.ndim > 1:
-        return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(values))
     try:
         column = as_column(values)
+        if isinstance(column, np.ndarray) and column.ndim > 1:
+            return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(column))
         return column if isinstance(column, pa.ChunkedArray) else pa.array(column)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SourceError(
             f"{_LABEL}: column {name!r} cannot be converted to Arrow: {error}. Give it values of "
-            "one type"
+            "one type that Arrow has"
         ) from error

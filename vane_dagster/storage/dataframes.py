@@ -25,6 +25,7 @@ from vane_dagster.storage.reader import StoredRows
 from vane_dagster.types.casts import cast_table
 from vane_dagster.types.duckdb_connection import spill_below
 from vane_dagster.types.frames import to_pandas, to_polars
+from vane_dagster.types.host_arrays import is_pandas, no_arrow_type
 from vane_dagster.types.schema import empty_table, plain_type, seen_by_sql
 from vane_dagster.types.tensors import as_storage, holds_tensors
 
@@ -76,8 +77,9 @@ def batches(value: Any, label: str) -> pa.RecordBatchReader:
         )
     if form == "pandas.DataFrame":
         value = _with_named_index(value)
-        for column, dtype in value.dtypes.items():
-            check_dtype(dtype, column, label)
+    for column, dtype in _dtypes(value).items():
+        if reason := no_arrow_type(dtype):
+            raise StoreError(f"{label}: column {column!r} is {dtype}, {reason}")
     schema, pieces = _READERS[form](value)
     plain = pa.schema([pa.field(f.name, plain_type(f.type)) for f in schema])
     repeated = {name for name in plain.names if plain.names.count(name) > 1}
@@ -241,21 +243,13 @@ _LOADERS: Mapping[str, Any] = {
 _FORMS = {(form.partition(".")[0], form.rpartition(".")[2]): form for form in _LOADERS}
 """The names of the forms, by package and name of the type."""
 _Batches = tuple[pa.Schema, Iterable[Any]]
-_NO_ARROW_TYPE = {
-    "period[": "by .dt.to_timestamp() or .astype(str)",
-    "Sparse[": "by .sparse.to_dense()",
-    "complex": "into two columns, of .real and .imag",
-}
 
 
-def check_dtype(dtype: Any, column: Any, label: str) -> None:
-    """Refuse a column of pandas or NumPy for which Arrow has no type."""
-    for prefix, fix in _NO_ARROW_TYPE.items():
-        if str(dtype).startswith(prefix):
-            raise StoreError(
-                f"{label}: column {column!r} is {dtype}, for which Arrow has no type. Convert it "
-                f"{fix}"
-            )
+def _dtypes(frame: Any) -> Mapping[Any, Any]:
+    """Return the types of the columns of a frame of pandas or polars; none of another form."""
+    if hasattr(frame, "collect_schema"):
+        return dict(frame.collect_schema())
+    return dict(frame.dtypes) if is_pandas(frame) else {}
 
 
 def _of_reader(reader: pa.RecordBatchReader) -> _Batches:

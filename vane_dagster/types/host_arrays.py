@@ -40,6 +40,25 @@ def host_array(value: Any) -> Any:
     return host_array(np.asarray(value))
 
 
+_NO_ARROW_TYPE = {
+    "period[": "by .dt.to_timestamp() or .astype(str)",
+    "Sparse[": "by .sparse.to_dense()",
+    "complex": "into two columns, of .real and .imag",
+    "Object": "by polars.Series([str(value) for value in column])",
+}
+
+
+def no_arrow_type(dtype: Any) -> str:
+    """Return the fix for a type of pandas, polars or numpy that Arrow lacks, else nothing.
+
+    Some are exported all the same: periods as ordinals, and objects of polars as addresses.
+    """
+    for prefix, fix in _NO_ARROW_TYPE.items():
+        if str(dtype).startswith(prefix):
+            return f"for which Arrow has no type. Convert it {fix}"
+    return ""
+
+
 def native(values: Any) -> Any:
     """Return an array in the byte order of the machine, the only one that Arrow reads."""
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))

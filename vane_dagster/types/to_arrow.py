@@ -16,7 +16,14 @@ import pyarrow as pa
 
 from vane_dagster.errors import names
 from vane_dagster.types.casts import Mismatch, cast
-from vane_dagster.types.host_arrays import exports_stream, host_array, is_pandas, native, plain_rows
+from vane_dagster.types.host_arrays import (
+    exports_stream,
+    host_array,
+    is_pandas,
+    native,
+    no_arrow_type,
+    plain_rows,
+)
 from vane_dagster.types.kinds import holds, is_list, mapped
 from vane_dagster.types.records import fields_or_none
 from vane_dagster.types.tensors import (
@@ -89,6 +96,8 @@ def as_column(values: Any) -> Any:
         raise TypeError(_UNORDERED)
     if hasattr(values, "columns") and (hasattr(values, "ndim") or exports_stream(values)):
         raise TypeError("a data frame. Return one of its columns, or its values by to_numpy()")
+    if reason := no_arrow_type(dtype := getattr(values, "dtype", None)):
+        raise TypeError(f"it is {dtype}, {reason}")
     if exports_stream(values):
         return pa.chunked_array(values)
     if hasattr(values, "__arrow_c_array__"):

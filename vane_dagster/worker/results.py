@@ -70,6 +70,8 @@ def result_columns(
             return {**columns, id: index.get_level_values(id)}, len(result)
         _check_index(index, location)
         return columns, len(result)
+    if hasattr(result, "get_columns"):  # of polars, as Series, whose types tell more than Arrow's
+        return {column.name: column for column in result.get_columns()}, len(result)
     if hasattr(result, "__arrow_c_stream__"):
         with contextlib.suppress(pa.ArrowInvalid):  # a stream of single values, such as a Series
             reader = pa.RecordBatchReader.from_stream(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import dagster as dg
@@ -159,7 +160,15 @@ def test_rows_that_arrow_cannot_hold_are_refused_when_they_are_read(data, messag
 def test_columns_of_pandas_that_arrow_has_no_type_for_are_refused(values, message):
     frame = pd.DataFrame({"n": [1, 2], "a": values})
     for data in (frame, frame.set_index("a"), {"a": values}, {"a": pd.Series(values)}):
-        with pytest.raises(vd.errors.SourceError, match=f"column 'a' {message}"):
+        with pytest.raises(vd.errors.SourceError, match=f"column 'a' .*{message}"):
+            listed(vd.table(data))
+
+
+def test_objects_in_polars_are_refused():
+    objects = pl.Series([uuid.UUID(int=1)], dtype=pl.Object)  # exported as addresses
+    frame = pl.DataFrame({"a": objects})
+    for data in (frame, frame.lazy(), {"a": objects}):
+        with pytest.raises(vd.errors.SourceError, match=r"column 'a' .*is Object.*str\(value\)"):
             listed(vd.table(data))
 
 

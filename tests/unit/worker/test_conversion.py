@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import decimal
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from vane_dagster.pipeline.pipeline import Stage
 from vane_dagster.types.schema import merged_types, read_schema, schema_code
 from vane_dagster.worker.conversion import fitted
 from vane_dagster.worker.inferred_types import column_type
-from vane_dagster.worker.results import from_result
+from vane_dagster.worker.results import from_result, result_columns
 
 ROWS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30], "text": ["a", "b", "c"]})
 META = pa.struct([("a", pa.int64())])
@@ -156,6 +157,22 @@ def test_a_column_has_the_type_of_its_values(values: Any, expected: pa.DataType)
     assert column_type(values) == expected
 
 
+@pytest.mark.parametrize(
+    "values",
+    [pl.Series([uuid.UUID(int=1)], dtype=pl.Object), pd.period_range("2026", periods=1, freq="M")],
+)
+def test_a_column_without_a_type_in_arrow_is_refused(values: Any):
+    make = pl.DataFrame if isinstance(values, pl.Series) else pd.DataFrame
+    result = make({"a": values, "b": [1]})
+    columns = result_columns(result, pa.schema([]), "id", "here")[0]
+    for given in (columns["a"], values):
+        with pytest.raises(TypeError, match="for which Arrow has no type"):
+            column_type(given)
+        with pytest.raises(vd.errors.UdfError, match="no type\\. Convert it by"):
+            fitted(given, pa.field("a", pa.int64()), "here")
+    assert fitted(columns["b"], pa.field("b", pa.int64()), "here").to_pylist() == [1]
+
+
 def test_tensors_of_torch_have_the_type_of_their_elements():
     import torch  # here, as each process that collects this module would import it
 
@@ -277,7 +294,7 @@ CASES: list[tuple[Any, pa.DataType, str]] = [
     ([None, Image.new("L", (5, 4))], FLOATS, "a Image has no type in Arrow. Return numbers, text"),
     ([{"x": 1}], FLOATS, "or declare {'y': 'STRUCT(\"x\" BIGINT)'}"),
     ([1, "a"], TEXT, "rows have different types: int, str"),
-    (np.zeros(2, complex), FLOAT, "ndarray of complex128, shape (2,): Unsupported numpy type"),
+    (np.zeros(2, complex), FLOAT, "ndarray of complex128, shape (2,): it is complex128, for"),
     (np.ones((2, 2)), FLOAT, 'a vector a row. Declare vd.tensor("'),
     (None, FLOAT, "a single value, not one for each row. Return a list or an array"),
     ({"a": 1}, FLOAT, "Return one of its values, or a list with a dict for each row"),
