@@ -148,7 +148,6 @@ _SQL_NAMES = {
     pa.date32(): "DATE",
     pa.time64("us"): "TIME",
     pa.time64("ns"): "TIME_NS",
-    pa.timestamp("s"): "TIMESTAMP_S",
     pa.timestamp("ms"): "TIMESTAMP_MS",
     pa.timestamp("us"): "TIMESTAMP",
     pa.timestamp("ns"): "TIMESTAMP_NS",
@@ -278,7 +277,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     """Normalize child names and encodings of a type, so that equal types compare equal.
 
     Large and view types become the plain ones: pandas writes large strings, DuckDB reads plain
-    ones. Extension types become the type underneath, except for tensors of numbers.
+    ones. Extension types become the type underneath, except for tensors of numbers. Times in
+    seconds and dates in milliseconds become what Parquet has: a part is read as it was written.
     """
     return mapped(kind, _plain)
 
@@ -290,9 +290,16 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.binary()
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
+    if pa.types.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", kind.tz)
     if is_tensor(kind):
         return pa.fixed_shape_tensor(kind.value_type, kind.shape, dim_names=kind.dim_names)
-    return plain_type(kind.storage_type) if isinstance(kind, pa.BaseExtensionType) else kind
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    return _IN_PARQUET.get(kind, kind)
+
+
+_IN_PARQUET = {pa.date64(): pa.date32(), pa.time32("s"): pa.time32("ms")}
 
 
 def schema_record(schema: pa.Schema) -> str:

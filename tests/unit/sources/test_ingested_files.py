@@ -187,7 +187,7 @@ def test_declared_types_change_no_value(tmp_path):
     assert [[str(each) for each in values] for values in found] == [
         ["5.00", "6.25"], [ROW_ERROR, "1.5"], [ROW_ERROR, "None"],
     ]  # fmt: skip
-    (tmp_path / "a.csv").write_text("t\n2026-01-31 10:00:00.5\n")
+    (tmp_path / "a.csv").write_text("t\n2026-01-31 10:00:00.0005\n")
     assert read(vd.csv(str(tmp_path), types={"t": "TIMESTAMP_S"})) == [ROW_ERROR]
 
 

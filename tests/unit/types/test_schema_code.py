@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
 from vane_dagster.errors import SchemaError
-from vane_dagster.types.schema import (
-    parse_schema,
-    schema_code,
-)
+from vane_dagster.types.schema import empty_table, parse_schema, schema_code
 from vane_dagster.types.spark import parse_return_type
 
 TYPES = {
@@ -18,7 +18,7 @@ TYPES = {
     "vector": pa.list_(pa.float32(), 4),
     "half": pa.float16(),
     "utc": pa.timestamp("us", "UTC"),
-    "time": pa.time32("s"),
+    "time": pa.time32("ms"),
     "map": pa.map_(pa.string(), pa.int64()),
     "decimal": pa.decimal128(5, 2),
     "bytes": pa.binary(3),
@@ -32,6 +32,24 @@ TYPES = {
 def test_the_code_of_a_schema_declares_it(name: str):
     schema = pa.schema([(name, TYPES[name])])
     assert parse_schema(eval(schema_code(schema)), "here") == schema
+
+
+@pytest.mark.parametrize(
+    ("declared", "stored"),
+    [
+        ("TIMESTAMP_S", pa.timestamp("ms")),
+        ("TIMESTAMP_S[]", pa.list_(pa.timestamp("ms"))),
+        (pa.timestamp("s", "UTC"), pa.timestamp("ms", "UTC")),
+        (pa.struct([("d", pa.date64())]), pa.struct([("d", pa.date32())])),
+        (pa.time32("s"), pa.time32("ms")),
+    ],
+)
+def test_columns_have_types_that_parquet_keeps(declared: Any, stored: pa.DataType):
+    schema = parse_schema({"x": declared}, "here")
+    assert schema.field("x").type == stored
+    out = pa.BufferOutputStream()
+    pq.write_table(empty_table(schema), out)
+    assert pq.read_table(pa.BufferReader(out.getvalue())).schema == schema
 
 
 def test_other_types_have_the_names_of_arrow():

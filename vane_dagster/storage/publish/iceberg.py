@@ -21,8 +21,7 @@ from vane_dagster.storage.publish.target import Target
 
 _WIDER = {
     pa.int8(): pa.int32(), pa.int16(): pa.int32(), pa.uint8(): pa.int32(), pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(), pa.float16(): pa.float32(), pa.time32("s"): pa.time64("us"),
-    pa.time32("ms"): pa.time64("us"),
+    pa.uint32(): pa.int64(), pa.float16(): pa.float32(), pa.time32("ms"): pa.time64("us"),
 }  # fmt: skip
 _HELD = {
     pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(),
