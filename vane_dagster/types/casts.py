@@ -34,6 +34,8 @@ class Mismatch(TypeError):
 
 def cast(values: Any, kind: pa.DataType) -> Any:
     """Cast an array to a type of the same kind: number to number, text to text, list to list."""
+    if pa.types.is_dictionary(values.type) and values.null_count == len(values):
+        return pa.nulls(len(values), kind)  # its categories are of any type
     if not _are_alike(values.type, kind):
         raise Mismatch(values.type, kind)
     try:
@@ -83,7 +85,7 @@ def _are_alike(actual: pa.DataType, wanted: pa.DataType) -> bool:
         keys = _are_alike(actual.key_type, wanted.key_type)
         return keys and _are_alike(actual.item_type, wanted.item_type)
     if is_bytes(actual) and is_text(wanted):  # if they are UTF-8, as Triton and Spark return text
-        return True
+        return not pa.types.is_fixed_size_binary(actual)
     if _is_moment(actual) and _is_moment(wanted):
         return (getattr(actual, "tz", None) is None) == (getattr(wanted, "tz", None) is None)
     families = (is_number, is_text, pa.types.is_boolean, pa.types.is_time, pa.types.is_duration)

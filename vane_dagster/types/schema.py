@@ -70,7 +70,7 @@ def check_storable(schema: pa.Schema, where: str) -> None:
             continue
         try:
             pq.write_table(pa.Table.from_batches([], pa.schema([field])), pa.BufferOutputStream())
-        except pa.ArrowNotImplementedError:
+        except (pa.ArrowNotImplementedError, OSError):
             raise SchemaError(
                 f"{where}: column {field.name!r} is {field.type}, which Parquet cannot hold; "
                 "make it another type, for example with ::VARCHAR"

@@ -24,7 +24,7 @@ from vane_dagster.types.host_arrays import (
     no_arrow_type,
     plain_rows,
 )
-from vane_dagster.types.kinds import holds, is_list, mapped
+from vane_dagster.types.kinds import holds, is_list, is_text, mapped
 from vane_dagster.types.records import fields_or_none
 from vane_dagster.types.tensors import (
     from_lists,
@@ -79,6 +79,8 @@ def to_arrow(values: Any, kind: pa.DataType, closed: bool = False) -> Any:
         array = _each_chunk(array, lambda chunk: _as_tensors(chunk, kind))
     elif is_multidimensional(kind) and is_tensor(array.type):
         array = _each_chunk(array, nested)
+    elif array.type == pa.uuid() and is_text(kind):
+        array = _each_chunk(array, _texts)
     elif isinstance(array.type, pa.BaseExtensionType):
         array = _each_chunk(array, lambda chunk: chunk.storage)
     return array if array.type == kind else cast(array, kind)
@@ -121,6 +123,10 @@ def _each_chunk(array: Any, convert: Callable[[pa.Array], pa.Array]) -> Any:
             return pa.chunked_array([convert(array.combine_chunks())])
         return pa.chunked_array([convert(chunk) for chunk in array.chunks])
     return convert(array)
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    return pa.array([value and str(value) for value in values.to_pylist()], pa.string())
 
 
 def _as_tensors(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -52,6 +52,12 @@ def test_columns_have_types_that_parquet_keeps(declared: Any, stored: pa.DataTyp
     assert pq.read_table(pa.BufferReader(out.getvalue())).schema == schema
 
 
+def test_a_type_that_parquet_has_not_is_refused():
+    for kind in (pa.decimal128(5, -2), pa.month_day_nano_interval()):
+        with pytest.raises(SchemaError, match=r"here: column 'x' .*which Parquet cannot hold"):
+            parse_schema({"x": kind}, "here")
+
+
 def test_other_types_have_the_names_of_arrow():
     fields = pa.schema([("h", pa.float16()), ("l", pa.list_(pa.float16()))])
     assert schema_code(fields) == '{"h": "halffloat", "l": "list<item: halffloat>"}'
