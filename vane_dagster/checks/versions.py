@@ -370,7 +370,7 @@ class _Column:
         self.kinds.add(kind)
         differs = _differing(before, now)
         is_float = any(pa.types.is_floating(each.type) for each in (before, now))  # -0.0 is 0.0
-        if kind in ("number", "vector") and (is_float or self.tolerance):
+        if kind == "vector" or (kind == "number" and (is_float or self.tolerance)):
             rows = np.flatnonzero(differs)
             differs[rows] = ~_close(before.take(rows), now.take(rows), self.tolerance)
         self.different += int(np.count_nonzero(differs))
@@ -473,10 +473,13 @@ def _common(before: pa.DataType, now: pa.DataType) -> pa.DataType:
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
 
 
+def _elements(values: pa.Array) -> pa.Array:
+    return values.flatten() if is_floats(values.type) else values
+
+
 def _floats(values: pa.Array) -> _Floats:
     """Return numbers, or the components of vectors; nulls are NaN."""
-    values = values.flatten() if is_floats(values.type) else values
-    floats = values.cast(pa.float64(), safe=False).fill_null(np.nan)
+    floats = _elements(values).cast(pa.float64(), safe=False).fill_null(np.nan)
     return np.asarray(floats.to_numpy(zero_copy_only=False))
 
 
@@ -497,9 +500,11 @@ def _components(before: pa.Array, now: pa.Array) -> tuple[_Mask, Any, _Floats, _
 def _close(before: pa.Array, now: pa.Array, tolerance: float) -> _Mask:
     """Return which numbers or vectors differ by at most a tolerance."""
     alike, rows, a, b = _components(before, now)
+    nulls = [_elements(each.filter(pa.array(alike))).is_null() for each in (before, now)]
+    both_nan = np.isnan(a) & np.isnan(b) & np.equal(*nulls)  # of any bits, or both null
     gaps = np.abs(a - b)
     within = np.isfinite(gaps) & (gaps <= tolerance * (1 + np.abs(a)))
-    alike[rows[~(within | (a == b))]] = False  # an infinite number equals itself
+    alike[rows[~(within | both_nan | (a == b))]] = False  # an infinite number equals itself
     return alike
 
 

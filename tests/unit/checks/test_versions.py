@@ -10,6 +10,8 @@ import pytest
 
 from vane_dagster.checks.versions import ColumnDiff, VersionComparison
 
+NAN = float("nan")
+
 
 def compared(
     before: pa.Table, now: pa.Table, tolerance: float = 0.0, share: float = 1.0
@@ -111,6 +113,12 @@ def test_vectors_are_compared_by_angle() -> None:
         (pa.array([None, 1], pa.timestamp("us")), pa.array([None, 1000], pa.timestamp("ns")), 0),
         (pa.nulls(2), pa.array([None, "a"]), 1),
         (pa.array([0.0, 1.0], pa.float32()), pa.array([-0.0, 1.0], pa.float32()), 0),
+        (pa.array([NAN, NAN, None]), pa.array([-NAN, None, NAN]), 2),
+        (
+            pa.array([[NAN, 0.0], [None, 0.0], [None]]),
+            pa.array([[-NAN, -0.0], [None, -0.0], [NAN]]),
+            1,
+        ),
         (
             pa.array([[1.0], None], pa.list_(pa.field("element", pa.float32()))),
             pa.array([[1.0], None], pa.list_(pa.float64(), 1)),
