@@ -65,13 +65,19 @@ def _schema(columns: Mapping[str, Any], location: str) -> pa.Schema:
     types = {}
     for name, values in columns.items():
         try:
-            types[name] = plain_type(column_type(values))
+            types[name] = mapped(plain_type(column_type(values)), _in_zone)
         except (pa.ArrowException, SchemaError, TypeError, ValueError, OverflowError) as error:
             raise UdfError(
                 f"{location}: the type of column {name!r} cannot be inferred: {error}. Convert it "
                 "in the function, or declare the schema"
             ) from error
     return pa.schema(types)
+
+
+def _in_zone(kind: pa.DataType) -> pa.DataType:
+    """Return a type with UTC in place of an offset, which polars does not read as a zone."""
+    is_offset = (getattr(kind, "tz", None) or "").startswith(("+", "-"))
+    return pa.timestamp(kind.unit, "UTC") if is_offset else kind
 
 
 def column_type(values: Any) -> pa.DataType:

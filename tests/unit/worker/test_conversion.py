@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import decimal
 import uuid
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from vane_dagster.worker.inferred_types import column_type
 from vane_dagster.worker.results import from_result, result_columns
 
 ROWS = pa.table({"id": [1, 2, 3], "n": [10, 20, 30], "text": ["a", "b", "c"]})
+OFFSET = dt.datetime.fromisoformat("2026-01-02T03:04:05+05:30")
 META = pa.struct([("a", pa.int64())])
 
 
@@ -216,6 +218,10 @@ async def row(text: str) -> Any:
             "map_batches", lambda frame: frame.assign(half=frame.n / 2), {"batch_format": "pandas"},
             '{"id": "BIGINT", "n": "BIGINT", "text": "VARCHAR", "half": "DOUBLE"}',
         ),
+        (
+            "map_batches", lambda batch: {"at": pa.array([OFFSET] * len(batch))}, {},
+            '{"at": "TIMESTAMP WITH TIME ZONE"}',
+        ),
         ("map", row, {}, '{"b": "VARCHAR"}'),
     ],
 )  # fmt: skip
@@ -238,6 +244,8 @@ def test_a_batch_has_the_types_of_its_columns(method, fn, options, expected):
             {},
             '{"id": "BIGINT", "n": "BIGINT", "text": "VARCHAR", "half": "DOUBLE"}',
         ),
+        (lambda text: OFFSET, {}, '{"out": "TIMESTAMP WITH TIME ZONE"}'),
+        (lambda text: [[OFFSET]], {}, '{"out": "TIMESTAMP WITH TIME ZONE[][]"}'),
         (lambda text: None, {}, "{}"),
         (lambda text: None, {"output_column": "x"}, '{"x": ...}'),
     ],
