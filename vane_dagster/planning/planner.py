@@ -289,7 +289,7 @@ class _Planner:
         keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
         versions = {s: (plan.digest, plan.generation) for s, plan in stages.items()}
         versions |= {s: (each.plan, each.generation) for s, each in input_names.items()}
-        expanded = {}
+        expanded: dict[str, StagePlan] = {}
         for stage, plan in stages.items():
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
