@@ -141,8 +141,8 @@ class PoolManager:
         asked = [i for i in self._pool_state.pools if identity in (None, i)]
         held = {i: {lease.id for lease in self._pool_state.holders(i)} - {id} for i in asked}
         gone = [i for i in asked if force or not held[i]]
-        for worker in gone:
-            self._drop(worker)
+        for each in gone:
+            self._drop(each)
         return gone
 
     async def pools(self) -> list[PoolInfo]:
@@ -191,7 +191,7 @@ class PoolManager:
             self._began = True
 
     async def _adopt(self, worker: str) -> None:
-        """Adopt a worker when it answers; code that holds the GIL may delay the answer.
+        """Adopt a worker when it answers, which code that holds the GIL may delay.
 
         A worker that does not answer is ended, unless a run leases it. One that a run has replaced
         meanwhile is ended, too.

@@ -160,7 +160,7 @@ class WaveProgress:
         self._state.emit(Progress(done, total, now - self._began, pools, queued()))
 
     def _expected(self, stage: str) -> int:
-        """The estimated input rows of a stage; exact once those of every fragment are known."""
+        """Estimate the input rows of a stage; exact once the input of every fragment is known."""
         known, source = self._input_rows[stage], self._source_rows[stage]
         of_known, rows = sum(source[each] for each in known), sum(known.values())
         unknown = sum(source.values()) - of_known

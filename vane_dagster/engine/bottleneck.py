@@ -82,16 +82,16 @@ def advise(
         fragments: Computed fragments by stage.
         fragment_rows: The most rows of a fragment; 0 if that is not known.
     """
-    advice_by_pool = [
+    advices = [
         Advice(wave.by_speed[0], option, saved, seconds / max(seconds - saved, 1e-9))
         for wave in waves
         if any(pool.computing for pool in wave.pools)
         for option, saved in [("", 0.0), *_options(wave, fragments, fragment_rows)]
     ]
-    best = max(advice_by_pool, key=lambda advice: advice.saved, default=None)
+    best = max(advices, key=lambda advice: advice.saved, default=None)
     if best is None or (best.gain >= _LEAST_GAIN and best.saved >= _LEAST_SECONDS):
         return best
-    slowest = max((each.pool for each in advice_by_pool), key=lambda pool: pool.least_seconds)
+    slowest = max((each.pool for each in advices), key=lambda pool: pool.least_seconds)
     return Advice(slowest)
 
 

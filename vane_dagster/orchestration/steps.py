@@ -40,8 +40,8 @@ def materialize_step(
         if renamed := sorted(k.to_user_string() for k in context.assets_def.keys - expected):
             raise dg.Failure(
                 f"pipeline {pipeline.name!r}: assets have the keys {names(renamed)}; expected "
-                "those of build_assets(), by which the store keeps their rows. Leave out "
-                "key_prefix, and rename the pipeline instead"
+                "the keys that build_assets() gives, under which the store keeps the rows. Leave "
+                "out key_prefix, and rename the pipeline instead"
             )
         opened = store.open()
         before = DagsterOrder(pipeline.partitions_def, context.instance).before

@@ -61,7 +61,8 @@ _Place = tuple[str, "str | None"]
 class RunTelemetry:
     """Records the events of a run, and passes them on.
 
-    The run's span contains a span for each partition of a stage, which contains those of its calls.
+    The run's span contains a span for each partition of a stage, which contains a span for each of
+    its calls.
     """
 
     def __init__(self, pipeline: Pipeline, run_id: str, listen: Callable[[Event], None]) -> None:

@@ -379,7 +379,7 @@ def _asked(location: str, provider: Any, name: str, *given: Any) -> Any:
     """Return the answer of a class method of a provider; None without one."""
     method = getattr(provider, name, None)
     try:
-        # A user's class may have a method of its own by this name.
+        # A user's class may define an unrelated method with this name.
         return method(*given) if inspect.ismethod(method) else None
     except ValueError as error:
         raise DefinitionError(f"{location}: {error}") from error

@@ -53,7 +53,7 @@ class StagePlan:
         keys: A fragment key for each fragment; empty if the whole partition is done.
         parts: Stored parts, by fragment index.
         leaving: Indexes of fragments with a part that the store is about to delete.
-        renewed: Indexes of fragments of which the run uses only parts that it has written itself.
+        renewed: Indexes of fragments for which the run uses no parts of other runs.
         former: The manifest that was in force when the plan was made.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
         equal_rows: The row definitions that count as it, itself included.

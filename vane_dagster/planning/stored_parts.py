@@ -31,9 +31,8 @@ def stored_parts(
 ) -> tuple[tuple[str, ...], dict[int, Part], frozenset[int]]:
     """Find the parts of a stage's partition by listing its folder, each by the first of some keys.
 
-    Keys and parts of the manifest in force come first. Parts marked for deletion that it does not
-    name are skipped, those of a fallback in any case, and so are the fragments with the indexes
-    `known`.
+    Keys and parts of the manifest in force come first. Parts marked for deletion are skipped unless
+    that manifest names them and they are not in a fallback. Fragments in `known` are skipped.
 
     Returns:
         The key of each fragment, the first one if there is no part; the parts by the fragment's

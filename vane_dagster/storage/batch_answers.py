@@ -98,8 +98,8 @@ class BatchedProvider:
         began = now = time.time()
         try:
             known = list(given.index().find(digest))
-        except StoreError as error:  # which is no row's
-            fix = "If it is damaged, delete it with the record of its batch: it is paid for again"
+        except StoreError as error:  # no row causes it
+            fix = "If the file is damaged, delete it and its batch's record, and pay for it again"
             raise StageError(f"answers of a batch were not read: {error}. {fix}") from error
         for name, stored in known:
             if stored is None:

@@ -252,7 +252,7 @@ def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, i
     fragment = manifest.fragments[index]
     try:
         hit = manifest_index.find_in_source(manifest, fragment.spans, id)
-        note = "there is no such row"
+        note = "the source has no such row"
     except (FileNotFoundError, StoreError) as error:
         hit, note = None, f"the file cannot be read: {error}"
     span = hit[0] if hit else fragment.spans[0]

@@ -47,5 +47,5 @@ def test_assets_whose_keys_were_changed_are_refused_before_anything_is_computed(
     result = job.execute_in_process(raise_on_error=False)
     assert not result.success
     (failed,) = result.filter_events(lambda event: event.is_step_failure)
-    assert "'q/prefixed/clean'; expected those" in failed.step_failure_data.error_display_string
+    assert "'q/prefixed/clean'; expected the keys" in failed.step_failure_data.error_display_string
     assert [*tmp_path.iterdir()] == []
