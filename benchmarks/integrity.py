@@ -182,7 +182,7 @@ def _unique(root: Path, ids: int, parts: int) -> dict[str, float]:
         pipeline="p",
         stage="s",
         partition=None,
-        generation=0,
+        generation="0",
         plan="0" * 32,
         definition="",
         schema=pa.schema([("id", pa.int64())]),

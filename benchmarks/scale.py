@@ -206,7 +206,7 @@ def _write_parts(root: Path, partitions: int) -> None:
             pipeline="many",
             stage="added",
             partition=key,
-            generation=0,
+            generation="0",
             plan="0" * 32,
             definition="0" * 32,
             schema=pa.schema({"id": pa.int64()}),

@@ -30,7 +30,7 @@ def manifest(
         pipeline="docs",
         stage=stage,
         partition=partition,
-        generation=0,
+        generation="0",
         plan=plan * 32,
         definition="d",
         schema=pa.schema([("id", pa.int64())]),

@@ -182,7 +182,7 @@ def test_what_another_run_has_committed_meanwhile_is_not_committed_again(store):
 
 def test_a_run_that_began_before_a_forced_one_does_not_replace_its_results(store):
     before = store.commit(manifest())
-    forced = store.commit_once(replace(manifest(), generation=1), before)[1]
+    forced = store.commit_once(replace(manifest(), generation="1"), before)[1]
     late = replace(manifest([part(store.parts("docs", "s", "p"), [1])]), run_id="late")
     for commit in (store.commit_once, store.committed_since):
         with pytest.raises(StoreError, match="a run that began later has computed it again"):

@@ -158,9 +158,9 @@ class RunState:
             manifest = self.store.in_force(self.pipeline.name, stage, partition.key)
             condemned = self.store.condemned(self.pipeline.name, stage)
             _, stored[stage], _ = stored_parts(
-                [partition.stages[stage].keys], manifest, self.store, self.pipeline, stage,
+                [[partition.stages[stage].keys]], manifest, False, self.store, self.pipeline, stage,
                 partition.key, condemned, lambda text: self.emit(Noticed(text)),
-                known={*self.parts[index, stage], *partition.stages[stage].renewed},
+                known=self.parts[index, stage],
             )  # fmt: skip
         return stored
 
@@ -306,6 +306,7 @@ class RunState:
             stage=stage,
             partition=partition.key,
             generation=stage_plan.generation,
+            generations=stage_plan.generations,
             plan=stage_plan.digest,
             definition=self.plan.definitions[stage],
             components=self.plan.components.get(stage, ()),

@@ -199,7 +199,7 @@ class StageBatches:
         """Return what a worker needs to answer requests of a partition's generation.
 
         Args:
-            generation: The generation.
+            generation: The number of the generation.
             id: The column of ids, if each row needs an answer of its own; else empty.
             adds_id: Whether the stage does not read that column.
         """

@@ -33,7 +33,7 @@ from vane_dagster.planning.plan import Part, PartitionPlan
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.providers.template import PrefixOrder
 from vane_dagster.retries import TIMED_OUT, Policy, RetriedRows
-from vane_dagster.storage.manifest import FileRecord
+from vane_dagster.storage.manifest import FileRecord, generation_number
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.row_records import RecordedPart, computed_by
 from vane_dagster.worker.protocol import (
@@ -262,7 +262,7 @@ class WorkBuilder:
 
     def op(self, task: Task) -> Op:
         """The operation of a stage, with how many rows may still fail in the partition."""
-        generation = self._partition(task).stages[task.stage].generation
+        generation = generation_number(self._partition(task).stages[task.stage].generation)
         if (place := (task.stage, generation)) not in self._ops:
             self._ops[place] = self._operation(task.spec, generation)
         op = self._ops[place]

@@ -11,7 +11,13 @@ from vane_dagster._texts import in_partitions, listed
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.files import file_version
 from vane_dagster.storage.decisions import Decision
-from vane_dagster.storage.manifest import Component, FileRecord, Manifest, ManifestName
+from vane_dagster.storage.manifest import (
+    Component,
+    FileRecord,
+    Manifest,
+    ManifestName,
+    generation_number,
+)
 from vane_dagster.types.schema import type_name
 
 Causes = Counter[str]
@@ -29,7 +35,7 @@ def causes(
     components: Sequence[Component],
     raised: str,
     files: Sequence[FileRecord],
-    upstream: Mapping[str, tuple[str, int, str]],
+    upstream: Mapping[str, tuple[str, str, str]],
     decided: Iterable[Decision],
     undone: Sequence[str],
     schema: pa.Schema,
@@ -57,7 +63,8 @@ def causes(
     for stage, (digest, generation, why) in upstream.items() if raised in ("", RETRIED) else ():
         then = ManifestName.parse(former.upstream.get(stage, ""))
         if then is None or then.plan != digest:
-            by = f" by {why}" if then and then.generation != generation else ""
+            number = generation_number(generation)
+            by = f" by {why}" if then and generation_number(then.generation) < number else ""
             counts[f"upstream stage {stage!r} changed{by}"] = 1
     for each in decided:
         if each.name not in former.decisions:

@@ -48,12 +48,12 @@ class StagePlan:
 
     Attributes:
         digest: Digest of everything that the partition's rows are computed from.
-        generation: Raised by a forced run.
+        generation: Of the keys of what the run computes; see `storage.manifest.raised`.
         done: The manifest in force if it has this digest; nothing is computed then.
         keys: A fragment key for each fragment; empty if the whole partition is done.
         parts: Stored parts, by fragment index.
         leaving: Indexes of fragments with a part that the store is about to delete.
-        renewed: Indexes of fragments for which the run uses no parts of other runs.
+        generations: The generation, and earlier ones that keys of parts are made of.
         former: The manifest that was in force when the plan was made.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
         equal_rows: The row definitions that count as it, itself included.
@@ -64,12 +64,12 @@ class StagePlan:
     """
 
     digest: str
-    generation: int
+    generation: str
     done: ManifestName | None
     keys: tuple[str, ...] = ()
     parts: Mapping[int, Part] = field(default_factory=dict)
     leaving: frozenset[int] = frozenset()
-    renewed: frozenset[int] = frozenset()
+    generations: tuple[str, ...] = ()
     former: ManifestName | None = None
     row_definition: str = ""
     equal_rows: frozenset[str] = frozenset()

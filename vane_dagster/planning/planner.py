@@ -31,7 +31,7 @@ from vane_dagster.planning.inputs import (
     stages_between,
     stages_read,
 )
-from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
+from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources import FragmentRule, Listed
@@ -41,7 +41,15 @@ from vane_dagster.sources.row_ids import with_ids
 from vane_dagster.storage.adoptions import Adoption, Adoptions, adoptions
 from vane_dagster.storage.decisions import Decision, decisions
 from vane_dagster.storage.filesystem import in_threads
-from vane_dagster.storage.manifest import Component, FileRecord, Manifest, ManifestName
+from vane_dagster.storage.manifest import (
+    FIRST_GENERATION,
+    Component,
+    FileRecord,
+    Manifest,
+    ManifestName,
+    generation_number,
+    raised,
+)
 from vane_dagster.storage.store import Store
 
 
@@ -206,16 +214,19 @@ class _Planner:
         for stage in self.selected:
             in_force = self.latest[stage].get(key)
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
-            generation = in_force.generation if in_force else 0
-            generation += self._is_raised(key, stage)
             # Once an adoption was undone, all parts of the stage are looked up again.
             undone = tuple(each.name for each in self.adopted[stage].undone)
             given = [*undone, *upstream, *(d.name for d in self.decisions.get((stage, key), ()))]
-            made = [digest(name, generation, *given)[:32] for name in self.names[stage]]
+            base = generation = in_force.generation if in_force else FIRST_GENERATION
+            made = self._plans(stage, base, given)
             is_done = in_force and in_force.plan in made and not in_force.unfinished
             is_done = is_done and self._is_at_target(key, stage)
-            done = in_force if is_done else None
-            known[stage] = done.plan if done else made[0]
+            former = self._in_force(key, stage) if self.retry else None
+            again = self._is_forced(stage) or (former is not None and has_faults(former))
+            if again or (self.retry and not is_done):
+                generation = raised(base, self.run_id, again)
+            done = in_force if is_done and generation == base else None
+            known[stage] = done.plan if done else self._plans(stage, generation, given)[0]
             plans[stage] = StagePlan(known[stage], generation, done, former=in_force, undone=undone)
         return plans
 
@@ -228,15 +239,9 @@ class _Planner:
         is_there = made.published and publisher and made.published.url == publisher.target.url
         return bool(is_there) or made.root != self.store.root
 
-    def _is_raised(self, key: str | None, stage: str) -> bool:
-        """Return whether this run raises the generation, unless an earlier attempt of it did."""
-        is_forced = self._is_forced(stage)
-        if not (is_forced or self.retry):
-            return False
-        former = self._in_force(key, stage)
-        if former is None or (self.run_id is not None and former.run_id == self.run_id):
-            return is_forced and former is None
-        return is_forced or has_faults(former)
+    def _plans(self, stage: str, generation: str, given: Sequence[str]) -> list[str]:
+        """Return the digests that a plan of a stage has, by each of its names."""
+        return [digest(name, generation, *given)[:32] for name in self.names[stage]]
 
     def _is_forced(self, stage: str) -> bool:
         """Return whether a stage is computed whatever the store holds."""
@@ -293,7 +298,6 @@ class _Planner:
         for stage, plan in stages.items():
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
-            former = None if self._is_forced(stage) else in_force
             rows = self._row_definitions(stage, schemas)
             is_keyed = bool(rows.get("row_definition"))
             decided = self._decided(stage, key, schemas[stage], in_force, is_keyed)
@@ -301,18 +305,25 @@ class _Planner:
                 [each.name for each in decided if each.changes(fragment.identity)]
                 for fragment in fragments
             ]
-            made = (plan.generation, upstream, former, self.retry, patched)
-            # What is computed by force is not written under the name of another definition.
-            known_as = self.names[stage][: 1 if self._is_forced(stage) else None]
-            named = [fragment_keys(each, *made) for each in known_as]
+            known_as, generations = self.names[stage], [plan.generation]
+            if self._is_forced(stage):  # not written under the name of another definition
+                known_as = known_as[:1]
+            elif in_force:
+                generations += in_force.generation, *in_force.generations
+            else:
+                generations.append(FIRST_GENERATION)
+            named = {
+                made_in: [fragment_keys(each, made_in, upstream, patched) for each in known_as]
+                for made_in in generations
+            }
             where = (store, self.pipeline, stage, key, condemned, self.warnings[key].append)
             try:
-                keys[stage], parts, leaving = stored_parts(named, in_force, *where)
+                keys[stage], parts, leaving = stored_parts(
+                    [*named.values()], in_force, self.retry, *where
+                )
             except StoreError as error:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
                 raise StoreError(f"{place}: {error}") from error
-            renewed = self._renewed(stage, parts, in_force, expanded, len(fragments))
-            parts = {i: part for i, part in parts.items() if i not in renewed or self._is_own(part)}
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
@@ -322,14 +333,15 @@ class _Planner:
             equal = self.adopted[stage].equals(self.definitions[stage])
             if in_force and in_force.definition in equal:
                 now = in_force.components
-            is_raised = in_force and plan.generation != in_force.generation
-            raised = self._raised_by(stage) if is_raised else ""
+            number = generation_number(plan.generation)
+            is_raised = in_force and number > generation_number(in_force.generation)
+            why = self._raised_by(stage) if is_raised else ""
             read = {
                 u: (*versions[u], self._raised_by(u, f"{FORCED} or {RETRIED}"))
                 for u in self.pipeline[stage].spec.upstream
                 if u != SOURCE
             }
-            given = (plan.digest, now, raised, files, read, decided, plan.undone, schemas[stage])
+            given = (plan.digest, now, why, files, read, decided, plan.undone, schemas[stage])
             expanded[stage] = replace(
                 plan,
                 causes=Counter() if done else causes(in_force, *given),
@@ -337,38 +349,16 @@ class _Planner:
                 parts=parts,
                 done=done,
                 leaving=leaving,
-                renewed=renewed,
+                generations=tuple(
+                    each
+                    for each, of_names in named.items()
+                    if each == plan.generation
+                    or not set(itertools.chain(*of_names)).isdisjoint(keys[stage])
+                ),
                 decisions=decided,
                 **rows,
             )
         return PartitionPlan(key, expanded, files, {}, fragments, inputs, input_names, schemas)
-
-    def _renewed(
-        self,
-        stage: str,
-        parts: Mapping[int, Part],
-        in_force: Manifest | None,
-        stages: Mapping[str, StagePlan],
-        fragments: int,
-    ) -> frozenset[int]:
-        """Return the fragments that this run computes again, so that no part of another counts.
-
-        A part of another run has the same key, but may have other rows.
-        """
-        if self.run_id is None:
-            return frozenset()
-        if self._is_forced(stage):
-            return frozenset(range(fragments))
-        upstream = (u for u in self.pipeline[stage].spec.upstream if u in stages)
-        renewed = frozenset[int]().union(*(stages[u].renewed for u in upstream))
-        if not self.retry:
-            return renewed
-        kept = {part.name for part in in_force.parts} if in_force else set()
-        failed = {i for i, p in parts.items() if p.info.faults and p.info.name not in kept}
-        return renewed | {i for i in failed if not self._is_own(parts[i])}
-
-    def _is_own(self, part: Part) -> bool:
-        return part.info.made is not None and part.info.made.run_id == self.run_id
 
     def _require_same_versions(
         self, stage: str, key: str | None, stages: Mapping[str, StagePlan]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from vane_dagster.errors import DamagedPartError
@@ -19,8 +20,9 @@ _File = tuple[str, str, StoragePath]
 
 
 def stored_parts(
-    named: Sequence[Sequence[str]],
+    named: Sequence[Sequence[Sequence[str]]],
     manifest: Manifest | None,
+    retry: bool,
     store: Store,
     pipeline: Pipeline,
     stage: str,
@@ -32,7 +34,20 @@ def stored_parts(
     """Find the parts of a stage's partition by listing its folder, each by the first of some keys.
 
     Keys and parts of the manifest in force come first. Parts marked for deletion are skipped unless
-    that manifest names them and they are not in a fallback. Fragments in `known` are skipped.
+    that manifest names them and they are not in a fallback. Of earlier generations only that
+    manifest may have parts with failed rows, unless these are to be computed again.
+
+    Args:
+        named: The keys of the fragments, by generation and definition: the one for new parts first.
+        manifest: The manifest in force.
+        retry: Whether failed rows of earlier generations are computed again.
+        store: The store.
+        pipeline: The pipeline.
+        stage: The stage.
+        partition: The partition's key.
+        condemned: The parts marked for deletion.
+        warn: Receives warnings.
+        known: The fragments to skip.
 
     Returns:
         The key of each fragment, the first one if there is no part; the parts by the fragment's
@@ -40,15 +55,26 @@ def stored_parts(
     """
     publisher = pipeline[stage].spec.publisher(partition)
     label, published = partition_folder(partition), dict[str, Mapping[str, StoragePath]]()
+    in_force = {part.name: part for part in manifest.parts} if manifest else {}
+    own = {key for keys in named[0] for key in keys}
+
+    def counts(key: str, part: PartInfo) -> bool:
+        return key in own or not part.faults or (part.name in in_force and not retry)
+
+    keys_in_force = {part.key for part in in_force.values() if counts(part.key, part)}
+    # Stable: of keys with the same answer, the order stays.
+    ranked = [
+        sorted(keys, key=lambda key: key not in keys_in_force)
+        for keys in zip(*itertools.chain(*named))
+    ]
+    chosen, parts = [keys[0] for keys in ranked], dict[int, Part]()
     if publisher:
         folders, label = [publisher.staging], STAGING
-        published |= publisher.parts(manifest, named[0], store)
+        published |= publisher.parts(manifest, chosen, store)
     else:  # parts of this root come last, which counts
         layers = reversed(store.layers)
         folders = [each.parts(pipeline.name, stage, partition) for each in layers]
     existing = store.existing_parts(*folders)
-    in_force = {part.name: part for part in manifest.parts} if manifest else {}
-    keys_in_force = {part.key for part in in_force.values()}
 
     def staying(key: str) -> list[_File]:
         """Return the files with a key that are not about to be deleted."""
@@ -62,12 +88,10 @@ def stored_parts(
     def leaves(key: str) -> bool:
         return len(staying(key)) < len({*published.get(key, {}), *existing.get(key, {})})
 
-    chosen, parts = list(named[0]), dict[int, Part]()
     unread: dict[int, list[_File]] = {}
-    for index, keys in enumerate(zip(*named)):
-        # Stable: of keys with the same answer, the order stays.
-        ranked = sorted(keys, key=lambda key: key not in keys_in_force)
-        files = [] if index in known else [file for key in ranked for file in staying(key)]
+    for index, keys in enumerate(ranked):
+        files = [] if index in known else [each for key in keys for each in staying(key)]
+        files = [(k, f, at) for k, f, at in files if f not in in_force or counts(k, in_force[f])]
         if files:
             unread[index] = files
     for index in [i for i, files in unread.items() if files[0][1] in in_force]:
@@ -81,7 +105,9 @@ def stored_parts(
         *beside, _ = part.files
         return all(n in names(place) and f"{label}/{n}" not in condemned for n in beside)
 
-    read = in_threads(lambda files: _first_whole(files, in_force, has_all, warn), unread.values())
+    read = in_threads(
+        lambda files: _first_whole(files, in_force, counts, has_all, warn), unread.values()
+    )
     for index, choice in zip(unread, read):
         if choice is not None:
             chosen[index], parts[index] = choice
@@ -92,6 +118,7 @@ def stored_parts(
 def _first_whole(
     files: Sequence[_File],
     known: Mapping[str, PartInfo],
+    counts: Callable[[str, PartInfo], bool],
     has_all: Callable[[StoragePath, PartInfo], bool],
     warn: Callable[[str], None],
 ) -> tuple[str, Part] | None:
@@ -99,7 +126,7 @@ def _first_whole(
     for key, file, place in files:
         try:
             part = known.get(file) or read_part_info(place, file)
-            if file in known or has_all(place, part):
+            if counts(key, part) and (file in known or has_all(place, part)):
                 return key, Part(place, part)
         except DamagedPartError as error:
             warn(f"{error}. It is computed again")

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.filesystem import in_threads
-from vane_dagster.storage.manifest import Manifest, PartInfo
+from vane_dagster.storage.manifest import FIRST_GENERATION, Manifest, PartInfo
 from vane_dagster.storage.part_file import PartTarget, write_part
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.reader import ASSETS, asset_folder
@@ -57,7 +57,7 @@ def write_asset(
         pipeline=ASSETS,
         stage=stage,
         partition=None if partition is None else str(partition),
-        generation=0,
+        generation=FIRST_GENERATION,
         plan=hashlib.blake2b(names.encode(), digest_size=16).hexdigest(),
         definition="",
         schema=rows.schema,

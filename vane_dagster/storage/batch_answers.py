@@ -49,7 +49,7 @@ class BatchAnswers:
         ended: When those were made that have ended, by their names; the earliest first.
         in_flight: The names of the others.
         id: The column with the rows' ids, if each row needs an answer of its own; else empty.
-        generation: The generation of the partition.
+        generation: The number of the partition's generation.
         max_retries: How often a request that has failed is sent again.
         deadline_s: Seconds after which a request is sent live; None for never.
         adds_id: Whether the stage itself does not read the column of ids.

@@ -113,7 +113,7 @@ def _converters(kind: Any) -> tuple[_Convert, _Convert]:
     if origin in (tuple, Sequence):
         read, write = _converters(parameters[0])
         return lambda values: tuple(map(read, values)), lambda values: [*map(write, values)]
-    return (frozenset, sorted) if origin is Set else (_same, _same)
+    return (frozenset, sorted) if origin is Set else (str if kind is str else _same, _same)
 
 
 def _unless_none(convert: _Convert, value: Any) -> Any:

@@ -15,7 +15,7 @@ from vane_dagster._dataclass import dataclass
 from vane_dagster.storage.codec import FORMAT, STORE_FORMAT, UNRECORDED, Codec, require_format
 from vane_dagster.storage.filesystem import StoragePath
 
-_NAME = re.compile(r"(\d{8,})-g(\d+)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
+_NAME = re.compile(r"(\d{8,})-g(\d+(?:\.[0-9a-f]{8})?)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
 _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
 
 
@@ -211,20 +211,44 @@ class FileRecord:
     modified: float | None = field(default=None, compare=False, metadata=UNRECORDED)
 
 
+FIRST_GENERATION = "0"
+
+
+def raised(generation: str, run_id: str | None, again: bool = True) -> str:
+    """Return the generation of a partition that a run raises one to.
+
+    It is a number and a mark of the run, so that no other run has parts with the same keys. A run
+    that is attempted again has its own.
+
+    Args:
+        generation: The generation in force.
+        run_id: The run; None for a plan without a run.
+        again: Whether the number is raised too: rows in force are computed again.
+    """
+    number, _, mark = generation.partition(".")
+    own = hashlib.blake2b(str(run_id).encode(), digest_size=4).hexdigest()
+    return generation if mark == own else f"{int(number) + again}.{own}"
+
+
+def generation_number(generation: str) -> int:
+    """Return how many runs have computed rows again that were in force."""
+    return int(generation.partition(".")[0])
+
+
 @dataclass(frozen=True)
 class ManifestName:
     """The fields of a manifest's file name, known without opening it.
 
     Attributes:
         sequence: Count of commits of the stage in the partition; the largest is in force.
-        generation: A counter that a forced run increments.
+        generation: See `raised`.
         plan: Digest of everything that the partition was computed from.
         content: Digest of the parts.
         unfinished: Whether a publication beside it has begun and not ended; not part of the name.
     """
 
     sequence: int
-    generation: int
+    generation: str
     plan: str
     content: str
     unfinished: bool = field(default=False, compare=False)
@@ -233,7 +257,7 @@ class ManifestName:
         return f"{self.sequence:08d}-g{self.generation}-{self.plan}-{self.content}.json"
 
     @property
-    def version(self) -> tuple[int, str, str]:
+    def version(self) -> tuple[str, str, str]:
         """What commits of the same rows from the same computation have in common."""
         return self.generation, self.plan, self.content
 
@@ -243,7 +267,7 @@ class ManifestName:
         match = _NAME.fullmatch(name)
         if match is None:
             return None
-        return cls(int(match.group(1)), int(match.group(2)), match.group(3), match.group(4))
+        return cls(int(match[1]), match[2], match[3], match[4])
 
 
 @dataclass(frozen=True)
@@ -311,7 +335,7 @@ class Manifest:
         pipeline: The pipeline's name.
         stage: The stage's name.
         partition: The partition's key, None for an unpartitioned pipeline.
-        generation: A counter that a forced run increments.
+        generation: See `raised`.
         plan: Digest of everything that the partition was computed from.
         definition: The stage's definition, which is its code version.
         schema: The rows' schema.
@@ -345,12 +369,13 @@ class Manifest:
             a waiver the ids of the rows that it still covers.
         undone: The names of the stage's adoptions that were undone by then, so that none of its
             rows are there because of them.
+        generations: Its own generation, and earlier ones that keys of its parts are made of.
     """
 
     pipeline: str
     stage: str
     partition: str | None
-    generation: int
+    generation: str
     plan: str
     definition: str
     schema: pa.Schema
@@ -378,6 +403,7 @@ class Manifest:
     root: StoragePath | None = field(default=None, repr=False, compare=False, metadata=UNRECORDED)
     decisions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     undone: Sequence[str] = ()
+    generations: Sequence[str] = ()
 
     @property
     def rows(self) -> int:

@@ -249,5 +249,5 @@ class Promotion:
             copy_missing(source.child(DEFINITIONS), target.child(DEFINITIONS), texts.__contains__)
 
 
-def _version(name: ManifestName | None) -> tuple[int, str, str] | None:
+def _version(name: ManifestName | None) -> tuple[str, str, str] | None:
     return None if name is None else name.version

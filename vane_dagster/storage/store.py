@@ -19,6 +19,7 @@ from vane_dagster.storage.manifest import (
     Manifest,
     ManifestName,
     PartInfo,
+    generation_number,
     parse_part_name,
     read_part_footer,
 )
@@ -193,7 +194,8 @@ class Store:
         Of the manifests with some names, or of all.
         """
         name = latest_name(self._manifest_names(manifest) if names is None else names)
-        if name is not None and name.generation > manifest.generation:
+        number = generation_number(manifest.generation)
+        if name is not None and generation_number(name.generation) > number:
             place = f"{manifest.pipeline}/{manifest.stage}{in_partition(manifest.partition)}"
             raise StoreError(
                 f"{place}: a run that began later has computed "

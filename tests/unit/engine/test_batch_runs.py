@@ -24,6 +24,7 @@ from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.batch_api import BatchAnswer, BatchApi, RemoteBatch
 from vane_dagster.providers.openai import OpenAIProvider
 from vane_dagster.storage.filesystem import StoragePath
+from vane_dagster.storage.manifest import generation_number
 from vane_dagster.storage.store import Store
 
 DAY = 24 * 3600.0
@@ -194,7 +195,9 @@ def test_a_forced_run_asks_again_and_the_next_forced_one_commits(tmp_path, run, 
     store = Store(StoragePath(str(tmp_path / "store")))
     for generation in (0, 1):
         run(pipeline, force=True)
-        assert store.latest("docs", "asked", [None])[None].generation == generation
+        assert (
+            generation_number(store.latest("docs", "asked", [None])[None].generation) == generation
+        )
     assert batches.prompts == {"same": 4}
 
 

@@ -219,4 +219,8 @@ def test_a_retry_computes_rows_that_failed_in_a_run_without_a_commit(tmp_path, s
     assert run_of_day(tmp_path, store, "monday", down="al", **limit)
     assert not run_of_day(tmp_path, store, "tuesday", down=still, retry=True, **limit)
     assert vd.quarantine("docs/price", store=store.root.path)["id"].to_pylist() == [still]
+    parts = store.in_force("docs", "price", None).parts
+    first, *between, last = [part.made.run_id for part in parts]
+    assert (first, last) == ("tuesday", "tuesday")
+    assert "monday" in between, "what did not fail is kept"
     assert vd.load("docs/loud", store=store.root.path).num_rows == 11

@@ -299,7 +299,9 @@ class Wave:
 
 def _partition(stages: Sequence[str], number: int, fragments: int, mib: int) -> PartitionPlan:
     plans = {
-        stage: StagePlan("digest", 0, None, tuple(f"{stage}{number}{i}" for i in range(fragments)))
+        stage: StagePlan(
+            "digest", "0", None, tuple(f"{stage}{number}{i}" for i in range(fragments))
+        )
         for stage in stages
     }
     url = f"file:///nowhere/{number}.parquet"

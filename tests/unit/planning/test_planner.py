@@ -29,6 +29,7 @@ from vane_dagster.sources import FragmentRule
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.grouping import _ranges
 from vane_dagster.sources.parquet import ParquetSource
+from vane_dagster.storage.manifest import FIRST_GENERATION, generation_number, raised
 
 
 def list_files(source: Any, partition: str | None, location: str) -> Any:
@@ -278,6 +279,31 @@ def test_force_computes_again_once(tmp_path, store):
     settle(forced, store)
     assert missing(plan(docs(tmp_path), store)) == {}
     assert all(s.done for s in plan(docs(tmp_path), store).partitions[0].stages.values())
+
+
+def test_no_two_runs_share_what_they_compute_by_force(tmp_path, store):
+    source(tmp_path, {"a.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+
+    def forced(run: str, *stages: str) -> RunPlan:
+        return plan(docs(tmp_path), store, *stages, force=True, run_id=run)
+
+    one, other = forced("one", "doubled"), forced("other", "doubled", "joined", "out")
+    settle(other, store)
+    assert missing(plan(docs(tmp_path), store)) == {}
+    settle(one, store)
+    assert missing(plan(docs(tmp_path), store)) == {"joined": 1, "out": 1}, "made of the other's"
+
+
+@pytest.mark.parametrize("retries", [["r1"], ["r1", "r2", "r3"]])
+def test_a_generation_has_its_number_and_the_mark_of_its_run(retries):
+    generation = FIRST_GENERATION
+    for run in retries:
+        generation = raised(generation, run)
+        assert raised(generation, run) == generation, "a run that is attempted again"
+    assert generation_number(generation) == len(retries)
+    assert generation_number(raised(generation, "other", again=False)) == len(retries)
+    assert raised(generation, "other", again=False) != generation
 
 
 def test_a_stage_that_reuses_nothing_is_computed_in_each_run(tmp_path, store):

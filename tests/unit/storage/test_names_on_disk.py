@@ -83,7 +83,7 @@ def sample_manifest() -> Manifest:
     part = PartInfo("k", "d", 1, 2, 3, 4, 5, 6, 7, 8, "f", made, {"c": {"nulls": 1}})
     check = CheckResult("c", True, False, "WARN", "d", {"n": 1}, "0")
     return Manifest(
-        pipeline="p", stage="s", partition="a", generation=1, plan="0", definition="1",
+        pipeline="p", stage="s", partition="a", generation="1", plan="0", definition="1",
         schema=pa.schema([("id", pa.int64())]),
         fragments=(
             records.FragmentRecord("u", 0, 1, "i", 9),
