@@ -21,7 +21,7 @@ from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.branch_targets import with_branch_targets
-from vane_dagster.planning.causes import ALWAYS, FORCED, RETRIED, causes
+from vane_dagster.planning.causes import ALWAYS, FORCED, RETRIED, Causes, causes
 from vane_dagster.planning.definition import components, definition_digest, row_definition
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.inputs import (
@@ -305,17 +305,7 @@ class _Planner:
                 [each.name for each in decided if each.changes(fragment.identity)]
                 for fragment in fragments
             ]
-            known_as, generations = self.names[stage], [plan.generation]
-            if self._is_forced(stage):  # not written under the name of another definition
-                known_as = known_as[:1]
-            elif in_force:
-                generations += in_force.generation, *in_force.generations
-            else:
-                generations.append(FIRST_GENERATION)
-            named = {
-                made_in: [fragment_keys(each, made_in, upstream, patched) for each in known_as]
-                for made_in in generations
-            }
+            named = self._named(stage, plan.generation, in_force, upstream, patched)
             where = (store, self.pipeline, stage, key, condemned, self.warnings[key].append)
             try:
                 keys[stage], parts, leaving = stored_parts(
@@ -329,22 +319,14 @@ class _Planner:
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
             if done is None:
                 self._require_same_versions(stage, key, stages)
-            now: Sequence[Component] = self.components[stage]
-            equal = self.adopted[stage].equals(self.definitions[stage])
-            if in_force and in_force.definition in equal:
-                now = in_force.components
-            number = generation_number(plan.generation)
-            is_raised = in_force and number > generation_number(in_force.generation)
-            why = self._raised_by(stage) if is_raised else ""
-            read = {
-                u: (*versions[u], self._raised_by(u, f"{FORCED} or {RETRIED}"))
-                for u in self.pipeline[stage].spec.upstream
-                if u != SOURCE
-            }
-            given = (plan.digest, now, why, files, read, decided, plan.undone, schemas[stage])
+            why = Counter[str]()
+            if not done:
+                read = {u: versions[u] for u in self.pipeline[stage].spec.upstream if u != SOURCE}
+                given = (files, read, decided, schemas[stage])
+                why = self._causes(stage, plan, in_force, *given)
             expanded[stage] = replace(
                 plan,
-                causes=Counter() if done else causes(in_force, *given),
+                causes=why,
                 keys=keys[stage],
                 parts=parts,
                 done=done,
@@ -359,6 +341,57 @@ class _Planner:
                 **rows,
             )
         return PartitionPlan(key, expanded, files, {}, fragments, inputs, input_names, schemas)
+
+    def _named(
+        self,
+        stage: str,
+        generation: str,
+        in_force: Manifest | None,
+        upstream: Sequence[Sequence[str]],
+        patched: Sequence[Sequence[str]],
+    ) -> dict[str, list[tuple[str, ...]]]:
+        """Return the keys that parts of a stage may have, those of new ones first."""
+        names, generations = self.names[stage], [generation]
+        if self._is_forced(stage):  # not written under the name of another definition
+            names = names[:1]
+        elif in_force:
+            generations += in_force.generation, *in_force.generations
+        else:
+            generations.append(FIRST_GENERATION)
+        return {
+            made_in: [fragment_keys(each, made_in, upstream, patched) for each in names]
+            for made_in in generations
+        }
+
+    def _causes(
+        self,
+        stage: str,
+        plan: StagePlan,
+        in_force: Manifest | None,
+        files: Sequence[FileRecord],
+        read: Mapping[str, tuple[str, str]],
+        decided: Sequence[Decision],
+        schema: pa.Schema,
+    ) -> Causes:
+        """Return why a stage is not up to date in a partition."""
+        now: Sequence[Component] = self.components[stage]
+        is_raised = False
+        if in_force:
+            if in_force.definition in self.adopted[stage].equals(self.definitions[stage]):
+                now = in_force.components
+            number = generation_number(in_force.generation)
+            is_raised = generation_number(plan.generation) > number
+        return causes(
+            in_force,
+            plan.digest,
+            now,
+            self._raised_by(stage) if is_raised else "",
+            files,
+            {u: (*each, self._raised_by(u, f"{FORCED} or {RETRIED}")) for u, each in read.items()},
+            decided,
+            plan.undone,
+            schema,
+        )
 
     def _require_same_versions(
         self, stage: str, key: str | None, stages: Mapping[str, StagePlan]
