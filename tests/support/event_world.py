@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import sqlalchemy
 
 import vane_dagster as vd
 from support.data import write_source
+from support.postgres import postgres
 from support.results import over
 from vane_dagster import checks
 from vane_dagster.orchestration import reporting, run
@@ -34,14 +34,18 @@ def embed(batch: pa.Table) -> pa.Table:
     return pa.table({"vector": pa.array(vectors, pa.list_(pa.float32(), 1)), "label": texts})
 
 
+@pytest.fixture(scope="session")
+def database() -> Iterator[str]:
+    """The URL of a database of PostgreSQL."""
+    with postgres() as url:
+        yield url
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
     """Instances on both databases. The second one is emptied before the test."""
     if request.param == "postgres":
-        pytest.importorskip("dagster_postgres", reason="dagster-postgres is not installed")
-        url = os.environ.get("VANE_DAGSTER_TEST_POSTGRES")
-        if not url:
-            pytest.skip("VANE_DAGSTER_TEST_POSTGRES names no database")
+        url = request.getfixturevalue("database")
         engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.execute(sqlalchemy.text("DROP SCHEMA public CASCADE"))

@@ -15,6 +15,7 @@ from support.data import write_source
 from support.event_world import (  # noqa: F401  # fixtures
     KEYS,
     STAGES,
+    database,
     embed,
     instance,
     materializations,
