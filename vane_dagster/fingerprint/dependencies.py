@@ -9,7 +9,7 @@ import linecache
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vane_dagster._secrets import MASK, marks_secret
@@ -63,6 +63,7 @@ class DependencyWalk:
         self._walked: dict[int, tuple[Module, SymbolSource]] = {}
         self._given: set[str] = set()  # what imported names stand for that are used as objects
         self._allows_computed_imports = False
+        self._is_end: Callable[[Module, str], bool] = lambda module, name: False
         self._read: list[tuple[Module, str]] = []  # the names that the UDF itself reads
 
     def parts(self) -> dict[str, str]:
@@ -135,6 +136,8 @@ class DependencyWalk:
             if self._seen.get((module.name, name)) in (True, is_object):
                 continue
             self._seen[module.name, name] = is_object
+            if self._is_end(module, name):
+                continue
             if units:
                 digest = combine("units", *(unit.digest for unit in units))
                 self._facts[f"{self.label(module)}.{name}".lstrip(_OWN_LABEL)] = digest
@@ -249,9 +252,12 @@ class DependencyWalk:
                         parts_by_name.setdefault(f"{FILE} {text}", set()).add(part)
         return {name: combine(FILE, *sorted(parts)) for name, parts in parts_by_name.items()}
 
-    def _reach_of(self, module: Module, nodes: Sequence[ast.stmt]) -> Reach:
-        """Return what statements of a module name."""
+    def _reach_of(
+        self, module: Module, nodes: Sequence[ast.stmt], is_end: Callable[[Module, str], bool]
+    ) -> Reach:
+        """Return what statements of a module name, directly or through names that are no ends."""
         walk = DependencyWalk(self.finder, self._own, self._files)
+        walk._is_end = is_end
         walk._allows_computed_imports = True
         unit = SymbolSource(str(module.path), nodes)
         with contextlib.suppress(CodeIdentityError):  # importing it fails

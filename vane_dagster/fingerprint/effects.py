@@ -123,7 +123,7 @@ def lists_subclasses(finder: Finder, statements: Iterable[Executed]) -> bool:
 
 
 class Reach(NamedTuple):
-    """What statements name, directly or through others.
+    """What statements name, directly or through others, but not through declared objects.
 
     Attributes:
         names: The names in the user's files, except those that only stand for others.
@@ -162,7 +162,7 @@ class Effects:
         self,
         finder: Finder,
         is_used: Callable[[Name], bool],
-        reach: Callable[[Module, Sequence[ast.stmt]], Reach],
+        reach: Callable[[Module, Sequence[ast.stmt], Callable[[Module, str], bool]], Reach],
     ) -> None:
         self._finder, self._is_used, self._find_reach = finder, is_used, reach
         self.lists_subclasses = False
@@ -206,7 +206,7 @@ class Effects:
         if key not in reached:
             if nodes is None:
                 nodes = [ast_digest.as_statement(act.node) for act in acts]
-            reached[key] = self._find_reach(module, nodes)
+            reached[key] = self._find_reach(module, nodes, self._is_declared_name)
         return reached[key]
 
     def _acting(
@@ -248,11 +248,14 @@ class Effects:
             return False
         if imported := {path for path in paths(root) if isinstance(path, Imported)}:
             return all(_is_among(path, _INERT) for path in imported)
-        key = (module.name, root.id)
+        return self._is_declared_name(module, root.id)
+
+    def _is_declared_name(self, module: Module, name: str) -> bool:
+        key = (module.name, name)
         if key not in self._declared:
             self._declared[key] = False  # in a circle
-            units = self._finder.source(str(module.path)).binding(root.id)
-            made = [each for unit in units if root.id in unit.bound for each in _assigned(unit)]
+            units = self._finder.source(str(module.path)).binding(name)
+            made = [each for unit in units if name in unit.bound for each in _assigned(unit)]
             self._declared[key] = bool(made) and all(
                 self._is_declared(module, each) for each in made
             )

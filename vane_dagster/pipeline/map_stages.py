@@ -522,7 +522,7 @@ def _result_schema(
             f"{location}: unnest=True makes columns of the fields of a struct, but "
             f"return_dtype is {kind}"
         )
-    if are_several and output_column is None:
+    if are_several and (output_column is None or [f.name for f in kind] == [output_column]):
         return parse_schema(pa.schema(list(kind)), location), None
     output = output_column or name
     return parse_schema({output: kind}, location), output

@@ -188,6 +188,12 @@ def _check_callable(where: str, target: Any, method: str, is_factory: bool) -> N
         is_method = "." in qualname(target) and signature and "self" in signature.parameters
         if not is_method:
             return
+    elif inspect.isfunction(function := inspect.unwrap(target)):
+        raise DefinitionError(
+            f"{where}: {qualname(function)} is wrapped in a {type(target).__name__}, whose state "
+            "workers do not share; pass the function without its decorator. Equal rows of a "
+            "fragment share a result without a cache"
+        )
     raise DefinitionError(
         f"{where}: {qualname(target)} was given as a method or an instance; expected a function or "
         "a class. A worker constructs the object itself, once, so that a model is loaded where it "

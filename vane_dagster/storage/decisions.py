@@ -5,7 +5,7 @@ outputs of a patch are in ``<root>/<pipeline>/<stage>/patches``, in two files th
 part and its row records. Nothing deletes either: no run could make them again. The record is
 written last and alone names the files, so those of a process that died before are never read.
 
-A decision belongs to an id and a row key, so it ends when a value changes that the stage reads. A
+A decision belongs to an id and a row key, so it holds while the row has the values that it had. A
 waiver also ends when a run commits its partition without the failure. The later of two patches of a
 row counts. To undo a decision for some of its ids is a decision too: its record names the other
 one, and is counted, found and promoted in the same way.
