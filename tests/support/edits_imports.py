@@ -162,6 +162,24 @@ beside(
     changes=False,
 )
 
+for assets in (
+    "assets = [p.build_assets() for p in (docs, pages)]",
+    "assets = []\nfor p in (docs, pages):\n    assets.append(p.build_assets())",
+    "assets = list(map(vd.Pipeline.build_assets, [docs, pages]))",
+    "def built(p):\n    return p.build_assets()\nassets = [built(docs), built(pages)]",
+):
+    inside(
+        f"a function of another pipeline, beside {assets!r}",
+        "import vane_dagster as vd\ndef udf(b):\n    return b\ndef other(b):\n    return 1\n"
+        "docs = vd.Pipeline('docs', source=vd.parquet('a'), id='id')\n"
+        "pages = vd.Pipeline('pages', source=vd.parquet('b'), id='id')\n"
+        "docs.map_batches('x', udf, schema={'a': 'INT'})\n"
+        f"pages.map_batches('x', other, schema={{'a': 'INT'}})\n{assets}\n",
+        "return 1",
+        "return 2",
+        changes=False,
+    )
+
 # The importing module itself changes what it imports, or its own names.
 inside(
     "a call that fills a dict",

@@ -332,14 +332,18 @@ def test_parts_and_rows_of_both_definitions_are_told_apart(reuse: str, force: bo
     world.run()
 
 
-def test_rows_from_before_a_forced_run_are_not_copied_though_their_part_is_kept() -> None:
-    options = {"reuse": "rows", "on_error": "quarantine", "per_row": False, "partitions": 0}
+def test_no_earlier_row_is_copied_into_a_forced_partition_and_others_keep_theirs() -> None:
+    options = {"reuse": "rows", "on_error": "quarantine", "per_row": False, "partitions": 1}
     world = World([Node("map", "s0", (), options)])
+    world.files["p0"]["a"] = world.new_rows(["d"])
     world.run()
     world.run(["p1"], force=True)
     world.run()
+    world.files["p1"]["b"] = world.new_rows(["d"])  # which p0 has from before
+    assert world.run() == {("s0", "d")}
+    world.files["p1"]["b"] = world.new_rows(["c"])
     world.files["p2"]["a"] = world.new_rows(["a+b", "c"])
-    assert world.run() == {("s0", "a+b"), ("s0", "c")}
+    assert not world.run()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # killed

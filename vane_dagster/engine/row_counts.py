@@ -30,7 +30,7 @@ from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.source_code import source_definition
 from vane_dagster.sources.base import ROW_ERROR
-from vane_dagster.storage.row_floor import read_floor
+from vane_dagster.storage.row_floor import read_epoch
 from vane_dagster.storage.row_records import KEY_HIGH, KEY_LOW
 from vane_dagster.storage.store import Store
 
@@ -51,7 +51,7 @@ def count_rows(plan: RunPlan, store: Store, run_id: str, before: Before) -> Coun
     state = RunState(plan, store, run_id, lambda event: None, {}, checks)
     try:
         needed = plan.needed() if not plan.forced else ()
-        state.floors = {s: read_floor(store, plan.pipeline.name, s) for s in needed}
+        state.epochs = {s: read_epoch(store, plan.pipeline.name, s) for s in needed}
         return _RowCounter(state).count()
     finally:
         state.close()

@@ -43,7 +43,7 @@ from vane_dagster.storage.filesystem import protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.quarantine import write_failed
-from vane_dagster.storage.row_floor import raise_floor, read_floor
+from vane_dagster.storage.row_floor import raise_epoch, read_epoch
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
 
@@ -86,7 +86,7 @@ class RunState:
         self.damaged: dict[tuple[int, int], VaneError] = {}  # fragments with removed parts
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.stats: dict[tuple[int, str], StageStats] = {}
-        self.floors: dict[str, int] = {}  # of the stages with row keys to compute
+        self.epochs: dict[str, int] = {}  # of the stages with row keys to compute
         self.usage = PoolUsage()
         self.max_faults = functools.cache(self._max_faults)
         self._servers = {s: tuple(pool.uses.values()) for s, pool in (pools or {}).items()}
@@ -124,8 +124,8 @@ class RunState:
             is_forced = self.plan.forced and spec.runs_udf
             if is_forced or any(partition.stages[stage].row_definition for partition in partitions):
                 place, forced = (self.store, self.pipeline.name, stage), self.plan.forced
-                floor = raise_floor(*place, self.run_id) if forced else read_floor(*place)
-                self.floors[stage] = floor
+                epoch = raise_epoch(*place, self.run_id) if forced else read_epoch(*place)
+                self.epochs[stage] = epoch
             if spec.publishes:
                 target = spec.branch_target or spec.target
                 self.store.keep_target(self.pipeline.name, stage, target.url)
@@ -150,6 +150,11 @@ class RunState:
             self._samples.setdefault((index, stage), part.info.sample)
             part = replace(part, info=replace(part.info, sample=()))
         self.parts[index, stage][fragment] = part
+
+    def row_floor(self, index: int, stage: str) -> int:
+        """Return the epoch before which rows are not copied into a partition."""
+        floor = self.plan.partitions[index].stages[stage].row_floor
+        return self.epochs.get(stage, 0) if self.plan.forced or floor is None else floor
 
     def look_up(self, index: int, stages: Sequence[str]) -> dict[str, dict[int, Part]]:
         """List the parts of a partition that the run does not know, by stage, from any thread."""
@@ -307,6 +312,7 @@ class RunState:
             partition=partition.key,
             generation=stage_plan.generation,
             generations=stage_plan.generations,
+            row_floor=self.row_floor(index, stage),
             plan=stage_plan.digest,
             definition=self.plan.definitions[stage],
             components=self.plan.components.get(stage, ()),

@@ -352,7 +352,7 @@ class WorkBuilder:
             spec.file_columns(self._pipeline),
             spec.udf.name,
             computed_by(self._plan.definitions[task.stage], rows),
-            self._state.floors.get(task.stage, 0),
+            self._state.epochs.get(task.stage, 0),
             spec.row_versions(self._plan.files.get(task.stage, {})),
         )
 

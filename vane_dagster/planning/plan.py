@@ -58,6 +58,7 @@ class StagePlan:
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
         equal_rows: The row definitions that count as it, itself included.
         known_rows: Those of the manifests in which such rows may be.
+        row_floor: That of the manifest in force; see `Manifest`.
         causes: Why the partition is not up to date.
         decisions: The waivers and patches of its rows, the earliest first.
         undone: The names of adoptions that were undone: no part is used because of them.
@@ -74,6 +75,7 @@ class StagePlan:
     row_definition: str = ""
     equal_rows: frozenset[str] = frozenset()
     known_rows: frozenset[str] = frozenset()
+    row_floor: int | None = 0
     causes: Causes = field(default_factory=Counter)
     decisions: tuple[Decision, ...] = ()
     undone: tuple[str, ...] = ()

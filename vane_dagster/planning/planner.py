@@ -338,6 +338,7 @@ class _Planner:
                     or not set(itertools.chain(*of_names)).isdisjoint(keys[stage])
                 ),
                 decisions=decided,
+                row_floor=in_force.row_floor if in_force else 0,
                 **rows,
             )
         return PartitionPlan(key, expanded, files, {}, fragments, inputs, input_names, schemas)

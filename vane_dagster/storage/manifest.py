@@ -370,6 +370,8 @@ class Manifest:
         undone: The names of the stage's adoptions that were undone by then, so that none of its
             rows are there because of them.
         generations: Its own generation, and earlier ones that keys of its parts are made of.
+        row_floor: Rows of an earlier epoch are not copied into it; see `storage.row_floor`. None in
+            manifests of earlier releases, for the epoch of the stage.
     """
 
     pipeline: str
@@ -404,6 +406,7 @@ class Manifest:
     decisions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     undone: Sequence[str] = ()
     generations: Sequence[str] = ()
+    row_floor: int | None = None
 
     @property
     def rows(self) -> int:

@@ -22,7 +22,7 @@ from vane_dagster.storage.definition_texts import DEFINITIONS, file_of
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.row_floor import copy_floor
+from vane_dagster.storage.row_floor import copy_epoch
 from vane_dagster.storage.schema_pins import SCHEMAS
 from vane_dagster.storage.store import Store, copy_files, copy_missing
 from vane_dagster.storage.stored_tables import borrow, identity_of
@@ -239,7 +239,7 @@ class Promotion:
             if manifest.decisions:
                 copy_decisions(self._branch, self._target, manifest)
         for stage in {stage for stage, _ in self._promoted}:
-            copy_floor(self._branch, self._target, self._pipeline, stage)
+            copy_epoch(self._branch, self._target, self._pipeline, stage)
             made = {m.definition for (s, _), (_, m) in self._promoted.items() if s == stage}
             texts = {file_of(definition) for definition in made}
             source, target = (

@@ -1,7 +1,8 @@
-"""The floor of a stage's row records: rows of an earlier epoch are never found again.
+"""The epoch of a stage's row records, which a forced run raises.
 
-A forced run raises it. So no run that comes later, in any partition, copies a row that was computed
-before. A floor is a time in seconds since 1970, so that the one after a lost file is higher too.
+It is the floor of the partitions that the run commits: no later run copies rows of an earlier epoch
+into them. Other partitions keep their floors. An epoch is a time in seconds since 1970, so that the
+one after a lost file is later too.
 """
 
 from __future__ import annotations
@@ -15,41 +16,41 @@ from vane_dagster.storage.store import Store
 _FILE = "row_floor.json"
 
 
-def read_floor(store: Store, pipeline: str, stage: str) -> int:
-    """Return the floor of a stage; 0 if no run was forced."""
+def read_epoch(store: Store, pipeline: str, stage: str) -> int:
+    """Return the epoch of a stage; 0 if no run was forced."""
     return _read(store, pipeline, stage).floor
 
 
-def raise_floor(store: Store, pipeline: str, stage: str, run_id: str) -> int:
-    """Raise the floor of a stage, once for each run, and return it."""
+def raise_epoch(store: Store, pipeline: str, stage: str, run_id: str) -> int:
+    """Raise the epoch of a stage, once for each run, and return it."""
     current = _read(store, pipeline, stage)
     if current.run_id == run_id:
         return current.floor
     raised = max(current.floor + 1, int(time.time()))
-    store.root.child(pipeline, stage).write(_FILE, _CODEC.dumps(_Floor(raised, run_id)))
+    store.root.child(pipeline, stage).write(_FILE, _CODEC.dumps(_Epoch(raised, run_id)))
     return raised
 
 
-def copy_floor(source: Store, target: Store, pipeline: str, stage: str) -> None:
-    """Raise the floor of a stage to that of another store."""
+def copy_epoch(source: Store, target: Store, pipeline: str, stage: str) -> None:
+    """Raise the epoch of a stage to that of another store."""
     current = _read(source, pipeline, stage)
     if current.floor > _read(target, pipeline, stage).floor:
         target.root.child(pipeline, stage).write(_FILE, _CODEC.dumps(current))
 
 
 @dataclass(frozen=True)
-class _Floor:
-    """A floor, and the run that has raised it."""
+class _Epoch:
+    """An epoch, and the run that has raised it."""
 
     floor: int = 0
     run_id: str = ""
 
 
-_CODEC = Codec(_Floor)
+_CODEC = Codec(_Epoch)
 
 
-def _read(store: Store, pipeline: str, stage: str) -> _Floor:
+def _read(store: Store, pipeline: str, stage: str) -> _Epoch:
     fix = "Restore it, or delete it and then materialize the stage with force"
     places = (each.root.child(pipeline, stage) for each in store.layers)
-    floors = (read_file(place, _FILE, _CODEC.load, fix) for place in places)
-    return max((each for each in floors if each), key=lambda each: each.floor, default=_Floor())
+    epochs = (read_file(place, _FILE, _CODEC.load, fix) for place in places)
+    return max((each for each in epochs if each), key=lambda each: each.floor, default=_Epoch())

@@ -224,7 +224,7 @@ class RowKeying:
         files: Those of them with paths of files of the source.
         model: The class or function that is called, for the record.
         code: The stage's definition and its row definition; see `computed_by`.
-        epoch: The stage's floor: rows of this run are found until it is raised.
+        epoch: The stage's epoch, which rows of this run are recorded with.
         versions: For columns that name something else, the versions of what each value names.
     """
 

@@ -22,7 +22,7 @@ from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import Component, Manifest, ManifestName
 from vane_dagster.storage.promotion import Promotion
 from vane_dagster.storage.reader import read
-from vane_dagster.storage.row_floor import raise_floor, read_floor
+from vane_dagster.storage.row_floor import raise_epoch, read_epoch
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store, open_branch
 
@@ -158,7 +158,7 @@ def work(store: Store, branch: Store) -> None:
     keep_adoption(branch, "docs", adoption(NEWER))
     keep_adoption(branch, "docs", adoption(LEFT))
     undo_adoptions(branch, "docs", [adoption(LEFT)], LEFT)
-    raise_floor(branch, "docs", "s", "run")
+    raise_epoch(branch, "docs", "s", "run")
 
 
 def promoted(store: Store) -> bool:
@@ -189,7 +189,7 @@ def test_a_promotion_puts_manifests_and_their_parts_in_force(store, branch):
     assert store.in_force("docs", "s", None).plan == "0" * 32
     assert read_pin(store, "docs", "s", "d") is not None
     assert adopted(store) == [adoption(NEWER)]
-    assert read_floor(store, "docs", "s") == read_floor(branch, "docs", "s") > 0
+    assert read_epoch(store, "docs", "s") == read_epoch(branch, "docs", "s") > 0
     assert content(branch) == own
     before = content(store)
     assert [each.parts for each in Promotion(branch, store, "docs").carry_out()] == [()] * 4

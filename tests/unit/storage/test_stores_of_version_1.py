@@ -23,7 +23,7 @@ from vane_dagster.orchestration.read import open_store
 from vane_dagster.storage.batch_records import BatchFolder
 from vane_dagster.storage.definition_texts import read_texts
 from vane_dagster.storage.gc import GcPolicy, collect
-from vane_dagster.storage.row_floor import read_floor
+from vane_dagster.storage.row_floor import read_epoch
 
 STORE = "store"
 BRANCHED = {"orders/out": "branched/{partition_key}"}
@@ -165,7 +165,7 @@ def read_all() -> None:
     assert open_store("branch", "test").branch_of
     store = open_store(STORE, "test")
     BatchFolder(store, "questions", "batched").batches()
-    read_floor(store, "scans", "bytes")
+    read_epoch(store, "scans", "bytes")
     for manifest in Path(STORE, "orders/size/manifests/jan").iterdir():
         read_texts(store, "orders", "size", json.loads(manifest.read_text())["definition"])
     missing()
