@@ -185,6 +185,7 @@ MAPPED: list[tuple[Any, dict[str, Any], list[str]]] = [
     ),
     (NET(), {}, ["Net was given", "in __init__"]),
     (Model.__call__, {}, ["Model.__call__ was given", "with @vd.cls"]),
+    (functools.cache(plain), {}, ["plain is wrapped in a _lru_cache_wrapper", "decorator"]),
     (Odd, {}, ["check_health(self, deep) cannot be called as"]),
     (plain, {"fn_constructor_kwargs": {"path": "a"}}, ["plain is a function", "fn_kwargs"]),
     (plain, {"fn_kwargs": {"scle": 2}}, ["plain", "'scle'", "(batch, **fn_kwargs)"]),

@@ -501,6 +501,12 @@ def test_a_wrong_shape_names_column_and_shape():
         predicted(returning(lambda x: x), ["flat"], "array<float>", input_tensor_shapes=[[3, 3]])
 
 
+@pytest.mark.parametrize("output", [None, "label"])
+def test_a_schema_of_the_output_column_alone_is_its_type(output):
+    made = mapped(lambda text: text, schema={"label": "VARCHAR"}, output_column=output)
+    assert made.schema.field("label").type == pa.string()
+
+
 @pytest.mark.parametrize(
     "result",
     [
