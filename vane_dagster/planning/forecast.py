@@ -436,7 +436,8 @@ class _Forecaster:
                 failed = part.quarantined + part.nulled
                 rows = _Count(failed, failed, "at_most")
         history = self._history(stage)
-        may_copy = plan.former and not plan.equal_rows.isdisjoint(history.row_definitions)
+        may_copy = plan.former and not self._plan.forced
+        may_copy = may_copy and not plan.equal_rows.isdisjoint(history.row_definitions)
         return replace(rows, computed=0.0 if may_copy else rows.expected * history.computed)
 
     def _edits(self, stage: str) -> Sequence[str]:

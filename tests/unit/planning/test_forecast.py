@@ -254,6 +254,7 @@ def test_a_gpu_hour_has_the_price_of_the_compute_resource(stored):
     stored.write("a", 1001, name="more.parquet")
     found = stored.plan(stored.adding(columns=["x"]), "a").stages
     assert (found[0].causes, found[1].worker_seconds[0]) == ({"new files": 1}, 0)
+    assert stored.plan(stored.adding(columns=["x"]), "a", force=True).stages[1].worker_seconds[0]
 
 
 def test_tokens_and_their_price(stored):
