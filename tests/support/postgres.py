@@ -24,7 +24,8 @@ def postgres() -> Iterator[str]:
     if control is None:
         pytest.skip("PostgreSQL is not installed")
     user = "postgres" if os.getuid() == 0 else None  # it refuses to run as root
-    folder, port = tempfile.mkdtemp(prefix="postgres-"), free_port()
+    port = free_port()
+    folder = tempfile.mkdtemp(prefix="postgres-", dir="/tmp")  # which another user can enter
     if user:
         shutil.chown(folder, user)
 
