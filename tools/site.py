@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from mkdocs.structure.files import File  # type: ignore[import-not-found,unused-ignore]
+from mkdocs.structure.files import File  # type: ignore[import-not-found,unused-ignore]  # in the extra `docs`
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {

@@ -110,7 +110,7 @@ class Batches:
     def _upload(self, request: Request) -> Any:
         boundary = request.headers["content-type"].partition("boundary=")[2].encode()
         parts = request.state.body.split(b"--" + boundary)
-        named = {re.search(rb'name="(\w+)"', p)[1]: p for p in parts if b"name=" in p}  # type: ignore[index]
+        named = {re.search(rb'name="(\w+)"', p)[1]: p for p in parts if b"name=" in p}  # type: ignore[index]  # each part has a name
         data = {name: p.partition(b"\r\n\r\n")[2][:-2] for name, p in named.items()}
         assert data[b"purpose"] == b"batch"
         id = f"file-{len(self.files)}"

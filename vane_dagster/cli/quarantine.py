@@ -61,9 +61,9 @@ def quarantine(
     listed.
 
     With --waive, the checks count the rows with --ids as accepted, as long as they fail with the
-    values that they have. With --patch, rows have the outputs of a file as long as they have the
-    values that the stage reads of them now. --undo ends the waivers and patches of the rows with
-    --ids; their records stay.
+    values that they have. With --patch, the rows have the outputs of a file as long as the
+    values that the stage reads stay as they are now. --undo ends the waivers and patches of the
+    rows with --ids; their records stay.
     All of these take effect in the next run; with -f or -m, it begins at once.
 
     If other rows of the stage are due too, as after an edit, no run begins, and the command fails

@@ -60,7 +60,7 @@ class RowLookups:
             return None
         return RowLookup(
             () if self._plan.forced else tuple(self._groups(partition, spec)),
-            self._state.row_floor(partition, stage),
+            self._state.row_floor(partition, stage) or 0,
             inherits_failures=spec.isolates_rows and not self._plan.retried,
             equal_rows=tuple(sorted(self._stage_plan(partition, stage).equal_rows)),
         )

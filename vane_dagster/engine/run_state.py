@@ -151,10 +151,10 @@ class RunState:
             part = replace(part, info=replace(part.info, sample=()))
         self.parts[index, stage][fragment] = part
 
-    def row_floor(self, index: int, stage: str) -> int:
-        """Return the epoch before which rows are not copied into a partition."""
+    def row_floor(self, index: int, stage: str) -> int | None:
+        """Return the epoch before which rows are not copied into a partition; None if unknown."""
         floor = self.plan.partitions[index].stages[stage].row_floor
-        return self.epochs.get(stage, 0) if self.plan.forced or floor is None else floor
+        return self.epochs.get(stage) if self.plan.forced or floor is None else floor
 
     def look_up(self, index: int, stages: Sequence[str]) -> dict[str, dict[int, Part]]:
         """List the parts of a partition that the run does not know, by stage, from any thread."""

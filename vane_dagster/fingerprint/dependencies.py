@@ -255,7 +255,7 @@ class DependencyWalk:
     def _reach_of(
         self, module: Module, nodes: Sequence[ast.stmt], is_end: Callable[[Module, str], bool]
     ) -> Reach:
-        """Return what statements of a module name, directly or through names that are no ends."""
+        """Return what statements of a module reach; names that are ends lead no further."""
         walk = DependencyWalk(self.finder, self._own, self._files)
         walk._is_end = is_end
         walk._allows_computed_imports = True

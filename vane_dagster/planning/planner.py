@@ -351,7 +351,7 @@ class _Planner:
         upstream: Sequence[Sequence[str]],
         patched: Sequence[Sequence[str]],
     ) -> dict[str, list[tuple[str, ...]]]:
-        """Return the keys that parts of a stage may have, those of new ones first."""
+        """Return the possible keys of a stage's parts, by generation; new parts get the first."""
         names, generations = self.names[stage], [generation]
         if self._is_forced(stage):  # not written under the name of another definition
             names = names[:1]
@@ -361,7 +361,7 @@ class _Planner:
             generations.append(FIRST_GENERATION)
         return {
             made_in: [fragment_keys(each, made_in, upstream, patched) for each in names]
-            for made_in in generations
+            for made_in in dict.fromkeys(generations)
         }
 
     def _causes(

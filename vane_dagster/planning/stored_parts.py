@@ -91,12 +91,12 @@ def stored_parts(
     unread: dict[int, list[_File]] = {}
     for index, keys in enumerate(ranked):
         files = [] if index in known else [each for key in keys for each in staying(key)]
-        files = [(k, f, at) for k, f, at in files if f not in in_force or counts(k, in_force[f])]
         if files:
             unread[index] = files
-    for index in [i for i, files in unread.items() if files[0][1] in in_force]:
-        chosen[index], file, place = unread.pop(index)[0]
-        parts[index] = Part(place, in_force[file])
+    for index, ((key, file, place), *_) in [*unread.items()]:
+        if file in in_force and counts(key, in_force[file]):
+            del unread[index]
+            chosen[index], parts[index] = key, Part(place, in_force[file])
     leaving = {i for i, key in enumerate(chosen) if i not in parts and leaves(key)}
     names = functools.cache(StoragePath.names)
 

@@ -53,8 +53,8 @@ class Codec(Generic[T]):
     """The JSON representation of a dataclass: its fields, without those that have their default.
 
     Their types say how: a dataclass is an object, a named tuple a list, a set a sorted list, and an
-    Arrow schema a text. Sequences are read as tuples. Fields with the metadata `UNRECORDED` are
-    left out.
+    Arrow schema a text. Sequences are read as tuples, and a number where a text is expected as its
+    digits. Fields with the metadata `UNRECORDED` are left out.
 
     Attributes:
         kind: The dataclass.

@@ -215,10 +215,10 @@ FIRST_GENERATION = "0"
 
 
 def raised(generation: str, run_id: str | None, again: bool = True) -> str:
-    """Return the generation of a partition that a run raises one to.
+    """Return the generation that follows one, for what a run computes again.
 
-    It is a number and a mark of the run, so that no other run has parts with the same keys. A run
-    that is attempted again has its own.
+    It is a number and a mark of the run, so that no other run has parts with the same keys. A
+    second attempt of the run gets the same one.
 
     Args:
         generation: The generation in force.
@@ -241,7 +241,7 @@ class ManifestName:
 
     Attributes:
         sequence: Count of commits of the stage in the partition; the largest is in force.
-        generation: See `raised`.
+        generation: Names the last run that computed rows again; see `raised`.
         plan: Digest of everything that the partition was computed from.
         content: Digest of the parts.
         unfinished: Whether a publication beside it has begun and not ended; not part of the name.
@@ -335,7 +335,7 @@ class Manifest:
         pipeline: The pipeline's name.
         stage: The stage's name.
         partition: The partition's key, None for an unpartitioned pipeline.
-        generation: See `raised`.
+        generation: Names the last run that computed rows again; see `raised`.
         plan: Digest of everything that the partition was computed from.
         definition: The stage's definition, which is its code version.
         schema: The rows' schema.
@@ -370,8 +370,8 @@ class Manifest:
         undone: The names of the stage's adoptions that were undone by then, so that none of its
             rows are there because of them.
         generations: Its own generation, and earlier ones that keys of its parts are made of.
-        row_floor: Rows of an earlier epoch are not copied into it; see `storage.row_floor`. None in
-            manifests of earlier releases, for the epoch of the stage.
+        row_floor: Rows of an earlier epoch are not copied into it; see `storage.row_floor`. None
+            stands for the epoch of the stage, as in manifests of earlier releases.
     """
 
     pipeline: str

@@ -32,7 +32,7 @@ def raise_epoch(store: Store, pipeline: str, stage: str, run_id: str) -> int:
 
 
 def copy_epoch(source: Store, target: Store, pipeline: str, stage: str) -> None:
-    """Raise the epoch of a stage to that of another store."""
+    """Copy the epoch of a stage into another store, unless that one has a later epoch."""
     current = _read(source, pipeline, stage)
     if current.floor > _read(target, pipeline, stage).floor:
         target.root.child(pipeline, stage).write(_FILE, _CODEC.dumps(current))
@@ -40,7 +40,7 @@ def copy_epoch(source: Store, target: Store, pipeline: str, stage: str) -> None:
 
 @dataclass(frozen=True)
 class _Epoch:
-    """An epoch, and the run that has raised it."""
+    """An epoch, which stores record as the floor that it once was, and the run that raised it."""
 
     floor: int = 0
     run_id: str = ""

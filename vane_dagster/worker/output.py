@@ -67,7 +67,7 @@ class _Tapped:
 
     def __init__(self, through: TextIO | None, tap: OutputTap) -> None:
         # A process that is started with closed streams has None in place of them.
-        self._through = through or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        self._through = through or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 for as long as the process lives
         self._tap = tap
 
     def write(self, text: str) -> int:

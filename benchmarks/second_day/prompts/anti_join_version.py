@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 import daft  # type: ignore[import-not-found,unused-ignore]  # it may be in another environment
-from daft.ai.openai.provider import (  # type: ignore[import-not-found,unused-ignore]
+from daft.ai.openai.provider import (  # type: ignore[import-not-found,unused-ignore]  # likewise
     OpenAIProvider,
 )
 

@@ -155,7 +155,7 @@ def samples(is_even: bool) -> list[set[Row]]:
 )
 def test_a_change_of_five_percent_is_found(is_even: bool, order: Callable[[Row], object]) -> None:
     """In each trial, wherever the rows are that it changes."""
-    every = sorted(rows_of(PARTITIONS if is_even else UNEVEN), key=order)  # type: ignore[arg-type]
+    every = sorted(rows_of(PARTITIONS if is_even else UNEVEN), key=order)  # type: ignore[arg-type]  # what it returns can be compared
     changed = set(every[: len(every) // 20])
     assert not any(chosen.isdisjoint(changed) for chosen in samples(is_even))
 

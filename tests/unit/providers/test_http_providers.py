@@ -44,7 +44,7 @@ def provider(api: str, response: Any, **options: Any) -> tuple[HttpProvider, Cli
     with mock.patch("vane_dagster.providers.http.needs", return_value=LIBRARY):
         made = (AnthropicProvider if api == "messages" else OpenAIProvider)("m", **options)
     client = Client(response)
-    made._client = lambda endpoint: client  # type: ignore[method-assign]
+    made._client = lambda endpoint: client  # type: ignore[method-assign]  # in place of the network
     return made, client
 
 
@@ -108,7 +108,7 @@ VECTORS = [{"index": index, "embedding": [1.0]} for index in range(3)]
 def test_vectors_in_another_form_are_malformed(found):
     made, _ = provider("chat", {"data": found})
     with pytest.raises(MalformedResponse, match="is not of openai's API"):
-        asyncio.run(made.embed(["a", "b"], None))  # type: ignore[attr-defined]
+        asyncio.run(made.embed(["a", "b"], None))  # type: ignore[attr-defined]  # the provider embeds
 
 
 CACHED = {
@@ -287,7 +287,7 @@ def test_limits_are_waited_for_in_a_turn_and_again_by_a_row_that_asks_again():
     async def limited() -> None:
         taken.append("limits")
 
-    made._limited = limited  # type: ignore[method-assign]
+    made._limited = limited  # type: ignore[method-assign]  # in place of the network
 
     async def row(name: str, requests: int) -> None:
         async with made.turn():

@@ -48,9 +48,9 @@ def content(store: Store) -> Mapping[str, bytes]:
 
 def commit(store: Store, ids: list[int], start: str = "", **given: str | None) -> ManifestName:
     """Commit rows as a run does, after a plan by what is in force."""
-    made = manifest(**given)  # type: ignore[arg-type]
+    made = manifest(**given)  # type: ignore[arg-type]  # of mixed types
     info = part(store.parts(made.pipeline, made.stage, made.partition), ids, key=f"{ids[0]:040x}")
-    made = manifest([info], **given)  # type: ignore[arg-type]
+    made = manifest([info], **given)  # type: ignore[arg-type]  # of mixed types
     return store.commit(replace(made, upstream={}, branched_from=start))
 
 
