@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from pathlib import Path
@@ -158,6 +159,22 @@ def test_a_collection_keeps_the_records_of_what_is_in_force_alone(tmp_path, worl
     texts = world.rows(DAYS[1])
     world.write(DAYS[1], [*(text.lower() for text in texts), "one more"])
     assert world.run(DAYS[1:2]) == 1, "rows whose origin was collected are still found"
+
+
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_a_manifest_of_an_earlier_release_has_the_floor_of_its_stage(world, is_earlier):
+    world.options = {"partitions": 0}
+    world.write_days(DAYS[:2], 0)
+    assert world.run(DAYS[:2]) == 2 * ROWS
+    assert world.run(DAYS[:1], force=True) == ROWS
+    if is_earlier:
+        (file,) = (world.folder / "store/docs/upper/manifests" / DAYS[1]).glob("*.json")
+        record = json.loads(file.read_text())
+        assert record.pop("row_floor") == 0
+        file.write_text(json.dumps(record))
+    rows = [f"text {n}" for n in range(ROWS)]
+    world.write(DAYS[1], [*rows[:-1], "new"])
+    assert world.run(DAYS[1:2]) == (ROWS if is_earlier else 1)
 
 
 def test_the_failure_of_a_row_that_was_not_read_is_not_that_of_an_equal_one(tmp_path):
