@@ -24,7 +24,8 @@ Causes = Counter[str]
 """The number of partitions for each cause; for causes in `_FILES`, the number of files."""
 
 FORCED, RETRIED, ALWAYS = "force", "retry_quarantined", 'reuse="none"'
-"""What raises the generation of a stage in a partition."""
+LOST = "stored parts are missing"
+"""What gives a stage another generation in a partition."""
 _FILES = ("new files", "changed files", "removed files")
 _MAX_SHOWN = 5
 
@@ -46,7 +47,7 @@ def causes(
         former: The manifest in force.
         plan: Digest of the plan.
         components: What the stage's definition consists of.
-        raised: What raises its generation; empty if nothing does.
+        raised: What gives it another generation; empty if nothing does.
         files: The source files.
         upstream: The plan's digest and the generation of each upstream stage, and what raises that.
         decided: The decisions about its rows.
@@ -60,7 +61,9 @@ def causes(
         counts[raised] = 1
     if SOURCE in former.reads:
         counts += _changed_files(former.files, files)
-    for stage, (digest, generation, why) in upstream.items() if raised in ("", RETRIED) else ():
+    for stage, (digest, generation, why) in (
+        upstream.items() if raised in ("", RETRIED, LOST) else ()
+    ):
         then = ManifestName.parse(former.upstream.get(stage, ""))
         if then is None or then.plan != digest:
             number = generation_number(generation)
@@ -71,7 +74,7 @@ def causes(
             counts[f"rows {each.kind} by {each.user}"] = 1
     types = _changed_types(former.schema, schema) if SOURCE in former.reads else []
     if not counts and former.plan == plan:
-        counts["stored parts are missing"] = 1
+        counts[LOST] = 1
     elif not counts and [*former.undone] != [*undone]:
         counts["an adoption was undone"] = 1
     elif not counts:

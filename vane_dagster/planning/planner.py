@@ -21,7 +21,7 @@ from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.branch_targets import with_branch_targets
-from vane_dagster.planning.causes import ALWAYS, FORCED, RETRIED, Causes, causes
+from vane_dagster.planning.causes import ALWAYS, FORCED, LOST, RETRIED, Causes, causes
 from vane_dagster.planning.definition import components, definition_digest, row_definition
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.inputs import (
@@ -139,6 +139,7 @@ class _Planner:
         self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
         self._fitting: list[tuple[str, pa.Schema]] = []
         self.warnings = defaultdict[str | None, list[str]](list)
+        self.lost = set[tuple[str | None, str]]()  # other results of them are not the same
         self.names: dict[str, Sequence[str]] = {}
 
     @property
@@ -223,7 +224,7 @@ class _Planner:
             is_done = is_done and self._is_at_target(key, stage)
             former = self._in_force(key, stage) if self.retry else None
             again = self._is_forced(stage) or (former is not None and has_faults(former))
-            if again or (self.retry and not is_done):
+            if again or (self.retry and not is_done) or (key, stage) in self.lost:
                 generation = raised(base, self.run_id, again)
             done = in_force if is_done and generation == base else None
             known[stage] = done.plan if done else self._plans(stage, generation, given)[0]
@@ -314,6 +315,11 @@ class _Planner:
             except StoreError as error:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
                 raise StoreError(f"{place}: {error}") from error
+            lacking = [index for index in range(len(fragments)) if index not in parts]
+            if self._has_lost(stage, in_force, named, lacking) and (key, stage) not in self.lost:
+                self.lost.add((key, stage))
+                self.warnings[key].clear()
+                return self.plan(key)
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
@@ -364,6 +370,21 @@ class _Planner:
             for made_in in dict.fromkeys(generations)
         }
 
+    def _has_lost(
+        self,
+        stage: str,
+        in_force: Manifest | None,
+        named: Mapping[str, Sequence[Sequence[str]]],
+        lacking: Collection[int],
+    ) -> bool:
+        """Return whether results of the user's code that the manifest in force names are gone."""
+        if in_force is None or not self.pipeline[stage].spec.runs_udf:
+            return False
+        made = {part.key for part in in_force.parts}
+        return any(
+            keys[index] in made for keys in itertools.chain(*named.values()) for index in lacking
+        )
+
     def _causes(
         self,
         stage: str,
@@ -376,17 +397,19 @@ class _Planner:
     ) -> Causes:
         """Return why a stage is not up to date in a partition."""
         now: Sequence[Component] = self.components[stage]
-        is_raised = False
+        why = ""
         if in_force:
             if in_force.definition in self.adopted[stage].equals(self.definitions[stage]):
                 now = in_force.components
-            number = generation_number(in_force.generation)
-            is_raised = generation_number(plan.generation) > number
+            if generation_number(plan.generation) > generation_number(in_force.generation):
+                why = self._raised_by(stage)
+            elif (in_force.partition, stage) in self.lost:
+                why = LOST
         return causes(
             in_force,
             plan.digest,
             now,
-            self._raised_by(stage) if is_raised else "",
+            why,
             files,
             {u: (*each, self._raised_by(u, f"{FORCED} or {RETRIED}")) for u, each in read.items()},
             decided,

@@ -67,7 +67,7 @@ def stored_parts(
         sorted(keys, key=lambda key: key not in keys_in_force)
         for keys in zip(*itertools.chain(*named))
     ]
-    chosen, parts = [keys[0] for keys in ranked], dict[int, Part]()
+    chosen, parts = [*named[0][0]], dict[int, Part]()
     if publisher:
         folders, label = [publisher.staging], STAGING
         published |= publisher.parts(manifest, chosen, store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,6 @@ def test_damaged_parts_are_computed_again_by_the_next_run(harm, tmp_path, source
     """Two of them, of a stage whose partition is in force, read by the stage below."""
     run(select=["clean", "double"])
     harmed = [parts(tmp_path, "double")[i] for i in (0, 2)]
-    whole = {path: path.read_bytes() for path in harmed}
     others = {p: p.stat().st_mtime_ns for p in parts(tmp_path, "double") if p not in harmed}
     before = manifests(tmp_path)
     for path in harmed:
@@ -69,9 +69,7 @@ def test_damaged_parts_are_computed_again_by_the_next_run(harm, tmp_path, source
     assert run() == ""
     assert rows_of(tmp_path, "double", "y") == DOUBLED
     assert rows_of(tmp_path, "negate", "z") == NEGATED
-    assert {path: pq.read_table(path) for path in harmed} == {
-        path: pq.read_table(pa.BufferReader(data)) for path, data in whole.items()
-    }
+    assert len({*parts(tmp_path, "double")} - {*harmed, *others}) == len(harmed)
     assert {p: p.stat().st_mtime_ns for p in others} == others
     assert manifests(tmp_path).items() >= before.items()
 
@@ -109,7 +107,7 @@ def test_nothing_waits_for_the_failed_rows_of_a_stage_that_is_given_up(
     assert run(with_lists(tmp_path, "both")) == ""
     parts(tmp_path, "odd")[0].unlink()
     monkeypatch.setenv("ENDPOINT_IS_DOWN", "1")
-    assert "the endpoint is down" in run(with_lists(tmp_path, "again"), ["odd", "again"])
+    assert "the endpoint is down" in run(with_lists(tmp_path, "again"), ["odd", "ones", "again"])
 
 
 def upper_case(text: str) -> str:
@@ -266,3 +264,22 @@ def harming(staging: Path) -> Callable[..., Any]:
         return committer_publish(*given)
 
     return publish
+
+
+def drawn(x: int) -> str:
+    return f"{x} {secrets.token_hex(8)}"
+
+
+def test_rows_below_a_lost_part_are_computed_again_if_it_has_others_now(tmp_path, source, run):
+    def pipeline(last: str) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
+        first = docs.map("drawn", drawn, schema="VARCHAR")
+        first.map("upper", upper_case, columns={"text": "drawn"}, schema="VARCHAR")
+        docs.project(last, ["id"])
+        return docs
+
+    assert run(pipeline("first")) == ""
+    parts(tmp_path, "drawn")[1].unlink()
+    assert run(pipeline("second")) == ""  # so that the partition is planned
+    drawn_now, upper = (rows_of(tmp_path, stage, stage) for stage in ("drawn", "upper"))
+    assert upper == [text.upper() for text in drawn_now]
