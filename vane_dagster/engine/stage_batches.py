@@ -53,7 +53,6 @@ class StageBatches:
         model: The name of its model.
         folder: Their folder in the store.
         batches: Their records as of the last `refresh`, the earliest first.
-        has_deadline: Whether what is late is sent live.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class StageBatches:
         self.model = spec.model.name
         self.location = f"stage '{pipeline}/{spec.name}'"
         self.batches: list[ProviderBatch] = []
-        self.has_deadline = spec.deadline_s is not None
         self._spec, self._clock, self._sleep = spec, clock, sleep
         self._digests = functools.cache(self._read_digests)
         self._seen: Set[str] = frozenset()
@@ -163,12 +161,9 @@ class StageBatches:
         return None
 
     def _looked_at(self, api: BatchApi, batch: ProviderBatch) -> ProviderBatch:
-        """Look at a submitted batch: store its answers if it has ended, cancel it if it is late."""
+        """Look at a submitted batch: store its answers if it has ended."""
         remote, now = api.get(batch.id), self._clock()
         if not remote.has_ended:
-            deadline = self._spec.deadline_s
-            if deadline is not None and now >= batch.at + deadline and not batch.is_canceled:
-                return self._canceled(api, batch)
             return batch
         digests = digests_of(self.folder.path, batch.name)
         answers = answers_by_digest(digests, api.answers(remote))
@@ -205,12 +200,11 @@ class StageBatches:
         """
         return BatchAnswers(
             self.folder.path,
-            {each.name: each.at for each in self.batches if each.ended_at},
+            tuple(each.name for each in self.batches if each.ended_at),
             tuple(each.name for each in self.in_flight),
             id,
             generation,
             self._spec.failures.max_retries or 0,
-            self._spec.deadline_s,
             adds_id,
         )
 

@@ -58,10 +58,9 @@ class BatchRuns:
         """Return the partitions in which stages of the run that submitted a batch are to be run.
 
         The stage has not been committed since the batch has ended, or one below it was made from
-        another version of it, or never. What a user has cancelled is left to the user; what a
-        deadline has, is sent live.
+        another version of it, or never. What a user has cancelled is left to the user.
         """
-        if batch.is_canceled and not batches.has_deadline:
+        if batch.is_canceled:
             return []
         by_stage = {
             stage: in_force(self._store, self._pipeline.name, stage, batch.partitions)

@@ -165,8 +165,8 @@ def await_batches(
         else:
             answered = time.monotonic()
             if all(keys.isdisjoint(each.waiting()) for each in every):
-                ended = (b for each in every if not each.has_deadline for b in each.batches)
-                canceled = [b for b in ended if b.is_canceled and b.name in flying]
+                ended = (batch for each in every for batch in each.batches)
+                canceled = [batch for batch in ended if batch.is_canceled and batch.name in flying]
                 return {key for batch in canceled for key in batch.partitions}
         looks_at = time.monotonic() + BATCH_POLL_SECONDS
         while time.monotonic() < looks_at:

@@ -125,7 +125,7 @@ class ModelStageSpec(MapBatchesSpec):
     @property
     def in_batches(self) -> bool:
         """See `MapBatchesSpec`; as the model says."""
-        return self.model._in_batches
+        return self.model.mode == "batch"
 
     @property
     def ranks(self) -> int:
@@ -144,11 +144,6 @@ class ModelStageSpec(MapBatchesSpec):
         most = workers.count[1] if isinstance(workers.count, tuple) else 1
         udf = replace(self.udf, kwargs={**self.udf.kwargs, "workers": most})
         return replace(super().with_workers(location, gpus, workers), udf=udf)
-
-    @property
-    def deadline_s(self) -> float | None:
-        """Seconds from the first submission of a request until it is sent live; None for never."""
-        return self.model._deadline_s
 
     def batch_api(self) -> BatchApi:
         """Connect to the provider's batch API."""

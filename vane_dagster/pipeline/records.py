@@ -6,7 +6,6 @@ import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, fields, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from vane_dagster._arguments import (
@@ -38,14 +37,13 @@ from vane_dagster.pipeline.options import (
     check_amount,
     parse_include,
 )
-from vane_dagster.providers.batch_api import WINDOW_SECONDS
 from vane_dagster.providers.usage import PRICED
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.servers import ModelServer
 
 
-ModelMode = Literal["live", "batch", "auto"]
+ModelMode = Literal["live", "batch"]
 """How a provider is asked."""
 _Validator = Callable[[str, str, Any], Any]
 """Returns the normalized value of a named argument at a place in the user's code, or raises."""
@@ -377,10 +375,7 @@ class Model:
         cost_budget: The same as a cost; requires `prices`.
         mode: "batch": requests go into batches of the provider's batch API, at half the price. A
             run submits them and ends, and a later run stores the answers, which take up to 24
-            hours. "auto": the same while `deadline` leaves 24 hours for it; then requests are sent
-            live. Default: "live". Only for `prompt`, with "openai" and "anthropic".
-        deadline: With "auto", the time from the first submission to the last answer, as a
-            timedelta. Default: 24 hours.
+            hours. Default: "live". Only for `prompt`, with "openai" and "anthropic".
         adapter: The folder of a LoRA adapter, which travels to the workers like a `vd.local_file`:
             ``"adapters/reviews"``. With ``"adapters/{column}"``, the column names each row's
             folder, and null the model alone. Only for `prompt`, with "vllm" and
@@ -437,7 +432,6 @@ class Model:
     token_budget: int | None = None
     cost_budget: float | None = None
     mode: ModelMode | None = None
-    deadline: timedelta | None = None
     adapter: str | os.PathLike[str] | None = None
     include_reasoning: bool = False
 
@@ -449,25 +443,6 @@ class Model:
         _validate(self, prices=_prices, cost_budget=amount)
         if self.cost_budget is not None and not self.prices:
             raise DefinitionError(f"vd.Model: cost_budget={self.cost_budget} needs prices")
-        if self.deadline is not None:
-            is_span = isinstance(self.deadline, timedelta) and self.deadline > timedelta(0)
-            if not is_span or self.mode != "auto":
-                raise DefinitionError(
-                    f"vd.Model: deadline is {self.deadline!r} with mode={self.mode!r}; expected a "
-                    'datetime.timedelta above 0, with mode="auto"'
-                )
-
-    @property
-    def _deadline_s(self) -> float | None:
-        """Seconds from the first submission of a request until it is sent live; None for never."""
-        if self.mode != "auto":
-            return None
-        return WINDOW_SECONDS if self.deadline is None else self.deadline.total_seconds()
-
-    @property
-    def _in_batches(self) -> bool:
-        """Whether requests go into batches."""
-        return self.mode == "batch" or (self._deadline_s or 0) >= WINDOW_SECONDS
 
 
 @checked_record("asset", "vd.Asset")

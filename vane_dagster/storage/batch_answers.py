@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,6 @@ from vane_dagster.providers.base import Answer, PromptTooLong, Request
 from vane_dagster.providers.batch_api import (
     DIGEST_LENGTH,
     POSTPONED,
-    WINDOW_SECONDS,
     BatchAnswer,
     BatchRequestError,
     Pending,
@@ -46,22 +44,20 @@ class BatchAnswers:
 
     Attributes:
         folder: The folder of the batches.
-        ended: When those were made that have ended, by their names; the earliest first.
+        ended: The names of those that have ended, the earliest first.
         in_flight: The names of the others.
         id: The column with the rows' ids, if each row needs an answer of its own; else empty.
         generation: The number of the partition's generation.
         max_retries: How often a request that has failed is sent again.
-        deadline_s: Seconds after which a request is sent live; None for never.
         adds_id: Whether the stage itself does not read the column of ids.
     """
 
     folder: StoragePath
-    ended: Mapping[str, float]
+    ended: tuple[str, ...]
     in_flight: tuple[str, ...]
     id: str
     generation: int
     max_retries: int
-    deadline_s: float | None = None
     adds_id: bool = False
 
     def answering(self, provider: Any) -> BatchedProvider:
@@ -70,7 +66,7 @@ class BatchAnswers:
 
     def index(self) -> BatchIndex:
         """Return the index of the batches, which is read once in a process."""
-        return _index(self.folder, tuple(self.ended), self.in_flight)
+        return _index(self.folder, self.ended, self.in_flight)
 
     def digest(self, request: Request, body: str) -> str:
         """Return the digest that identifies a request."""
@@ -80,7 +76,7 @@ class BatchAnswers:
 
 
 class BatchedProvider:
-    """Answers requests by the answers of batches; those without one are pending, or sent live."""
+    """Answers requests by the answers of batches; those without one are pending."""
 
     def __init__(self, provider: Any, batches: BatchAnswers) -> None:
         self._provider, self._batches = provider, batches
@@ -95,25 +91,20 @@ class BatchedProvider:
         body = json.dumps(self._provider.body(request))
         digest = given.digest(request, body)
         failed: list[BatchAnswer] = []
-        began = now = time.time()
         try:
             known = list(given.index().find(digest))
         except StoreError as error:  # no row causes it
             fix = "If the file is damaged, delete it and its batch's record, and pay for it again"
             raise StageError(f"answers of a batch were not read: {error}. {fix}") from error
-        for name, stored in known:
+        for stored in known:
             if stored is None:
                 raise Pending
-            began = min(began, given.ended[name])
             if stored.status == "succeeded":
                 return self._read(request, stored)
             if stored.status not in ("canceled", POSTPONED):
                 failed.append(stored)
         if failed and not _may_pass(failed[-1]):
             raise _error(failed[-1])
-        if given.deadline_s is not None and now + WINDOW_SECONDS > began + given.deadline_s:
-            answer: Answer = await self._provider.submit(request)
-            return answer
         if len(failed) > given.max_retries:
             raise BatchRequestError(
                 f"{len(failed)} batches brought no answer, the last: {_problem(failed[-1])}"
@@ -169,19 +160,18 @@ class BatchIndex:
         )[order]
         self._group = functools.lru_cache(_MAX_GROUPS)(self._read_group)
 
-    def find(self, digest: str) -> Iterator[tuple[str, BatchAnswer | None]]:
-        """Yield the batches with a request, those in flight first, and what each has answered."""
+    def find(self, digest: str) -> Iterator[BatchAnswer | None]:
+        """Yield what each batch with a request has answered, those in flight first: None."""
         half = np.uint64(int(digest[:16], 16))
         first, end = (np.searchsorted(self._halves, half, side) for side in ("left", "right"))
         for batch, row in zip(self._batches[first:end].tolist(), self._rows[first:end].tolist()):
             if batch < self._in_flight:
-                yield self._names[batch], None
+                yield None
                 continue
             group, place = divmod(row, ROW_GROUP)
             record = self._group(self._names[batch], group)[place]
             if record["digest"] == digest:
-                answer = BatchAnswer(digest, record["status"], record["text"], record["code"])
-                yield self._names[batch], answer
+                yield BatchAnswer(digest, record["status"], record["text"], record["code"])
 
     def _read_group(self, name: str, group: int) -> list[dict[str, Any]]:
         def read(file: Any) -> list[dict[str, Any]]:

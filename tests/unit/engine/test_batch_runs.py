@@ -8,7 +8,6 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -207,23 +206,20 @@ def test_a_run_that_waits_commits(tmp_path, run, batches, monkeypatch):
     assert [len(each) for each in batches.made] == [2, 1]
 
 
-def test_auto_asks_live_what_no_batch_can_answer_in_time(tmp_path, run, batches):
-    short = declared(tmp_path, ["one"], mode="auto", deadline=timedelta(hours=2))
-    assert run(short)
-    assert batches.made == []
-
+def test_a_change_of_the_mode_computes_what_waits_for_a_batch_and_nothing_else(
+    tmp_path, run, batches
+):
+    in_batches, live = (
+        declared(tmp_path, ["one", "two", "slow"], mode=mode) for mode in ("batch", "live")
+    )
     batches.ends_at_once = False
-    pipeline = declared(tmp_path, ["two", "slow"], mode="auto")
-    assert not run(pipeline)
-    (record,) = (tmp_path / "store/docs/asked/batches").glob("*.json")
-    found = json.loads(record.read_text())
-    record.write_text(json.dumps({**found, "at": found["at"] - 25 * 3600}))
-    assert not run(pipeline)
-    assert batches.remote["0"].is_canceled, "it is cancelled first"
+    assert not run(in_batches)
+    batches.cancel("0")
     batches.end()
-    assert run(pipeline)
-    assert rows(tmp_path) == ["echo: two", "live: slow"]
-    assert len(batches.made) == 1
+    assert not run(in_batches)  # asks for "slow" again
+    assert run(live)
+    assert rows(tmp_path) == ["echo: one", "live: two", "live: slow"]  # by fragments
+    assert [len(each) for each in batches.made] == [3, 1]
 
 
 def test_budgets_count_requests_when_they_are_submitted(tmp_path, run, batches):
@@ -245,7 +241,5 @@ def test_what_has_no_batches_is_refused(tmp_path, batches):
         declared(tmp_path, ["a"], provider=type("Endpoint", (OpenAIProvider,), {"BATCHES": None}))
     with pytest.raises(DefinitionError, match="explain_errors=1"):
         declared(tmp_path, ["a"], retry_on=["InvalidAnswer"])
-    with pytest.raises(DefinitionError, match="deadline is"):
-        vd.Model("m", mode="batch", deadline=timedelta(hours=1))
     with pytest.raises(DefinitionError, match="no stage uses batches"):
         docs(tmp_path).build_batch_sensor()

@@ -46,7 +46,6 @@ class World(BatchApi):
     folder: Path
     knows_names: bool = True
     now: float = 1000.0
-    deadline_s: float | None = None
     submitted: dict[str, list[str]] = field(default_factory=dict)
     remote: dict[str, RemoteBatch] = field(default_factory=dict)
     fails: tuple[Exception, bool] | None = None
@@ -60,7 +59,6 @@ class World(BatchApi):
         spec = SimpleNamespace(
             name="asked",
             model=SimpleNamespace(name="m"),
-            deadline_s=self.deadline_s,
             batch_api=lambda: self,
             failures=SimpleNamespace(max_retries=2),
         )
@@ -147,7 +145,7 @@ def refreshed(batches: StageBatches) -> list[ProviderBatch]:
 
 def answered(batches: StageBatches) -> dict[str, str]:
     index = batches.answers(0, "", False).index()
-    found = {digest: [each for _, each in index.find(digest * 32)] for digest in "abcdef01"}
+    found = {digest: [*index.find(digest * 32)] for digest in "abcdef01"}
     return {digest: held[-1].status for digest, held in found.items() if held and held[-1]}
 
 
@@ -158,7 +156,7 @@ def test_a_batch_that_another_process_collects_meanwhile_stays_in_flight(world):
     given = batches.answers(0, "", False)
     world.end()
     world.batches().refresh()
-    assert [*given.index().find("a" * 32)] == [(made.name, None)]
+    assert [*given.index().find("a" * 32)] == [None]
     assert [*given.index().find("c" * 32)] == []
 
 
@@ -347,18 +345,6 @@ def test_what_does_not_come_back_has_a_status(world):
         "c": "canceled",
         "d": "succeeded",
     }
-
-
-def test_a_late_batch_is_cancelled_at_the_deadline(world):
-    world.deadline_s = 30 * 3600.0
-    world.submit_all("a")
-    world.now += 29 * 3600
-    world.batches().refresh()
-    assert world.canceled == []
-    world.now += 3600
-    world.batches().refresh()
-    assert world.canceled == ["remote-0"]
-    assert len(refreshed(world.batches())) == 1
 
 
 def test_an_image_of_a_request_counts_a_thousand_tokens(world):

@@ -18,9 +18,9 @@ from vane_dagster.storage.batch_records import ProviderBatch
 class Batches:
     """The batches of a stage, which are in flight until the provider answers."""
 
-    def __init__(self, unanswered: int, canceled: str = "", has_deadline: bool = False) -> None:
+    def __init__(self, unanswered: int, canceled: str = "") -> None:
         self._waiting, self._left, self._canceled = {"a", "b"}, unanswered, canceled
-        self.has_deadline, self.batches = has_deadline, self.read()
+        self.batches = self.read()
 
     def read(self) -> list[ProviderBatch]:
         return [ProviderBatch("m", 0.0, "run", 1, (key,), ("s",), name=key) for key in "ab"]
@@ -61,7 +61,6 @@ def test_looks_that_fail_are_repeated(monkeypatch) -> None:
 
 def test_what_a_user_has_cancelled_is_left_to_the_user(monkeypatch) -> None:
     assert wait(monkeypatch, 1, "b")[1] == {"b"}
-    assert wait(monkeypatch, 1, "b", True)[1] == set(), "a deadline has cancelled it"
 
 
 def test_a_run_fails_if_the_provider_never_answers(monkeypatch) -> None:
