@@ -150,7 +150,7 @@ def answered(batches: StageBatches) -> dict[str, str]:
 
 
 def test_a_batch_that_another_process_collects_meanwhile_stays_in_flight(world):
-    (made,) = world.submit_all("a", "b")
+    world.submit_all("a", "b")
     batches = world.batches()
     batches.refresh()
     given = batches.answers(0, "", False)
