@@ -42,7 +42,6 @@ from vane_dagster.storage.adoptions import (
     keep_adoption,
     undo_adoptions,
 )
-from vane_dagster.storage.decisions import decisions, patch, undo
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.part_file import read_part
@@ -306,12 +305,8 @@ class PoisonError(Exception):
     """A row fails a partition."""
 
 
-Patches = Mapping[tuple[str, str, str], str]
-"""Outputs that a person supplied, by stage, id and the value that the stage reads."""
-
-
 def plain_loop(
-    nodes: Sequence[Node], source: Rows, patches: Patches, may_fail: bool = True
+    nodes: Sequence[Node], source: Rows, may_fail: bool = True
 ) -> dict[str, tuple[Rows, int] | None]:
     """Compute the rows of each stage and the number of failed rows; None of one that fails."""
     done: dict[str, tuple[Rows, int] | None] = {}
@@ -322,23 +317,19 @@ def plain_loop(
             continue
         inputs = [each[0] for each in above if each] or [source]
         try:
-            done[node.name] = _computed(node, inputs, patches, may_fail)
+            done[node.name] = _computed(node, inputs, may_fail)
         except PoisonError:
             done[node.name] = None
     return done
 
 
-def _computed(
-    node: Node, inputs: Sequence[Rows], patches: Patches, may_fail: bool
-) -> tuple[Rows, int]:
+def _computed(node: Node, inputs: Sequence[Rows], may_fail: bool) -> tuple[Rows, int]:
     read = node.read
     made: Rows = {}
     failed = 0
     for keys, row in inputs[0].items():
         value = row[read]
-        if (node.name, keys[0], value) in patches:
-            made[keys] = {node.name: patches[node.name, keys[0], value]}
-        elif node.calls_code and is_failure(node, value):
+        if node.calls_code and is_failure(node, value):
             failed += 1
         elif node.kind == "project" or node.kind == "map":
             made[keys] = {node.name: value + node.suffix}
@@ -375,10 +366,6 @@ class World:
         self._pipelines: dict[Any, vd.Pipeline] = {}
         self._adopted: dict[str, tuple[str, tuple[str, str]]] = {}
         """The stage and suffixes of all adoptions, by the name of their record."""
-        self._patched: dict[str, tuple[str, tuple[str, str, str], str]] = {}
-        """The partition, key (see `Patches`) and output of all patches, by their record's name."""
-        self._undone: dict[str, str] = {}
-        """The patches that were ever undone, by the name of the record of it."""
         self._since: dict[Place, set[str]] = {}
         """The suffixes of all runs since a stage was forced in a partition."""
         self.stored: dict[Place, set[Any]] = defaultdict(set)
@@ -425,26 +412,7 @@ class World:
 
     def plain_loop(self, partition: str, **options: Any) -> dict[str, tuple[Rows, int] | None]:
         """Compute a partition as a plain loop does."""
-        return plain_loop(self.nodes, self.rows(partition), self.patches(partition), **options)
-
-    def patch(self, node: Node, partition: str, number: int, kill: Kill | None) -> None:
-        """Supply the output of a row of a stage, unless the latest run failed there."""
-        if (node.name, partition) in self.failed:
-            return
-        rows = self.rows(partition)
-        for above in node.upstream:  # of whichever definition they are
-            rows = self._stored(above, partition, self.in_force(above.name, partition))
-        if not rows:
-            return
-        keys, row = list(rows.items())[number % len(rows)]
-        output = f"patch {next(self._ids)}"
-        manifest = self.in_force(node.name, partition)
-        columns = pa.schema([manifest.schema.field(node.name)])
-        ids = pa.chunked_array([[keys[0]]])
-        before, outputs = self.store.records("docs"), pa.table({node.name: [output]}, columns)
-        self._killed(kill, lambda: patch(self.store, manifest, ids, outputs, "here"))
-        for name in self.store.records("docs").keys() - before.keys():
-            self._patched[name] = (partition, (node.name, keys[0], row[node.read]), output)
+        return plain_loop(self.nodes, self.rows(partition), **options)
 
     def _killed(self, kill: Kill | None, act: Callable[[], object]) -> bool:
         """Do something that is killed at an operation of the storage; return whether it was."""
@@ -457,19 +425,8 @@ class World:
             Storage.end()
         return False
 
-    def patches(self, partition: str) -> Patches:
-        records = self.store.records("docs")
-        undone = {patched for name, patched in self._undone.items() if name in records}
-        known = [each for n, each in self._patched.items() if n in records and n not in undone]
-        return {key: output for of, key, output in known if of == partition}
-
-    def unpatch(self, node: Node, partition: str) -> None:
-        """Undo all patches of a row of a stage: of the one that was patched last."""
-        made = decisions(self.store, "docs", [node.name]).get((node.name, partition), ())
-        patches = [each for each in made if each.is_patch and each.ids]
-        for each in patches:
-            if (id := patches[-1].ids[0]) in each.ids:
-                self._undone[undo(self.store, "docs", each, {id}).name] = each.name
+    def _records(self) -> set[str]:
+        return {name for each in self.store.layers for name in each.root.child("docs").names()}
 
     def write(self) -> None:
         """Write the files of the source, those that have changed."""
@@ -607,10 +564,10 @@ class World:
     @property
     def was_adopted(self) -> bool:
         """Whether any definition was ever adopted."""
-        return any(f"adopted{name}" in self.store.records("docs") for name in self._adopted)
+        return any(f"adopted{name}" in self._records() for name in self._adopted)
 
     def adopted(self) -> set[str]:
-        records = self.store.records("docs")
+        records = self._records()
         known = (name for name in self._adopted if f"adopted{name}" in records)
         return {name for name in known if f"undone{name}" not in records}
 
@@ -787,7 +744,7 @@ class World:
         since = self._since.get((node.name, partition), equal)
         try:
             made = [replace(node, suffix=suffix) for suffix in equal if suffix in since]
-            return [_computed(each, inputs, self.patches(partition), True) for each in made]
+            return [_computed(each, inputs, True) for each in made]
         except PoisonError:
             return []
 
@@ -815,12 +772,8 @@ class World:
             above = self.plain_loop(partition, may_fail=False)[node.upstream[0].name]
             assert above is not None, "nothing fails"
             rows = above[0]
-        own, patched = bool(node.options.get("per_row")), self.patches(partition)
-        return [
-            (keys[0] if own else "", row[node.read])
-            for keys, row in rows.items()
-            if (node.name, keys[0], row[node.read]) not in patched
-        ]
+        own = bool(node.options.get("per_row"))
+        return [(keys[0] if own else "", row[node.read]) for keys, row in rows.items()]
 
     def _keep(self, node: Node, partition: str, wanted: Sequence[tuple[str, str]]) -> None:
         """Note the rows of the manifest in force whose results may be copied."""

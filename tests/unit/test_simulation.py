@@ -75,7 +75,6 @@ SUFFIXES = st.sampled_from([".", "!", "?!"])
 NUMBERS = st.integers(0, 60)
 SOMEWHERE = st.sampled_from(["request", "answer"])
 KILL_OF_FEW = st.none() | st.tuples(st.integers(0, 1), SOMEWHERE)
-KILL_OF_MANY = st.none() | st.tuples(st.integers(0, 12), SOMEWHERE)
 
 
 class Simulation(RuleBasedStateMachine):
@@ -178,27 +177,6 @@ class Simulation(RuleBasedStateMachine):
     def _coded(self, number: int) -> Node | None:
         nodes = [node for node in self.world.nodes if node.calls_code]
         return nodes[number % len(nodes)] if nodes else None
-
-    @rule(
-        partition=st.sampled_from(PARTITIONS),
-        number=st.integers(0, 9),
-        kill=KILL_OF_MANY,
-        kills=st.booleans(),
-        undoes=st.booleans(),
-    )
-    def patch_a_row(
-        self, partition: str, number: int, kill: Kill | None, kills: bool, undoes: bool
-    ) -> None:
-        """Patch a row; it or the run that takes it up may be killed. Then undo it, or not."""
-        nodes = [n for n in self.world.nodes if n.kind == "map" and n.options["reuse"] == "rows"]
-        if nodes:
-            self.world.run([partition])
-            node = nodes[number % len(nodes)]
-            self.world.patch(node, partition, number, kill)
-            self.world.run([partition], Disturbance(kill_answer=number if kills else None))
-            if undoes:
-                self.world.unpatch(node, partition)
-                self.world.run([partition])
 
     @rule(number=st.integers(0, 4), suffix=SUFFIXES, partitions=PARTS, order=ORDER)
     def open_a_branch(

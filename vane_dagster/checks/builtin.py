@@ -29,7 +29,6 @@ ROWS, QUALITY = "rows", "quality"
 _SHOWN = 50
 _DESCRIBED = 5
 _FAILURES_SHOWN = 3
-_IF_ANY = ("unread", "waived")
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ class IdsComplete(Check):
 class ErrorRate(Check):
     """The share of rows that errors took away.
 
-    Rows that were waived do not count. If all rows of a partition failed, the rows are not the
-    cause: the check then fails, unless `max_rate` is 1, or all were waived.
+    If all rows of a partition failed, the rows are not the cause: the check then fails, unless
+    `max_rate` is 1.
 
     Attributes:
         max_rate: The largest share of input rows that may fail in the stage: quarantined, or null
@@ -94,21 +93,18 @@ class ErrorRate(Check):
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the share of rows that failed with the largest allowed."""
         counts = context.counts
-        all_failed, rows = counts.quarantined + counts.nulled, counts.rows_in
-        failed = all_failed - counts.waived
+        failed, rows = counts.quarantined + counts.nulled, counts.rows_in
         allowed = self.allowed(rows)
         rate = _share(failed, rows)
         metadata = {**_counted(counts), "error_rate": rate, "max_failed_rows": allowed}
         if self.max_rate is not None:
             metadata["max_rate"] = self.max_rate
-        if failed and all_failed == rows and self.max_rate != 1:
+        if failed and failed == rows and self.max_rate != 1:
             first = "; ".join(context.first_failures(_FAILURES_SHOWN))
             described = f"All {rows:,} rows failed. The first: {first}"
             return CheckOutcome(False, described, metadata)
         limit = f"{allowed:,} rows" if self.max_rate is None else _percent(self.max_rate)
         described = f"{failed:,} of {rows:,} rows failed ({_percent(rate)}); the limit is {limit}"
-        if counts.waived:
-            described += f". {counts.waived:,} more failed and were waived"
         if failed > allowed and (some := context.first_failures(_FAILURES_SHOWN)):
             described += f". The first: {'; '.join(some)}"
         return CheckOutcome(failed <= allowed, described, metadata)
@@ -405,7 +401,7 @@ def _columns(
 
 def _counted(counts: PartCounts) -> dict[str, int]:
     """Return the counts as metadata."""
-    return {n: count for n, count in asdict(counts).items() if count or n not in _IF_ANY}
+    return {n: count for n, count in asdict(counts).items() if count or n != "unread"}
 
 
 def _share(count: float, rows: float) -> float:

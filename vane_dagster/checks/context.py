@@ -41,7 +41,6 @@ class PartCounts:
         quarantined: Input rows without output because of errors.
         nulled: Output rows that are null because of errors.
         unread: Of the quarantined and nulled rows, those that the source could not read.
-        waived: Of the quarantined and nulled rows, those whose failure a person accepted.
     """
 
     rows: int = 0
@@ -50,7 +49,6 @@ class PartCounts:
     quarantined: int = 0
     nulled: int = 0
     unread: int = 0
-    waived: int = 0
 
     @classmethod
     def total(cls, parts: Iterable[PartCounts]) -> PartCounts:

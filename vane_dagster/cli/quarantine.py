@@ -1,4 +1,4 @@
-"""``vane-dagster quarantine``: failed rows of a stage by error; retries, waivers and patches."""
+"""``vane-dagster quarantine``: failed rows of a stage by error, and their retry."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
-import pyarrow as pa
 
-from vane_dagster._lazy import pc, pq
+from vane_dagster._lazy import pc
 from vane_dagster._texts import count, listed
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
-from vane_dagster.cli.options import AS_JSON, IDS, PARTITIONS, STORE, print_json
-from vane_dagster.errors import described
-from vane_dagster.orchestration.decide import patch, undo, waive
+from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
 from vane_dagster.orchestration.forecasts import partition_keys
 from vane_dagster.orchestration.read import quarantine as failed_rows
 from vane_dagster.planning.causes import ALWAYS, RETRIED
@@ -32,10 +29,6 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 @PARTITIONS
 @STORE
 @click.option("--retry", is_flag=True, help="Compute them again, with their rows downstream.")
-@click.option("--waive", "reason", help="Accept their failure, for this reason.")
-@IDS
-@click.option("--patch", "fixes", help="A Parquet file with outputs by id, one for each row.")
-@click.option("--undo", "is_undo", is_flag=True, help="End waivers and patches of --ids.")
 @with_definitions(is_optional=True)
 @AS_JSON
 def quarantine(
@@ -44,10 +37,6 @@ def quarantine(
     partitions: list[str] | None,
     store: str | None,
     retry: bool,
-    reason: str | None,
-    ids: list[str] | None,
-    fixes: str | None,
-    is_undo: bool,
     as_json: bool,
 ) -> None:
     """Lists the quarantined rows of STAGE, such as docs/embedding, by the kind of their error.
@@ -58,48 +47,19 @@ def quarantine(
 
     With --retry, a run computes these rows again, and in the stages downstream what follows from
     them, with the store and the compute resource of the definitions. Those that fail again are
-    listed.
-
-    With --waive, the checks count the rows with --ids as accepted, as long as they fail with the
-    values that they have. With --patch, the rows have the outputs of a file as long as the
-    values that the stage reads stay as they are now. --undo ends the waivers and patches of the
-    rows with --ids; their records stay.
-    All of these take effect in the next run; with -f or -m, it begins at once.
-
-    If other rows of the stage are due too, as after an edit, no run begins, and the command fails
-    with the plan.
+    listed. If other rows of the stage are due too, as after an edit, no run begins, and the command
+    fails with the plan.
 
     Example: vane-dagster quarantine docs/embedding --retry -f definitions.py
     """
-    if [retry, reason is not None, fixes is not None, is_undo].count(True) > 1:
-        raise click.UsageError("give one of --retry, --waive, --patch and --undo")
-    if (ids is not None) != (reason is not None or is_undo):
-        raise click.UsageError(
-            "--ids goes with --waive or --undo, for example --waive 'empty pages' --ids 17"
-        )
-    if definitions is None and (retry or fixes is not None):
+    if retry and definitions is None:
         definitions = Definitions(None, None)
     place = opened(store, definitions)
     target: Any = stage if definitions is None else definitions.stage(stage)
     if definitions is not None and partitions is not None:
         partitions = _keys(partition_keys(target.pipeline, partitions, "--partitions"))
-    made = []
-    if reason is not None and ids is not None:
-        made = waive(target, partitions, ids, reason, place)
-    elif is_undo and ids is not None:
-        made = undo(target, partitions, ids, place)
-    elif fixes is not None:
-        if partitions is not None and len(partitions) > 1:
-            raise click.UsageError("--patch supplies rows of one partition; name one")
-        made = [patch(target, partitions[0] if partitions else None, _read(fixes), place)]
-    for kind in dict.fromkeys(each.kind for each in made):
-        rows_made = sum(len(each.ids) for each in made if each.kind == kind)
-        click.echo(f"{kind} {count(rows_made, 'row')} of {stage}", err=True)
-    if definitions is not None and (retry or made):
-        keys = partitions if retry else _keys(each.partition for each in made)
-        _run(target, keys, place, definitions, retry)
-    elif made:
-        click.echo("This takes effect in the next run of the stage", err=True)
+    if definitions is not None and retry:
+        _retry(target, partitions, place, definitions)
     rows = failed_rows(target, partitions, store=place).to_pylist()
     groups = grouped(rows)
     if as_json:
@@ -108,7 +68,7 @@ def quarantine(
         click.echo("No row is quarantined.")
     for group in () if as_json else groups:
         click.echo(f"{count(group['rows'], 'row')}: {group['error']}: {group['message']}")
-        for name in ("ids", "waived", "partitions"):
+        for name in ("ids", "partitions"):
             if group[name] not in ([], [None]):
                 click.echo(f"  {name}: {listed([str(each) for each in group[name]], _SHOWN)}")
         if group["failed_run"]:
@@ -116,8 +76,7 @@ def quarantine(
                 f"  not committed: run {group['failed_run']} failed. Only its first failed "
                 "rows are stored, and of equal rows one"
             )
-    committed = [group for group in groups if not group["failed_run"]]
-    if any(group["rows"] > len(group["waived"]) for group in committed) and not as_json:
+    if not as_json and not all(group["failed_run"] for group in groups):
         given = shlex.join(definitions.options) if definitions else "-f <your definitions>"
         words = f"vane-dagster quarantine {shlex.quote(stage)} --retry {given}"
         click.echo(f"Retry them: {words.rstrip()}")
@@ -128,34 +87,23 @@ def _keys(partitions: Iterable[str | None]) -> list[str] | None:
     return [key for key in partitions if key is not None] or None
 
 
-def _read(file: str) -> pa.Table:
-    """Read the file of a patch."""
-    try:
-        return pq.read_table(file, partitioning=None)
-    except Exception as error:  # from pyarrow
-        raise click.UsageError(f"--patch {file!r} cannot be read: {described(error)}") from error
-
-
-def _run(stage: Any, keys: list[str] | None, store: Any, given: Definitions, retry: bool) -> None:
-    """Run partitions of a stage, and what follows from them; for a retry, those with failures.
+def _retry(stage: Any, keys: list[str] | None, store: Any, given: Definitions) -> None:
+    """Compute failed rows of a stage, and what follows from them.
 
     If other rows of the stage are due too, nothing is run.
     """
     place, options = "/".join(stage.key.path), shlex.join(given.options)
     by_hand = f"dagster asset materialize {options} --select {place}+"
-    more = "a run would compute more than was decided; the decision counts in the next run"
-    if retry:
-        more = "a retry would compute more than its failed rows"
-        rows = failed_rows(stage, keys, store=store)
-        failed = pc.unique(rows.filter(rows["committed"])["partition"]).to_pylist()
-        if not failed:
-            return
-        keys = _keys(failed)
-    plan = stage.pipeline.plan(keys, select=stage.name, store=store, retry_quarantined=retry)
-    causes = {cause for each in plan.stages for cause in each.causes} - {RETRIED, ALWAYS}
-    if not all(cause.startswith("rows ") for cause in causes):  # decisions about rows
+    rows = failed_rows(stage, keys, store=store)
+    failed = pc.unique(rows.filter(rows["committed"])["partition"]).to_pylist()
+    if not failed:
+        return
+    keys = _keys(failed)
+    plan = stage.pipeline.plan(keys, select=stage.name, store=store, retry_quarantined=True)
+    if {cause for each in plan.stages for cause in each.causes} - {RETRIED, ALWAYS}:
         raise click.ClickException(
-            f"{place}: the stage is not up to date, so {more}. Nothing was computed. {plan}\n"
+            f"{place}: the stage is not up to date, so a retry would compute more than its failed "
+            f"rows. Nothing was computed. {plan}\n"
             f"If an edit changes no stored result, adopt it first: vane-dagster adopt {place} "
             f"{options}. Otherwise compute all: {by_hand}"
         )
@@ -165,7 +113,7 @@ def _run(stage: Any, keys: list[str] | None, store: Any, given: Definitions, ret
             select=f"{stage.name}+",
             store=store,
             compute=given.resource("compute"),
-            retry_quarantined=retry,
+            retry_quarantined=True,
         )
 
 
@@ -186,7 +134,6 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "message": same[0]["message"],
             "rows": len(same),
             "ids": [row["id"] for row in same],
-            "waived": [row["id"] for row in same if row["waived"]],
             "failed_run": failed_run,
             "partitions": list(dict.fromkeys(row["partition"] for row in same)),
         }

@@ -29,7 +29,6 @@ from vane_dagster.errors import (
 )
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.damage import damage_of
-from vane_dagster.storage.decisions import Decision, count_waived
 from vane_dagster.storage.filesystem import StoragePath, duckdb_path, in_threads
 from vane_dagster.storage.manifest import CheckResult, FileRecord, Manifest, ManifestName
 from vane_dagster.storage.publish.base import Publisher, publish
@@ -58,7 +57,6 @@ class Commit:
         borrowed: Parts of the manifest in the fallback of a branch, to copy into `folder`.
         done: Called with the manifest and the outcome.
         former: The manifest that was in force when the run was planned.
-        decisions: The waivers and patches of its rows.
     """
 
     manifest: Manifest
@@ -71,7 +69,6 @@ class Commit:
     done: Callable[[Manifest, ManifestName | VaneError], None]
     former: ManifestName | None = None
     borrowed: Sequence[Part] = ()
-    decisions: Sequence[Decision] = ()
 
 
 class WithheldError(StoreError):
@@ -254,7 +251,6 @@ class Committer:
         self._require_unblocked(commit, manifest)
         self._borrow(commit)
         self._sync(commit.publish.staging if commit.publish else commit.folder, manifest)
-        manifest = count_waived(commit.folder, manifest, commit.decisions)
         if not commit.publish:
             manifest = self._verified(commit, manifest)
             return self._store.commit_once(manifest, commit.former)

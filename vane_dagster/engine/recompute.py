@@ -16,7 +16,6 @@ from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.row_records import ID, OUTCOME, Outcome
 from vane_dagster.storage.sample import python_values
 from vane_dagster.storage.store import Store
 
@@ -28,27 +27,18 @@ def read_sample(
     made: Sequence[Part],
     store: Store,
 ) -> list[RecomputedRows]:
-    """Read a sample's rows as stored and as recomputed now, without those that were patched."""
+    """Read a sample's rows as stored and as recomputed now."""
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
     given = pipeline._keys_of(stage)[1 if spec.makes_rows else 0].column
     folder = store.parts_of(sampled.stored)
     samples = []
     for index, (before, now) in enumerate(zip(sampled.stored.parts, made)):
-        ids = without_patched(_sampled_ids(plan, partition, index, store), folder, before)
+        ids = _sampled_ids(plan, partition, index, store)
         stored = read_row_outcomes(folder, before, given, ids)
         computed = read_row_outcomes(now.folder, now.info, given, ids)
         samples.append(RecomputedRows(ids.to_pylist(), stored, computed))
     return samples
-
-
-def without_patched(ids: pa.Array, folder: StoragePath, part: PartInfo) -> pa.Array:
-    """Return the ids of input rows whose output was computed, not supplied by a person."""
-    if not part.patched:
-        return ids
-    records = read_part(folder, part.row_records, (ID, OUTCOME))
-    patched = records.filter(pc.equal(records.column(OUTCOME), Outcome.PATCHED)).column(ID)
-    return ids.filter(pc.invert(pc.is_in(ids, value_set=patched.combine_chunks().cast(ids.type))))
 
 
 def read_row_outcomes(

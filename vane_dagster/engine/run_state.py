@@ -227,14 +227,12 @@ class RunState:
             return sum(map(len, partition.sample.values())) or partition.source_rows
         if len(self.pipeline._keys_of(self.pipeline[stage].spec.base_node(self.pipeline))) > 1:
             return sys.maxsize
-        made = partition.stages[stage].decisions
-        waived = sum(len(each.ids) for each in made if each.is_waiver)
         limit = ErrorRate(self.pipeline[stage].spec.failures.max_error_rate)
         if limit.max_rate is None:
             checks = findings_of(self.pipeline._checks_of(stage))
             limit = next((c for c in checks if isinstance(c, ErrorRate) and c.blocking), limit)
         stored = _failed(partition.stages[stage])
-        return max(limit.allowed(partition.source_rows) + waived, stored)
+        return max(limit.allowed(partition.source_rows), stored)
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Rows that may still fail: `max_faults` minus those that have failed."""
@@ -350,7 +348,6 @@ class RunState:
             done=lambda made, outcome: self._on_committed(index, stage, made, outcome),
             former=stage_plan.former,
             borrowed=[part for _, part in sorted(parts.items()) if part.folder.is_read_only],
-            decisions=stage_plan.decisions,
         )
 
     def claim_scope(self, partition: str | None) -> str:

@@ -353,7 +353,7 @@ class WaveScheduler:
 
     def _refused(self, task: Task, fault: Fault) -> None:
         run, known = task.run, task.state.known
-        groups = known.groups if known else ()  # a patch cannot be made again
+        groups = known.groups if known else ()
         looked_up = {file for group in groups for part in group.parts for file in part.files}
         try:
             given = self._state, run.partition, fault, looked_up

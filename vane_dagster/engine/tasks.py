@@ -35,7 +35,7 @@ from vane_dagster.providers.template import PrefixOrder
 from vane_dagster.retries import TIMED_OUT, Policy, RetriedRows
 from vane_dagster.storage.manifest import FileRecord, generation_number
 from vane_dagster.storage.part_file import PartTarget
-from vane_dagster.storage.row_records import RecordedPart, computed_by
+from vane_dagster.storage.row_records import computed_by
 from vane_dagster.worker.protocol import (
     Arrange,
     CallUdf,
@@ -194,11 +194,10 @@ class WorkBuilder:
         The latter takes half a microsecond a row, which fast functions do not repay.
         """
         run, known = task.run, task.run.known.get(task.stage)
-        id = input_id(self._pipeline, task.stage)
         if known is not None and self._slice_sizer.is_costly(task.stage):
             plan = self._partition(task).stages[task.stage]
             parts = list(self._state.parts[run.partition, task.stage].values())
-            own = written_groups(parts, len(plan.parts), id)
+            own = written_groups(parts, len(plan.parts), input_id(self._pipeline, task.stage))
             known = replace(known, groups=(*own, *known.groups))
         if known is not None and run.unreadable:
             groups = [
@@ -206,17 +205,8 @@ class WorkBuilder:
                 for g in known.groups
             ]
             known = replace(known, groups=tuple(groups))
-        if known is not None:
-            known = replace(known, patches=self._patches(task), id=id)
         task.state.known = known
         return known
-
-    def _patches(self, task: Task) -> tuple[RecordedPart, ...]:
-        """The patches that may have rows of a fragment, the latest first."""
-        identity = task.run.fragment.identity
-        made = self._partition(task).stages[task.stage].decisions
-        patches = [each for each in made if each.is_patch and each.changes(identity)]
-        return tuple(each.part() for each in reversed(patches))
 
     def _slice(self, task: Task, op: Op, start: int, rows: int) -> _Built:
         """Build work on some rows of a map's input, without the column that arranged rows have."""

@@ -35,7 +35,7 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
     ``allow_missing_partitions``.
 
     With a `fallback` it is a branch: a partition of a stage that the branch has committed is its
-    own, and every other one is read from the fallback. Inferred schemas, adoptions, waivers and
+    own, and every other one is read from the fallback. Inferred schemas, adoptions and
     fragment sizes of the fallback hold in the branch too; its changes stay there until
     ``vane-dagster store promote``. Neither root may contain the other, and the fallback must not
     be a branch. ``storage_options`` apply to both roots, unless one is on the local disk.

@@ -141,7 +141,7 @@ def _partition_figures(spec: StageSpec, manifest: Manifest) -> dict[str, Any]:
     figures: dict[str, Any] = {"bytes": manifest.size}
     if manifest.published and manifest.published.version is not None:
         figures["table_version"] = str(manifest.published.version)
-    for name in ("quarantined", "nulled", "unread", "waived", "patched"):
+    for name in ("quarantined", "nulled", "unread"):
         figures[f"rows_{name}"] = sum(getattr(part, name) for part in manifest.parts)
     if (usage := spec.usage) is not None:
         answers = usage.metadata(usage.used(merge_measures(p.measures for p in manifest.parts)))

@@ -12,7 +12,6 @@ from vane_dagster._home import default_root
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.dataframes import NEEDS_RAY, form_of, known_forms, loaded
-from vane_dagster.storage.decisions import decisions
 from vane_dagster.storage.filesystem import StoragePath, absolute_url
 from vane_dagster.storage.quarantine import PARTITION, concat_faults, read_failed, read_faults
 from vane_dagster.storage.reader import StoredRows, find, find_all, read
@@ -85,8 +84,8 @@ def quarantine(
         that it was made from, if any), ``partition``, ``stage``, ``fragment``, ``error`` (the
         exception's class), ``message``, ``traceback``, ``attempts`` (the calls that failed with the
         row, or how many workers it ended), ``transient`` (whether the error may pass), ``run_id``,
-        ``model``, ``worker``, ``at``, ``waived`` (why a person accepted the failure, and who; else
-        null), and ``committed``: false for the rows of a run that gave the partition up.
+        ``model``, ``worker``, ``at``, and ``committed``: false for the rows of a run that
+        gave the partition up.
 
     Raises:
         StoreError: If the stage was never materialized.
@@ -98,20 +97,11 @@ def quarantine(
     manifests = find(opened, path, partitions)
     if not (manifests or failed) or {*(partitions or ())} - manifests.keys() - failed.keys():
         find_all(opened, path, partitions)  # raises
-    decided = decisions(opened, path[0], path[1:])
     for key, manifest in manifests.items():
         rows = read_faults(opened.parts_of(manifest), manifest)
         rows = rows.append_column(PARTITION, pa.array([key] * len(rows), pa.string()))
-        waived = {
-            id: f"{each.reason} ({each.user})"
-            for each in decided.get((manifest.stage, manifest.partition), ())
-            for id in (each.covering(manifest).ids if each.is_waiver else ())
-        }
-        texts = [waived.get(id) for id in rows["id"].to_pylist()]
-        rows = rows.append_column("waived", pa.array(texts, pa.string()))
         tables.append(rows.append_column("committed", pa.array([True] * len(rows), pa.bool_())))
     for rows in failed.values():
-        rows = rows.append_column("waived", pa.nulls(len(rows), pa.string()))
         tables.append(rows.append_column("committed", pa.array([False] * len(rows), pa.bool_())))
     return concat_faults(tables)
 

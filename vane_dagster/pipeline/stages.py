@@ -134,10 +134,10 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 of other names stay as they are.
             provenance: Whether each row gets columns that say how it was made by the nearest stage
                 with a function or a model, which must be named if there are several:
-                ``_vane_outcome`` ("computed", "copied", "patched", "failed"), ``_vane_run``,
+                ``_vane_outcome`` ("computed", "copied", "failed"), ``_vane_run``,
                 ``_vane_model``, ``_vane_code``, ``_vane_at``, and ``_vane_tokens`` and
                 ``_vane_cost`` if the stage has a usage column and prices. A copied row has the
-                tokens of the answer that it copies; of a patched row the tokens are null.
+                tokens of the answer that it copies.
             asset: See `project`.
 
         Returns:

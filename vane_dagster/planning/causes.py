@@ -10,7 +10,6 @@ import pyarrow as pa
 from vane_dagster._texts import in_partitions, listed
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.files import file_version
-from vane_dagster.storage.decisions import Decision
 from vane_dagster.storage.manifest import (
     Component,
     FileRecord,
@@ -37,7 +36,6 @@ def causes(
     raised: str,
     files: Sequence[FileRecord],
     upstream: Mapping[str, tuple[str, str, str]],
-    decided: Iterable[Decision],
     undone: Sequence[str],
     schema: pa.Schema,
 ) -> Causes:
@@ -50,7 +48,6 @@ def causes(
         raised: What gives it another generation; empty if nothing does.
         files: The source files.
         upstream: The plan's digest and the generation of each upstream stage, and what raises that.
-        decided: The decisions about its rows.
         undone: The names of its adoptions that were undone.
         schema: The columns of its rows.
     """
@@ -69,9 +66,6 @@ def causes(
             number = generation_number(generation)
             by = f" by {why}" if then and generation_number(then.generation) < number else ""
             counts[f"upstream stage {stage!r} changed{by}"] = 1
-    for each in decided:
-        if each.name not in former.decisions:
-            counts[f"rows {each.kind} by {each.user}"] = 1
     types = _changed_types(former.schema, schema) if SOURCE in former.reads else []
     if not counts and former.plan == plan:
         counts[LOST] = 1

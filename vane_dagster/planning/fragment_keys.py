@@ -1,7 +1,4 @@
-"""The keys of a stage's fragments: what is computed from equal keys is computed once.
-
-The names of patches count as if they were read too, in the fragments that may have their rows.
-"""
+"""The keys of a stage's fragments: what is computed from equal keys is computed once."""
 
 from __future__ import annotations
 
@@ -20,10 +17,6 @@ def fragment_keys(
     definition: str,
     generation: str,
     upstream: Sequence[Sequence[str]],
-    patches: Sequence[Sequence[str]] = (),
 ) -> tuple[str, ...]:
     """Return the keys of a stage's fragments in a generation."""
-    return tuple(
-        digest(definition, generation, *above, *(patches[index] if patches else ()))
-        for index, above in enumerate(zip(*upstream))
-    )
+    return tuple(digest(definition, generation, *above) for above in zip(*upstream))

@@ -22,7 +22,6 @@ from vane_dagster.planning.inputs import stages_read
 from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.adoptions import Adoption
-from vane_dagster.storage.decisions import Decision
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import (
     Component,
@@ -60,7 +59,6 @@ class StagePlan:
         known_rows: Those of the manifests in which such rows may be.
         row_floor: That of the manifest in force; see `Manifest`.
         causes: Why the partition is not up to date.
-        decisions: The waivers and patches of its rows, the earliest first.
         undone: The names of adoptions that were undone: no part is used because of them.
     """
 
@@ -77,7 +75,6 @@ class StagePlan:
     known_rows: frozenset[str] = frozenset()
     row_floor: int | None = 0
     causes: Causes = field(default_factory=Counter)
-    decisions: tuple[Decision, ...] = ()
     undone: tuple[str, ...] = ()
 
     @property

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import EqualErrors, in_partition
-from vane_dagster.errors import PlanError, SourceError, StoreError, VaneError, described, names
+from vane_dagster.errors import PlanError, SourceError, StoreError, VaneError, described
 from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
@@ -39,7 +39,6 @@ from vane_dagster.sources.base import Connect, default_rule
 from vane_dagster.sources.files import file_identity, reconcile
 from vane_dagster.sources.row_ids import with_ids
 from vane_dagster.storage.adoptions import Adoption, Adoptions, adoptions
-from vane_dagster.storage.decisions import Decision, decisions
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import (
     FIRST_GENERATION,
@@ -122,7 +121,6 @@ class _Planner:
             self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
         self.definitions = {s: definition_digest(each) for s, each in self.components.items()}
         self.adopted = defaultdict[str, Adoptions](Adoptions)
-        self.decisions: dict[tuple[str, str | None], tuple[Decision, ...]] = {}
         self.rule = fragment_rule(pipeline, store, keep)
         self.source = pipeline.source.bind(store).with_cluster(connect)
         self.source_definition = source_definition(self.source)
@@ -166,9 +164,7 @@ class _Planner:
         for stage in {*self.selected, *self.inputs, *between}:
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
         if any(self.pipeline[s].spec.runs_udf for s in self.selected):
-            records = self.store.records(self.pipeline.name)
-            self.adopted = adoptions(self.store, self.pipeline.name, records)
-            self.decisions = decisions(self.store, self.pipeline.name, self.selected, records)
+            self.adopted = adoptions(self.store, self.pipeline.name)
         self._name()
 
     def attempt(self, key: str | None) -> PartitionPlan | VaneError:
@@ -217,7 +213,7 @@ class _Planner:
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
             # Once an adoption was undone, all parts of the stage are looked up again.
             undone = tuple(each.name for each in self.adopted[stage].undone)
-            given = [*undone, *upstream, *(d.name for d in self.decisions.get((stage, key), ()))]
+            given = (*undone, *upstream)
             base = generation = in_force.generation if in_force else FIRST_GENERATION
             made = self._plans(stage, base, given)
             is_done = in_force and in_force.plan in made and not in_force.unfinished
@@ -300,13 +296,7 @@ class _Planner:
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
             rows = self._row_definitions(stage, schemas)
-            is_keyed = bool(rows.get("row_definition"))
-            decided = self._decided(stage, key, schemas[stage], in_force, is_keyed)
-            patched = [
-                [each.name for each in decided if each.changes(fragment.identity)]
-                for fragment in fragments
-            ]
-            named = self._named(stage, plan.generation, in_force, upstream, patched)
+            named = self._named(stage, plan.generation, in_force, upstream)
             where = (store, self.pipeline, stage, key, condemned, self.warnings[key].append)
             try:
                 keys[stage], parts, leaving = stored_parts(
@@ -328,8 +318,7 @@ class _Planner:
             why = Counter[str]()
             if not done:
                 read = {u: versions[u] for u in self.pipeline[stage].spec.upstream if u != SOURCE}
-                given = (files, read, decided, schemas[stage])
-                why = self._causes(stage, plan, in_force, *given)
+                why = self._causes(stage, plan, in_force, files, read, schemas[stage])
             expanded[stage] = replace(
                 plan,
                 causes=why,
@@ -343,7 +332,6 @@ class _Planner:
                     if each == plan.generation
                     or not set(itertools.chain(*of_names)).isdisjoint(keys[stage])
                 ),
-                decisions=decided,
                 row_floor=in_force.row_floor if in_force else 0,
                 **rows,
             )
@@ -355,7 +343,6 @@ class _Planner:
         generation: str,
         in_force: Manifest | None,
         upstream: Sequence[Sequence[str]],
-        patched: Sequence[Sequence[str]],
     ) -> dict[str, list[tuple[str, ...]]]:
         """Return the possible keys of a stage's parts, by generation; new parts get the first."""
         names, generations = self.names[stage], [generation]
@@ -366,7 +353,7 @@ class _Planner:
         else:
             generations.append(FIRST_GENERATION)
         return {
-            made_in: [fragment_keys(each, made_in, upstream, patched) for each in names]
+            made_in: [fragment_keys(each, made_in, upstream) for each in names]
             for made_in in dict.fromkeys(generations)
         }
 
@@ -392,7 +379,6 @@ class _Planner:
         in_force: Manifest | None,
         files: Sequence[FileRecord],
         read: Mapping[str, tuple[str, str]],
-        decided: Sequence[Decision],
         schema: pa.Schema,
     ) -> Causes:
         """Return why a stage is not up to date in a partition."""
@@ -412,7 +398,6 @@ class _Planner:
             why,
             files,
             {u: (*each, self._raised_by(u, f"{FORCED} or {RETRIED}")) for u, each in read.items()},
-            decided,
             plan.undone,
             schema,
         )
@@ -441,27 +426,6 @@ class _Planner:
                 options |= {"equal_rows": equal, "known_rows": known}
             self._known_rows[place] = options
         return self._known_rows[place]
-
-    def _decided(
-        self, stage: str, key: str | None, schema: pa.Schema, former: Manifest | None, keyed: bool
-    ) -> tuple[Decision, ...]:
-        """Return the decisions about a partition's rows, without patches that do not fit it."""
-        decided = []
-        for each in self.decisions.get((stage, key), ()):
-            decided.append(each.covering(former))
-            spec = self.pipeline[stage].spec
-            made = spec.made_columns(self.pipeline) if spec.runs_udf else ()
-            columns = pa.schema([schema.field(name) for name in made])
-            fits = each.schema is None or (keyed and each.schema.equals(columns))
-            if each.ids and not fits:
-                decided.pop()
-                now = ", ".join(f"{f.name} {f.type}" for f in columns) if keyed else "no row keys"
-                self.warnings[key].append(
-                    f"stage '{self.pipeline.name}/{stage}': the patch {each.name} of "
-                    f"{names(each.ids)} does not apply, because the stage has other columns now "
-                    f"({now}), and the rows are computed. Patch them again"
-                )
-        return tuple(decided)
 
     def _published_schemas(
         self,

@@ -15,7 +15,7 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import count
@@ -158,11 +158,10 @@ def joined(start: str, pairs: Iterable[tuple[str, str]]) -> list[str]:
     return connected
 
 
-def adoptions(
-    store: Store, pipeline: str, records: Mapping[str, StoragePath] | None = None
-) -> defaultdict[str, Adoptions]:
+def adoptions(store: Store, pipeline: str) -> defaultdict[str, Adoptions]:
     """Return the adoptions of a pipeline's stages; of most there are none."""
-    files = store.records(pipeline) if records is None else records
+    folders = [each.root.child(pipeline) for each in reversed(store.layers)]  # a branch's last
+    files = {name: folder for folder in folders for name in folder.names()}
     parsed = [match for name in files if (match := _NAME.fullmatch(name))]
     undone = {match[0] for match in parsed if match[1] == "undone"}
     by_stage: dict[str, tuple[list[Adoption], list[Adoption]]] = {}

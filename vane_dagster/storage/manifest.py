@@ -65,9 +65,6 @@ class PartInfo:
         copied: Input rows with the outcome of an equal row, of the same part or an earlier one.
         inherited: Sums among `measures` that are those of copied rows.
         unread: Of the quarantined and nulled rows, those that the source could not read.
-        patched: Input rows with outputs that a person supplied.
-        waived: Of the quarantined and nulled rows, those whose failure a person accepted; counted
-            when a manifest is committed.
     """
 
     key: str
@@ -88,8 +85,6 @@ class PartInfo:
     copied: int = 0
     inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     unread: int = 0
-    patched: int = 0
-    waived: int = 0
 
     @property
     def name(self) -> str:
@@ -365,8 +360,6 @@ class Manifest:
             that was in force when the branch first computed the partition, or that was promoted
             from the branch since. Empty if there was none, or in no branch.
         root: The root of the store that it was read from; not recorded.
-        decisions: The waivers and patches that it was made with, by the names of their records; of
-            a waiver the ids of the rows that it still covers.
         undone: The names of the stage's adoptions that were undone by then, so that none of its
             rows are there because of them.
         generations: Its own generation, and earlier ones that keys of its parts are made of.
@@ -403,7 +396,6 @@ class Manifest:
     figures: Mapping[str, Any] = field(default_factory=dict)
     branched_from: str = ""
     root: StoragePath | None = field(default=None, repr=False, compare=False, metadata=UNRECORDED)
-    decisions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     undone: Sequence[str] = ()
     generations: Sequence[str] = ()
     row_floor: int | None = None

@@ -17,7 +17,6 @@ from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.adoptions import copy_adoptions
-from vane_dagster.storage.decisions import copy_decisions
 from vane_dagster.storage.definition_texts import DEFINITIONS, file_of
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
@@ -235,9 +234,6 @@ class Promotion:
         urls = {file.url for _, manifest in self._promoted.values() for file in manifest.files}
         for identity in filter(None, map(identity_of, urls)):
             borrow(Store(self._target.root, fallback=self._branch), identity)
-        for _, manifest in self._promoted.values():
-            if manifest.decisions:
-                copy_decisions(self._branch, self._target, manifest)
         for stage in {stage for stage, _ in self._promoted}:
             copy_epoch(self._branch, self._target, self._pipeline, stage)
             made = {m.definition for (s, _), (_, m) in self._promoted.items() if s == stage}

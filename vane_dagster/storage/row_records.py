@@ -7,7 +7,6 @@ need not compute again. There is one record for each input row, in the order of 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
 
 import pyarrow as pa
 
@@ -35,8 +34,6 @@ class Outcome(IntEnum):
     """It failed, and would fail again."""
     PASSING = 3
     """It failed for a reason that may pass, or could not be read: never found again."""
-    PATCHED = 4
-    """It has output rows that a person supplied: never found again; see `decisions`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,6 @@ class RecordedPart:
         records: The file name of the row records.
         faults: The file name of the records of failed rows; empty without any.
         rows: The number of input rows.
-        undone: Ids of rows that are not taken from it, of a patch.
     """
 
     folder: StoragePath
@@ -57,7 +53,6 @@ class RecordedPart:
     records: str
     faults: str = ""
     rows: int = 0
-    undone: tuple[Any, ...] = ()
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -285,11 +285,6 @@ class Store:
         marked = Store(self.root).condemned(pipeline, stage) | {part: time.time()}
         self.root.child(pipeline, stage).write(CONDEMNED, json.dumps(marked).encode())
 
-    def records(self, pipeline: str) -> dict[str, StoragePath]:
-        """List the files of a pipeline, with the folder of each; those of a branch come first."""
-        folders = [each.root.child(pipeline) for each in reversed(self.layers)]
-        return {name: folder for folder in folders for name in folder.names()}
-
     def read_record(
         self, folder: Sequence[str], name: str, parse: Callable[[Any], _T], fix: str = "Delete it"
     ) -> _T | None:

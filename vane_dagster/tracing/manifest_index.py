@@ -40,9 +40,7 @@ from vane_dagster.storage.row_records import (
     ID,
     MODEL,
     ORIGIN,
-    OUTCOME,
     RUN_ID,
-    Outcome,
     parse_code,
 )
 from vane_dagster.storage.row_search import Found, RowFile, find, find_any
@@ -92,7 +90,7 @@ class ManifestIndex:
         return self.store.stages(self.pipeline)
 
     def origin(self, manifest: Manifest, index: int, id: Any) -> RowOrigin | None:
-        """Where an outcome was computed that a part copied, or who supplied it; else None."""
+        """Where an outcome was computed that a part copied; else None."""
         part = manifest.parts[index]
         if not part.row_records or part.made is None:
             return None
@@ -103,17 +101,15 @@ class ManifestIndex:
         ids = records.column(ID)
         if (row := pc.index(ids, pa.scalar(id, ids.type)).as_py()) < 0:
             return None
-        values = {name: records.column(name)[row].as_py() for name in (OUTCOME, *ORIGIN)}
-        is_patch = values[OUTCOME] == Outcome.PATCHED
+        values = {name: records.column(name)[row].as_py() for name in ORIGIN}
         if values[RUN_ID] == part.made.run_id:
             return None
         code, _ = parse_code(values[CODE])
-        origin = (values[RUN_ID], values[MODEL], code, values[AT].timestamp())
-        return RowOrigin(*origin, is_patch)
+        return RowOrigin(values[RUN_ID], values[MODEL], code, values[AT].timestamp())
 
     def _row_records(self, manifest: Manifest, part: PartInfo) -> pa.Table:
         folder = self.store.parts_of(manifest)
-        place, columns = folder.file_url(part.row_records), (ID, OUTCOME, *ORIGIN)
+        place, columns = folder.file_url(part.row_records), (ID, *ORIGIN)
         if place not in self._records:
             self._records = {place: read_part(folder, part.row_records, columns)}
         return self._records[place]

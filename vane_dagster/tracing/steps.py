@@ -24,18 +24,14 @@ class RowOrigin:
         model: The user's class or function.
         code_version: The stage's definition.
         at: Unix time in seconds at which it was computed.
-        is_patch: Whether a person supplied it: the run is then the patch, and the model who.
     """
 
     run_id: str
     model: str
     code_version: str
     at: float
-    is_patch: bool = False
 
     def __str__(self) -> str:
-        if self.is_patch:
-            return f"patched by {self.model}, {utc(self.at)} ({self.run_id})"
         return (
             f"copied: computed by run {self.run_id}, {utc(self.at)}, model {self.model}, "
             f"code {self.code_version}"

@@ -336,7 +336,6 @@ class Host:
             row_records=records_name,
             copied=computed.copied,
             inherited=computed.inherited,
-            patched=computed.patched,
         )
 
 

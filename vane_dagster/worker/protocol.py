@@ -17,7 +17,6 @@ from vane_dagster.pipeline.options import Cardinality, JoinHow
 from vane_dagster.retries import Policy, RowLoss
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.row_ids import IdRule
-from vane_dagster.storage.decisions import PATCH_ID
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, PartInfo
 from vane_dagster.storage.part_file import PartTarget
@@ -259,23 +258,17 @@ class RowLookup:
         groups: Where they are looked up, in this order.
         floor: Records of an earlier epoch are not found.
         inherits_failures: Whether rows that failed before are not computed again.
-        patches: Outputs that people supplied, the latest first; found before all others, by id and
-            row key.
-        id: The column with the input's ids, by which patches are found.
         equal_rows: The row definitions whose rows are found.
     """
 
     groups: tuple[RecordGroup, ...] = ()
     floor: int = 0
     inherits_failures: bool = False
-    patches: tuple[RecordedPart, ...] = ()
-    id: str = ""
     equal_rows: tuple[str, ...] = ()
 
     def sources(self) -> list[tuple[RecordedPart, str]]:
         """Return all parts, each with its column of the input's ids."""
-        patches = [(part, PATCH_ID) for part in self.patches]
-        return patches + [(part, group.id) for group in self.groups for part in group.parts]
+        return [(part, group.id) for group in self.groups for part in group.parts]
 
 
 @dataclass(frozen=True)

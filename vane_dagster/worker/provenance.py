@@ -49,11 +49,10 @@ def _origins(rows: pa.Table, given: Provenance) -> dict[str, pa.Array]:
     texts = pc.case_when(
         pc.make_struct(
             pc.is_null(outcome),
-            pc.equal(outcome, pa.scalar(Outcome.PATCHED, pa.uint8())),
             pc.is_in(outcome, value_set=failed),
             pc.equal(run, run_id),
         ),
-        pa.scalar(None, pa.string()), "patched", "failed", "computed", "copied",
+        pa.scalar(None, pa.string()), "failed", "computed", "copied",
     )  # fmt: skip
     return {
         "_vane_outcome": texts,
@@ -66,7 +65,7 @@ def _origins(rows: pa.Table, given: Provenance) -> dict[str, pa.Array]:
 
 
 def _usage(rows: pa.Table, given: Provenance) -> dict[str, pa.Array]:
-    """Return tokens and cost of rows, by the answers in the part; null for patched ones."""
+    """Return tokens and cost of rows, by the answers in the part."""
     assert given.usage is not None
     part = read_part(given.folder, given.part.name, (given.id, given.usage.column))
     places = _places(rows, given, part.column(given.id))

@@ -111,7 +111,7 @@ def _index(parts: Sequence[RecordedPart], floor: int, equal_rows: Collection[str
     for number, part in enumerate(parts):
         table = read_part(part.folder, part.records, names)
         outcome = table[OUTCOME].to_numpy()
-        is_found = ~np.isin(outcome, (Outcome.PASSING, Outcome.PATCHED))
+        is_found = outcome != Outcome.PASSING
         codes = table[CODE].unify_dictionaries().combine_chunks()
         is_equal = [parse_code(code)[1] in equal_rows for code in codes.dictionary.to_pylist()]
         is_equal = np.asarray([*is_equal, False])[codes.indices.to_numpy()]
@@ -165,7 +165,7 @@ def _read(part: RecordedPart, id: str, own: Sequence[str]) -> dict[str, pa.Table
     ids = records.column(ID).combine_chunks().cast(rows.schema.field(id).type)
     owner = pc.fill_null(pc.index_in(rows.column(id), value_set=ids), -1).to_numpy()
     order = np.argsort(owner, kind="stable")
-    has_output = np.isin(records.column(OUTCOME).to_numpy(), (Outcome.OUTPUT, Outcome.PATCHED))
+    has_output = records.column(OUTCOME).to_numpy() == Outcome.OUTPUT
     count = np.bincount(owner[owner >= 0], minlength=len(ids))
     if (count[has_output] == 0).any():
         url = part.folder.file_url(part.part)

@@ -221,7 +221,6 @@ class Computed:
         row_records: Row records of the input rows; None if they have no keys.
         copied: See `PartInfo`.
         inherited: See `PartInfo`.
-        patched: See `PartInfo`.
     """
 
     rows: pa.Table
@@ -231,7 +230,6 @@ class Computed:
     row_records: pa.Table | None = None
     copied: int = 0
     inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    patched: int = 0
 
 
 @dataclass(frozen=True)

@@ -152,17 +152,15 @@ class _KnownPlaces:
         self.elsewhere = 0
 
     def look_up(self, lookup: RowLookup, rows: pa.Table, high: _Numbers, low: _Numbers) -> None:
-        """Find rows that have a patch, rows that equal another one, and rows that have records."""
-        for number, patch in enumerate(lookup.patches):
-            self._find_patched(number, patch, rows.column(lookup.id), high, low)
-        wanted = np.flatnonzero(self.part == COMPUTED)
+        """Find rows that equal another one, and rows that have records."""
+        wanted = np.arange(len(self.part))
         if ROW_ERROR in rows.column_names:  # rows that the source could not read
             wanted = wanted[_numpy(pc.is_null(rows.column(ROW_ERROR)))[wanted]]
         by_key = self._find_duplicates(wanted, high, low)
         if lookup.groups:
             wanted = wanted[by_key]
             wanted = wanted[self.part[wanted] == COMPUTED]
-        first = len(lookup.patches)
+        first = 0
         for group in lookup.groups:
             if group.parts and len(wanted):
                 failed = lookup.inherits_failures and group.is_own
@@ -175,21 +173,6 @@ class _KnownPlaces:
                 self.elsewhere += 0 if group.is_own else len(hits)
                 wanted = wanted[~is_found]
             first += len(group.parts)
-
-    def _find_patched(
-        self, number: int, patch: RecordedPart, ids: pa.ChunkedArray, high: _Numbers, low: _Numbers
-    ) -> None:
-        """Find the rows with an id and a row key of a patch."""
-        records = read_part(patch.folder, patch.records, (ID, KEY_HIGH, KEY_LOW))
-        wanted = records.column(ID).combine_chunks().cast(ids.type)
-        places = _numpy(pc.fill_null(pc.index_in(wanted, value_set=ids), -1))
-        undone = pa.array(patch.undone, records.schema.field(ID).type)
-        is_undone = _numpy(pc.is_in(records.column(ID), value_set=undone))
-        record = np.flatnonzero((places >= 0) & ~is_undone)
-        for name, halves in ((KEY_HIGH, high), (KEY_LOW, low)):
-            record = record[_numpy(records.column(name))[record] == halves[places[record]]]
-        record = record[self.part[places[record]] == COMPUTED]
-        self.part[places[record]], self.record[places[record]] = number, record
 
     def _find_duplicates(self, wanted: Places, high: _Numbers, low: _Numbers) -> Places:
         """Find rows that equal a former one; return the order of all rows by their keys."""
@@ -307,8 +290,7 @@ class _Restored:
             WorkReport(self._tally(counts)),
             records,
             row_records=self._row_records(outcomes, sources),
-            copied=int(np.count_nonzero(is_known)) - counts[Outcome.PATCHED],
-            patched=counts[Outcome.PATCHED],
+            copied=int(np.count_nonzero(is_known)),
             inherited=self._sums(table, is_known[owners]),
         )
 

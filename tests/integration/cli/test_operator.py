@@ -6,8 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -144,38 +142,6 @@ def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
     (group,) = json.loads(some)
     assert (group["rows"], group["ids"], group["partitions"]) == (2, [6, 12], ["a"])
 
-    # Rows are waived.
-    failed = ("quarantine", "numbers/checked")
-    waive = (*failed, "--waive", "an empty page", *store)
-    shown = run(*waive, "--ids", "3", progress=True)
-    assert "waived 1 row of numbers/checked\n" in shown
-    assert "  waived: 3\n" in shown
-    shown = run(*waive, "--ids", "6,7,9,12,15")
-    assert "Retry them" not in shown, "all are waived"
-    assert "rows '5' are not quarantined" in run(*waive, "--ids", "3,5", fails=1)
-    assert "--ids goes with --waive or --undo" in run(*waive, fails=2)
-    assert "give one of" in run(*waive, "--ids", "3", "--retry", fails=2)
-
-    # Outputs are patched, what follows is computed, and an undo brings the failures back.
-    pq.write_table(pa.table({"id": [3], "y": [30]}), "fixes.parquet")
-    patch = (*failed, "--patch", "fixes.parquet", *file)
-    assert "the stage is partitioned; name one, of 'a', 'b'" in run(*patch, fails=1)
-    assert "no input row with id 3" in run(*patch, "--partitions", "a", fails=1)
-    assert "rows of one partition; name one" in run(*patch, "--partitions=a..b", fails=2)
-    assert "cannot be read" in run(*failed, "--patch", "x.parquet", *file, fails=2)
-    Path("calls").unlink()
-    shown = run(*patch, "--partitions", "b", progress=True)
-    assert "patched 1 row of numbers/checked\n" in shown
-    assert not Path("calls").exists()
-    good = [n for n in range(1, 17) if n % 3 and n != 7]
-    assert sorted(last()) == [*good, 30]
-    shown = run(*failed, "--undo", "--ids", "3,6,7,9,12,15", *file, progress=True)
-    assert "unwaived 6 rows of numbers/checked\n" in shown
-    assert "unpatched 1 row of numbers/checked\n" in shown
-    assert "waived: 3" not in shown
-    assert "Retry them" in shown
-    assert sorted(last()) == good
-
     # A retry computes them alone, and what follows. Definitions may be loaded lazily.
     (tmp_path / "defs_of_test.py").write_text(DEFINITIONS + LAZY)
     retry = ("quarantine", "numbers/checked", "--retry", *file)
@@ -191,13 +157,8 @@ def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
     assert "because: code of check changed, retry_quarantined" in refused
     assert "adopt it first: vane-dagster adopt numbers/checked -f defs_of_test.py. " in refused
     assert "compute all: dagster asset materialize -f defs_of_test.py --select num" in refused
-    waived = run(*failed, "--waive", "bad", "--ids", "3", *file, fails=1)
-    assert "waived 1 row of numbers/checked" in waived
-    assert "so a run would compute more than was decided; the decision counts in the next" in waived
-    assert "because: code of check changed" in waived
     assert not Path("calls").exists()
     (tmp_path / "defs_of_test.py").write_text(DEFINITIONS + LAZY)
-    run(*failed, "--undo", "--ids", "3", *store)
     assert run(*retry) == "No row is quarantined.\n"
     assert sorted(map(int, Path("calls").read_text().split())) == [3, 6, 7, 9, 12, 15]
     assert sorted(last()) == [*range(1, 17)]

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 import vane_dagster as vd
 from support.in_process import InProcessCompute
-from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.sources import (
@@ -49,14 +48,6 @@ def test_a_key_depends_on_definition_generation_and_every_upstream_key():
 def test_a_partition_has_faults_if_one_of_its_parts_has():
     assert has_faults(manifest(part("a"), part("b", "f.parquet")))
     assert not has_faults(manifest(part("a")))
-
-
-def test_a_patch_changes_the_keys_of_fragments_that_may_have_its_rows():
-    without = fragment_keys("new", "0", ABOVE)
-    first, second = fragment_keys("new", "0", ABOVE, [["patched-s-1.json"], []])
-    assert (first, second) == (digest("new", "0", "u0", "patched-s-1.json"), without[1])
-    both = fragment_keys("new", "0", ABOVE, [["patched-s-1.json", "x"], []])
-    assert len({first, both[0], without[0]}) == 3
 
 
 @dataclass(frozen=True)

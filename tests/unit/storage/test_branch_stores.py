@@ -260,13 +260,14 @@ def test_a_promotion_is_refused_for_what_was_made_of_another_version(store, bran
 
 def test_a_commit_during_a_promotion_is_not_superseded(store, branch):
     work(store, branch)
-    made, records = Promotion(branch, store, "docs"), store.records("docs").keys()
+    made, folder = Promotion(branch, store, "docs"), store.root.child("docs")
+    records = folder.names()
     now = store.commit(manifest(partition="p", stage="t", plan="2"))
     with pytest.raises(StoreError, match=r"docs/t, partition 'p'\. Another run has committed it"):
         next(made.carry_out())
     assert store.latest("docs", "t", ["p"])["p"] == now
     assert store.latest("docs", "s", ["p"])["p"].sequence == 1, "nothing was promoted"
-    assert store.records("docs").keys() == records
+    assert folder.names() == records
 
 
 def test_of_two_branches_the_second_is_promoted_where_the_first_was_not(store, branch):

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.retries import Policy
-from vane_dagster.storage.decisions import PATCH_ID
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import PartTarget, read_part, write_part
 from vane_dagster.storage.quarantine import write_faults
@@ -227,63 +225,6 @@ def test_a_retry_computes_the_failed_rows_of_a_part_alone(tmp_path, stage):
     assert again.row_records is not None
     assert again.row_records["run_id"].to_pylist() == ["first", "again", "first", "again", "again"]
     assert again.row_records["outcome"].to_pylist() == [0, 2, 1, 3, 2]
-
-
-def patched(stage: Stage, outputs: dict[str, str], table: pa.Table, name: str) -> RecordedPart:
-    """A patch of some rows of a table, as `decisions.patch` writes it."""
-    found = stage.run(table).row_records
-    assert found is not None
-    found = found.filter(pa.array([id in outputs for id in found["id"].to_pylist()]))
-    ids = found["id"].to_pylist()
-    for column, value in (("outcome", Outcome.PATCHED), ("run_id", name)):
-        index = found.column_names.index(column)
-        kind = found.schema.field(column)
-        found = found.set_column(index, kind, pa.array([value] * len(ids)).cast(kind.type))
-    folder = StoragePath(str(stage.folder / "patches"))
-    records = write_records(folder, name, found)
-    rows = pa.table({PATCH_ID: ids, "upper": [outputs[id] for id in ids]})
-    pq.write_table(rows, f"{folder.path}/{name}.parquet")
-    return RecordedPart(folder, f"{name}.parquet", records)
-
-
-def test_a_patch_wins_over_stored_and_computed_outcomes_of_its_row_alone(stage):
-    table = rows(("1", "bad"), ("2", "a"), ("3", "a"), ("4", "bad"), ("5", "none"))
-    part = stage.write(stage.run(table))
-    old = patched(stage, {"1": "old", "2": "two"}, table, "old")
-    new = patched(stage, {"1": "one", "5": "five"}, table, "new")
-    given_ = {"patches": (new, old), "id": "id"}
-    for lookup in (RowLookup(**given_), stage.lookup(part, **given_)):
-        stage.model.calls.clear()
-        found = stage.run(table, lookup, "again")
-        made = {row["id"]: row["upper"] for row in found.rows.to_pylist()}
-        assert made == {"1": "one", "2": "two", "3": "A", "5": "five"}
-        assert found.fault_records["id"].to_pylist() == ["4"]
-        assert stage.model.calls == ([] if lookup.groups else ["a", "bad"])
-        assert (found.patched, found.copied) == (3, 2 if lookup.groups else 0)
-        assert (found.report.tally.quarantined, found.report.tally.filtered) == (1, 0)
-        assert found.row_records["outcome"].to_pylist() == [4, 4, 0, 2, 4]
-    # Its outcome is that of no other row: of an equal one, or of its id with other values.
-    again = stage.write(found, "again")
-    stage.model.calls.clear()
-    now = rows(("9", "bad"), ("1", "c"), ("3", "a"), ("7", "none"))
-    found = stage.run(now, stage.lookup(again, inherits_failures=False, **given_))
-    assert stage.model.calls == ["bad", "c", "none"]
-    assert found.patched == 0
-    # Where it was undone, an earlier one counts, or the function is called.
-    undone = {"patches": (replace(new, undone=("1", "5")), old), "id": "id"}
-    found = stage.run(table, RowLookup(**undone))
-    assert {row["id"]: row["upper"] for row in found.rows.to_pylist()} == {
-        "1": "old", "2": "two", "3": "A",
-    }  # fmt: skip
-
-
-def test_a_patched_row_of_nulls_has_no_error(tmp_path):
-    stage = Stage(tmp_path, nulls=True)
-    table = rows(("1", "bad"), ("2", "bad"))
-    patch = patched(stage, {"1": "one"}, table, "new")
-    found = stage.run(table, RowLookup(patches=(patch,), id="id"))
-    assert [row[ERROR_COLUMN] is None for row in found.rows.to_pylist()] == [True, False]
-    assert (found.report.tally.nulled, found.patched) == (1, 1)
 
 
 def test_a_part_that_lacks_recorded_rows_is_damaged(stage):
