@@ -13,6 +13,7 @@ from vane_dagster._texts import count
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
 from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.orchestration.batch_runs import BatchRuns
+from vane_dagster.orchestration.plain_run import run as run_plain
 from vane_dagster.storage.batch_records import ProviderBatch
 
 PIPELINE = click.argument("pipeline", required=False)
@@ -62,9 +63,9 @@ def collect(definitions: Definitions, pipeline: str | None) -> None:
         for batch in each.in_flight:
             click.echo(_line(each.stage, batch))
     for run in runs.continuations()[0]:
-        given = {"select": run.stages, **run.options, **definitions.resources()}
+        keys = [key for key in run.partitions if key is not None] or None
         with contextlib.redirect_stdout(sys.stderr):
-            target.run([key for key in run.partitions if key is not None] or None, **given)
+            run_plain(target, keys, run.stages, **definitions.resources(), **run.options)
         where = count(len(run.partitions), "partition")
         click.echo(f"ran {', '.join(run.stages)} in {where}")
 

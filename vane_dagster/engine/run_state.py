@@ -81,7 +81,7 @@ class RunState:
         self._committer = Committer(store, hash_file, self._publishing, check_runner.results)
         self._queued: set[tuple[int, str]] = set()
         self.token_budget = TokenBudget(plan.pipeline, used)
-        self.pending = PendingRows(plan, store, run_id, emit)
+        self.pending = PendingRows(plan, store, plan.origin or run_id, emit)
         self.failed: dict[tuple[int, str], VaneError] = {}
         self.damaged: dict[tuple[int, int], VaneError] = {}  # fragments with removed parts
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
@@ -123,9 +123,9 @@ class RunState:
             # A forced stage may have rows of a time when it reused them.
             is_forced = self.plan.forced and spec.runs_udf
             if is_forced or any(partition.stages[stage].row_definition for partition in partitions):
-                place, forced = (self.store, self.pipeline.name, stage), self.plan.forced
-                epoch = raise_epoch(*place, self.run_id) if forced else read_epoch(*place)
-                self.epochs[stage] = epoch
+                place, origin = (self.store, self.pipeline.name, stage), self.plan.origin
+                epoch = raise_epoch(*place, origin or self.run_id) if self.plan.forced else None
+                self.epochs[stage] = read_epoch(*place) if epoch is None else epoch
             if spec.publishes:
                 target = spec.branch_target or spec.target
                 self.store.keep_target(self.pipeline.name, stage, target.url)

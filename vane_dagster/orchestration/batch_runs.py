@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from vane_dagster.orchestration.io_manager import FragmentStore
 
 Key = str | None
-_TAG = "vane_dagster/batch"
+_TAG, _RANGE_TAG = "vane_dagster/batch", "vane_dagster/batch_range"
+_FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _MOST_RETRIES = 2
 
 
@@ -42,9 +43,10 @@ class Continuation:
     partitions: list[Key]
 
     @property
-    def options(self) -> dict[str, bool]:
+    def options(self) -> dict[str, Any]:
         """The options of the run, copied from the run that submitted the batch."""
-        return {name: getattr(self.batch, name) for name in ("force", "retry_quarantined")}
+        options = {name: getattr(self.batch, name) for name in ("force", "retry_quarantined")}
+        return {**options, "continues": self.batch.run_id}
 
 
 class BatchRuns:
@@ -118,19 +120,24 @@ def look_at_batches(
         runs, done = batch_runs.continuations(json.loads(context.cursor or "[]"))
     order = DagsterOrder(pipeline.partitions_def, context.instance)
 
-    def failures(key: str) -> int:
-        filters = dg.RunsFilter(tags={_TAG: key}, statuses=[dg.DagsterRunStatus.FAILURE])
-        return min(_MOST_RETRIES, context.instance.get_runs_count(filters))
+    def count_runs(tag: str, value: str, statuses: Collection[dg.DagsterRunStatus]) -> int:
+        filters = dg.RunsFilter(tags={tag: value}, statuses=[*statuses])
+        return context.instance.get_runs_count(filters)
 
+    def failures(key: str) -> int:
+        return min(_MOST_RETRIES, count_runs(_RANGE_TAG, key, [dg.DagsterRunStatus.FAILURE]))
+
+    unfinished = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
     requests = [
         dg.RunRequest(
             run_key=f"{key}/{failures(key)}",  # Dagster begins one run for each
             partition_key=first if first == last else None,
             asset_selection=[pipeline[stage].key for stage in run.stages],
             run_config={"ops": {f"{pipeline.name}_pipeline": {"config": run.options}}},
-            tags={**range_tags(first, last), _TAG: key},
+            tags={**range_tags(first, last), _TAG: run.batch.name, _RANGE_TAG: key},
         )
         for run in runs
+        if not count_runs(_TAG, run.batch.name, unfinished)
         for first, last in order.ranges(run.partitions)
         for key in [f"{run.batch.name}/{first}..{last}"]
     ]

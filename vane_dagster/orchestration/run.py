@@ -117,7 +117,8 @@ def run_pipeline(
         first = (run.store, preview, run.run_id, run.listen, selected, partitions)
         with SchemaInference(*first, connect=connection.connect) as inference:
             resolved = inference.resolve(pipeline)
-        asked = (resolved, selected, partitions, run.store, options.force, run.run_id)
+        origin = options.continues or run.run_id
+        asked = (resolved, selected, partitions, run.store, options.force, origin)
         plan = plan_run(*asked, options.retry_quarantined, connect=connection.connect)
         run.listen(RunPlanned(plan))
         for event in about_plan(plan):

@@ -38,6 +38,13 @@ class RunOptions(dg.Config):
             "their downstream rows."
         ),
     )
+    continues: str | None = Field(
+        default=None,
+        description=(
+            "The run whose batches have ended; the sensor sets it. With force or "
+            "retry_quarantined, what that run has committed is not computed once more."
+        ),
+    )
     wait: bool = Field(
         default=False,
         description=(

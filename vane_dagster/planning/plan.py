@@ -151,6 +151,8 @@ class RunPlan:
         adopted: The adoptions of each selected stage whose definition counts as one with others.
         files: The local files among each selected stage's arguments, with the contents that its
             keys were computed from.
+        origin: Id of the run that what is computed again is named after: the run itself, or the one
+            that submitted its batches.
         kept: The pickled classes of stages that use instances of former code; see
             `engine.kept_instances`.
     """
@@ -169,6 +171,7 @@ class RunPlan:
     components: Mapping[str, Sequence[Component]] = field(default_factory=dict)
     files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
     adopted: Mapping[str, Sequence[Adoption]] = field(default_factory=dict)
+    origin: str | None = None
     kept: Mapping[str, bytes] = field(default_factory=dict)
     _pools: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 

@@ -83,7 +83,7 @@ def plan_run(
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
         warnings.texts(), listed_at, force, retry_quarantined, planner.components, planner.files,
-        planner.in_force,
+        planner.in_force, run_id,
     )  # fmt: skip
 
 

@@ -19,6 +19,9 @@ from support.data import read_stage
 from support.in_process import InProcessCompute
 from support.prompts import Person, docs
 from vane_dagster.errors import DefinitionError, VaneError
+from vane_dagster.orchestration.batch_runs import BatchRuns
+from vane_dagster.orchestration.plain_run import run as run_plain
+from vane_dagster.orchestration.read import open_store
 from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.batch_api import BatchAnswer, BatchApi, RemoteBatch
 from vane_dagster.providers.openai import OpenAIProvider
@@ -204,6 +207,27 @@ def test_a_run_that_waits_commits(tmp_path, run, batches, monkeypatch):
     monkeypatch.setattr("vane_dagster.orchestration.run.BATCH_POLL_SECONDS", 0.01)
     assert run(declared(tmp_path, ["one", "expires"]), wait=True)
     assert [len(each) for each in batches.made] == [2, 1]
+
+
+@pytest.mark.parametrize("option", ["force", "retry_quarantined"])
+def test_a_run_that_goes_on_computes_nothing_again_that_is_committed(
+    option, tmp_path, run, batches
+):
+    """After the stage below failed, say."""
+    pipeline = declared(tmp_path, ["one", "refused"], on_error="quarantine")
+    assert [run(pipeline), run(pipeline)] == [False, True]
+    run(pipeline, **{option: True})  # the former version stays in force
+    made = len(batches.made)
+    store = open_store(str(tmp_path / "store"), "test")
+    for stages in (["asked"], ["asked", "below"]):
+        known = BatchRuns(pipeline, store)
+        for each in known.every:
+            each.refresh()
+        (going_on,) = known.continuations()[0]
+        assert going_on.options[option]
+        run_plain(pipeline, None, stages, store.root.url, InProcessCompute(), **going_on.options)
+    assert len(batches.made) == made
+    assert pipeline.plan(store=store.root.url).is_up_to_date
 
 
 def test_a_change_of_the_mode_computes_what_waits_for_a_batch_and_nothing_else(
