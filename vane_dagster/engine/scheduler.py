@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -137,7 +138,7 @@ class WaveScheduler:
         self._is_full = False
         while run := self._fragments.peek():
             self._is_full = not self._budget.has_room_for(run)
-            if self._is_full or self._is_learning():
+            if self._is_full or self._is_learning() or not self._is_within_budgets(run):
                 break
             self._fragments.pop()
             self._budget.charge(run)
@@ -163,6 +164,21 @@ class WaveScheduler:
         if len(self._active) < _FRAGMENTS_TO_LEARN or not is_learning(self._stages):
             return False
         return is_learning({stage for run in self._active.values() for stage in run.task_states})
+
+    def _is_within_budgets(self, run: FragmentState) -> bool:
+        """Whether the budgets of its stages let a fragment begin now."""
+
+        def in_flight(stage: str) -> int:
+            return sum(
+                each.fragment.stop - each.fragment.start
+                for each in self._active.values()
+                if (task_state := each.task_states.get(stage)) and not task_state.done
+            )
+
+        may_begin, rows = self._state.token_budget.may_begin, run.fragment.stop - run.fragment.start
+        return all(
+            may_begin(stage, rows, functools.partial(in_flight, stage)) for stage in run.task_states
+        )
 
     def _upstream_in_memory(self, run: FragmentState, spec: StageSpec) -> Held | None:
         """The upstream rows, if a map's workers can read them from memory in their order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from vane_dagster.errors import BudgetError
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -35,6 +36,20 @@ class TokenBudget:
             spent = Counter({n: round(v * live / spent["requests"]) for n, v in spent.items()})
             spent["batch_requests"] = 0
         return self._add(stage, usage, spent)
+
+    def may_begin(self, stage: str, rows: int, in_flight: Callable[[], int]) -> bool:
+        """Return whether a fragment of some rows may begin beside the rows in flight.
+
+        With a budget it may if all would stay within it by the requests so far, else alone.
+        """
+        usage = self._pipeline[stage].spec.usage
+        if usage is None or not usage.has_budget or not (others := in_flight()):
+            return True
+        used = self._used.get(stage, Counter[str]())
+        if not (requests := used["requests"]):
+            return False
+        share = 1 + (rows + others) / requests
+        return not usage.over_budget(Counter({n: round(v * share) for n, v in used.items()}))
 
     def submitted(self, stage: str, recorded: Recorded) -> BudgetError | None:
         """Add requests for a batch, by an estimate of their tokens; see `record`."""

@@ -139,6 +139,11 @@ class MapBatchesSpec(StageKind):
         return self.max_concurrency * (self.batch_size or 1)
 
     @property
+    def max_fragment_rows(self) -> int | None:
+        """Rows of a fragment unless the user says how many; None for as many as of other stages."""
+        return None
+
+    @property
     def on_driver(self) -> bool:
         """Whether its workers have to be subprocesses on the driver's machine."""
         return (self.workers.execution_backend or "").startswith("subprocess")

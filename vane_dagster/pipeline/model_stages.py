@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _RETRIES = 5
 _DEFAULTS = {"prompt": (32, 16)}
 """Rows of a batch and batches in flight in a worker, for kinds that differ from the others."""
+_PAID_ROWS = 512
 _ANSWERS = 1
 """Increment if the built-in providers' answers, or the rows made from them, change."""
 
@@ -156,6 +157,11 @@ class ModelStageSpec(MapBatchesSpec):
         options = self.udf.constructor_kwargs["options"]
         name = _asked(f"stage {self.name!r}", self.provider, "key_variable", options)
         return name if isinstance(name, str) else None
+
+    @property
+    def max_fragment_rows(self) -> int | None:
+        """See `MapBatchesSpec`: answers of a fragment that are paid again if the run is killed."""
+        return _PAID_ROWS if self.key_variable and not self.in_batches else None
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of the provider, and of the user's code that the model task needs.

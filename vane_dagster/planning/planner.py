@@ -93,7 +93,8 @@ def fragment_rule(pipeline: Pipeline, store: Store, keep: bool = True) -> Fragme
         return FragmentRule(pipeline.fragment_rows)
     maps = [stage.spec for stage in pipeline if stage.spec.runs_udf]
     default = default_rule([spec.batch_size for spec in maps if spec.batch_size])
-    rule = {"rows": default.rows, "bytes": default.bytes}
+    limits = [rows for spec in maps if (rows := spec.max_fragment_rows)]
+    rule = {"rows": min([default.rows, *limits]), "bytes": default.bytes}
     kept = store.setting(pipeline.name, "fragments", rule, keep)
     return FragmentRule(int(kept["rows"]), int(kept["bytes"]))
 

@@ -102,6 +102,11 @@ class UsageAccount:
         """The fields of struct columns that are summed for each part, among its measures."""
         return {self.column: COUNTS}
 
+    @property
+    def has_budget(self) -> bool:
+        """Whether a run may use only so much."""
+        return self.token_budget is not None or self.cost_budget is not None
+
     def used(self, measures: Mapping[str, Mapping[str, float]]) -> Counter[str]:
         """Return the usage of rows, by the names of `COUNTS`."""
         counts = measures.get(self.column, {})
@@ -111,7 +116,7 @@ class UsageAccount:
         """Describe the budget of a run that is exhausted or unknown; None if there is none."""
         tokens = used["prompt_tokens"] + used["completion_tokens"]
         budget, limit = self.token_budget, self.cost_budget
-        if not tokens and used["requests"] and (budget is not None or limit is not None):
+        if not tokens and used["requests"] and self.has_budget:
             return "its answers have no token counts, which its budget needs; remove the budget"
         if budget is not None and tokens >= budget:
             return f"this run has used {tokens} tokens, token_budget={budget}"
