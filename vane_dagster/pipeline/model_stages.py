@@ -161,7 +161,8 @@ class ModelStageSpec(MapBatchesSpec):
     @property
     def max_fragment_rows(self) -> int | None:
         """See `MapBatchesSpec`: answers of a fragment that are paid again if the run is killed."""
-        return _PAID_ROWS if self.key_variable and not self.in_batches else None
+        is_paid = self.key_variable or self.model.prices
+        return _PAID_ROWS if is_paid and not self.in_batches else None
 
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of the provider, and of the user's code that the model task needs.
