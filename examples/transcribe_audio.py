@@ -66,9 +66,9 @@ def main() -> None:
         result = dg.materialize(assets, resources=resources, partition_key=day)
         for done in result.asset_materializations_for_node("calls_pipeline"):
             print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
-        for row in vd.load(transcripts, partition=day, store=store).to_pylist():
+        for row in vd.load(transcripts, partitions=day, store=store).to_pylist():
             print(f"{day} {Path(row['path']).name}: {row['transcript']}")
-        for row in vd.quarantine(transcripts, partition=day, store=store).to_pylist():
+        for row in vd.quarantine(transcripts, partitions=day, store=store).to_pylist():
             print(f"{day} {Path(row['id']).name}: {row['message']}")
 
 

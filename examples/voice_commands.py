@@ -111,9 +111,9 @@ def main() -> None:
         result = dg.materialize(assets, resources=resources, partition_key=day)
         for done in result.asset_materializations_for_node("commands_pipeline"):
             print(done.asset_key.path[-1], "computed:", done.metadata["rows_computed"].value)
-        for row in vd.load(commands["transcripts"], partition=day, store=store).to_pylist():
+        for row in vd.load(commands["transcripts"], partitions=day, store=store).to_pylist():
             print(f"{day} {Path(row['path']).name}: {row['transcript']}")
-        for row in vd.quarantine(commands["transcripts"], partition=day, store=store).to_pylist():
+        for row in vd.quarantine(commands["transcripts"], partitions=day, store=store).to_pylist():
             print(f"{day} {Path(row['id']).name}: {row['error']}")
 
 

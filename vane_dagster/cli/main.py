@@ -10,10 +10,20 @@ import click
 
 from vane_dagster.errors import VaneError
 
-_COMMANDS = [
-    "plan", "preview", "batches", "quarantine", "adopt", "advise", "diff", "logs", "cluster",
-    "pools", "store", "trace",
-]  # fmt: skip
+_COMMANDS = {
+    "plan": "What a run would compute, why, and what it would cost.",
+    "preview": "Some rows of a stage, computed and not stored.",
+    "batches": "Batches of providers: list, collect, cancel.",
+    "quarantine": "Failed rows of a stage by error, and their retry.",
+    "adopt": "Keep stored rows after an edit that changes no result.",
+    "advise": "What limited a run, and what would shorten it.",
+    "diff": "Two versions of a stage's rows, side by side.",
+    "logs": "What the workers of a stage print.",
+    "cluster": "The local Ray heads: list, stop.",
+    "pools": "Warm models and model servers: list, evict, show logs.",
+    "store": "A store: list its stages, collect garbage, promote a branch.",
+    "trace": "A row back to the source, or forward.",
+}
 """The commands; each is the function of this name in the module of this name."""
 
 
@@ -25,7 +35,7 @@ class _Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return _COMMANDS
+        return [*_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
@@ -33,6 +43,10 @@ class _Commands(click.Group):
         command = getattr(importlib.import_module(f"vane_dagster.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([*_COMMANDS.items()])  # without an import of the commands
 
     def invoke(self, ctx: click.Context) -> Any:
         as_json = "--json" in ctx.args

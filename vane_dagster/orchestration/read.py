@@ -21,7 +21,7 @@ from vane_dagster.storage.store import Store
 @known_keywords("vd.load")
 def load(
     stage: Any,
-    partition: str | Sequence[str] | None = None,
+    partitions: str | Sequence[str] | None = None,
     *,
     as_: Any = pa.Table,
     columns: Sequence[str] | None = None,
@@ -36,7 +36,7 @@ def load(
 
     Args:
         stage: As "docs/embedding", or a stage, an asset or an asset key.
-        partition: A key or several. Default: the unpartitioned rows, or those of all materialized
+        partitions: A key or several. Default: the unpartitioned rows, or those of all materialized
             partitions, sorted by key.
         as_: `pyarrow.Table`, `pyarrow.dataset.Dataset`, `pyarrow.RecordBatchReader`,
             `pandas.DataFrame`, `polars.DataFrame`, `polars.LazyFrame`, `duckdb.DuckDBPyRelation` or
@@ -52,7 +52,7 @@ def load(
     form = form_of(as_)
     if form is None:
         raise StoreError(f"vd.load: as_ is {as_!r}; expected one of {known_forms()}")
-    partitions = [partition] if isinstance(partition, str) else partition
+    partitions = [partitions] if isinstance(partitions, str) else partitions
     rows = read(
         open_store(store, "vd.load"),
         asset_path(stage, "vd.load"),
@@ -65,7 +65,7 @@ def load(
 @known_keywords("vd.quarantine")
 def quarantine(
     stage: Any,
-    partition: str | Sequence[str] | None = None,
+    partitions: str | Sequence[str] | None = None,
     *,
     store: Any = None,
 ) -> pa.Table:
@@ -76,7 +76,7 @@ def quarantine(
 
     Args:
         stage: As for `load`.
-        partition: As for `load`.
+        partitions: As for `load`.
         store: As for `load`.
 
     Returns:
@@ -91,7 +91,7 @@ def quarantine(
         StoreError: If the stage was never materialized.
     """
     opened, path = open_store(store, "vd.quarantine"), asset_path(stage, "vd.quarantine")
-    partitions = [partition] if isinstance(partition, str) else partition
+    partitions = [partitions] if isinstance(partitions, str) else partitions
     tables = []
     failed = read_failed(opened, path[0], path[1], partitions) if len(path) == 2 else {}
     manifests = find(opened, path, partitions)

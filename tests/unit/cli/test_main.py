@@ -107,7 +107,7 @@ def test_the_package_runs_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: A
 
 
 SHARED = {
-    "--ids": {"preview", "quarantine"},
+    "--ids": {"preview"},
     "--partition": {"preview", "trace"},
     "--partitions": {"adopt", "diff", "plan", "quarantine"},
     "--python-file": {
