@@ -36,7 +36,7 @@ class LocalFile:
 
     def __fspath__(self) -> NoReturn:
         """Explain where the path can be used; called by libraries that expect a path."""
-        raise TypeError(
+        raise DefinitionError(
             f"{self} is a path only in a worker that gets it as an argument: pass it in "
             "fn_constructor_args, fn_constructor_kwargs or fn_kwargs"
         )

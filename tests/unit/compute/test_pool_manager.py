@@ -81,7 +81,7 @@ def test_a_worker_that_does_not_answer_is_adopted_later_or_ended_if_no_run_lease
         adoptions = [asyncio.ensure_future(manager._adopt(name)) for name in actors]
         await asyncio.sleep(0)
         manager._forget_ended()
-        assert {*manager._actors} == {*actors}
+        assert {*manager._actors} >= {"leased", "unleased"}
         await asyncio.gather(*adoptions)
 
     asyncio.run(both())

@@ -421,7 +421,9 @@ def test_a_file_that_is_no_argument_is_refused(weights):
 
 
 def test_code_that_takes_it_for_a_path_is_told_where_it_is_one(weights):
-    with pytest.raises(TypeError, match=r"only in a worker .* fn_constructor_kwargs"):
+    with pytest.raises(
+        vd.errors.DefinitionError, match=r"only in a worker .* fn_constructor_kwargs"
+    ):
         Path(vd.local_file(weights))
 
 

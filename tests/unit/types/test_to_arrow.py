@@ -24,6 +24,7 @@ NOON = dt.datetime(2026, 1, 2, 12)
 DAY, MIDNIGHT = NOON.date(), dt.datetime(2026, 1, 2)
 MICROS, ZONED = pa.timestamp("us"), pa.timestamp("us", "UTC")
 NANOSECONDS = pa.timestamp("ns")
+UNITLESS = np.array([5]).view("m8")[0]
 NANOS = pd.Timestamp("2026-01-02T12:00:00.123456789")
 PRICE = pa.decimal128(10, 2)
 STRUCT = pa.struct([("x", pa.int64()), ("y", pa.string())])
@@ -152,7 +153,7 @@ REFUSED: dict[str, tuple[Any, pa.DataType, str]] = {
     "microseconds": ([NOON.replace(microsecond=1)], pa.timestamp("ms"), "lose data"),
     "nanoseconds": ([NANOS], MICROS, "lose data"),
     "picoseconds": (np.array([15], "m8[ps]"), pa.duration("ns"), "a unit that no column has"),
-    "durations without a unit": ([np.timedelta64(5)], pa.duration("s"), "a unit that no column"),
+    "durations without a unit": ([UNITLESS], pa.duration("s"), "a unit that no column"),
     "durations of months": (np.array([5], "m8[M]"), pa.duration("s"), "a unit that no column has"),
     "text as times": (["2026-01-02"], MICROS, "string, not timestamp"),
     "bytes among text": (["a", b"b"], pa.string(), "different types: bytes, str"),
