@@ -112,7 +112,7 @@ def growing(
         "RAY_enable_autoscaler_v2": str(int(request.param == 2)),
         "PYTHONPATH": str(Path(vane_dagster.__file__).parent.parent),
     }
-    with head(*options, **variables) as started:
+    with head(*options, grows=True, **variables) as started:
         yield Growing(started.address, request.param)
 
 

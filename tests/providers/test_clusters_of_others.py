@@ -24,8 +24,7 @@ DOUBLED = [2 * n for n in range(40)]
 def own_head() -> Iterator[Cluster]:
     """A head that was started with ``ray start``."""
     ray.shutdown()  # from the head of tests before
-    options = ("--no-monitor", "--include-log-monitor=false")
-    with head(*options, RAY_prestart_worker_first_driver="0") as cluster:
+    with head() as cluster:
         yield cluster
 
 

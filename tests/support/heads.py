@@ -47,6 +47,9 @@ def accepting() -> Iterator[Head]:
 
 
 ENTRY = f"{RAY_START}scripts.main()"
+START = (sys.executable, "-c", ENTRY, "start", "--block", "--disable-usage-stats")
+START += ("--node-ip-address=127.0.0.1", "--include-log-monitor=false")
+"""The command of a head or a node, without the processes that no test needs."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,12 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def head(*options: str, **variables: str) -> Iterator[Cluster]:
-    """Start a head with 2 CPUs and 1 (logical) GPU, and end all of its processes afterwards."""
+def head(*options: str, grows: bool = False, **variables: str) -> Iterator[Cluster]:
+    """Start a head with 2 CPUs and 1 (logical) GPU, and end all of its processes afterwards.
+
+    Only one that `grows` has an autoscaler.
+    """
+    options = (*options, *([] if grows else ["--no-monitor"]))
     # In /tmp, because paths of sockets are limited.
     with (
         tempfile.TemporaryDirectory(prefix="vh-", dir="/tmp", ignore_cleanup_errors=True) as folder,
@@ -82,10 +89,10 @@ def _started(
     client, python_path = free_port(), folder / "python"
     python_path.mkdir()
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "PYTHONPATH"))}
-    command = [sys.executable, "-c", ENTRY, "start", "--head", "--block", "--num-cpus=2"]
-    command += ["--num-gpus=1", "--port=0", "--include-dashboard=false", "--disable-usage-stats"]
-    command += ["--node-ip-address=127.0.0.1", f"--ray-client-server-port={client}"]
+    command = [*START, "--head", "--num-cpus=2", "--num-gpus=1", "--port=0"]
+    command += ["--include-dashboard=false", f"--ray-client-server-port={client}"]
     command += [f"--temp-dir={folder}", "--object-store-memory=200000000", *options]
+    environment["RAY_prestart_worker_first_driver"] = "0"
     # Without the last, Ray's client server loses one connection in four: ray-project/ray#63202.
     environment |= {"RAY_AUTH_MODE": "disabled", "GRPC_ENABLE_FORK_SUPPORT": "0"}
     started = subprocess.Popen(
