@@ -5,41 +5,39 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from support.forked import Program
 from support.pool_models import until
 from vane_dagster.cli.main import main
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.compute.processes import marked
 
 DRIVER = """
-import sys, vane_dagster as vd
-idle = float(sys.argv[1]) or None
+import os, sys, time, vane_dagster as vd
+idle, here = float(sys.argv[1]) or None, sys.argv[2]
 vd.LocalCluster(name="idle", num_cpus=1, idle_minutes=idle).connect()
-print("IN", flush=True)
-sys.stdin.read(1)
+open(here, "w").close()
+while os.path.exists(here):
+    time.sleep(0.05)
 """
 
 
 class Driver:
+    """A process that is connected until its file is removed."""
+
     def __init__(self, home: Path, idle_minutes: float) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(idle_minutes)],
-            env={**os.environ, "VANE_DAGSTER_HOME": str(home)},
-            stdin=-1,
-            stdout=-1,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "IN\n"
+        self.here = home / f"driver-{idle_minutes}"
+        env = {**os.environ, "VANE_DAGSTER_HOME": str(home)}
+        self.process = Program(["-c", DRIVER, str(idle_minutes), str(self.here)], env, home)
+        until(self.here.exists, "it is connected", 60)
 
     def end(self) -> None:
-        self.process.communicate("x", timeout=60)
+        self.here.unlink()
+        self.process.communicate(timeout=60)
 
 
 def watchers(local: LocalHead) -> list[int]:

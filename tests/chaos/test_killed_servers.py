@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -14,10 +14,12 @@ import psutil
 import pytest
 
 import vane_dagster as vd
+from support import forked, server_kills
 from support.data import write_source
 from support.paths import TESTS
 from support.pool_models import until
 from support.server_kills import KINDS, ROWS, declared, living, servers
+from vane_dagster.compute.local_head import LocalHead
 
 KILLS, MAX_RUNS = 4, 6
 
@@ -29,8 +31,7 @@ def own_home() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VANE_DAGSTER_HOME", folder)
         yield
-        command = [sys.executable, "-m", "vane_dagster.cli.main", "cluster", "stop"]
-        subprocess.run(command, check=False, capture_output=True)
+        LocalHead().stop()
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -40,12 +41,15 @@ def test_no_row_is_lost_and_nothing_is_left(own_home, compute, tmp_path):
     chance, killed = random.Random(1), []
     kinds = [kind for kind in KINDS if compute == "ray" or kind != "pool manager"]
     write_source(tmp_path / "src", {"id": range(ROWS)})
-    replicas, command = chance.choice([1, 2]), [sys.executable, "-m", "support.server_kills"]
+    replicas = chance.choice([1, 2])
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env["PYTHONPATH"] = str(TESTS)
     for number in range(MAX_RUNS):
         is_killed, log = False, tmp_path / f"log-{number}"
-        with log.open("wb") as output:
-            given = [str(tmp_path), str(replicas), compute]
-            driver = subprocess.Popen(command + given, cwd=TESTS, stdout=output, stderr=output)
+        with log.open("ab") as out, log.open("ab") as err:
+            given = [server_kills.__file__, str(tmp_path), str(replicas), compute]
+            output = {out.fileno(): 1, err.fileno(): 2}
+            driver = forked.server(forked.DRIVER).start(given, env, output, TESTS)
         while driver.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 driver.wait(chance.uniform(0.3, 2.0))
@@ -68,6 +72,8 @@ def test_no_row_is_lost_and_nothing_is_left(own_home, compute, tmp_path):
         assert all(row["answer"] == f"echo: row {row['id']}" for row in rows), killed
         assert vd.quarantine(pipeline[stage], store=store).num_rows == 0, killed
     if compute == "ray":  # that of a run without a cluster ends with it
-        evict = [sys.executable, "-m", "vane_dagster", "pools", "evict", "echo", "--force"]
-        subprocess.run(evict, check=False, capture_output=True)
+        evict = (
+            "from vane_dagster.cli.main import main; main(['pools', 'evict', 'echo', '--force'])"
+        )
+        forked.run(["-c", evict], env, TESTS, 120)
     until(lambda: not servers(tmp_path), "no process of the server is left")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import vane_dagster
+from support import forked
 from support.pool_models import alive as lives
 from vane_dagster.compute.local_head import LocalHead
 from vane_dagster.compute.processes import marked
@@ -39,7 +40,7 @@ def driver_environment(home: Path) -> dict[str, str]:
 
 def cli(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     code = f"from vane_dagster.cli.main import main; main({['cluster', *arguments]})"
-    return python(code, home, check=False)
+    return forked.run(["-c", code], driver_environment(home), ROOT, 120)
 
 
 def processes_of(local: LocalHead) -> set[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import psutil
 
 import vane_dagster as vd
 from support.arguments import grouped
+from support.forked import Forked
 from support.results import materializing
 from support.server_runs import SCHEMA, ask, echo
 
@@ -67,7 +67,7 @@ def servers(folder: Path) -> list[psutil.Process]:
     ]
 
 
-def living(kind: str, folder: Path, driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def living(kind: str, folder: Path, driver: Forked) -> list[psutil.Process]:
     """The living processes of a kind, found by what they are."""
     own = servers(folder)
     parents = [found for each in own if (found := each.parent())]
