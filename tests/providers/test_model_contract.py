@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from support.provider_contract import Offered
 from support.tiny_answers import greedy, scores, vectors
 from support.tiny_transformers import text_classifier
 from support.vllm_stages import ENGINE, ENV, needs_vllm
+from support.warm_workers import ForkedBackend, workers_that_imported
 from vane_dagster.compute.local_backend import LocalBackend
 
 Maker = Callable[[Any, Path], Offered]
@@ -32,12 +34,18 @@ PROMPT = {
 GREEDY = {"temperature": 0, "max_tokens": 8}
 
 
+LIBRARIES = ("sentence_transformers", "transformers.models.auto.modeling_auto")
+LIBRARIES += ("vllm.v1.engine.async_llm",) * (importlib.util.find_spec("vllm") is not None)
+"""What takes each worker longer to import than it takes to load a tiny model."""
+
+
 @pytest.fixture(scope="module")
 def backend() -> Iterator[LocalBackend]:
-    """Workers that keep their models from test to test."""
-    made = LocalBackend(2)
-    yield made
-    made.close()
+    """Workers that keep their models from test to test, and have imported the libraries."""
+    with workers_that_imported(*LIBRARIES):
+        made = ForkedBackend(2)
+        yield made
+        made.close()
 
 
 @pytest.fixture(scope="module")
