@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from vane_dagster._keywords import require_columns
 from vane_dagster._lazy import pc
-from vane_dagster._texts import count, table
+from vane_dagster._texts import amount, count, table
 from vane_dagster.checks.comparison import Difference, apart
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.dataframes import loaded
@@ -192,6 +193,7 @@ def compare_versions(
         sample: Number of rows that measures of columns are computed over.
 
     Raises:
+        SchemaError: If neither has a column of `columns`.
         StoreError: If they have no partition in common, or ids of different names or types.
     """
     before, now = sides
@@ -203,6 +205,8 @@ def compare_versions(
         )
     chosen = [[side.manifests[key] for key in common] for side in sides]
     id_name = _id_of(location, chosen)
+    schemas = [set().union(*(manifest.schema.names for manifest in side)) for side in chosen]
+    require_columns(f"{location}: {label}", columns or (), sorted(set().union(*schemas)))
     share = sample / max(1, sum(manifest.rows for manifest in chosen[1]))
     comparison = VersionComparison(tolerance, share)
     for pair in zip(*chosen):
@@ -216,7 +220,6 @@ def compare_versions(
             )
         chosen_columns = [name for name in both if columns is None or name in columns]
         comparison.add(chosen_columns, partial(_columns, rows), ids)
-    schemas = [set().union(*(manifest.schema.names for manifest in side)) for side in chosen]
     versions = [
         _version(side.name, own, sorted(schemas[place] - schemas[1 - place] - {ERROR_COLUMN}))
         for place, (side, own) in enumerate(zip(sides, chosen))
@@ -346,8 +349,8 @@ def _version(name: str, manifests: Sequence[Manifest], columns: Sequence[str]) -
 
 def _amounts(before: Version, now: Version, field: str) -> Iterator[str]:
     for version in (before, now):
-        value: Mapping[str, Any] | float | None = getattr(version, field)
-        yield "-" if value is None else f"{value:,.3g}"
+        value: float | None = getattr(version, field)
+        yield "-" if value is None else amount(value, 3)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from vane_dagster.cli.definitions import opened
-from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
+from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json, texts
 from vane_dagster.orchestration.diff import diff as compare
 
 
@@ -21,6 +21,13 @@ from vane_dagster.orchestration.diff import diff as compare
     help="Two versions: the id of a run, the root of a store, or `latest`, that in force.",
 )
 @PARTITIONS
+@click.option(
+    "--columns",
+    multiple=True,
+    metavar="A,B,...",
+    callback=texts,
+    help="Columns to compare. [default: those of both versions]",
+)
 @STORE
 @click.option("--tolerance", default=0.0, show_default=True, help="Of numbers and vectors.")
 @click.option("--sample", default=20_000, show_default=True, help="Rows to measure columns over.")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vane_dagster._arguments import positive
+from vane_dagster._arguments import list_of_names, positive
 from vane_dagster._keywords import known_keywords
 from vane_dagster.checks.base import bound
 from vane_dagster.checks.versions import Diff, Side, compare_versions
@@ -29,6 +29,7 @@ def diff(
     now: str = LATEST,
     *,
     partitions: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
     store: Any = None,
     tolerance: float = 0.0,
     sample: int = 20_000,
@@ -45,6 +46,8 @@ def diff(
         now: The second version. A name of hexadecimal digits and dashes, with or without
             "run-" before them, is that of a run; give a store with such a name as "./name".
         partitions: Keys of the partitions to compare. Default: those that both versions have.
+        columns: The columns to compare, without those that always differ, such as the usage of a
+            prompt, which has seconds. Default: those that both versions have.
         store: The store of the runs and of `"latest"`: a `FragmentStore`, or the URL of a root.
             Default: ``$VANE_DAGSTER_STORE``, else a folder of this user.
         tolerance: Largest difference of equal numbers and components of vectors, relative to one
@@ -56,12 +59,14 @@ def diff(
         The differences. Print them, display them in a notebook, or convert them to a dict.
 
     Raises:
+        SchemaError: If neither version has a column of `columns`.
         StoreError: If there is no such version, the versions have no partition in common, their ids
             have different names or types, or files of a former version were collected.
     """
     location = "vd.diff"
     positive(location, "sample", sample)
     bound(location, "tolerance", tolerance)
+    compared = list_of_names(location, "columns", columns)
     path = asset_path(stage, location)
     label = "/".join(path)
     wanted = None if partitions is None else [*dict.fromkeys(partitions)]
@@ -77,7 +82,7 @@ def diff(
                 opened = Store(StoragePath(url, opened.root.options_for(url)))
             manifests = find_all(opened, path, wanted)
         sides.append(Side(name, opened, manifests))
-    return compare_versions(location, label, (sides[0], sides[1]), None, tolerance, sample)
+    return compare_versions(location, label, (sides[0], sides[1]), compared, tolerance, sample)
 
 
 def _of_run(store: Store, path: Sequence[str], run: str) -> dict[str | None, Manifest]:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from vane_dagster.checks.versions import ColumnDiff, VersionComparison
+from vane_dagster.checks.versions import ColumnDiff, Diff, Version, VersionComparison
 
 NAN = float("nan")
 
@@ -75,6 +75,15 @@ def test_numbers_have_means_quantiles_and_the_largest_difference() -> None:
 )
 def test_a_tolerance_is_of_numbers_and_vectors(before: Any, now: Any, different: int) -> None:
     assert column(before, now, tolerance=1e-5).different == different
+
+
+def test_amounts_are_plain_numbers() -> None:
+    versions = Version("a", 1000, 0.00123, 18_213.4, []), Version("b", 1000, 12.3, None, [])
+
+    shown = str(Diff("docs/answer", *versions, 1, 0, 0, 1000, 0, 1000, []))
+
+    assert "worker s per 1,000 rows  0.00123  12.3\n" in shown
+    assert "tokens per 1,000 rows    18,213   -" in shown
 
 
 def test_texts_are_compared_by_their_words() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import vane_dagster as vd
 from support.data import partitioned, write_source
 from support.in_process import InProcess, compute
 from vane_dagster.cli.main import main
-from vane_dagster.errors import DefinitionError, StoreError
+from vane_dagster.errors import DefinitionError, SchemaError, StoreError
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
@@ -124,6 +125,30 @@ def test_runs_and_stores_are_compared(tmp_path: Path) -> None:
     assert vd.diff("numbers/y", old[0][:5], "file://" + other, store=store).now.rows == 9
     as_json = CliRunner().invoke(main, ["diff", *arguments, "--json"])
     assert json.loads(as_json.output)["different"] == 1
+
+
+def both(batch: Any) -> Any:
+    return {"answer": ["a"] * len(batch), "took": time.perf_counter() + batch["x"].to_numpy()}
+
+
+def test_columns_that_always_differ_are_left_out(tmp_path: Path) -> None:
+    roots = str(tmp_path / "one"), str(tmp_path / "two")
+    write_source(tmp_path / "src" / "a", {"id": range(10), "x": range(10)})
+    docs = partitioned(tmp_path / "src", ["a"], "numbers")
+    docs.map_batches("y", both, schema={"answer": "VARCHAR", "took": "DOUBLE"})
+    for place, root in enumerate(roots):
+        ran(root, docs, "a", f"{place}111")
+
+    given = {"store": roots[0]}
+    assert vd.diff("numbers/y", *roots, **given).different == 10
+    found = vd.diff("numbers/y", *roots, columns=["answer"], **given)
+    assert found.is_equal
+    assert [each.column for each in found.columns] == ["answer"]
+    arguments = ["diff", "numbers/y", "--between", *roots, "--store", roots[0], "--json"]
+    shown = json.loads(CliRunner().invoke(main, [*arguments, "--columns", "took,answer"]).output)
+    assert {each["column"] for each in shown["columns"]} == {"took", "answer"}
+    with pytest.raises(SchemaError, match=r"has no column 'anwser'; it has .* Did you mean 'ans"):
+        vd.diff("numbers/y", *roots, columns=["anwser"], **given)
 
 
 @pytest.fixture(scope="module")
