@@ -239,10 +239,10 @@ class JoinSpec(StageKind):
                 columns = dict.fromkeys([side.id, *(column for _, column in chosen)])
                 taken, read = {side.label: kind}, {side.label: [(node, c) for c in columns]}
             if twice := [name for name in taken if name in fields]:
+                renamed = {f"{node}_{name}" if name in twice else name: c for name, c in chosen}
                 raise SchemaError(
                     f"{location}: column {twice[0]!r} comes from both {reads[twice[0]][0][0]!r} "
-                    f"and {node!r}; name the columns to take: columns={{{node!r}: "
-                    f"{{'other_name': {twice[0]!r}}}}}"
+                    f"and {node!r}; name the columns to take: columns={({node: renamed})}"
                 )
             fields |= taken
             reads |= read

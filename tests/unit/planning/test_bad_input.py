@@ -120,11 +120,13 @@ def test_columns_that_clash_or_are_not_there_are_refused_where_they_are_declared
     assert "stage 'docs/scaled': 'clean' has no column 'txt'; it has" in str(raised.value)
     assert "Did you mean 'text'?" in str(raised.value)
     docs = make(tmp_path)
-    other = docs.project("other", {"n": "n + 1"})
+    other = docs.project("other", {"n": "n + 1", "m": "n"})
     with pytest.raises(vd.errors.SchemaError) as raised:
         docs.join("both", docs["clean"], other)
     assert "column 'n' comes from both 'clean' and 'other'" in str(raised.value)
-    assert "columns={'other': {'other_name': 'n'}}" in str(raised.value)
+    named = {"other": {"other_n": "n", "m": "m"}}
+    assert f"columns={named}" in str(raised.value)
+    docs.join("named", docs["clean"], other, columns=named)
     with pytest.raises(vd.errors.SchemaError, match="'scaled' has no column 'z'; it has"):
         docs.join("both", docs["clean"], docs["scaled"], columns={"scaled": ["z"]})
     with pytest.raises(vd.errors.DefinitionError, match="columns names 'none'"):
