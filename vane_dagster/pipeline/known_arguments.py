@@ -8,6 +8,12 @@ from vane_dagster._keywords import RECORD_OF, F, full_signature, known_keywords
 
 _INFER = 'Declare the columns, such as schema={"label": "VARCHAR"}, or write schema="infer"'
 
+SAMPLING = {
+    name: f'write sampling_params={{"{name}": ...}}'
+    for name in ("temperature", "max_tokens", "top_p", "top_k", "stop", "seed")
+}
+"""How to write a parameter of an answer."""
+
 
 def adds_stage(function: F) -> F:
     """Decorate a method that adds a stage so that it describes missing and unknown arguments."""
@@ -25,7 +31,7 @@ def adds_stage(function: F) -> F:
 
     return known_keywords(
         function.__name__,
-        {"schema": _INFER, **fields},
+        {"schema": _INFER, **fields, **(SAMPLING if "sampling_params" in taken else {})},
         provider if "model" in taken else "",
         where,
     )(function)

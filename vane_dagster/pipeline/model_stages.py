@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from vane_dagster._arguments import path_text, positive, text
 from vane_dagster._dataclass import dataclass
-from vane_dagster._keywords import require_columns
+from vane_dagster._keywords import require_columns, unknown_arguments
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
@@ -27,6 +27,7 @@ from vane_dagster.pipeline.identity import (
     local_files,
     value_identity,
 )
+from vane_dagster.pipeline.known_arguments import SAMPLING
 from vane_dagster.pipeline.map_spec import MapBatchesSpec, Versions
 from vane_dagster.pipeline.records import Model, StageOptions, Workers, refuse_for_prompts
 from vane_dagster.pipeline.servers import ModelServer
@@ -280,6 +281,13 @@ class ModelStageRows:
         if record.mode in ("batch", "auto"):
             _check_batches(location, provider_type, record, given["options"], options)
         owner = f"{location}: the options of the model"
+        takes = inspect.signature(provider_type).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in takes.values()):
+            own = [each for each in takes if each != "model"]
+            unknown = [each for each in given["options"] if each not in takes]
+            advice = SAMPLING if kind != "embed" else {}
+            if texts := unknown_arguments("vd.Model(options={...})", unknown, own, advice):
+                raise DefinitionError(f"{location}: " + "\n".join(texts))
         check_call(owner, provider_type, ("model",), given["options"], "(model, **options)")
         sampling = model_task.declared_sampling
         _asked(location, provider_type, "check_options", given["options"], sampling)

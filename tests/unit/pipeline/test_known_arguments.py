@@ -80,11 +80,13 @@ REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     # Names of other systems
     (mapped, "num_gpus", "Did you mean 'num_cpus' or 'gpus'?"),
     (mapped, "ray_remote_args", "its options are 'name', 'fn', 'schema'"),
-    (prompted, "temperature", "its options are 'name', 'messages', 'model'"),
+    (prompted, "zzz", "its options are 'name', 'messages', 'model'"),
     # Fields of records
     (mapped, "max_error_rate", ": write on_error=vd.Failures(max_error_rate=...)"),
     (by_row, "version", ": write reuse=vd.Reuse(version=...)"),
     (embedded, "per_row", ": write reuse=vd.Reuse(per_row=...)"),
+    (prompted, "temperature", ': write sampling_params={"temperature": ...}'),
+    (embedded, "temperature", "its options are 'name', 'column', 'model'"),
     (mapped, "id", ": write cardinality=vd.Children(id=...)"),
     (projected, "description", ": write asset=vd.Asset(description=...)"),
     # Misspelt names
@@ -111,6 +113,21 @@ def test_an_unknown_argument_is_refused_with_what_to_write(declare, name, line):
     message = refusal(declare, **{name: 1})
     assert message.startswith(f"unknown argument {name!r} of ")
     assert line in message
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("request_per_minute", ". Did you mean 'requests_per_minute' or 'tokens_per_minute'?"),
+        ("zzz", ": its options are 'base_url', 'api_key_env', 'timeout', 'max_connections', "),
+        ("seed", ': write sampling_params={"seed": ...}'),
+    ],
+)
+def test_an_unknown_option_of_a_provider_is_refused_with_what_to_write(name, line):
+    given = {"provider": "openai", "model": vd.Model("m", options={name: "planted"})}
+    message = refusal(adding("prompt", "{text}"), **given)
+    assert message.startswith(f"unknown argument {name!r} of vd.Model(options={{...}}){line}")
+    assert "planted" not in message
 
 
 def test_several_arguments_are_refused_at_once():
