@@ -391,7 +391,7 @@ def _asked(location: str, provider: Any, name: str, *given: Any) -> Any:
     try:
         # A user's class may define an unrelated method with this name.
         return method(*given) if inspect.ismethod(method) else None
-    except ValueError as error:
+    except (ValueError, DefinitionError) as error:
         raise DefinitionError(f"{location}: {error}") from error
 
 

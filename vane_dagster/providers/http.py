@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from vane_dagster._arguments import number, positive
 from vane_dagster._secrets import keep_variables
 from vane_dagster.errors import ComputeError, StageError, described
 from vane_dagster.providers.base import Media, Message, PromptTooLong, Request, SamplingRefused
@@ -108,6 +109,10 @@ class HttpProvider:
     @classmethod
     def check_options(cls, options: Mapping[str, Any], sampling: Mapping[str, Any]) -> None:
         """See `Provider`."""
+        owner = "the options of the model"
+        positive(owner, "max_connections", options.get("max_connections"))
+        for name in ("timeout", "requests_per_minute", "tokens_per_minute"):
+            number(owner, name, options.get(name), "a number above 0", lambda given: given > 0)
         server = options.get("server")
         for name, used in (("base_url", "address"), ("api_key_env", "key")):
             if server is not None and options.get(name) is not None:
@@ -115,7 +120,7 @@ class HttpProvider:
                     f"the options of the model have {name}, but the server's {used} is used"
                 )
         body = {"extra_body": options.get("extra_body")}
-        for where, given in (("the options of the model", body), ("sampling_params", sampling)):
+        for where, given in ((owner, body), ("sampling_params", sampling)):
             if problem := _unsendable(where, given):
                 raise ValueError(problem)
 

@@ -127,6 +127,25 @@ def test_what_an_endpoint_cannot_be_sent_is_refused_at_declaration(arguments, me
     assert "planted" not in str(raised.value)
 
 
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("requests_per_minute", "600", "a number above 0"),
+        ("tokens_per_minute", 0, "a number above 0"),
+        ("timeout", "60", "a number above 0"),
+        ("max_connections", 2.5, "a whole number from 1 up"),
+    ],
+)
+def test_numbers_of_an_endpoint_are_checked_at_declaration(
+    provider, name, value, expected, tmp_path
+):
+    model = vd.Model("m", options={name: value})
+    message = f"asked': the options of the model: {name} is {value!r}; expected {expected}"
+    with pytest.raises(vd.errors.DefinitionError, match=re.escape(message)):
+        docs(tmp_path).prompt("asked", "{text}", provider=provider, model=model)
+
+
 # What is asked
 
 HEARD: list[Request] = []
