@@ -18,7 +18,8 @@ class CheckOutcome:
 
     Attributes:
         passed: Whether the partition passed.
-        description: The result in a sentence.
+        description: The result in a sentence. Default: the first line of the docstring of the
+            check's class; without one, the metadata.
         metadata: Texts, numbers, booleans, and tables as lists of mappings. They are stored with
             the partition and shown in Dagster.
         severity: "ERROR" or "WARN" for a failed check. Default: the check's own.

@@ -195,7 +195,7 @@ def _evaluated(
 ) -> CheckResult:
     digest = ""
     try:
-        outcome = _validated(check.evaluate(context))
+        outcome = _validated(check, check.evaluate(context))
         digest = definition_of(check)
     except BaseException as error:  # a check never stops a run; extensions in Rust panic
         if class_names(error) & _INTERRUPTS:
@@ -215,18 +215,19 @@ def _evaluated(
     )
 
 
-def _validated(outcome: Any) -> CheckOutcome:
+def _validated(check: Check, outcome: Any) -> CheckOutcome:
     """Return an outcome in the form in which it is stored."""
     if not isinstance(outcome, CheckOutcome) or not isinstance(outcome.passed, (bool, np.bool_)):
         raise TypeError("expected evaluate to return vd.checks.CheckOutcome(True) or (False)")
     if outcome.severity not in (None, "ERROR", "WARN"):
         raise TypeError(f'severity is {outcome.severity!r}; expected "ERROR" or "WARN"')
-    return CheckOutcome(
-        bool(outcome.passed),
-        masked(str(outcome.description)),
-        _plain(outcome.metadata),
-        outcome.severity,
-    )
+    metadata = _plain(outcome.metadata)
+    text = outcome.description or check.description
+    if text == check.name:  # it has no docstring
+        text = ", ".join(
+            f"{n}: {v}" for n, v in metadata.items() if not isinstance(v, (list, dict))
+        )
+    return CheckOutcome(bool(outcome.passed), masked(str(text)), metadata, outcome.severity)
 
 
 def _plain(value: Any) -> Any:

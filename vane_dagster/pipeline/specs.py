@@ -242,7 +242,7 @@ class JoinSpec(StageKind):
                 renamed = {f"{node}_{name}" if name in twice else name: c for name, c in chosen}
                 raise SchemaError(
                     f"{location}: column {twice[0]!r} comes from both {reads[twice[0]][0][0]!r} "
-                    f"and {node!r}; name the columns to take: columns={({node: renamed})}"
+                    f"and {node!r}; name the columns to take: columns={ ({node: renamed}) }"
                 )
             fields |= taken
             reads |= read

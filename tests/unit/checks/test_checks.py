@@ -703,6 +703,15 @@ def test_the_example_of_the_documentation_works():
     assert (found.passed, found.description) == (False, "1 of 3 texts are too long")
 
 
+def test_a_result_without_a_description_has_the_requirement_or_the_metadata():
+    (found,) = evaluate([LongTexts("text")], stored(text=["a"]))
+    assert found.description == "Few texts are long. More follows"
+    metadata = {"long": np.int64(3), "rows": [{"id": 1}], "share": 0.5}
+    assert result(vd.checks.CheckOutcome(False, metadata=metadata)).description == (
+        "long: 3, share: 0.5"
+    )
+
+
 class WithoutText(Exception):
     def __str__(self) -> str:
         raise KeyError("inside")
