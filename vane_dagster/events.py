@@ -185,6 +185,7 @@ class WaveStarted(Event):
         stages: The wave's stages.
         models: The models that it leased.
         resources: Resources of all nodes; empty if an autoscaler may add nodes.
+        is_cluster: Whether its workers run on a cluster, which keeps them from run to run.
     """
 
     index: int
@@ -192,6 +193,7 @@ class WaveStarted(Event):
     stages: tuple[str, ...]
     models: tuple[str, ...]
     resources: Mapping[str, float] = field(default_factory=dict)
+    is_cluster: bool = False
 
 
 @dataclass(frozen=True)

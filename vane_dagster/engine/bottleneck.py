@@ -30,10 +30,12 @@ class WaveTime:
     Attributes:
         resources: See `WaveStarted`.
         pools: Its pools.
+        is_cluster: See `WaveStarted`.
     """
 
     resources: Mapping[str, float] = field(default_factory=dict)
     pools: Sequence[PoolTime] = ()
+    is_cluster: bool = False
 
     @property
     def by_speed(self) -> list[PoolTime]:
@@ -120,10 +122,11 @@ def _options(
         first = sum(pool.least_seconds for pool in others) / passed
         room = slowest.room / max(1, slowest.workers)
         yield smaller, first * (1 - 1 / _FRAGMENTS) + room
-    yield (
-        "warm workers, as RayCompute keeps them from run to run",
-        slowest.loading / max(1, slowest.workers),
-    )
+    if not wave.is_cluster:
+        yield (
+            "warm workers, as RayCompute keeps them from run to run",
+            slowest.loading / max(1, slowest.workers),
+        )
 
 
 def _more_workers(wave: WaveTime, pool: PoolTime, workers: int) -> str:

@@ -116,7 +116,8 @@ def _compute(
         labels = tuple(pool.label for pool in claimed)
         reserved = {"CPU", *(name for pool in own.values() for name in pool.bundle)}
         totals = {} if capacity.adds_nodes else {name: capacity.total(name) for name in reserved}
-        state.emit(WaveStarted(index + 1, len(waves), tuple(stages), labels, totals))
+        of = tuple(stages), labels, totals, capacity.is_cluster
+        state.emit(WaveStarted(index + 1, len(waves), *of))
         lease = backend.lease(state.run_id, [io, *claimed], terms)
         state.emit(LeaseChanged(labels, True))
         try:

@@ -208,7 +208,7 @@ class RunSummary:
             every = [each for partition in plan.partitions for each in partition.fragments]
             self._fragment_rows = max((each.stop - each.start for each in every), default=0)
         elif isinstance(event, WaveStarted):
-            self._waves.append(WaveTime(event.resources))
+            self._waves.append(WaveTime(event.resources, is_cluster=event.is_cluster))
         elif isinstance(event, Progress) and self._waves:
             self._waves[-1].pools = event.pools
         elif isinstance(event, Failed):
@@ -234,7 +234,9 @@ class RunSummary:
 
     @property
     def advice(self) -> Advice | None:
-        """What limits the run; None if it computed nothing."""
+        """What limits the run; None if it computed nothing, and if work on a partition failed."""
+        if any(stage["failed"] for stage in self._stages.values()):
+            return None
         seconds = self.clock() - self._began
         return advise(self._waves, seconds, self._fragments, self._fragment_rows)
 

@@ -43,6 +43,13 @@ def test_the_option_that_saves_most(pools: list[PoolTime], option: str, saved: f
     assert found.gain == pytest.approx(100 / (100 - saved), rel=0.01)
 
 
+def test_a_cluster_which_keeps_workers_is_not_advised_to_keep_them() -> None:
+    pools = [pool("a", 2, 60, loading=80), pool("b", 1, 29)]
+    found = advise([WaveTime({}, pools, is_cluster=True)], 100.0, {"a": 1000}, 1000)
+    assert found is not None
+    assert "warm" not in found.option
+
+
 def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
     assert advised(pool("a", 0, 0)) is None
     found = advised(pool("a", 2, 6), pool("b", 1, 3))

@@ -108,7 +108,6 @@ def test_the_summary_adds_up_what_was_done():
     summary.take(Unchanged("embedding", "c", None, stored))
     function = ("embedding",), "clean", "w", LoadReport(False, 17.0, 1, "cpu", "host")
     summary.take(WorkerReady(*function, is_function=True))
-    summary.take(Failed("embedding", "d", vd.errors.UdfError("no")))
     summary.take(WaveStarted(1, 1, ("embedding",), ("Model",), {"GPU": 2.0}))
     io = PoolTime((), True, 2, computing=10.0, input=140.0)
     pool = PoolTime(
@@ -123,8 +122,7 @@ def test_the_summary_adds_up_what_was_done():
 
     assert summary.text().splitlines() == [
         "finished in 1 min 15 s, plan 0.5 s, connection 14 s, first worker 0 ms",
-        "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments), "
-        "1 failed; "
+        "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments); "
         "900 rows in 3.0 s, 300 rows/s; 2 workers: computing 80%, waiting for input 10%, "
         "loading 10%; 93% of the computing in your code; "
         "fragments: 2 computed, 2 reused; input rows: 0 computed, 100 copied; "
@@ -133,6 +131,10 @@ def test_the_summary_adds_up_what_was_done():
         "  function clean: 1 started in 17 s, 0 warm",
         f"  {advice}",
     ]
+    summary.take(Failed("embedding", "d", vd.errors.UdfError("no")))
+    assert "(4,000 rows in 12 fragments), 1 failed; 900 rows" in summary.text()
+    assert "bottleneck" not in summary.text()
+    assert summary.figures()["advice"] is None
 
 
 # The report
