@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._secrets import masked
-from vane_dagster._texts import count, duration, rate
+from vane_dagster._texts import amount, count, duration, rate
 from vane_dagster.engine.bottleneck import Advice, WaveTime, advise
 from vane_dagster.events import (
     Committed,
@@ -137,6 +137,9 @@ class _StageSummary(defaultdict[str, Any]):
         if rows:
             speed = f", {rate(rows / seconds)}" if seconds else ""
             lines.append(f"{count(rows, 'row')} in {duration(seconds)}{speed}")
+        if self["tokens"]:
+            cost = f", a cost of {amount(self['cost'], 3)}" if self["cost"] else ""
+            lines.append(f"{count(self['requests'], 'request')}, {self['tokens']:,} tokens{cost}")
         if pool is not None and pool.workers:
             shown = {"input": "waiting for input", "room": "waiting for room"}
             texts = {shown.get(name, name): f"{share:.0%}" for name, share in pool.shares.items()}
@@ -224,6 +227,10 @@ class RunSummary:
         if isinstance(event, Committed):
             for name in _SUMMED:
                 stage[name] += getattr(event.stats, name)
+            spent = event.stats.spent
+            stage["requests"] += spent["requests"]
+            stage["tokens"] += spent["prompt_tokens"] + spent["completion_tokens"]
+            stage["cost"] += manifest.figures.get("cost_spent", 0)
             stage["committed"] += 1
             stage["reused"] += max(0, len(manifest.parts) - event.stats.computed)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,7 +94,8 @@ def test_the_summary_adds_up_what_was_done():
     summary = RunSummary(clock=clock)
 
     def parts(*quarantined):
-        return SimpleNamespace(parts=[SimpleNamespace(quarantined=n) for n in quarantined])
+        made = [SimpleNamespace(quarantined=n) for n in quarantined]
+        return SimpleNamespace(parts=made, figures={})
 
     ready = ("embedding",), "Model", "w"
     clock.now = 14.0
@@ -135,6 +137,18 @@ def test_the_summary_adds_up_what_was_done():
     assert "(4,000 rows in 12 fragments), 1 failed; 900 rows" in summary.text()
     assert "bottleneck" not in summary.text()
     assert summary.figures()["advice"] is None
+
+
+@pytest.mark.parametrize(
+    ("figures", "cost"), [({"cost_spent": 0.00841}, ", a cost of 0.0168"), ({}, "")]
+)
+def test_the_summary_has_the_tokens_and_the_cost_of_a_prompt(figures, cost):
+    summary = RunSummary()
+    spent = Counter(requests=300, prompt_tokens=8_000, completion_tokens=1_000, cached_tokens=500)
+    for key in ("a", "b"):
+        manifest: Any = SimpleNamespace(parts=[], figures=figures)
+        summary.take(Committed("answer", key, None, manifest, StageStats(spent=spent)))
+    assert f"2 committed; 600 requests, 18,000 tokens{cost}; frag" in summary.text()
 
 
 # The report
