@@ -68,9 +68,13 @@ def quarantine(
         click.echo("No row is quarantined.")
     for group in () if as_json else groups:
         click.echo(f"{count(group['rows'], 'row')}: {group['error']}: {group['message']}")
-        for name in ("ids", "partitions"):
-            if group[name] not in ([], [None]):
-                click.echo(f"  {name}: {listed([str(each) for each in group[name]], _SHOWN)}")
+        texts = {"ids": group["ids"], "partitions": group["partitions"]}
+        if len(group["partitions"]) > 1:
+            pairs = zip(group["ids"], group["partition_of_ids"])
+            texts["ids"] = [f"{id} (partition {key})" for id, key in pairs]
+        for name, values in texts.items():
+            if values not in ([], [None]):
+                click.echo(f"  {name}: {listed([str(each) for each in values], _SHOWN)}")
         if group["failed_run"]:
             click.echo(
                 f"  not committed: run {group['failed_run']} failed. Only its first failed "
@@ -134,6 +138,7 @@ def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "message": same[0]["message"],
             "rows": len(same),
             "ids": [row["id"] for row in same],
+            "partition_of_ids": [row["partition"] for row in same],
             "failed_run": failed_run,
             "partitions": list(dict.fromkeys(row["partition"] for row in same)),
         }

@@ -14,6 +14,7 @@ from vane_dagster.storage.sample import python_values
 from vane_dagster.types.tensors import as_storage
 
 _WIDTH = 40
+_END = 17
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Preview:
                 where = "" if place.stage == self._name else f"in {place.stage}: "
                 shown = self.id if self.id in names else names[0]
                 own = [shortened(place.id) if name == shown else "" for name in names]
-                rows.append([*own, shortened(where + place.error)])
+                rows.append([*own, shortened(where + place.error, end=0)])
                 continue
             error = [""] if self.failed else []
             rows.append([*(shortened(column[place]) for column in values), *error])
@@ -132,12 +133,17 @@ class Preview:
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def shortened(value: Any) -> str:
-    """Return a value on one line, with the beginning of a long one."""
+def shortened(value: Any, end: int = _END) -> str:
+    """Return a value on one line, with the beginning and the `end` last characters of a long one.
+
+    Paths often differ at their ends alone.
+    """
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
     if isinstance(value, list) and len(value) > 4:
         shown = ", ".join(shortened(each) for each in value[:3])
         return f"[{shown}, ... {len(value)} values]"
     text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
+    if len(text) <= _WIDTH:
+        return text
+    return f"{text[: _WIDTH - 3 - end]}...{text[len(text) - end :]}"

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vane_dagster._secrets import masked
+from vane_dagster._texts import count
 from vane_dagster.errors import SourceError, StoreError, TraceError, described, names
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources import Source, TableReader
@@ -263,9 +264,12 @@ class ManifestIndex:
     def _never(self, stage: str) -> str:
         label = self.label(stage)
         folders = [*self.store.latest_of_all(self.pipeline, stage)]
+        has = f"it has {count(len(folders), 'partition')}: {names(folders[-3:])}"
+        if self.partition is None and folders:
+            return f"{label!r} is partitioned: name one with --partition, or partition=; {has}"
         return (
             f"{label!r} was never materialized for partition {self.partition!r} into "
-            f"{self.store.root.url!r}; it has {len(folders)} partitions: {names(folders[-3:])}"
+            f"{self.store.root.url!r}; {has}"
         )
 
 

@@ -103,7 +103,7 @@ def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
     *table, cost = run("preview", "one/same", *file, "--rows", "1").splitlines()
     assert table == [
         "id  text                                      list",
-        "1   word word word word word word word wo...  [0, 1, 2, ... 9 values]",
+        "1   word word word word ...rd word word word  [0, 1, 2, ... 9 values]",
         "",
     ]
     assert cost.startswith("same: 1 row in ")
@@ -131,7 +131,7 @@ def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
     pipelines["numbers"].run(store="its store", compute=WarmLocal(num_cpus=2))
     assert run("quarantine", "numbers/checked", *store).splitlines() == [
         "5 rows: ValueError: 6 is divisible by '3'",
-        "  ids: 6, 12, 3 and 2 more",
+        "  ids: 6 (partition a), 12 (partition a), 3 (partition b) and 2 more",
         "  partitions: a, b",
         "1 row: RuntimeError: seven",
         "  ids: 7",

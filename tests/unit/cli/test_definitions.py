@@ -103,3 +103,15 @@ def test_rows_that_were_not_committed_are_not_retried(store) -> None:
     done = CliRunner().invoke(main, ["quarantine", "one/same", *words])
     assert done.exit_code == 0, done.output
     assert "not committed: run r failed. Only its first" in done.output
+
+
+def test_ids_of_several_partitions_are_shown_with_them(store) -> None:
+    for key in ("a", "b"):
+        rows = [{"id": 7, "run_id": "r"}]
+        write_failed(
+            store, "one", "same", key, [pa.Table.from_pylist(rows, fault_schema(pa.int64()))]
+        )
+    done = CliRunner().invoke(main, ["quarantine", "one/same", "--store", store.root.path])
+    (line,) = (each for each in done.output.splitlines() if each.startswith("  ids: "))
+    shown = line.removeprefix("  ids: ").split(", ")
+    assert {*shown} == {"7 (partition a)", "7 (partition b)"}

@@ -327,8 +327,8 @@ def test_merged_files_of_a_publication(tmp_path):
     [
         ("docs/none", 1, "2026-01-02", False, "'docs/none' was never.*'docs/by_doc'.*'docs/words'"),
         ("nodocs/clean", 1, None, False, "no stage of a pipeline 'nodocs'; it has 'docs'"),
-        ("docs/clean", 1, "2026-01-01", False, "for partition '2026-01-01' .*1 partitions: '2026"),
-        ("docs/clean", 1, None, False, "'docs/clean' was never .* for partition None"),
+        ("docs/clean", 1, "2026-01-01", False, "for partition '2026-01-01' .*1 partition: '2026"),
+        ("docs/clean", 1, None, False, "is partitioned: name one with --partition,"),
         ("docs", 1, "2026-01-01", True, "never materialized for partition '2026-01-01'"),
         ("docs/clean", "x", "2026-01-02", False, "id is 'x'; its column 'id' is int64"),
         ("docs/clean", 2**63, "2026-01-02", False, "in its range"),
