@@ -81,6 +81,17 @@ def test_files_that_are_no_images_are_row_errors(tmp_path):
     assert all(found[name]["image"] is None for name in names)
 
 
+def test_without_a_size_only_headers_are_read(tmp_path):
+    picture(40, 40).save(tmp_path / "cut.bmp")
+    whole = (tmp_path / "cut.bmp").read_bytes()
+    (tmp_path / "cut.bmp").write_bytes(whole[: len(whole) // 2])
+    (row,) = read(vd.images(str(tmp_path))).to_pylist()
+    assert (row["image"], row["width"]) == (whole[: len(whole) // 2], 40)
+    picture().save(tmp_path / "good.png")
+    errors = read(vd.images(str(tmp_path), size=(6, 4))).column(ROW_ERROR).to_pylist()
+    assert [error is None for error in errors] == [False, True]
+
+
 def test_the_limit_of_pixels_replaces_that_of_pillow(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     picture(50, 50).save(tmp_path / "large.png")
