@@ -11,10 +11,16 @@ MAX_PIXELS = 89_478_485
 """The most pixels of an image by default: Pillow's own limit against decompression bombs."""
 
 
-def opened(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
-    """Open an encoded image, and read its header. Larger images raise an error of Pillow."""
+def opened(data: bytes, max_pixels: int | None = None) -> Any:
+    """Open an encoded image, and read its header. Larger images raise an error of Pillow.
+
+    Without `max_pixels`, the limit is `MAX_PIXELS`.
+    """
     from PIL import Image, UnidentifiedImageError
 
+    limit = f"the fixed limit of {MAX_PIXELS}; scale it down in a stage before"
+    limit = limit if max_pixels is None else f"max_pixels={max_pixels}"
+    max_pixels = max_pixels or MAX_PIXELS
     # Pillow refuses an image of twice its own limit before its size is known.
     if Image.MAX_IMAGE_PIXELS is not None:
         Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
@@ -22,9 +28,11 @@ def opened(data: bytes, max_pixels: int = MAX_PIXELS) -> Any:
         image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:
         raise UnidentifiedImageError("not an image in a format that Pillow can read") from error
+    except Image.DecompressionBombError as error:
+        raise Image.DecompressionBombError(f"it has more pixels than {limit}") from error
     if (pixels := image.height * image.width) > max_pixels:
         raise Image.DecompressionBombError(
-            f"{image.width} x {image.height} are {pixels} pixels, more than max_pixels={max_pixels}"
+            f"{image.width} x {image.height} are {pixels} pixels, more than {limit}"
         )
     return image
 

@@ -22,6 +22,7 @@ from vane_dagster.planning.definition import stage_definition
 from vane_dagster.providers.base import Answer, Media, Request
 from vane_dagster.providers.prompting import PromptTask
 from vane_dagster.providers.template import Template, parse_template
+from vane_dagster.types import image_files
 
 
 def parsed(messages: Any, system: str | None = None) -> Template:
@@ -248,6 +249,19 @@ def test_scaled_images_are_upright_and_keep_their_transparency():
     Image.new("RGBA", (60, 40), (0, 0, 0, 0)).quantize().save(file, "PNG")
     (part,) = media(vd.image("a", max_pixels=150), file.getvalue())
     assert opened(part).convert("RGBA").getpixel((0, 0))[3] == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "more"),
+    [((15, 10), "15 x 10 are 150 pixels, more than "), ((15, 21), "more pixels than ")],
+)
+def test_an_image_beyond_the_fixed_limit_is_an_error_that_names_it(size, more, monkeypatch):
+    value = picture("PNG", size)
+    monkeypatch.setattr(image_files, "MAX_PIXELS", 100)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 151)  # Pillow refuses twice as many
+    message = f"{more}the fixed limit of 100; scale it down in a stage before"
+    with pytest.raises(ValueError, match=f"column 'a': .*{message}"):
+        media(vd.image("a", max_pixels=9), value)
 
 
 @pytest.mark.parametrize(
