@@ -97,13 +97,15 @@ class StageBatches:
 
     @contextmanager
     def _connected(self) -> Iterator[BatchApi]:
-        """Connect to the provider."""
+        """Connect to the provider. Its errors get the location of the stage."""
         try:
             api = self._spec.batch_api()
         except ImportError as error:
             raise ComputeError(f"{self.location}: the run calls the batch API: {error}") from error
         try:
             yield api
+        except ComputeError as error:
+            raise type(error)(f"{self.location}: {error}") from error
         finally:
             api.close()
 

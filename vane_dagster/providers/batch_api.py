@@ -137,7 +137,7 @@ class BatchApi(abc.ABC):
 
     def get(self, id: str) -> RemoteBatch:
         """Return a batch."""
-        with self._calling(f"batch {id} was not found"):
+        with self._calling(f"batch {id} was not read"):
             return self._remote(self._batches.retrieve(id))
 
     @abc.abstractmethod
@@ -200,16 +200,18 @@ class OpenAIBatches(BatchApi):
         return f'{json.dumps(head)[:-1]}, "body": {body}}}'.encode()
 
     def submit(self, name: str, lines: Sequence[bytes]) -> RemoteBatch:
-        """See `BatchApi`. A file without a batch, of a process that was killed, expires."""
-        client = self._client.with_options(max_retries=0)
+        """See `BatchApi`. A file without a batch, of a process that was killed, expires.
+
+        The upload is repeated after a transient error, since it makes no batch.
+        """
         data = (f"{name}.jsonl", b"\n".join(lines))
         try:
             with self._calling("a file of requests was not accepted"):
-                file = client.files.create(file=data, purpose="batch")
+                file = self._client.files.create(file=data, purpose="batch")
         except ComputeError as error:
             raise RefusedBatch(str(error)) from error
         with self._calling("a batch was not created", creates=True):
-            made = client.batches.create(
+            made = self._client.with_options(max_retries=0).batches.create(
                 input_file_id=file.id,
                 endpoint=f"/v1{self._path}",
                 completion_window="24h",

@@ -189,6 +189,49 @@ def test_openai_says_by_a_code_that_the_account_has_no_room(code, lacks_room):
     assert (remote.problem, remote.lacks_room) == ("Enqueued token limit reached", lacks_room)
 
 
+@pytest.fixture(autouse=True)
+def _no_uname(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients send the name of the processor, for which Python starts `uname`."""
+    monkeypatch.setattr("platform._Processor.get", str)
+
+
+def openai_api(answers: dict[str, list[int]]) -> tuple[OpenAIBatches, list[str]]:
+    """OpenAI's client of a server that answers a path with statuses in turn; 0 breaks off."""
+    httpx, openai = pytest.importorskip("httpx"), pytest.importorskip("openai")
+    asked: list[str] = []
+
+    def answer(request: Any) -> Any:
+        asked.append(path := request.url.path.rpartition("/")[2])
+        if not (status := answers[path].pop(0) if answers.get(path) else 200):
+            raise httpx.ConnectError("dropped")
+        made = {"id": "b", "created_at": 1, "status": "validating", "object": "batch"}
+        return httpx.Response(status, json=made, headers={"retry-after-ms": "1"})
+
+    transport = httpx.Client(transport=httpx.MockTransport(answer))
+    client = openai.OpenAI(api_key="k", base_url="http://api/v1", http_client=transport)
+    return OpenAIBatches(client, "/chat/completions"), asked
+
+
+@pytest.mark.parametrize("status", [429, 500, 0])
+def test_a_transient_error_repeats_an_upload_and_never_the_creation_of_a_batch(status):
+    api, asked = openai_api({"files": [status]})
+    assert api.submit("name", [b"{}"]).id == "b"
+    assert asked == ["files", "files", "batches"]
+    api, asked = openai_api({"batches": [status]})
+    with pytest.raises(ComputeError, match="a batch was not created"):
+        api.submit("name", [b"{}"])
+    assert asked == ["files", "batches"]
+
+
+def test_a_batch_that_cannot_be_read_is_named_with_its_stage(world, monkeypatch):
+    (made,) = world.submit_all("a")
+    monkeypatch.setattr(world, "get", openai_api({made.id: [500] * 9})[0].get)
+    with pytest.raises(ComputeError) as raised:
+        world.batches().refresh()
+    start = f"stage 'docs/asked': batch {made.id} was not read by http://api/v1/batches/{made.id}: "
+    assert str(raised.value).startswith(f"{start}InternalServerError")
+
+
 def test_what_two_processes_record_of_a_batch_is_kept(world):
     (made,) = world.submit_all("a", key="monday")
     folder = world.batches().folder
