@@ -228,7 +228,7 @@ class DependencyWalk:
         units = [unit for unit in units if not unit.is_main_guard]
         bound = [unit for unit in units if name in unit.bound]
         node: Any = bound[-1].nodes[-1] if bound else None
-        if node is None or isinstance(node, (ast.For, ast.AugAssign)):
+        if node is None or name in source.rebound:
             return True
         is_own = isinstance(value, types.FunctionType) and value.__module__ == module.name
         if is_own and source.place(value.__code__) is None:  # the file was edited meanwhile

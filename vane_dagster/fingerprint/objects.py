@@ -99,7 +99,7 @@ class ObjectEncoder:
     def _fresh(self, obj: Any, path: str) -> str:
         if isinstance(obj, types.FunctionType):
             return self._function(obj, path)
-        if not isinstance(obj, type) and hasattr(obj, "__wrapped__") and _lookup(obj) is not obj:
+        if not isinstance(obj, type) and hasattr(obj, "__wrapped__") and not self._is_named(obj):
             state = {name: item for name, item in vars(obj).items() if not _is_special(name)}
             parts = (type(obj), obj.__wrapped__, state)
             return combine("wrapped", self.digest(parts, path))
@@ -134,7 +134,7 @@ class ObjectEncoder:
 
     def _function(self, function: types.FunctionType, path: str) -> str:
         where = self._dependency_walk.finder.find(function.__module__ or "__main__")
-        if where is not None and self._is_named(function, where):
+        if where is not None and self._is_in_file(function, where):
             return self._by_name(function, where)
         name = function.__globals__.get("__name__", "__main__")
         module = self._dependency_walk.finder.find(name)
@@ -157,14 +157,26 @@ class ObjectEncoder:
             importer = module or Module("__main__", "own", None)
             walk.unit(importer, unit, names if is_in_file else ())
         is_nested = "<" in function.__qualname__ or code.co_flags & inspect.CO_NESTED
-        if is_in_file and not is_nested:
+        if is_in_file and not is_nested and not self._is_rebound(function):
             return token
         parts = [*self._captured(function, path), *self._attributes_of(function, path)]
         if not is_in_file:
             parts += self._globals(names, function.__globals__, path)
         return combine(token, *parts)
 
-    def _is_named(self, function: types.FunctionType, module: Module) -> bool:
+    def _is_named(self, obj: Any) -> bool:
+        """Return whether an object's name stands for it, and in a script never for another one."""
+        return _lookup(obj) is obj and not self._is_rebound(obj)
+
+    def _is_rebound(self, obj: Any) -> bool:
+        module = self._dependency_walk.finder.find(obj.__module__ or "__main__")
+        if module is None or not (module.is_main and module.is_source):
+            return False
+        source = self._dependency_walk.finder.source(str(module.path))
+        name = obj.__qualname__.partition(".")[0]
+        return name in source.rebound or name in source.set_by_functions
+
+    def _is_in_file(self, function: types.FunctionType, module: Module) -> bool:
         """Return whether a function is the module-level definition of its file on disk."""
         if module.kind != "own" or not module.is_source or "<" in function.__qualname__:
             return False
@@ -172,8 +184,7 @@ class ObjectEncoder:
         if module.is_main and source.place(function.__code__) is None:
             # Such a function is pickled by value: as in memory, not as in the file.
             return False
-        is_found = _lookup(function) is function
-        return is_found and function.__qualname__.partition(".")[0] in source.units
+        return self._is_named(function) and function.__qualname__.partition(".")[0] in source.units
 
     def _captured(self, function: types.FunctionType, path: str) -> list[str]:
         """Hash defaults and the variables of enclosing functions."""
@@ -212,9 +223,9 @@ class ObjectEncoder:
             bases.append(self.digest(type(cls), f"{path}.__class__"))
         if module.is_source and self._holds_class(cls, module):
             token = self._by_name(cls, module)
-            if _lookup(cls) is cls:
+            if self._is_named(cls):
                 return combine("class", token, *bases)
-            # The name now refers to something else, or to another class of that name.
+            # The name now refers to something else, or another class may have that name.
             bases.append(token)
         return combine("class", self._members(cls, module, path), *bases)
 

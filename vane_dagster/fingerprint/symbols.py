@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import bisect
 import types
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -161,6 +162,26 @@ class SourceFile:
         return bound_names([self.tree])
 
     @cached_property
+    def rebound(self) -> frozenset[str]:
+        """The names that the file binds more than once, or in a loop, outside of functions.
+
+        Either the body of an ``if`` or ``try`` binds a name, or what stands in for it.
+        """
+        nodes = top_nodes(self.tree.body)
+        loops = [node for node in nodes if isinstance(node, (ast.For, ast.While))]
+        counts = _bindings(self.tree.body) + _bindings(loops)
+        for node in self.tree.body:
+            if isinstance(node, (ast.If, ast.Try)):
+                counts -= _bindings(node.body) & _bindings(getattr(node, "handlers", node.orelse))
+        return frozenset(name for name, count in counts.items() if count > 1)
+
+    @cached_property
+    def set_by_functions(self) -> frozenset[str]:
+        """The names that functions declare as global."""
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Global)]
+        return frozenset(name for node in nodes for name in node.names)
+
+    @cached_property
     def changed_later(self) -> frozenset[str]:
         """The names that functions and the statements under ``__main__`` bind, or change in place.
 
@@ -172,9 +193,7 @@ class SourceFile:
         guards = [n for n in self.tree.body if SymbolSource(self.path, [n]).is_main_guard]
         for node in (inner for each in (*later, *guards) for inner in ast.walk(each)):
             targets: list[ast.AST] = []
-            if isinstance(node, ast.Global):
-                changed.update(node.names)
-            elif isinstance(node, (ast.Attribute, ast.Subscript)):
+            if isinstance(node, (ast.Attribute, ast.Subscript)):
                 targets = [] if isinstance(node.ctx, ast.Load) else [node]
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 targets = [node.func] if node.func.attr in _MUTATORS else []
@@ -182,7 +201,7 @@ class SourceFile:
                 targets = [*node.args[:1]]
             roots = map(ast_digest.root, targets)
             changed.update(each.id for each in roots if isinstance(each, ast.Name))
-        return frozenset(changed) | bound_names(guards)
+        return self.set_by_functions.union(changed, bound_names(guards))
 
     def binding(self, name: str) -> list[SymbolSource]:
         """Return the statements that may bind a name, in order; star imports may bind any."""
@@ -219,6 +238,10 @@ class SourceFile:
             digests.setdefault(key, []).append(code_digest(code))
             waiting += [item for item in code.co_consts if isinstance(item, types.CodeType)]
         return digests
+
+
+def _bindings(nodes: Iterable[ast.AST]) -> Counter[str]:
+    return Counter(name for node in top_nodes(nodes) for name in bound_by(node))
 
 
 def bound_names(nodes: Iterable[ast.AST]) -> frozenset[str]:

@@ -273,9 +273,11 @@ def test_a_file_is_the_same_code_as_a_script_and_as_a_module(
 ) -> None:
     text = (
         "import argparse, logging, re\nlog = logging.getLogger()\nK, PATTERN = 1, re.compile('x')\n"
+        "try:\n    import missing_one\nexcept ImportError:\n    missing_one = None\n"
         "TABLE = {}\nfor n in 'ab':\n    TABLE[n] = K\n"
         "def helper(b):\n    log.info('%s', b)\n    return PATTERN.sub('', TABLE['a'])\n"
-        "class Model:\n    def __call__(self, b):\n        return helper(b) or Model\n"
+        "class Model:\n    def __call__(self, b):\n"
+        "        return missing_one or helper(b) or Model\n"
         "if __name__ == '__main__':\n    log.info(argparse.ArgumentParser().parse_args([]))\n"
     )
     (tmp_path / "both.py").write_text(text)
@@ -348,6 +350,127 @@ def test_values_of_scripts_count_if_the_run_determines_them(
 
     assert digest("2") == digest("2")
     assert (digest("2") != digest("3")) is counts
+
+
+def identities(script: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run a script; return the identities of `udf` at its calls of `see`, and at its end."""
+    seen: list[str] = []
+    main = types.ModuleType("__main__")
+    main.__file__ = str(script)
+
+    def see() -> None:
+        seen.append(code_identity(main.udf).digest)  # type: ignore[attr-defined]  # made in memory
+
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", [script.name])
+    script.write_text(text)
+    vars(main)["see"] = see
+    exec(compile(text, main.__file__, "exec"), vars(main))
+    see()
+    return seen
+
+
+CACHED = "import functools\ndef doubled(f):\n    return functools.wraps(f)(lambda b: 2 * f(b))\n"
+CALLED = "def udf(b):\n    return helper(b)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def udf(b):\n    return b\nsee()\ndef udf(b):\n    return -b\n",
+        "for n in 1, 2:\n    if n == 1:\n        def udf(b): return b\n        see()\n"
+        "    else:\n        def udf(b): return -b\n",
+        "for n in 1, 2, 3:\n    def one(b, n=n): return b * n\n    if n == 1: udf = one\n"
+        "see()\nudf = one\n",
+        "for n in 1, 2:\n    def udf(b, n=n): return b * n\n    if n == 1: see()\n",
+        "if __name__ == '__main__':\n    def udf(b): return b\n    see()\n"
+        "    def udf(b): return -b\n",
+        "def udf(b):\n    return b\nsee()\ndef edit():\n    global udf\n"
+        "    def udf(b): return -b\nedit()\n",
+        "class udf:\n    def __call__(self, b): return b\nsee()\n"
+        "class udf:\n    def __call__(self, b): return -b\n",
+        "class Base:\n    def __call__(self, b): return self.n\n"
+        "class udf(Base):\n    n = 1\nsee()\nclass udf(Base):\n    n = 2\n",
+        f"{CACHED}@functools.cache\ndef udf(b):\n    return b\nsee()\n"
+        "@functools.cache\ndef udf(b):\n    return -b\n",
+        f"{CACHED}@doubled\ndef udf(b):\n    return b\nsee()\n"
+        "@doubled\ndef udf(b):\n    return -b\n",
+        f"{CACHED}def udf(b):\n    return b\nsee()\nudf = doubled(udf)\n",
+        "try:\n    def udf(b): return b\n    see()\n    def udf(b): return -b\n"
+        "finally:\n    pass\n",
+        f"{CALLED}def helper(b):\n    return b\nsee()\ndef helper(b):\n    return -b\n",
+        f"{CALLED}helper = lambda b: b\nsee()\ndef helper(b):\n    return -b\n",
+        f"{CALLED}def helper(b):\n    return deeper(b)\ndef deeper(b):\n    return b\nsee()\n"
+        "def deeper(b):\n    return -b\n",
+        f"{CALLED}class helper:\n    n = 1\nsee()\nclass helper:\n    n = 2\n",
+        f"{CALLED}helper = len('a')\nsee()\nhelper = len('ab')\n",
+    ],
+)
+def test_a_script_may_bind_a_name_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    first, second = seen = identities(tmp_path / "script.py", text, monkeypatch)
+    assert first != second, "the results of the first definition would be taken for the second's"
+    assert identities(tmp_path / "script.py", f"# moved\n\n{text}", monkeypatch) == seen
+
+
+@pytest.mark.parametrize(
+    ("text", "counts", "not_counts"),
+    [
+        (
+            "try:\n    import missing_one\n    def udf(b): return missing_one.f(b)\n"
+            "except ImportError:\n    def udf(b): return -b\n",
+            "-b",
+            "",
+        ),
+        (
+            "import sys\nif sys.platform:\n    def udf(b): return b\n"
+            "else:\n    def udf(b): return -b\n",
+            "return b",
+            "",
+        ),
+        (
+            "import typing\n@typing.overload\ndef udf(b: int) -> int: ...\n"
+            "@typing.overload\ndef udf(b: str) -> str: ...\ndef udf(b):\n    return -b\n",
+            "-b",
+            "b: str",
+        ),
+        (
+            "class udf:\n    @property\n    def n(self): return self._n\n"
+            "    @n.setter\n    def n(self, n): self._n = -n\n",
+            "-n",
+            "",
+        ),
+        (
+            "import functools\n@functools.singledispatch\ndef each(b): return b\n"
+            "@each.register\ndef _(b: int): return -b\n@each.register\ndef _(b: str): return +b\n"
+            "def udf(b): return each(b)\n",
+            "-b",
+            "",
+        ),
+        (
+            "import threading\ndef udf(b):\n    udf._lock = threading.Lock()\n"
+            "    return b + 1\nudf(1)\n",
+            "+ 1",
+            "",
+        ),
+        (
+            "import dataclasses\n@dataclasses.dataclass\nclass udf:\n    n: int = 1\n"
+            "    def __call__(self, b): return b\n",
+            "= 1",
+            "",
+        ),
+    ],
+)
+def test_what_looks_like_a_second_definition_has_one_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, counts: str, not_counts: str
+) -> None:
+    script = tmp_path / "script.py"
+    seen = identities(script, text, monkeypatch)
+    assert identities(script, f"# moved\n\n{text}", monkeypatch) == seen
+    assert identities(script, text.replace(counts, counts + "0"), monkeypatch) != seen
+    if not_counts:
+        assert identities(script, text.replace(not_counts, not_counts + "0"), monkeypatch) == seen
 
 
 def test_notebook_cells_count_by_their_source() -> None:
