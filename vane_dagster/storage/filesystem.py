@@ -114,6 +114,8 @@ class StoragePath:
             kind = fsspec.get_filesystem_class(protocol)
             fs = kind(**{**kind._get_kwargs_from_urls(url), **options})
             path = kind._strip_protocol(url)
+            if "file" in protocols(fs):  # listings have one slash
+                path = re.sub("//+", "/", path)
         except ImportError as error:
             extra = _EXTRAS.get(protocol)
             driver = f"vane-dagster[{extra}]" if extra else "the fsspec driver for it"

@@ -42,6 +42,17 @@ def test_a_cycle_of_links_is_an_error(kind, tmp_path):
     assert str(error).endswith("remove broken and circular links")
 
 
+@pytest.mark.parametrize("pattern", ["", "/*.parquet", "/**/*.parquet", "/x.parquet"])
+@pytest.mark.parametrize("root", ["{}//", "file://{}///", "{}/./"])
+def test_a_root_with_more_slashes_lists_the_same(root, pattern, tmp_path):
+    keys = [str(number) for number in range(70)]
+    write(*(tmp_path / key / "x.parquet" for key in keys))
+    source = vd.parquet(f"{root.format(tmp_path)}{{partition_key}}{pattern}")
+    alone, together = source.list_files(keys[:1], "here"), source.list_files(keys, "here")
+    assert [len(files) for files in together.values()] == [1] * 70
+    assert together["0"] == alone["0"]
+
+
 @pytest.mark.parametrize("pattern", ["", "/**/*.parquet", "/*", "/*.parquet"])
 def test_a_link_to_nothing_is_an_error(pattern, tmp_path):
     write(tmp_path / "x.parquet")
