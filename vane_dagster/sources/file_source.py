@@ -103,7 +103,8 @@ class FileSource(Source):
         """List the files of some partitions.
 
         Up to 64 partitions are listed separately, in parallel. More are listed by one recursive
-        listing of their common folder.
+        listing of their common folder. If that fails on a local disk, they are listed separately
+        too, so that a circular link or an unreadable folder fails its own partition only.
         """
         place = StoragePath(self.url, self.storage_options)  # has a file system for each thread
         failed: dict[str | None, Listed] = {}
@@ -119,7 +120,8 @@ class FileSource(Source):
             try:
                 listing = with_retries(lambda: _Listing(place.fs, patterns.values()))
             except Exception as error:  # drivers raise their own exception classes
-                return failed | dict.fromkeys(patterns, _unlisted(self.url, error, location))
+                if not place.is_local:  # where each partition would wait for the storage again
+                    return failed | dict.fromkeys(patterns, _unlisted(self.url, error, location))
 
         def recorded(pattern: _Pattern) -> tuple[FileRecord, ...]:
             infos = listing.matching(pattern) if listing else _matching(place.fs, pattern)

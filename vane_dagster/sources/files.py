@@ -32,6 +32,10 @@ def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileR
     """
     name = info["name"]
     url = fs.unstrip_protocol(name)
+    try:
+        url.encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"the name of the file {name!r} is not UTF-8; rename the file") from None
     if part := parse_part_name(name.rpartition("/")[2]):
         return FileRecord(url, int(info["size"]), part[1], part[1])
     version = _first_of(_DIGESTS, info)

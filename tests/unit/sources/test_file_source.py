@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -40,6 +41,21 @@ def test_a_cycle_of_links_is_an_error(kind, tmp_path):
     assert isinstance(error, SourceError)
     assert "Too many levels of symbolic links" in str(error)
     assert str(error).endswith("remove broken and circular links")
+
+
+@pytest.mark.parametrize("count", [2, 70])
+def test_a_cycle_of_links_or_a_name_that_is_not_utf_8_fails_its_partition_only(count, tmp_path):
+    keys = [str(number) for number in range(count)]
+    write(*(tmp_path / key / "x.parquet" for key in keys))
+    (tmp_path / "0" / "up").symlink_to(tmp_path / "0")
+    write(Path(os.fsdecode(bytes(tmp_path / "1" / "caf") + b"\xe9.parquet")))
+    source = vd.parquet(f"{tmp_path}/{{partition_key}}")
+    cycle, name, *others = source.list_files(keys, "here").values()
+    assert isinstance(cycle, SourceError)
+    assert "Too many levels of symbolic links" in str(cycle)
+    assert isinstance(name, SourceError)
+    assert str(name).endswith(r"caf\udce9.parquet' is not UTF-8; rename the file")
+    assert [len(files) for files in others] == [1] * (count - 2)
 
 
 @pytest.mark.parametrize("pattern", ["", "/*.parquet", "/**/*.parquet", "/x.parquet"])
