@@ -67,6 +67,8 @@ class Advice:
         text += (
             f"{'reading and writing' if pool.is_io else names(pool.stages)}, whose "
             f"{count(pool.workers, 'worker')} computed {shares['computing']:.0%} of the time"
+            + ", within their limits by the minute"
+            * pool.is_paced
         )
         if not self.option:
             return f"{text}, and no option is predicted to save {_LEAST_GAIN - 1:.0%} and a second"
