@@ -188,7 +188,9 @@ def test_arguments_are_refused_at_declaration(offered, tmp_path):
     provider = offered.declare(docs(tmp_path)).spec.provider
     wrong = [({"model": ""}, "model is ''; expected a model's name"), *offered.refused]
     if not _takes_any(provider):
-        wrong.append(({"options": {"adress": "x"}}, "got an unexpected keyword argument 'adress'"))
+        wrong.append(
+            ({"options": {"adress": "x"}}, "unknown argument 'adress' of vd.Model(options")
+        )
     for arguments, message in wrong:
         with pytest.raises(vd.errors.DefinitionError, match=re.escape(message)) as raised:
             offered.declare(pipeline, **arguments)

@@ -278,7 +278,7 @@ class ModelStageRows:
         self._check_columns(location, model_task, options)
         provider_type, record, given = _parse_model(location, model_task.method, provider, model)
         keep_arguments((), given)
-        if record.mode in ("batch", "auto"):
+        if record.mode == "batch":
             _check_batches(location, provider_type, record, given["options"], options)
         owner = f"{location}: the options of the model"
         takes = inspect.signature(provider_type).parameters

@@ -60,7 +60,7 @@ BODY = {"extra_body": {"a": 1}}
 
 def openai(backend: Any, server: Server, url: str) -> Offered:
     arguments = endpoint_arguments("openai", url)
-    wrong = ({"options": {"api": "x"}}, "unexpected keyword argument 'api'")
+    wrong = ({"options": {"api": "x"}}, "unknown argument 'api' of vd.Model(options")
     return Offered(
         backend, "prompt", arguments, echoes, BAD, WRONG_KEYS, [wrong], BODY, server=server
     )
