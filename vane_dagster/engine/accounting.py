@@ -183,7 +183,7 @@ def count_error(
     """Return the error in a part's counts, or None; the caller removes a part with an error."""
     base = spec.base_node(state.pipeline)
     above = state.parts[run.partition, base][run.index] if base != SOURCE else None
-    expected = above.info.rows if above else run.fragment.stop - run.fragment.start
+    expected = above.info.rows if above else run.rows
     sample = state.plan.partitions[run.partition].sample
     expected = len(sample[run.index]) if sample else expected
     passed = part.rows_in - part.filtered - part.quarantined

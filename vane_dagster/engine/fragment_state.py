@@ -133,6 +133,11 @@ class FragmentState:
     charge: int = 0
 
     @property
+    def rows(self) -> int:
+        """Its rows of the source."""
+        return self.fragment.stop - self.fragment.start
+
+    @property
     def place(self) -> tuple[int, int]:
         """Its partition and its index there; the smallest goes first everywhere."""
         return self.partition, self.index

@@ -170,15 +170,14 @@ class WaveScheduler:
 
         def in_flight(stage: str) -> int:
             return sum(
-                each.fragment.stop - each.fragment.start
+                each.rows
                 for each in self._active.values()
                 if (task_state := each.task_states.get(stage)) and not task_state.done
             )
 
-        may_begin, rows = self._state.token_budget.may_begin, run.fragment.stop - run.fragment.start
-        return all(
-            may_begin(stage, rows, functools.partial(in_flight, stage)) for stage in run.task_states
-        )
+        may_begin = self._state.token_budget.may_begin
+        stages = run.task_states
+        return all(may_begin(s, run.rows, functools.partial(in_flight, s)) for s in stages)
 
     def _upstream_in_memory(self, run: FragmentState, spec: StageSpec) -> Held | None:
         """The upstream rows, if a map's workers can read them from memory in their order."""
@@ -189,7 +188,7 @@ class WaveScheduler:
         return self._worker_group.worker_queue(stage, True).size
 
     def _should_run_whole(self, run: FragmentState, stage: str) -> bool:
-        rows, workers = run.fragment.stop - run.fragment.start, self._workers(stage)
+        rows, workers = run.rows, self._workers(stage)
         if run.is_suspect or not run.expects_new_rows(stage):
             return False
         return self._slice_sizer.should_run_whole(stage, rows, self._fragments.left, workers)
@@ -342,7 +341,7 @@ class WaveScheduler:
             task_state.table = Held(table, part.info.rows, report.bytes_out)
         self._state.add_part(run.partition, stage, run.index, part)
         self._fragments.release(run, [stage])
-        if error := self._state.token_budget.record(stage, part.info):
+        if error := self._state.token_budget.record(stage, part.info, run.rows):
             self._fail_unstarted(stage, error)
         for below in run.task_states.values():
             below.waits_for.discard(stage)
@@ -356,7 +355,7 @@ class WaveScheduler:
         run.abandon(waiting)
         self._fragments.release(run, waiting)
         for each in recorded:
-            if error := self._state.token_budget.submitted(stage, each):
+            if error := self._state.token_budget.submitted(stage, each, run.rows // len(recorded)):
                 self._fail_unstarted(stage, error)
         self._end_if_finished(run)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from vane_dagster.errors import BudgetError
@@ -22,9 +22,13 @@ class TokenBudget:
         self._pipeline = pipeline
         self._used = {} if used is None else used
         self._told: set[str] = set()
+        self._rows = Counter[str]()
+        self._spent = defaultdict[str, Counter[str]](Counter)
 
-    def record(self, stage: str, part: PartInfo) -> BudgetError | None:
-        """Add a part; return the error to stop with when a budget is exhausted, once per stage.
+    def record(self, stage: str, part: PartInfo, rows: int) -> BudgetError | None:
+        """Add the part of a fragment of some source rows.
+
+        Return the error to stop with when a budget is exhausted, once per stage.
 
         Answers of batches were counted when they were submitted.
         """
@@ -35,23 +39,24 @@ class TokenBudget:
         if spent["batch_requests"]:
             spent = Counter({n: round(v * live / spent["requests"]) for n, v in spent.items()})
             spent["batch_requests"] = 0
-        return self._add(stage, usage, spent)
+        return self._add(stage, usage, spent, rows)
 
     def may_begin(self, stage: str, rows: int, in_flight: Callable[[], int]) -> bool:
-        """Return whether a fragment of some rows may begin beside the rows in flight.
+        """Return whether a fragment of some source rows may begin beside those in flight.
 
-        With a budget it may if all would stay within it by the requests so far, else alone.
+        With a budget it may if all would stay within it by the fragments so far that used some of
+        it, else alone.
         """
         usage = self._pipeline[stage].spec.usage
         if usage is None or not usage.has_budget or not (others := in_flight()):
             return True
-        used = self._used.get(stage, Counter[str]())
-        if not (requests := used["requests"]):
+        if not (ended := self._rows[stage]):
             return False
-        share = 1 + (rows + others) / requests
-        return not usage.over_budget(Counter({n: round(v * share) for n, v in used.items()}))
+        share = (rows + others) / ended
+        expected = Counter({n: round(share * v) for n, v in self._spent[stage].items()})
+        return not usage.over_budget(self._used.get(stage, Counter[str]()) + expected)
 
-    def submitted(self, stage: str, recorded: Recorded) -> BudgetError | None:
+    def submitted(self, stage: str, recorded: Recorded, rows: int) -> BudgetError | None:
         """Add requests for a batch, by an estimate of their tokens; see `record`."""
         usage, requests = self._pipeline[stage].spec.usage, recorded.requests
         assert usage is not None
@@ -61,11 +66,15 @@ class TokenBudget:
             prompt_tokens=recorded.prompt_tokens,
             completion_tokens=recorded.completion_tokens,
         )
-        return self._add(stage, usage, used) if requests else None
+        return self._add(stage, usage, used, rows) if requests else None
 
-    def _add(self, stage: str, usage: UsageAccount, spent: Counter[str]) -> BudgetError | None:
+    def _add(
+        self, stage: str, usage: UsageAccount, spent: Counter[str], rows: int
+    ) -> BudgetError | None:
         used = self._used.setdefault(stage, Counter())
         used.update(spent)
+        self._spent[stage].update(spent)
+        self._rows[stage] += rows if any(spent.values()) else 0
         message = usage.over_budget(used)
         if message is None or stage in self._told:
             return None

@@ -36,15 +36,19 @@ class Continuation:
         batch: The last batch that it waited for.
         stages: The stages to run.
         partitions: The partitions.
+        is_committed: Whether its answers are committed, so that only stages downstream are left.
     """
 
     batch: ProviderBatch
     stages: Sequence[str]
     partitions: list[Key]
+    is_committed: bool
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of the run, copied from the run that submitted the batch."""
+        if self.is_committed:
+            return {}
         options = {name: getattr(self.batch, name) for name in ("force", "retry_quarantined")}
         return {**options, "continues": self.batch.run_id}
 
@@ -56,33 +60,36 @@ class BatchRuns:
         self._pipeline, self._store = pipeline, store
         self.every = stage_batches(pipeline, store)
 
-    def left(self, batches: StageBatches, batch: ProviderBatch) -> list[Key]:
+    def left(self, batches: StageBatches, batch: ProviderBatch) -> dict[Key, bool]:
         """Return the partitions in which stages of the run that submitted a batch are to be run.
 
         The stage has not been committed since the batch has ended, or one below it was made from
         another version of it, or never. What a user has cancelled is left to the user.
+
+        Returns:
+            Whether the stage has been committed since, by partition.
         """
         if batch.is_canceled:
-            return []
+            return {}
         by_stage = {
             stage: in_force(self._store, self._pipeline.name, stage, batch.partitions)
             for stage in self._pipeline.stages
             if stage in batch.stages
         }
-
-        def is_left(key: Key) -> bool:
+        left: dict[Key, bool] = {}
+        for key in batch.partitions:
             made = {stage: manifests.get(key) for stage, manifests in by_stage.items()}
             own = made.get(batches.stage)
-            if None in made.values() or own is None or own.committed_at < batch.ended_at:
-                return True
+            is_committed = own is not None and own.committed_at >= batch.ended_at
             versions = {s: (m.generation, m.plan, m.content) for s, m in made.items() if m}
             names = [
                 (u, m.upstream.get(u, "")) for m in made.values() if m for u in m.reads if u in made
             ]
-            parsed = [(stage, ManifestName.parse(name)) for stage, name in names]
-            return any(name is None or name.version != versions[stage] for stage, name in parsed)
-
-        return [key for key in batch.partitions if is_left(key)]
+            parsed = [(versions.get(u), ManifestName.parse(name)) for u, name in names]
+            is_behind = any(name is None or name.version != now for now, name in parsed)
+            if not is_committed or is_behind or None in made.values():
+                left[key] = is_committed
+        return left
 
     def continuations(self, done: Collection[str] = ()) -> tuple[list[Continuation], set[str]]:
         """Return the runs to begin, and the names of the batches that need none any more.
@@ -95,17 +102,18 @@ class BatchRuns:
         """
         every = [(each, batch) for each in self.every for batch in each.batches]
         waiting = {key for each in self.every for key in each.waiting()}
-        needless, last = set[str](), dict[Key, ProviderBatch]()
+        needless, last = set[str](), dict[Key, tuple[ProviderBatch, bool]]()
         for batches, batch in sorted(every, key=lambda pair: pair[1].at):
             if not batch.ended_at:
                 continue
-            left = [] if batch.name in done else self.left(batches, batch)
+            left = {} if batch.name in done else self.left(batches, batch)
             needless |= set() if left else {batch.name}
-            last |= {key: batch for key in left if key not in waiting}
-        runs: dict[str, Continuation] = {}
-        for key, batch in last.items():
+            last |= {key: (batch, made) for key, made in left.items() if key not in waiting}
+        runs: dict[tuple[str, bool], Continuation] = {}
+        for key, (batch, made) in last.items():
             stages = [stage for stage in self._pipeline.stages if stage in batch.stages]
-            runs.setdefault(batch.name, Continuation(batch, stages, [])).partitions.append(key)
+            run = runs.setdefault((batch.name, made), Continuation(batch, stages, [], made))
+            run.partitions.append(key)
         return [*runs.values()], needless
 
 

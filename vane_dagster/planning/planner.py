@@ -221,8 +221,10 @@ class _Planner:
             is_done = is_done and self._is_at_target(key, stage)
             former = self._in_force(key, stage) if self.retry else None
             again = self._is_forced(stage) or (former is not None and has_faults(former))
-            if again or (self.retry and not is_done) or (key, stage) in self.lost:
+            if again or (self.retry and not is_done):
                 generation = raised(base, self.run_id, again)
+            elif (key, stage) in self.lost:  # any run that finds this resumes one that was killed
+                generation = raised(base, str(in_force), again)
             done = in_force if is_done and generation == base else None
             known[stage] = done.plan if done else self._plans(stage, generation, given)[0]
             plans[stage] = StagePlan(known[stage], generation, done, former=in_force, undone=undone)
@@ -307,7 +309,7 @@ class _Planner:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
                 raise StoreError(f"{place}: {error}") from error
             lacking = [index for index in range(len(fragments)) if index not in parts]
-            if self._has_lost(stage, in_force, named, lacking) and (key, stage) not in self.lost:
+            if self._has_lost(stage, plan, in_force, named, lacking):
                 self.lost.add((key, stage))
                 self.warnings[key].clear()
                 return self.plan(key)
@@ -361,12 +363,17 @@ class _Planner:
     def _has_lost(
         self,
         stage: str,
+        plan: StagePlan,
         in_force: Manifest | None,
         named: Mapping[str, Sequence[Sequence[str]]],
         lacking: Collection[int],
     ) -> bool:
-        """Return whether results of the user's code that the manifest in force names are gone."""
-        if in_force is None or not self.pipeline[stage].spec.runs_udf:
+        """Return whether results of the user's code that the manifest in force names are gone.
+
+        With a new generation the others get other keys already.
+        """
+        is_new = in_force is None or plan.generation != in_force.generation
+        if is_new or in_force is None or not self.pipeline[stage].spec.runs_udf:
             return False
         made = {part.key for part in in_force.parts}
         return any(

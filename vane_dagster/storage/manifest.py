@@ -217,7 +217,7 @@ def raised(generation: str, run_id: str | None, again: bool = True) -> str:
 
     Args:
         generation: The generation in force.
-        run_id: The run; None for a plan without a run.
+        run_id: The run; None for a plan without a run. Of lost parts, the manifest that names them.
         again: Whether the number is raised too: rows in force are computed again.
     """
     number, _, mark = generation.partition(".")

@@ -267,10 +267,16 @@ def harming(staging: Path) -> Callable[..., Any]:
 
 
 def drawn(x: int) -> str:
+    if os.environ.get("ENDPOINT_IS_DOWN") and x >= ROWS - 10:
+        raise StageError("the endpoint is down")
     return f"{x} {secrets.token_hex(8)}"
 
 
-def test_rows_below_a_lost_part_are_computed_again_if_it_has_others_now(tmp_path, source, run):
+def test_rows_below_a_lost_part_are_computed_again_if_it_has_others_now(
+    tmp_path, source, run, monkeypatch
+):
+    """A run that fails meanwhile is resumed."""
+
     def pipeline(last: str) -> vd.Pipeline:
         docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
         first = docs.map("drawn", drawn, schema="VARCHAR")
@@ -279,7 +285,14 @@ def test_rows_below_a_lost_part_are_computed_again_if_it_has_others_now(tmp_path
         return docs
 
     assert run(pipeline("first")) == ""
-    parts(tmp_path, "drawn")[1].unlink()
-    assert run(pipeline("second")) == ""  # so that the partition is planned
+    for part in parts(tmp_path, "drawn"):
+        part.unlink()
+    monkeypatch.setenv("ENDPOINT_IS_DOWN", "1")
+    assert run(pipeline("second"))  # so that the partition is planned
+    kept = {*parts(tmp_path, "drawn")}
+    monkeypatch.delenv("ENDPOINT_IS_DOWN")
+    assert run(pipeline("third")) == ""
+    assert kept < {*parts(tmp_path, "drawn")}
+    assert (len(kept), len(parts(tmp_path, "drawn"))) == (2, 3)
     drawn_now, upper = (rows_of(tmp_path, stage, stage) for stage in ("drawn", "upper"))
     assert upper == [text.upper() for text in drawn_now]

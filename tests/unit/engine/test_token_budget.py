@@ -37,19 +37,19 @@ def pipeline() -> vd.Pipeline:
 
 def test_a_budget_that_is_used_up_is_told_once(pipeline):
     spending = TokenBudget(pipeline)
-    assert spending.record("asked", part(prompt_tokens=40)) is None
-    error = spending.record("asked", part(prompt_tokens=15, completion_tokens=5))
+    assert spending.record("asked", part(prompt_tokens=40), 4) is None
+    error = spending.record("asked", part(prompt_tokens=15, completion_tokens=5), 4)
     assert "stage 'p/asked': this run has used 60 tokens, token_budget=60" in str(error)
-    assert spending.record("asked", part(prompt_tokens=40)) is None
+    assert spending.record("asked", part(prompt_tokens=40), 4) is None
 
 
 def test_the_plans_of_a_run_share_its_budget(pipeline):
     used: dict[str, Counter[str]] = {}
-    assert TokenBudget(pipeline, used).record("asked", part(prompt_tokens=40)) is None
+    assert TokenBudget(pipeline, used).record("asked", part(prompt_tokens=40), 4) is None
     later = TokenBudget(pipeline, used)
-    assert later.record("asked", part(prompt_tokens=40)) is not None
-    assert TokenBudget(pipeline, used).record("asked", part(prompt_tokens=1)) is not None
-    assert later.record("asked", part(prompt_tokens=40)) is None
+    assert later.record("asked", part(prompt_tokens=40), 4) is not None
+    assert TokenBudget(pipeline, used).record("asked", part(prompt_tokens=1), 4) is not None
+    assert later.record("asked", part(prompt_tokens=40), 4) is None
 
 
 def test_fragments_begin_if_the_budget_has_room_for_all_in_flight(pipeline):
@@ -60,15 +60,17 @@ def test_fragments_begin_if_the_budget_has_room_for_all_in_flight(pipeline):
 
     assert may_begin(1000, 0)
     assert not may_begin(1, 1), "nothing is known yet"
-    spending.record("asked", part(requests=2, prompt_tokens=20))
-    assert may_begin(2, 1)
-    assert not may_begin(2, 2)
+    spending.record("asked", part(), 1000)
+    assert not may_begin(1, 1), "rows that are copied say nothing"
+    spending.record("asked", part(requests=200, prompt_tokens=20), 4)  # of several rows of each
+    assert may_begin(4, 3)
+    assert not may_begin(4, 4)
     assert may_begin(1000, 0)
     assert spending.may_begin("clean", 1000, lambda: 1000)
 
 
 def test_stages_without_a_budget_use_nothing(pipeline):
-    assert TokenBudget(pipeline).record("clean", part(prompt_tokens=1000)) is None
+    assert TokenBudget(pipeline).record("clean", part(prompt_tokens=1000), 4) is None
 
 
 def test_costs_count_by_the_million_and_cached_tokens_have_their_own_price():
