@@ -138,16 +138,11 @@ def compute(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="module")
-def local(request: pytest.FixtureRequest) -> vd.LocalCompute:
-    """Subprocesses alone, for what does not depend on where the work is done.
+def local() -> vd.LocalCompute:
+    """Subprocesses alone, for what does not depend on where the work is done. They start fast."""
+    from support.warm_workers import WarmLocal
 
-    They start fast, except where a test loads an engine in them.
-    """
-    from support.warm_workers import EndingLocal, WarmLocal
-
-    is_real = request.path.relative_to(TESTS).parts[0] == "providers"
-    kind = EndingLocal if is_real else WarmLocal
-    return kind(num_cpus=2, resources={"accelerator": 1})
+    return WarmLocal(num_cpus=2, resources={"accelerator": 1})
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from support.media import sound, tone
 from support.results import Run
 from support.tiny_answers import of_media
 from support.tiny_transformers import audio_text_model
-from support.vllm_stages import BY, ENV, arguments
+from support.vllm_stages import BY, ENV, arguments, local  # noqa: F401  # fixtures
 
 GREEDY = {"temperature": 0, "max_tokens": 8}
 ASKED = "What is that?"

@@ -16,7 +16,7 @@ from support.media import picture
 from support.results import Run
 from support.tiny_answers import of_media
 from support.tiny_transformers import image_text_model
-from support.vllm_stages import BY, ENV, arguments
+from support.vllm_stages import BY, ENV, arguments, local  # noqa: F401  # fixtures
 
 COLORS = ["navy", "white", "orange", "darkgreen"]
 GREEDY = {"temperature": 0, "max_tokens": 8}

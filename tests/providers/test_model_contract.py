@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from support.provider_contract import *  # noqa: F403  # the contract's tests
 from support.provider_contract import Offered
 from support.tiny_answers import greedy, scores, vectors
 from support.tiny_transformers import text_classifier
-from support.vllm_stages import ENGINE, ENV, needs_vllm
+from support.vllm_stages import ENGINE, ENV, LIBRARIES, needs_vllm
 from support.warm_workers import ForkedBackend, workers_that_imported
 from vane_dagster.compute.local_backend import LocalBackend
 
@@ -32,11 +31,6 @@ PROMPT = {
     LONG: r"PromptTooLong: .* tokens; the model takes \d+, of which 8 are for the answer",
 }
 GREEDY = {"temperature": 0, "max_tokens": 8}
-
-
-LIBRARIES = ("sentence_transformers", "transformers.models.auto.modeling_auto")
-LIBRARIES += ("vllm.v1.engine.async_llm",) * (importlib.util.find_spec("vllm") is not None)
-"""What takes each worker longer to import than it takes to load a tiny model."""
 
 
 @pytest.fixture(scope="module")

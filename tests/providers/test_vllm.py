@@ -23,7 +23,7 @@ from support.attacks import (
 from support.pool_models import listed, ray_compute, until  # noqa: F401  # fixtures
 from support.results import metadata
 from support.tiny_answers import greedy
-from support.vllm_stages import (
+from support.vllm_stages import (  # noqa: F401  # fixtures
     ENGINE,
     TEXTS,
     adapter,
@@ -32,6 +32,7 @@ from support.vllm_stages import (
     docs,
     engine,
     gone,
+    local,
     needs_vllm,
     read,
     shared_memory,

@@ -9,11 +9,12 @@ import pytest
 
 from support.results import failure
 from support.tiny_answers import greedy
-from support.vllm_stages import (
+from support.vllm_stages import (  # noqa: F401  # fixtures
     TEXTS,
     answers,
     ask,
     docs,
+    local,
     needs_vllm,
 )
 

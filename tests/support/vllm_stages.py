@@ -1,11 +1,11 @@
-"""Shared by the tests of vLLM in workers: a tiny model, its stages, and its processes."""
+"""Shared by the tests of models in workers: a tiny model, its stages, and its processes."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import read_stage, write_source
+from support.warm_workers import WarmLocal, workers_that_imported
 
 TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all", "12, 34", "yes or no"]
 ENGINE = {
@@ -29,9 +30,20 @@ ENGINE = {
 
 ENV = ["VLLM_CPU_KVCACHE_SPACE", "VLLM_NO_USAGE_STATS"]
 
-needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="vllm is not installed"
-)
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vllm is not installed")
+
+LIBRARIES = ("sentence_transformers", "transformers.models.auto.modeling_auto")
+LIBRARIES += ("vllm.v1.engine.async_llm",) * HAS_VLLM
+"""What takes each worker longer to import than it takes to load a tiny model."""
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[vd.LocalCompute]:
+    """Subprocesses that have imported the libraries."""
+    with workers_that_imported(*LIBRARIES):
+        yield WarmLocal(num_cpus=2)
+
 
 BY = ["transformers", *(pytest.param(by, marks=needs_vllm) for by in ("vllm", "vllm server"))]
 """Where a model runs."""
