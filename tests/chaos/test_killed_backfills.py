@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from support.backfills import SLOW, TURNS, dev, slowly  # noqa: F401  # fixtures
+from support.dagster_dev import IN_PROCESS
 
 pytest.importorskip("dagster_webserver", reason="dagster-webserver is not installed")
 
@@ -40,7 +41,7 @@ def test_cancelled_run_stops_and_leaves_parts_and_warm_workers(dev, slowly):
 
     kept = dev.parts("slow/noted", "stopped")
     dev.slowly(False)
-    dev.succeeded(dev.launch(SLOW, "stopped"))
+    dev.succeeded(dev.launch(SLOW, "stopped", IN_PROCESS))
 
     metadata = dev.asset("slow/noted", ["stopped"])["stopped"]["metadata"]
     assert metadata["fragments_reused"] == kept
@@ -69,7 +70,7 @@ def test_killed_run_worker_loses_what_was_in_flight_and_no_more(dev, slowly):
     assert kept < 40
 
     dev.slowly(False)
-    dev.succeeded(dev.launch(SLOW, which))
+    dev.succeeded(dev.launch(SLOW, which, IN_PROCESS))
 
     metadata = dev.asset("slow/noted", [which])[which]["metadata"]
     assert metadata["fragments_reused"] >= kept
@@ -85,7 +86,7 @@ def test_backfill_outlives_the_daemon_and_computes_nothing_twice(dev, slowly):
     first, second = list(range(7000, 7200)), list(range(8000, 8200))
     dev.write("turns", "c", first)
     dev.write("turns", "d", second)
-    backfill = dev.backfill(TURNS, ["c", "d"])
+    backfill = dev.backfill(TURNS, ["c", "d"], IN_PROCESS)
     dev.wait(lambda: dev.calls(first + second).total() >= 4, "a run is at work")
 
     dev.kill_daemon()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from support import forked, memory_run
 from support.data import read_stage, write_source
 from support.paths import TESTS
 
@@ -33,8 +33,8 @@ def check_run(root: Path, case: str, fragment_rows: int) -> None:
     """Materializes a case in a process of its own, which must not grow, nor make Ray spill."""
     options = {"case": case, "fragment_rows": fragment_rows, "store_bytes": STORE_BYTES}
     given = json.dumps({"root": str(root), **options})
-    command = [sys.executable, "-m", "support.memory_run", given]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=280)
+    env = {**os.environ, "PYTHONPATH": str(TESTS)}
+    done = forked.run([memory_run.__file__, given], env, TESTS, 280)
 
     lines = [line for line in done.stdout.splitlines() if line.startswith("FACTS ")]
     assert lines, done.stdout[-3000:] + done.stderr[-3000:]

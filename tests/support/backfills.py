@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
+from support import forked
 from support.dagster_dev import DagsterDev
 from support.damage import stored_parts
 from support.data import write_source
@@ -147,14 +146,10 @@ class Project(DagsterDev):
         flag.touch() if slow else flag.unlink(missing_ok=True)
 
     def pools(self) -> list[dict[str, Any]]:
-        program = "from vane_dagster.cli.main import main; main()"
+        shown = ["pools", "--json", "--name", "backfills"]
+        program = f"from vane_dagster.cli.main import main; main({shown})"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-        done = subprocess.run(
-            [sys.executable, "-c", program, "pools", "--json", "--name", "backfills"],
-            capture_output=True,
-            text=True,
-            env=clean,
-        )
+        done = forked.run(["-c", program], clean, self.folder, 60)
         assert done.returncode == 0, done.stderr
         return list(json.loads(done.stdout))
 
