@@ -183,6 +183,7 @@ def test_stages_with_formats_adapters_and_none_share_an_engine(tiny, tmp_path, l
 
 
 @needs_vllm
+@pytest.mark.timeout(600)  # two engines start
 def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     tiny, tmp_path, ray_compute, materialize
 ):
