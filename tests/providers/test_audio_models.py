@@ -41,7 +41,7 @@ def test_answers_are_the_models_own(
     materialize: Run,
     vllm_variables: None,
 ) -> None:
-    pytest.importorskip("soundfile")
+    pytest.importorskip("soundfile", reason="soundfile is not installed")
     model = audio_text_model(tmp_path / "model")
     files = [sound(each, RATE) for each in TONES]
     sounds = [*([file] for file in files), files[:2], [files[0][:40]]]

@@ -69,7 +69,7 @@ def test_example(name: str, environment: dict[str, str]) -> None:
 
 def test_the_guide_to_vllm_runs(environment: dict[str, str], tmp_path: Path) -> None:
     """By a tiny model that knows the answers of the page."""
-    pytest.importorskip("vllm")
+    pytest.importorskip("vllm", reason="vllm is not installed")
     page = (REPOSITORY / "docs" / "guides" / "vllm.md").read_text()
     (_, _, code), (_, _, command), (_, _, printed) = FENCED.findall(page)[:3]
     assert command == "$ python mood.py\n"

@@ -26,7 +26,7 @@ from vane_dagster.orchestration.diff import diff as compare
     multiple=True,
     metavar="A,B,...",
     callback=texts,
-    help="Columns to compare. [default: those of both versions]",
+    help="The columns to compare. [default: all that both versions have]",
 )
 @STORE
 @click.option("--tolerance", default=0.0, show_default=True, help="Of numbers and vectors.")

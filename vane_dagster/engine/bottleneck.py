@@ -64,11 +64,10 @@ class Advice:
         text = "bottleneck: "
         if shares["loading"] > shares["computing"]:
             text += f"starting workers, {shares['loading']:.0%} of the time; then "
+        paced = ", within their limits by the minute" if pool.is_paced else ""
         text += (
             f"{'reading and writing' if pool.is_io else names(pool.stages)}, whose "
-            f"{count(pool.workers, 'worker')} computed {shares['computing']:.0%} of the time"
-            + ", within their limits by the minute"
-            * pool.is_paced
+            f"{count(pool.workers, 'worker')} computed {shares['computing']:.0%} of the time{paced}"
         )
         if not self.option:
             return f"{text}, and no option is predicted to save {_LEAST_GAIN - 1:.0%} and a second"

@@ -134,7 +134,7 @@ class FragmentState:
 
     @property
     def rows(self) -> int:
-        """Its rows of the source."""
+        """The number of its source rows."""
         return self.fragment.stop - self.fragment.start
 
     @property

@@ -123,9 +123,11 @@ class RunState:
             # A forced stage may have rows of a time when it reused them.
             is_forced = self.plan.forced and spec.runs_udf
             if is_forced or any(partition.stages[stage].row_definition for partition in partitions):
-                place, origin = (self.store, self.pipeline.name, stage), self.plan.origin
-                epoch = raise_epoch(*place, origin or self.run_id) if self.plan.forced else None
-                self.epochs[stage] = read_epoch(*place) if epoch is None else epoch
+                place = self.store, self.pipeline.name, stage
+                if self.plan.forced:
+                    self.epochs[stage] = raise_epoch(*place, self.plan.origin or self.run_id)
+                else:
+                    self.epochs[stage] = read_epoch(*place)
             if spec.publishes:
                 target = spec.branch_target or spec.target
                 self.store.keep_target(self.pipeline.name, stage, target.url)

@@ -26,11 +26,14 @@ class TokenBudget:
         self._spent = defaultdict[str, Counter[str]](Counter)
 
     def record(self, stage: str, part: PartInfo, rows: int) -> BudgetError | None:
-        """Add the part of a fragment of some source rows.
-
-        Return the error to stop with when a budget is exhausted, once per stage.
+        """Add a part; return the error to stop with when a budget is exhausted, once per stage.
 
         Answers of batches were counted when they were submitted.
+
+        Args:
+            stage: The stage.
+            part: The part.
+            rows: Source rows of its fragment.
         """
         if (usage := self._pipeline[stage].spec.usage) is None:
             return None
@@ -42,10 +45,10 @@ class TokenBudget:
         return self._add(stage, usage, spent, rows)
 
     def may_begin(self, stage: str, rows: int, in_flight: Callable[[], int]) -> bool:
-        """Return whether a fragment of some source rows may begin beside those in flight.
+        """Return whether a fragment may begin beside those in flight; both are in source rows.
 
-        With a budget it may if all would stay within it by the fragments so far that used some of
-        it, else alone.
+        It may if all of them would stay within the budget, by the fragments so far that have used
+        some of it. A fragment alone always may.
         """
         usage = self._pipeline[stage].spec.usage
         if usage is None or not usage.has_budget or not (others := in_flight()):

@@ -36,8 +36,8 @@ def load(
 
     Args:
         stage: As "docs/embedding", or a stage, an asset or an asset key.
-        partitions: A key or several. Default: the unpartitioned rows, or those of all materialized
-            partitions, sorted by key.
+        partitions: One partition key or several. Default: all materialized partitions, sorted by
+            key, or the rows of an unpartitioned stage.
         as_: `pyarrow.Table`, `pyarrow.dataset.Dataset`, `pyarrow.RecordBatchReader`,
             `pandas.DataFrame`, `polars.DataFrame`, `polars.LazyFrame`, `duckdb.DuckDBPyRelation` or
             `ray.data.Dataset`.

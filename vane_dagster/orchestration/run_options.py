@@ -42,7 +42,7 @@ class RunOptions(dg.Config):
         default=None,
         description=(
             "The run whose batches have ended; the sensor sets it. With force or "
-            "retry_quarantined, what that run has committed is not computed once more."
+            "retry_quarantined, what that run has committed is not computed again."
         ),
     )
     wait: bool = Field(

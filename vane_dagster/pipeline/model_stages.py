@@ -49,6 +49,7 @@ _RETRIES = 5
 _DEFAULTS = {"prompt": (32, 16)}
 """Rows of a batch and batches in flight in a worker, for kinds that differ from the others."""
 _PAID_ROWS = 512
+"""Rows of a fragment whose answers cost money."""
 _ANSWERS = 1
 """Increment if the built-in providers' answers, or the rows made from them, change."""
 

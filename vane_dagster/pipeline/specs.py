@@ -240,9 +240,10 @@ class JoinSpec(StageKind):
                 taken, read = {side.label: kind}, {side.label: [(node, c) for c in columns]}
             if twice := [name for name in taken if name in fields]:
                 renamed = {f"{node}_{name}" if name in twice else name: c for name, c in chosen}
+                mapping = {node: renamed}
                 raise SchemaError(
                     f"{location}: column {twice[0]!r} comes from both {reads[twice[0]][0][0]!r} "
-                    f"and {node!r}; name the columns to take: columns={ ({node: renamed}) }"
+                    f"and {node!r}; name the columns to take: columns={mapping}"
                 )
             fields |= taken
             reads |= read

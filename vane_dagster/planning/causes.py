@@ -58,9 +58,8 @@ def causes(
         counts[raised] = 1
     if SOURCE in former.reads:
         counts += _changed_files(former.files, files)
-    for stage, (digest, generation, why) in (
-        upstream.items() if raised in ("", RETRIED, LOST) else ()
-    ):
+    others = {} if raised in (FORCED, ALWAYS) else upstream
+    for stage, (digest, generation, why) in others.items():
         then = ManifestName.parse(former.upstream.get(stage, ""))
         if then is None or then.plan != digest:
             number = generation_number(generation)

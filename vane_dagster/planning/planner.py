@@ -138,7 +138,7 @@ class _Planner:
         self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
         self._fitting: list[tuple[str, pa.Schema]] = []
         self.warnings = defaultdict[str | None, list[str]](list)
-        self.lost = set[tuple[str | None, str]]()  # other results of them are not the same
+        self.lost = set[tuple[str | None, str]]()  # partitions and stages with lost parts
         self.names: dict[str, Sequence[str]] = {}
 
     @property
@@ -224,7 +224,7 @@ class _Planner:
             if again or (self.retry and not is_done):
                 generation = raised(base, self.run_id, again)
             elif (key, stage) in self.lost:  # any run that finds this resumes one that was killed
-                generation = raised(base, str(in_force), again)
+                generation = raised(base, str(in_force), again=False)
             done = in_force if is_done and generation == base else None
             known[stage] = done.plan if done else self._plans(stage, generation, given)[0]
             plans[stage] = StagePlan(known[stage], generation, done, former=in_force, undone=undone)
@@ -370,10 +370,11 @@ class _Planner:
     ) -> bool:
         """Return whether results of the user's code that the manifest in force names are gone.
 
-        With a new generation the others get other keys already.
+        In a new generation, what is computed has other keys already.
         """
-        is_new = in_force is None or plan.generation != in_force.generation
-        if is_new or in_force is None or not self.pipeline[stage].spec.runs_udf:
+        if in_force is None or plan.generation != in_force.generation:
+            return False
+        if not self.pipeline[stage].spec.runs_udf:
             return False
         made = {part.key for part in in_force.parts}
         return any(

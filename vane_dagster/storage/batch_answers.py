@@ -161,7 +161,7 @@ class BatchIndex:
         self._group = functools.lru_cache(_MAX_GROUPS)(self._read_group)
 
     def find(self, digest: str) -> Iterator[BatchAnswer | None]:
-        """Yield what each batch with a request has answered, those in flight first: None."""
+        """Yield the answer of each batch with a request: first None for those in flight."""
         half = np.uint64(int(digest[:16], 16))
         first, end = (np.searchsorted(self._halves, half, side) for side in ("left", "right"))
         for batch, row in zip(self._batches[first:end].tolist(), self._rows[first:end].tolist()):
