@@ -57,14 +57,18 @@ def ray(cluster: vd.LocalCluster) -> vd.RayCompute:
 
 
 def running(tiny: Path) -> list[psutil.Process]:
-    found = psutil.process_iter(["cmdline"])
     return [
         each
-        for each in found
-        if "vllm.entrypoints.openai.api_server" in (each.info["cmdline"] or ())
-        and str(tiny) in each.info["cmdline"]
-        and f"--seed {SEED}" in " ".join(each.info["cmdline"])
+        for each in psutil.process_iter()
+        if {"vllm.entrypoints.openai.api_server", str(tiny)} <= {*(words := command(each))}
+        and f"--seed {SEED}" in " ".join(words)
     ]
+
+
+def command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
 def by_server(pipeline: vd.Pipeline, llm: vd.VLLMServer, name: str = "asked") -> vd.Stage:
@@ -150,9 +154,9 @@ def test_rows_survive_a_crash_of_its_engine(
         while not killed and time.monotonic() < deadline:
             for server in running(tiny):
                 if in_flight(server):
-                    (core,) = (each for each in engine(server.pid) if "Core" in each.name())
-                    core.kill()
-                    killed.append(core.pid)
+                    for core in engine(server.pid)[:1]:
+                        core.kill()
+                        killed.append(core.pid)
             time.sleep(0.02)
 
     killer = threading.Thread(target=kill)

@@ -21,28 +21,36 @@ KILL_SECONDS = 10.0
 
 def marked(mark: str) -> dict[int, str]:
     """The live processes of a head, pid to name."""
-    return {process.pid: process.info["name"] for process in _marked(mark)}
+    return {process.pid: name for process, name in _marked(mark).items()}
 
 
-def _marked(mark: str) -> set[Any]:
-    """The live processes of a head, which psutil compares by pid and start time.
+def _marked(mark: str) -> dict[Any, str]:
+    """The live processes of a head, which psutil compares by pid and start time, and their names.
 
     These are this user's processes with its mark; those in the same terminal sessions, since some
     of Ray's processes overwrite their environment with their title; and all their descendants.
     """
-    attributes = ["pid", "ppid", "name", "status", "environ", "uids"]
+    attributes = ["ppid", "name", "status", "environ", "uids"]
+    # Not `process_iter(attributes)`, whose `info` another thread's call replaces.
     table = {
-        process.pid: process
-        for process in psutil.process_iter(attributes)
-        if process.info["status"] != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
-        if process.info["uids"] is not None and process.info["uids"].real == os.getuid()
+        process.pid: (process, info)
+        for process in psutil.process_iter()
+        if process.pid != os.getpid() and (info := _info(process, attributes)) is not None
+        if info["status"] != psutil.STATUS_ZOMBIE
+        if info["uids"] is not None and info["uids"].real == os.getuid()
     }
-    pids = {pid for pid, p in table.items() if (p.info["environ"] or {}).get(MARK) == mark}
+    pids = {pid for pid, (_, info) in table.items() if (info["environ"] or {}).get(MARK) == mark}
     sessions = {_session(pid) for pid in pids} - {None, _session(os.getpid())}
     pids |= {pid for pid in table if pids and _session(pid) in sessions}
-    while more := {pid for pid, p in table.items() if p.info["ppid"] in pids} - pids:
+    while more := {pid for pid, (_, info) in table.items() if info["ppid"] in pids} - pids:
         pids |= more
-    return {table[pid] for pid in pids}
+    return {process: info["name"] for process, info in map(table.__getitem__, pids)}
+
+
+def _info(process: Any, attributes: list[str]) -> dict[str, Any] | None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return dict(process.as_dict(attributes))
+    return None
 
 
 def drivers(mark: str, address: str) -> set[int]:
@@ -77,11 +85,11 @@ def _connections() -> list[Any]:
 
 def end(mark: str) -> bool:
     """End every process of a head: first SIGTERM, then SIGKILL. Return whether there was one."""
-    processes = _marked(mark)
+    processes = set(_marked(mark))
     is_found = bool(processes)
     grace = time.monotonic() + GRACE_SECONDS
     _signal(processes, signal.SIGTERM)
-    while processes := {each for each in processes if _lives(each)} | _marked(mark):
+    while processes := {each for each in processes if _lives(each)} | set(_marked(mark)):
         if time.monotonic() > grace:
             _signal(processes, signal.SIGKILL)
         if time.monotonic() > grace + KILL_SECONDS:

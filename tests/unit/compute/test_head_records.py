@@ -126,7 +126,7 @@ def listed(pid: int, ppid: int = 1, mark: str | None = None, **given: Any) -> An
         "environ": {processes.MARK: mark} if mark else None,
         "uids": SimpleNamespace(real=given.get("uid", os.getuid())),
     }  # fmt: skip
-    return Listed(pid=pid, info=info)
+    return Listed(pid=pid, as_dict=lambda attributes: info)
 
 
 class Listed(SimpleNamespace):
@@ -141,7 +141,7 @@ def test_processes_of_a_head_are_those_with_its_mark_their_sessions_and_descenda
         listed(16, ppid=99), listed(os.getpid(), ppid=10, mark=MARK),
     ]  # fmt: skip
     sessions = {10: 10, 11: 10, 12: 12, 13: 13, 16: 16, os.getpid(): 5}
-    monkeypatch.setattr(psutil, "process_iter", lambda attributes: table)
+    monkeypatch.setattr(psutil, "process_iter", lambda: table)
     monkeypatch.setattr(processes, "_session", sessions.get)
     assert processes.marked(MARK) == {10: "p10", 11: "p11", 12: "p12"}
 
