@@ -6,6 +6,7 @@ import gc
 from typing import Any
 
 import duckdb
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
+from support.data import column_of
 from support.stored import FORMS, KEYS, ids, keep, table
 
 
@@ -39,6 +41,26 @@ def test_partitions_in_every_form(store, form):
     assert ids(some) == [20, 21, 22, 23, 0, 1, 2, 3]
     assert columns_of(whole) == ["text", "id"]
     assert ids(whole) == [0, 1, 2, 3, 20, 21, 22, 23, 10, 11, 12, 13], "sorted by key"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_rows_with_their_partition(store, form):
+    keep(store, "raw/docs", "day=2", table(10, 2))
+    keep(store, "raw/docs", "day=1", table(0, 1))
+    keep(store, "raw/docs", "day=3", table(0, 0))
+    keep(store, "raw/whole", None, table(0, 2))
+
+    def load(path: str = "raw/docs", **options: Any) -> Any:
+        return vd.load(path, as_=form, store=store, partition_column="day", **options)
+
+    assert columns_of(load()) == ["id", "text", "e", "day"]
+    assert column_of(load(), "day") == ["day=1", "day=2", "day=2"]
+    assert ids(load()) == [0, 10, 11]
+    assert columns_of(load(columns=["id"])) == ["id", "day"]
+    assert column_of(load(partitions="day=3"), "day") == []
+    assert [*pd.isna(column_of(load("raw/whole"), "day"))] == [True, True]
+    with pytest.raises(vd.errors.StoreError, match="has a column 'text'; give partition_column"):
+        vd.load("raw/docs", as_=form, store=store, partition_column="text")
 
 
 def test_a_relation_keeps_its_connection(store):

@@ -27,6 +27,7 @@ def load(
     columns: Sequence[str] | None = None,
     store: Any = None,
     allow_missing_partitions: bool = False,
+    partition_column: str | None = None,
 ) -> Any:
     """Load the stored rows of a stage, or of an ordinary asset.
 
@@ -45,9 +46,12 @@ def load(
         store: A `FragmentStore` or the URL of a store's root. Default: ``$VANE_DAGSTER_STORE``,
             else a folder of this user.
         allow_missing_partitions: Whether to skip partitions that were never materialized.
+        partition_column: A name for an additional column with each row's partition key; it is the
+            last one. Default: none.
 
     Raises:
-        StoreError: If the stage was never materialized, lacks a column, or `as_` is not supported.
+        StoreError: If the stage was never materialized, lacks a column, has one with the name of
+            `partition_column`, or `as_` is not supported.
     """
     form = form_of(as_)
     if form is None:
@@ -59,7 +63,8 @@ def load(
         partitions,
         allow_missing_partitions,
     )
-    return loaded(connected(rows.select(columns), form), form)
+    rows = rows.select(columns).with_partition(partition_column)
+    return loaded(connected(rows, form), form)
 
 
 @known_keywords("vd.quarantine")

@@ -162,6 +162,21 @@ def _files(rows: StoredRows) -> Any:
     make = functools.partial(ds.dataset, schema=rows.schema, format=verified(), partitioning=None)
     by_system = itertools.groupby(rows.files, lambda file: file.fs)
     datasets = [make([file.path for file in files], filesystem=fs) for fs, files in by_system]
+    if rows.partition_column:
+        field, keys = ds.field(rows.partition_column), iter(rows.files)
+        datasets = [
+            ds.FileSystemDataset.from_paths(
+                each.files,
+                schema=each.schema,
+                format=each.format,
+                filesystem=each.filesystem,
+                partitions=[
+                    field.is_null() if key is None else field == key
+                    for _, _, key in itertools.islice(keys, len(each.files))
+                ],
+            )
+            for each in datasets
+        ]
     return datasets[0] if len(datasets) == 1 else ds.dataset(datasets)
 
 
@@ -178,7 +193,7 @@ def _polars_lazy(rows: StoredRows) -> Any:
     pl: Any = importlib.import_module("polars")
     if not rows.files or any(holds_tensors(field.type) for field in rows.schema):
         return _polars(rows).lazy()
-    if not rows.is_local:
+    if not rows.is_local or rows.partition_column:
         return pl.scan_pyarrow_dataset(_dataset(rows))
     frame = pl.scan_parquet(rows.paths, glob=False, hive_partitioning=False, extra_columns="ignore")
     return frame.select(rows.schema.names)
@@ -217,7 +232,7 @@ def _ray_dataset(rows: StoredRows) -> Any:
     if not rows.files:
         return data.from_arrow(empty_table(rows.schema))
     systems = {file.fs for file in rows.files}
-    if _has_bytes(rows) or len(systems) > 1:
+    if _has_bytes(rows) or rows.partition_column or len(systems) > 1:
         files = data.range(len(rows.files))
         return files.map_batches(_of_files, fn_args=(rows,), batch_format="pyarrow", batch_size=1)
     fs = None if rows.is_local else PyFileSystem(FSSpecHandler(systems.pop()))

@@ -41,11 +41,13 @@ class StoredRows:
         label: The asset, such as "docs/embedding".
         files: The files. Those of a branch and of its fallback may be on two file systems.
         schema: The rows' schema.
+        partition_column: The column of the schema that has the partition's key, and is in no file.
     """
 
     label: str
     files: tuple[RowsFile, ...]
     schema: pa.Schema
+    partition_column: str | None = None
 
     @property
     def paths(self) -> list[str]:
@@ -66,6 +68,17 @@ class StoredRows:
         require_columns(repr(self.label), columns, self.schema.names, StoreError)
         schema = pa.schema([self.schema.field(name) for name in dict.fromkeys(columns)])
         return replace(self, schema=schema)
+
+    def with_partition(self, column: str | None) -> StoredRows:
+        """Add a column with the partition's key, which is null in an unpartitioned asset."""
+        if column is None:
+            return self
+        if column in self.schema.names:
+            raise StoreError(
+                f"{self.label!r} has a column {column!r}; give partition_column another name"
+            )
+        schema = self.schema.append(pa.field(column, pa.string()))
+        return replace(self, schema=schema, partition_column=column)
 
 
 def asset_folder(path: Sequence[str]) -> str:

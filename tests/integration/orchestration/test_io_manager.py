@@ -111,9 +111,11 @@ def test_ordinary_assets_take_stages_by_their_annotations(store, local, ray_data
     null = pa.array([[1.0, None] * 3], tensors.type.storage_type)  # in its file no bytes
     null = pa.ExtensionArray.from_storage(tensors.type, null)
     keep(Store(StoragePath(store.root)), "tensors", "b", pa.table({"m": [2], "t": null}))
-    read = vd.load("tensors", as_=ray_data.Dataset, store=store).sort("m")
-    first, second, _ = read.take_batch(3)["t"].tolist()
+    read = vd.load("tensors", as_=ray_data.Dataset, store=store, partition_column="day").sort("m")
+    taken_rows = read.take_batch(3)
+    first, second, _ = taken_rows["t"].tolist()
     assert [first, second] == tensors.to_numpy_ndarray().tolist()
+    assert taken_rows["day"].tolist() == ["a", "a", "b"]
 
 
 # What ordinary assets return

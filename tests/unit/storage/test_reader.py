@@ -96,7 +96,8 @@ def test_relations_have_the_same_types_beside_a_tensor(local_store):
 def test_lazy_frames_have_arrays_for_tensors(local_store):
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(2, 2, 3))
     keep(local_store, "docs", None, pa.table({"id": [1, 2], "x": tensors}))
-    frame = vd.load("docs", as_=pl.LazyFrame, store=local_store)
+    frame = vd.load("docs", as_=pl.LazyFrame, store=local_store, partition_column="day")
+    assert frame.collect_schema().names() == ["id", "x", "day"]
     assert frame.collect_schema()["x"] == pl.Array(pl.Float64, (2, 3))
     assert frame.filter(pl.col("id") == 2).collect()["x"].to_numpy().tolist() == [
         [[6, 7, 8], [9, 10, 11]]
