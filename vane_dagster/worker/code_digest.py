@@ -7,6 +7,7 @@ other code. The digest covers all files of this package.
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import sys
 from collections.abc import Mapping
@@ -47,8 +48,8 @@ def protocol() -> str:
 def code_digest(package: Path) -> str:
     """Digest of the names and the contents of a package's Python files, in 12 hex digits."""
     state = hashlib.blake2b(digest_size=6)
-    for file in sorted(package.rglob("*.py")):
-        content = file.read_bytes()
-        state.update(f"{file.relative_to(package).as_posix()}\n{len(content)}\n".encode())
+    for name in sorted(glob.glob("**/*.py", root_dir=package, recursive=True)):
+        content = (package / name).read_bytes()
+        state.update(f"{name}\n{len(content)}\n".encode())
         state.update(content)
     return state.hexdigest()
