@@ -96,12 +96,7 @@ chunks.embed(
     dimensions=384,
     output_column="embedding",
     include_columns=["page", "text"],
-).write(
-    "published",
-    TABLE,
-    format="lance",
-    options={"index": {"column": "embedding", "metric": "cosine"}},
-)
+).write("published", TABLE, format="lance")
 
 assets = [pdfs, manuals.build_assets()]
 store = vd.FragmentStore(root=str(ROOT / "store"))

@@ -6,8 +6,11 @@ import os
 from pathlib import Path
 
 import dagster as dg
+import lance
+import numpy as np
 
 import vane_dagster
+import vane_dagster as vd
 from support import forked
 from support.snippets import block
 
@@ -48,3 +51,35 @@ def test_the_second_example_of_the_readme_is_a_pipeline(tmp_path, monkeypatch):
         "docs/clean", "docs/embedding", "docs/enriched", "docs/published",
     }  # fmt: skip
     assert isinstance(readme_definitions.defs, dg.Definitions)
+
+
+def vector(id: int) -> np.ndarray:
+    return np.random.default_rng(id).random(384, np.float32)
+
+
+def test_the_index_of_a_lance_table_follows_its_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/guides/publishing.md").read_text()
+    code = block(page, "A vector index").replace("s3://lake/v.lance", "v.lance")
+
+    def publish(rows: range) -> None:
+        docs = vd.Pipeline("docs", source=vd.table([{"id": n} for n in rows]), id="id")
+        kind = {"vectors": vd.tensor("float32", (384,))}
+        vectors = docs.map("vectors", vector, schema=kind, reuse=vd.Reuse(version="1"))
+        names = {"dg": dg, "vectors_table": vectors.write("lance", "v.lance", format="lance")}
+        docs.run(compute=vd.LocalCompute(), store="store")
+        exec(code, names)
+        assert dg.materialize([names["vector_index"]]).success
+
+    publish(range(200))
+    assert not lance.dataset("v.lance").describe_indices()
+    for rows in (range(300), range(100, 500)):
+        publish(rows)
+        table = lance.dataset("v.lance")
+        assert table.stats.index_stats("vectors_idx")["num_unindexed_rows"] == 0
+        for id in (rows[0], rows[-1]):
+            nearest = {"column": "vectors", "q": vector(id), "k": 1, "refine_factor": 10}
+            assert table.to_table(nearest=nearest)["id"].to_pylist() == [id]
+        nearest = {"column": "vectors", "q": vector(0), "k": 1, "refine_factor": 10}
+        found = table.to_table(nearest=nearest)["id"].to_pylist()
+        assert (found == [0]) == (0 in rows), "deleted rows are in no answer"

@@ -16,7 +16,7 @@ _RECORDS: Mapping[str, Any] = {
     "model": vd.Model,
 }
 
-_OF_FORMATS = ("index", "catalog", "table")
+_OF_FORMATS = ("catalog", "table")
 """Options of `write` for one format."""
 
 

@@ -125,13 +125,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
             partition_column: The column of a table that holds the partition's key.
             options: The format's own options. "iceberg" needs ``catalog``, as in `vd.iceberg`, and
                 ``table``, such as "db.labels". A missing table is created with the rows' columns,
-                partitioned by `partition_column`. "lance" takes ``index``: a mapping with
-                ``column``, ``metric`` ("cosine", "l2" or "dot"), and optionally ``type``
-                ("IVF_PQ" by default), ``num_partitions`` and ``num_sub_vectors``. The index
-                ``<column>_idx`` is built once there are 256 vectors; fewer are searched exactly.
-                Each publication adds its rows to it, and it is trained again when the table has
-                four times the rows of the last training, or when it is declared otherwise. Indexes
-                of other names stay as they are.
+                partitioned by `partition_column`. The other formats have none.
             provenance: Whether each row gets columns that say how it was made by the nearest stage
                 with a function or a model, which must be named if there are several:
                 ``_vane_outcome`` ("computed", "copied", "failed"), ``_vane_run``,

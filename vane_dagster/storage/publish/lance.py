@@ -12,8 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -22,9 +21,8 @@ from vane_dagster import _failpoints
 from vane_dagster._arguments import check_installed
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.lance_table import open_table
-from vane_dagster.storage.manifest import Manifest, Published
+from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.publish.compaction import Parts, staged_rows
-from vane_dagster.storage.publish.lance_index import VectorIndex, update_index
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.store import Store
@@ -62,29 +60,16 @@ class LancePublisher(TablePublisher):
     suffix = ".lance"
     keeps_files = True
     keeps_size = True  # as vector search expects
-    options = MappingProxyType({"index": None})
 
     def __init__(self, declared: Target, partition: str | None) -> None:
         super().__init__(declared, partition)
         owner = "" if self._key is None else f"={self._key}"
         self._owner = hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()
-        given = declared.options.get("index")
-        self._index = None if given is None else VectorIndex(**given)
 
     @classmethod
     def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
         check_installed(f"{where}: format='lance'", "lance", "lance")
-        index = declared.options["index"]
-        if index is not None:
-            index = VectorIndex.parse(index, where).declared
-        declared = replace(declared, options={"index": index})
         return super().validate(declared, where, partitioned)
-
-    def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
-        stored = super().stored(schema, location)
-        if self._index is not None:
-            self._index.require(stored, location)
-        return stored
 
     def parts(
         self, manifest: Manifest | None, keys: Sequence[str], store: Store
@@ -218,8 +203,3 @@ class LancePublisher(TablePublisher):
 
     def _version(self, table: Any) -> int | None:
         return int(table.version)
-
-    def _published(self, files: Sequence[str], table: Any) -> Published:
-        with self._storage_errors("indexed"):
-            update_index(table, self._index)
-        return super()._published(files, table)
