@@ -185,7 +185,7 @@ def test_a_column_is_embedded_by_a_server_of_its_own_flags(
     assert materialize(pipeline, ray).success
 
     (fault,) = vd.quarantine("docs/embedded", store=str(tmp_path / "store")).to_pylist()
-    assert (fault["id"], fault["error"]) == (len(TEXTS), "PromptTooLong")
+    assert (fault["id"], fault["error"]) == (len(TEXTS), "BadRequestError")
     found = read(tmp_path, "embedded")["embedded"].to_pylist()
     assert np.allclose(found, vectors(tiny, TEXTS), atol=1e-5)
 
@@ -232,7 +232,7 @@ def test_answers_usage_formats_and_prompts_that_are_too_long(
         assert all(u["prompt_tokens"] > 32 and 0 < u["completion_tokens"] <= 8 for u in usage)
         faults = vd.quarantine(f"docs/{stage}", store=str(tmp_path / "store")).sort_by("id")
         assert faults["id"].to_pylist() == [len(TEXTS), len(TEXTS) + 1]
-        assert faults["error"].to_pylist() == ["PromptTooLong"] * 2
+        assert faults["error"].to_pylist() == ["BadRequestError"] * 2
         assert all("maximum context length is 192" in m for m in faults["message"].to_pylist())
     usage = read(tmp_path)["asked_usage"].to_pylist()
     assert max(u["cached_tokens"] for u in usage) >= 32  # the system message

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from vane_dagster._arguments import number, positive
 from vane_dagster._secrets import keep_variables
 from vane_dagster.errors import ComputeError, StageError, described
-from vane_dagster.providers.base import Media, Message, PromptTooLong, Request, SamplingRefused
+from vane_dagster.providers.base import Media, Message, Request, SamplingRefused
 from vane_dagster.providers.batch_api import BatchApi
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.registry import needs
@@ -27,7 +27,6 @@ _REFUSED = frozenset({401, 402, 404})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
 _DEFINED = ("$defs", "definitions")
 """The keys of the parts of a JSON schema to which references lead."""
-_TOO_LONG = ("context length", "too long", "context limit")
 _OF_CLIENT = {
     "api_key", "base_url", "timeout", "default_headers", "default_query", "extra_headers",
     "extra_query",
@@ -226,8 +225,6 @@ class HttpProvider:
         except self._api.APIStatusError as error:
             if is_refusal(error.status_code):
                 raise StageError(self._refusal(error)) from error
-            if is_too_long(error.status_code, str(error)):
-                raise PromptTooLong(str(error)) from error
             raise
 
     @contextmanager
@@ -269,11 +266,6 @@ def _key_of(variable: str | None, error: type[Exception], where: str) -> str:
 def is_refusal(status: int) -> bool:
     """Whether an endpoint refuses all requests by a status, for now."""
     return status in _REFUSED
-
-
-def is_too_long(status: int, message: str) -> bool:
-    """Whether an error says that a prompt is too long for the model."""
-    return status in (400, 413) and any(text in message for text in _TOO_LONG)
 
 
 def _unsendable(where: str, fields: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ import numpy as np
 from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import pq
 from vane_dagster.errors import StageError, StoreError
-from vane_dagster.providers.base import Answer, PromptTooLong, Request
+from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.batch_api import (
     DIGEST_LENGTH,
     POSTPONED,
@@ -26,7 +26,7 @@ from vane_dagster.providers.batch_api import (
     BatchRequestError,
     Pending,
 )
-from vane_dagster.providers.http import MalformedResponse, is_refusal, is_too_long
+from vane_dagster.providers.http import MalformedResponse, is_refusal
 from vane_dagster.retries import TRANSIENT_STATUS
 from vane_dagster.storage.batch_records import ANSWERS, ROW_GROUP, digests_in, digests_of
 from vane_dagster.storage.damage import read_whole
@@ -104,7 +104,7 @@ class BatchedProvider:
             if stored.status not in ("canceled", POSTPONED):
                 failed.append(stored)
         if failed and not _may_pass(failed[-1]):
-            raise _error(failed[-1])
+            raise BatchRequestError(_problem(failed[-1]))
         if len(failed) > given.max_retries:
             raise BatchRequestError(
                 f"{len(failed)} batches brought no answer, the last: {_problem(failed[-1])}"
@@ -129,11 +129,6 @@ def _may_pass(answer: BatchAnswer) -> bool:
 def _problem(answer: BatchAnswer) -> str:
     status = f"{answer.status} {answer.code}" if answer.code else answer.status
     return f"{status}: {answer.text}" if answer.text else status
-
-
-def _error(answer: BatchAnswer) -> Exception:
-    is_long = is_too_long(answer.code, answer.text)
-    return (PromptTooLong if is_long else BatchRequestError)(_problem(answer))
 
 
 class BatchIndex:

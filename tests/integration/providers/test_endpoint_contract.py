@@ -43,7 +43,7 @@ BAD = {
     None: NULL_PROMPT,
     " ": EMPTY,
     "refused": "BadRequestError: .*content policy",
-    "too long": "PromptTooLong: ",
+    "too long": "BadRequestError: .*(too long|context length)",
 }
 WRONG_KEYS = [
     (
@@ -146,7 +146,7 @@ def test_transient_errors_are_retried_for_their_rows_alone(offered, server, tmp_
     rows, _ = offered.compute(tmp_path, texts, batch_size=size(offered), **limit)
     offered.agree(rows, good)
     errors = [each["error"] for each in quarantined(tmp_path)]
-    assert errors == ["BadRequestError", "PromptTooLong"]
+    assert errors == ["BadRequestError", "BadRequestError"]
     assert server.requests == {text: 2 if text in TRANSIENT else 1 for text in texts}
 
 

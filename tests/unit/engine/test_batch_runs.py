@@ -155,7 +155,7 @@ def test_failed_rows_are_quarantined_and_retried_in_another_batch(tmp_path, run,
     assert [run(pipeline), run(pipeline)] == [False, True]
     failed = vd.quarantine("docs/asked", store=str(tmp_path / "store")).sort_by("id").to_pylist()
     assert [(each["id"], each["error"]) for each in failed] == [
-        (1, "BatchRequestError"), (2, "PromptTooLong"), (3, "ValueError"),
+        (1, "BatchRequestError"), (2, "BatchRequestError"), (3, "ValueError"),
     ]  # fmt: skip
     assert failed[0]["message"] == "errored 400: against the content policy"
     assert rows(tmp_path) == ["echo: one"]
