@@ -33,13 +33,18 @@ def read_whole(folder: StoragePath, name: str, read: Callable[[Any], _T]) -> _T:
         except Exception as error:
             if not is_damage(error):
                 raise
-            raise DamagedPartError(
-                f"part {folder.file_url(name)!r} is damaged and cannot be read: "
-                f"{type(error).__name__}: {first_line(error)}",
-                name,
-            ) from error
+            raise damaged(folder, name, error) from error
 
     return folder.with_storage_errors("read", attempt, name)
+
+
+def damaged(folder: StoragePath, name: str, error: Exception) -> DamagedPartError:
+    """Return the error for a part that cannot be read."""
+    return DamagedPartError(
+        f"part {folder.file_url(name)!r} is damaged and cannot be read: "
+        f"{type(error).__name__}: {first_line(error)}",
+        name,
+    )
 
 
 def is_damage(error: BaseException) -> bool:

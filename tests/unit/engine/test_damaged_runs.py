@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -237,20 +238,26 @@ def test_a_part_that_nobody_names_yet_is_passed_over(tmp_path, source, run, caps
     assert "It is computed again" in printed
 
 
-def test_a_damaged_part_that_a_commit_reads(tmp_path, source, run, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "staged"),
+    [({"target_file_bytes": 1 << 20}, "."), ({"format": "lance"}, "~unpartitioned")],
+    ids=["merged", "lance"],
+)
+def test_a_damaged_part_that_a_commit_reads(tmp_path, source, run, monkeypatch, options, staged):
     """What was published before stays, the part is removed, and the next run repairs it."""
     docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=10)
-    docs.project("clean", ["x"]).write("out", f"{tmp_path}/out", target_file_bytes=1 << 20)
+    docs.project("clean", ["x"]).write("out", f"{tmp_path}/out", **options)
     run(docs)
-    before = {path.name for path in (tmp_path / "out").glob("*.parquet")}
     edit(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(committer, "publish", harming(tmp_path / "out/_vane_staging"))
+        patch.setattr(committer, "publish", harming(tmp_path / "out/_vane_staging" / staged))
         message = run(docs)
     assert "could not be committed" in message
     assert "is damaged and cannot be read" in message
     assert "it was removed. Run again, and it is computed again" in message
-    assert {path.name for path in (tmp_path / "out").glob("*.parquet")} == before
+    out = tmp_path / "out"
+    published = lance.dataset(out).to_table() if "format" in options else pq.read_table(out)
+    assert sorted(published["x"].to_pylist()) == [*range(ROWS)]
     assert vd.load("docs/out", store=str(tmp_path / "store"))["x"].to_pylist() == [*range(ROWS)]
 
     assert run(docs) == ""

@@ -14,6 +14,7 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._lazy import pq
 from vane_dagster._private_folder import temporary_folder
+from vane_dagster.storage.damage import damaged, is_damage
 from vane_dagster.storage.filesystem import StoragePath, beside
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import DICTIONARY_BYTES
@@ -82,19 +83,28 @@ def write_compacted(
 
 
 def staged_rows(parts: Parts, staging: StoragePath, schema: pa.Schema) -> Iterator[pa.Table]:
-    """Yield the rows of parts, in tables of about 8 MiB."""
+    """Yield the rows of parts, in tables of about 8 MiB; raise DamagedPartError."""
     for part in parts:
-        with staging.fs.open(staging.file(part.name), "rb") as opened:
-            file = pq.ParquetFile(
-                opened, pre_buffer=not staging.is_local, page_checksum_verification=True
-            )
-            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-            size = max((g.total_byte_size // max(1, g.num_rows) for g in groups), default=1)
-            most = max(1, min(_GROUP_ROWS, _BATCH_BYTES // max(1, size)))
-            for batch in file.iter_batches(batch_size=most):
-                table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
-                if table.num_rows:
-                    yield cast_table(table, schema)
+        try:
+            yield from _part_rows(part, staging, schema)
+        except Exception as error:
+            if is_damage(error):
+                raise damaged(staging, part.name, error) from error
+            raise
+
+
+def _part_rows(part: PartInfo, staging: StoragePath, schema: pa.Schema) -> Iterator[pa.Table]:
+    with staging.fs.open(staging.file(part.name), "rb") as opened:
+        file = pq.ParquetFile(
+            opened, pre_buffer=not staging.is_local, page_checksum_verification=True
+        )
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        size = max((g.total_byte_size // max(1, g.num_rows) for g in groups), default=1)
+        most = max(1, min(_GROUP_ROWS, _BATCH_BYTES // max(1, size)))
+        for batch in file.iter_batches(batch_size=most):
+            table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
+            if table.num_rows:
+                yield cast_table(table, schema)
 
 
 def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
