@@ -39,8 +39,8 @@ class Compared(Check):
             or in one version only, from 0 to 1. Default: no limit.
         columns: The columns to compare, without those that always differ, such as the usage of a
             prompt, which has seconds. Default: those that both versions have.
-        tolerance: Largest difference of equal numbers and components of vectors, relative to one
-            plus their magnitude.
+        tolerance: The largest difference of floating-point numbers, also inside of other values,
+            relative to one plus their magnitude. All other values must be equal.
         sample: Number of rows that the statistics of columns are computed over.
     """
 

@@ -1,18 +1,30 @@
-"""Comparison of rows, with a tolerance for floating-point numbers."""
+"""Comparison of values and rows: the same for checks, adoptions and versions of a stage.
+
+Two values are the same if they are equal, or both null; floating-point numbers, also inside of
+other values, if they differ by at most a tolerance times one plus the magnitude of the first, or
+if both are NaN. Numbers of two types are compared as numbers; a missing column or field is null.
+"""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, Union
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
+from vane_dagster._lazy import pc
 from vane_dagster._texts import listed
 from vane_dagster.checks.context import RowOutcomes
 from vane_dagster.errors import names
+from vane_dagster.storage.row_keys import map_entries
+from vane_dagster.storage.sample import python_values
+from vane_dagster.types.kinds import is_list, is_number
+from vane_dagster.types.schema import plain_type
+from vane_dagster.types.tensors import storage_type
 
 OUTCOME = "(outcome)"
 """Placeholder for the column, if rows failed, were dropped, or differ in number."""
@@ -21,6 +33,10 @@ _CHARACTERS = 60
 _LEAD = 24
 _SHOWN = 50
 _NAMED = 5
+_ROWS = 1 << 14
+
+Mask: TypeAlias = npt.NDArray[np.bool_]
+_Rows: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -68,32 +84,47 @@ def compare(
     columns: Sequence[str] | None,
     tolerance: float,
 ) -> list[Difference]:
-    """Return the differences between stored and recomputed rows; a missing column is null."""
-    every = dict.fromkeys((*stored.columns, *computed.columns))
-    wanted = columns or list(every)
-    differences = []
+    """Return the differences between stored and recomputed rows."""
+    sides, differences, alike = (stored, computed), list[Difference](), []
     for id in ids:
-        if stored.describe(id) != computed.describe(id):
-            if not (id in stored.failed and id in computed.failed):
-                differences.append(
-                    Difference(id, OUTCOME, stored.describe(id), computed.describe(id))
-                )
-            continue
-        if id in stored.failed:
-            continue
-        for before, now in zip(stored.rows.get(id, ()), computed.rows.get(id, ())):
-            for name in wanted:
-                if texts := apart(before.get(name), now.get(name), tolerance):
-                    differences.append(Difference(id, name, *texts))
-    return differences
+        outcomes = [side.describe(id) for side in sides]
+        if outcomes[0] != outcomes[1] and not all(id in side.failed for side in sides):
+            differences.append(Difference(id, OUTCOME, *outcomes))
+        elif id not in stored.failed:
+            alike.append(id)
+    owners = [id for id in alike for _ in stored.places.get(id, ())]
+    before, now = (
+        side.table.take(pa.array([n for id in alike for n in side.places.get(id, ())], pa.int64()))
+        for side in sides
+    )
+    every = dict.fromkeys((*before.column_names, *now.column_names))
+    return [*differences, *differences_of(owners, before, now, columns or [*every], tolerance)]
 
 
-def apart(stored: Any, computed: Any, tolerance: float) -> tuple[str, str] | None:
-    """Return two values as text, from the first place on where they differ; else None."""
-    difference = _differing(stored, computed, tolerance)
-    if difference is None:
-        return None
-    path, a, b = difference
+def differences_of(
+    ids: Sequence[Any], before: pa.Table, now: pa.Table, columns: Sequence[str], tolerance: float
+) -> Iterator[Difference]:
+    """Yield the differences between rows with the same ids, column by column."""
+    for name in columns:
+        a, b = (
+            plain(side.column(name) if name in side.column_names else pa.nulls(len(ids)))
+            for side in (before, now)
+        )
+        for row in np.flatnonzero(differing(a, b, tolerance)).tolist():
+            texts = apart(a.slice(row, 1), b.slice(row, 1), tolerance)
+            yield Difference(ids[row], name, *texts)
+
+
+def differing(before: pa.Array, now: pa.Array, tolerance: float) -> Mask:
+    """Return which pairs of plain values differ."""
+    starts = range(0, len(before) or 1, _ROWS)  # limits memory
+    slices = [[each.slice(start, _ROWS) for each in (before, now)] for start in starts]
+    return np.concatenate([_differing(a, b, tolerance) for a, b in slices])
+
+
+def apart(before: pa.Array, now: pa.Array, tolerance: float) -> tuple[str, str]:
+    """Return a plain value and another that differs as texts, from the first such place on."""
+    path, a, b = _place(before, now, tolerance)
     if isinstance(a, (str, bytes)) and isinstance(b, type(a)):
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b))
         start = max(0, len(list(same)) - _LEAD)
@@ -101,35 +132,86 @@ def apart(stored: Any, computed: Any, tolerance: float) -> tuple[str, str] | Non
     return f"{path}{_short(a)}", f"{path}{_short(b)}"
 
 
-def _differing(stored: Any, computed: Any, tolerance: float) -> tuple[str, Any, Any] | None:
-    """Return the first path at which two values differ, with both values there; else None."""
-    if isinstance(stored, dict) and isinstance(computed, dict) and stored.keys() == computed.keys():
-        pairs = [(f"{name}: ", stored[name], computed[name]) for name in stored]
-    elif (
-        isinstance(stored, (list, tuple))
-        and isinstance(computed, (list, tuple))
-        and len(stored) == len(computed)
-    ):
-        pairs = [(f"[{i}] ", a, b) for i, (a, b) in enumerate(zip(stored, computed))]
-    else:
-        return None if _equal(stored, computed, tolerance) else ("", stored, computed)
-    for path, a, b in pairs:
-        if (difference := _differing(a, b, tolerance)) is not None:
-            return f"{path}{difference[0]}", difference[1], difference[2]
-    return None
+def plain(values: Union[pa.Array, pa.ChunkedArray]) -> pa.Array:
+    """Return values without chunks, dictionaries and extension types; tensors are flat lists."""
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    return array.cast(storage_type(plain_type(array.type)))
 
 
-def _equal(stored: Any, computed: Any, tolerance: float) -> bool:
-    """Return whether two values are equal. NaN equals NaN; -0.0 equals 0.0 with a tolerance."""
-    if isinstance(stored, _FLOATS) and isinstance(computed, _FLOATS):
-        before, now = float(stored), float(computed)
-        within = tolerance * (1 + abs(before))
-        is_close = tolerance > 0 and math.isclose(before, now, rel_tol=0, abs_tol=within)
-        return is_close or repr(before) == repr(now)
-    return bool(stored == computed) and type(stored) is type(computed)
+def elements(before: pa.Array, now: pa.Array) -> tuple[Mask, _Rows, pa.Array, pa.Array]:
+    """Return which pairs of lists have one length; of these the row of each element, and both.
+
+    A null has no length.
+    """
+    lengths = [pc.list_value_length(each).cast(pa.int64()).fill_null(-1) for each in (before, now)]
+    sizes, others = map(np.asarray, lengths)
+    alike: Mask = (sizes == others) & (sizes >= 0)
+    rows = np.flatnonzero(alike)
+    owners = np.repeat(rows, sizes[rows])
+    return alike, owners, before.take(rows).flatten(), now.take(rows).flatten()
 
 
-_FLOATS = (float, np.floating)
+def _differing(before: pa.Array, now: pa.Array, tolerance: float) -> Mask:
+    valid = np.asarray(before.is_valid()), np.asarray(now.is_valid())
+    differs: Mask = valid[0] != valid[1]
+    rows = np.flatnonzero(valid[0] & valid[1])
+    before, now = before.take(rows), now.take(rows)
+    if (inside := _inside(before, now)) is not None:
+        alike, pairs = inside
+        differs[rows[~alike]] = True
+        for _, owners, a, b in pairs:
+            differs[rows[owners[_differing(a, b, tolerance)]]] = True
+        return differs
+    kinds = before.type, now.type
+    if all(map(is_number, kinds)) and any(map(pa.types.is_floating, kinds)):
+        differs[rows] = _far(before, now, tolerance)
+        return differs
+    try:
+        differs[rows] = pc.not_equal(before, now)
+    except pa.ArrowException:  # of these types no values are equal
+        differs[rows] = True
+    return differs
+
+
+def _inside(
+    before: pa.Array, now: pa.Array
+) -> tuple[Mask, Sequence[tuple[str, _Rows, pa.Array, pa.Array]]] | None:
+    """Return what is inside of values if both are structs, or both lists; else None.
+
+    Returns:
+        Which pairs have the same places inside, and of these: the field, which is empty for
+        elements; the row of each value inside, and both values.
+    """
+    before, now = (map_entries(v) if pa.types.is_map(v.type) else v for v in (before, now))
+    if is_list(before.type) and is_list(now.type):
+        alike, *pairs = elements(before, now)
+        return alike, [("", *pairs)]
+    if not (pa.types.is_struct(before.type) and pa.types.is_struct(now.type)):
+        return None
+    sides = [dict(zip((f.name for f in v.type), v.flatten())) for v in (before, now)]
+    nulls, rows = pa.nulls(len(before)), np.arange(len(before))
+    fields = dict.fromkeys(itertools.chain(*sides))
+    alike = np.asarray(pc.and_(before.is_valid(), now.is_valid()))
+    return alike, [(n, rows, *(side.get(n, nulls) for side in sides)) for n in fields]
+
+
+def _far(before: pa.Array, now: pa.Array, tolerance: float) -> Mask:
+    a, b = (np.asarray(each.cast(pa.float64(), safe=False)) for each in (before, now))
+    with np.errstate(all="ignore"):  # of infinite numbers
+        gaps = np.abs(a - b)
+        near = np.isfinite(gaps) & (gaps <= tolerance * (1 + np.abs(a)))
+    far: Mask = ~(near | (a == b) | (np.isnan(a) & np.isnan(b)))
+    return far
+
+
+def _place(before: pa.Array, now: pa.Array, tolerance: float) -> tuple[str, Any, Any]:
+    """Return the path to the first place at which two values differ, and both values there."""
+    alike, pairs = _inside(before, now) or (np.zeros(1, bool), ())
+    for name, _, a, b in pairs if alike[0] else ():
+        for place in np.flatnonzero(_differing(a, b, tolerance))[:1].tolist():
+            path, *values = _place(a.slice(place, 1), b.slice(place, 1), tolerance)
+            return f"{name}: {path}" if name else f"[{place}] {path}", *values
+    return "", *(python_values(pa.chunked_array([each]))[0] for each in (before, now))
 
 
 def _short(value: Any) -> str:

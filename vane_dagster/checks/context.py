@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vane_dagster._texts import count
 from vane_dagster.errors import VaneError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Severity = Literal["ERROR", "WARN"]
 
@@ -108,20 +112,28 @@ class RowOutcomes:
     """The output of a stage for some input rows.
 
     Attributes:
-        rows: The output rows by the id of the input row, in their order.
+        table: The output rows.
+        input_id: The column of `table` with the id of the input row.
         failed: The error of each input row that was quarantined or came out as nulls, by its id.
-        columns: The columns of the output rows.
     """
 
-    rows: Mapping[Any, Sequence[Mapping[str, Any]]]
+    table: pa.Table
+    input_id: str
     failed: Mapping[Any, str]
-    columns: Sequence[str]
+
+    @functools.cached_property
+    def places(self) -> Mapping[Any, Sequence[int]]:
+        """The positions in `table` of the output rows of each input row that has any, by its id."""
+        places: dict[Any, list[int]] = {}
+        for place, id in enumerate(self.table.column(self.input_id).to_pylist()):
+            places.setdefault(id, []).append(place)
+        return places
 
     def describe(self, id: Any) -> str:
         """Describe the outcome of an input row."""
         if id in self.failed:
             return f"failed: {self.failed[id]}"
-        return count(len(self.rows.get(id, ())), "row")
+        return count(len(self.places.get(id, ())), "row")
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,10 @@ import pyarrow.compute as pc
 
 from vane_dagster._keywords import require_columns
 from vane_dagster.checks.base import ANY, Check
-from vane_dagster.checks.comparison import Difference, apart, as_metadata, described
+from vane_dagster.checks.comparison import as_metadata, described, differences_of
 from vane_dagster.checks.context import CheckOutcome
 from vane_dagster.errors import DefinitionError, SchemaError, names
-from vane_dagster.storage.sample import python_values
-from vane_dagster.types.tensors import as_storage, is_tensor, unsliced
+from vane_dagster.types.tensors import is_tensor, unsliced
 from vane_dagster.types.to_arrow import to_arrow
 
 if TYPE_CHECKING:
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 class Golden(Check):
     """Expected outputs of some rows.
 
-    Floating-point numbers may differ by `tolerance`; all other values must be equal. A partition
-    may have some of the ids or none; an unpartitioned stage must have all of them.
+    A partition may have some of the ids or none; an unpartitioned stage must have all of them.
 
     Attributes:
         expected: A `pyarrow.Table`, or lists by column: the id and the expected columns.
         columns: The columns to compare. Default: all of them.
-        tolerance: The largest difference, absolute or as a share of the expected number.
+        tolerance: The largest difference of floating-point numbers, also inside of other values,
+            relative to one plus their magnitude. All other values must be equal.
     """
 
     expected: pa.Table | Mapping[str, Any] = field(hash=False)
@@ -64,12 +63,12 @@ class Golden(Check):
         actual = context.lookup(ids, columns)
         stored_ids = actual.column(id).to_pylist()
         expected = unsliced(self.rows).take(pc.index_in(actual.column(id), value_set=ids))
-        differences = [
-            Difference(key, name, *texts)
-            for name in columns
-            for key, wanted, given in zip(stored_ids, *_comparable(name, expected, actual))
-            if (texts := apart(wanted, given, self.tolerance)) is not None
-        ]
+        for place, name in enumerate(expected.column_names):
+            wanted, given = expected.column(name), schema.field(name).type
+            is_fraction = pa.types.is_floating(wanted.type) and pa.types.is_integer(given)
+            if not is_fraction:
+                expected = expected.set_column(place, name, _cast(wanted, given, name))
+        differences = [*differences_of(stored_ids, expected, actual, columns, self.tolerance)]
         metadata: dict[str, Any] = {"expected": len(ids), "found": len(stored_ids)}
         metadata |= as_metadata(differences, "expected", "actual")
         if differences:
@@ -128,15 +127,6 @@ def _ids(expected: pa.Table, id: str, schema: pa.Schema) -> pa.Array:
     if ids.null_count or pc.count_distinct(ids).as_py() != len(ids):
         raise SchemaError(f"the expected ids in {id!r} are null or repeated; give each id once")
     return ids
-
-
-def _comparable(name: str, expected: pa.Table, actual: pa.Table) -> tuple[list[Any], list[Any]]:
-    """Return the expected and the actual values of a column, of one type."""
-    wanted, given = expected.column(name), actual.column(name)
-    if pa.types.is_floating(wanted.type) and pa.types.is_integer(given.type):
-        given = _cast(given, wanted.type, name)
-    wanted = as_storage(_cast(wanted, given.type, name))
-    return python_values(wanted), python_values(as_storage(given))
 
 
 def _cast(column: pa.ChunkedArray, kind: pa.DataType, name: str) -> pa.ChunkedArray:

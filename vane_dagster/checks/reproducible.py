@@ -33,8 +33,8 @@ class Reproducible(Check):
 
     Attributes:
         rows: The number of input rows to recompute in each partition, from at most four fragments.
-        tolerance: The largest difference of floating-point numbers, absolute plus as a share of the
-            stored number. All other values must be equal.
+        tolerance: The largest difference of floating-point numbers, also inside of other values,
+            relative to one plus their magnitude. All other values must be equal.
         columns: The columns to compare. Default: all.
     """
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from vane_dagster._keywords import require_columns
 from vane_dagster._lazy import pc
 from vane_dagster._texts import amount, count, table
-from vane_dagster.checks.comparison import Difference, apart
+from vane_dagster.checks.comparison import Difference, Mask, apart, differing, elements, plain
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.manifest import Manifest
@@ -24,14 +24,13 @@ from vane_dagster.storage.reader import StoredRows, rows_of
 from vane_dagster.storage.row_keys import row_keys
 from vane_dagster.storage.store import Store
 from vane_dagster.types.kinds import is_floats, is_number, is_text
-from vane_dagster.types.schema import ERROR_COLUMN, plain_type
+from vane_dagster.types.schema import ERROR_COLUMN
 
 _MAX_LABELS = 20
 _SHOWN = 5
 _QUANTILES = (0.05, 0.5, 0.95)
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
-_Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -255,8 +254,7 @@ class VersionComparison:
         """Create a comparison.
 
         Args:
-            tolerance: Largest difference of equal numbers and components of vectors, relative to
-                one plus their magnitude.
+            tolerance: See `checks.comparison`.
             share: The share of the rows to sample, from 0 to 1.
         """
         self.only_before = self.only_now = self.equal = self.different = self.sampled = 0
@@ -288,7 +286,7 @@ class VersionComparison:
         self.sampled += int(np.count_nonzero(sampled))
         differs = np.zeros(len(common), bool)
         for name in columns:
-            values = [_decoded(each) for each in read(name)]
+            values = [plain(each) for each in read(name)]
             pair = values[0].take(rows), values[1].filter(pa.array(in_both))
             kind = self._columns.setdefault(name, _Column(name, self._tolerance))
             with np.errstate(all="ignore"):  # of infinite numbers
@@ -301,7 +299,7 @@ class VersionComparison:
         with np.errstate(all="ignore"):
             return [column.result() for column in self._columns.values()]
 
-    def _sample(self, ids: pa.Array) -> _Mask:
+    def _sample(self, ids: pa.Array) -> Mask:
         """Choose rows by the hash of their id: the same ones in each run."""
         if not len(ids):
             return np.zeros(0, bool)
@@ -366,16 +364,12 @@ class _Column:
     scores: list[_Floats] = field(default_factory=list)
     worst: list[tuple[float, Difference]] = field(default_factory=list)
 
-    def add(self, ids: pa.Array, before: pa.Array, now: pa.Array, sampled: _Mask) -> _Mask:
+    def add(self, ids: pa.Array, before: pa.Array, now: pa.Array, sampled: Mask) -> Mask:
         """Compare the values of a partition, and return which differ."""
         kinds = {_kind(before.type), _kind(now.type)}
         kind = kinds.pop() if len(kinds) == 1 else "other"
         self.kinds.add(kind)
-        differs = _differing(before, now)
-        is_float = any(pa.types.is_floating(each.type) for each in (before, now))  # -0.0 is 0.0
-        if kind == "vector" or (kind == "number" and (is_float or self.tolerance)):
-            rows = np.flatnonzero(differs)
-            differs[rows] = ~_close(before.take(rows), now.take(rows), self.tolerance)
+        differs = differing(before, now, self.tolerance)
         self.different += int(np.count_nonzero(differs))
         self._count_labels(before, now)
         # The sampled rows, and the first ones that differ, in case that few do.
@@ -387,7 +381,8 @@ class _Column:
             self.numbers.append([_floats(each)[sampled[rows]] for each in (before, now)])
         scores = np.where(differs[rows], np.nan_to_num(scores, nan=np.inf), -1)
         for i in np.argsort(-scores, kind="stable")[:_SHOWN].tolist():
-            if scores[i] >= 0 and (texts := apart(before[i].as_py(), now[i].as_py(), 0)):
+            if scores[i] >= 0:
+                texts = apart(before.slice(i, 1), now.slice(i, 1), self.tolerance)
                 shown = Difference(str(ids[int(rows[i])].as_py()), self.name, *texts)
                 self.worst.append((float(scores[i]), shown))
         self.worst = heapq.nlargest(_SHOWN, self.worst, key=lambda each: each[0])
@@ -438,82 +433,21 @@ def _label(value: Any) -> str:
 
 
 def _kind(kind: pa.DataType) -> str:
-    kind = plain_type(kind)
     known = {"number": is_number(kind), "text": is_text(kind), "vector": is_floats(kind)}
     known["boolean"] = pa.types.is_boolean(kind)
     return next((name for name, fits in known.items() if fits), "other")
 
 
-def _decoded(values: pa.Array) -> pa.Array:
-    """Return values without dictionaries and extension types, except for tensors."""
-    kind = plain_type(values.type)
-    return values if isinstance(kind, pa.BaseExtensionType) else values.cast(kind)
-
-
-def _differing(before: pa.Array, now: pa.Array) -> _Mask:
-    """Return which values differ: numbers of two types as numbers, others by their bits."""
-    both_null = np.asarray(pc.and_(before.is_null(), now.is_null()))
-    try:
-        kind = _common(before.type, now.type)
-        before, now = before.cast(kind, safe=False), now.cast(kind, safe=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        return ~both_null
-    if not len(before):
-        return both_null
-    differs: _Mask = (row_keys([before]) != row_keys([now])).any(axis=0)
-    return differs
-
-
-def _common(before: pa.DataType, now: pa.DataType) -> pa.DataType:
-    """Return the type by which values of two types are compared; raises if there is none."""
-    if before == now:
-        return now
-    if pa.types.is_integer(before) and pa.types.is_integer(now):
-        return pa.decimal128(20)
-    if is_number(before) and is_number(now):
-        return pa.float64()
-    schemas = [pa.schema([("", kind)]) for kind in (before, now)]
-    return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-
-
-def _elements(values: pa.Array) -> pa.Array:
-    return values.flatten() if is_floats(values.type) else values
-
-
-def _floats(values: pa.Array) -> _Floats:
-    """Return numbers, or the components of vectors; nulls are NaN."""
-    floats = _elements(values).cast(pa.float64(), safe=False).fill_null(np.nan)
+def _floats(numbers: pa.Array) -> _Floats:
+    """Return numbers as such of one type; nulls are NaN."""
+    floats = numbers.cast(pa.float64(), safe=False).fill_null(np.nan)
     return np.asarray(floats.to_numpy(zero_copy_only=False))
-
-
-def _sizes(values: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the number of components of each vector, which is 1 for a number, and -1 for null."""
-    sizes = pc.list_value_length(values) if is_floats(values.type) else values.is_valid()
-    return np.asarray(pc.if_else(values.is_valid(), sizes.cast(pa.int64()), -1))
-
-
-def _components(before: pa.Array, now: pa.Array) -> tuple[_Mask, Any, _Floats, _Floats]:
-    """Return which pairs have equally many components, and of these the row of each, and both."""
-    sizes = _sizes(before)
-    alike = (sizes == _sizes(now)) & (sizes >= 0)
-    rows = np.flatnonzero(alike)
-    return alike, np.repeat(rows, sizes[rows]), _floats(before.take(rows)), _floats(now.take(rows))
-
-
-def _close(before: pa.Array, now: pa.Array, tolerance: float) -> _Mask:
-    """Return which numbers or vectors differ by at most a tolerance."""
-    alike, rows, a, b = _components(before, now)
-    nulls = [_elements(each.filter(pa.array(alike))).is_null() for each in (before, now)]
-    both_nan = np.isnan(a) & np.isnan(b) & np.equal(*nulls)  # of any bits, or both null
-    gaps = np.abs(a - b)
-    within = np.isfinite(gaps) & (gaps <= tolerance * (1 + np.abs(a)))
-    alike[rows[~(within | both_nan | (a == b))]] = False  # an infinite number equals itself
-    return alike
 
 
 def _distances(before: pa.Array, now: pa.Array) -> _Floats:
     """Return one minus the cosine of pairs of vectors; NaN for null, zero and other lengths."""
-    _, rows, a, b = _components(before, now)
+    _, rows, *components = elements(before, now)
+    a, b = map(_floats, components)
     ab, aa, bb = (np.bincount(rows, each, len(before)) for each in (a * b, a * a, b * b))
     distances: _Floats = 1 - ab / np.sqrt(aa * bb)
     return distances

@@ -29,7 +29,7 @@ from vane_dagster.orchestration.diff import diff as compare
     help="The columns to compare. [default: all that both versions have]",
 )
 @STORE
-@click.option("--tolerance", default=0.0, show_default=True, help="Of numbers and vectors.")
+@click.option("--tolerance", default=0.0, show_default=True, help="Of floating-point numbers.")
 @click.option("--sample", default=20_000, show_default=True, help="Rows to measure columns over.")
 @AS_JSON
 def diff(

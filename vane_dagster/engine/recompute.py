@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -16,7 +15,6 @@ from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.sample import python_values
 from vane_dagster.storage.store import Store
 
 
@@ -48,16 +46,12 @@ def read_row_outcomes(
     table = read_part(folder, part.name)
     owners = table.column(given)
     table = table.filter(pc.is_in(owners, value_set=ids.cast(owners.type)))
-    rows: dict[Any, list[Mapping[str, Any]]] = {}
-    values = {name: python_values(table.column(name)) for name in table.column_names}
-    for place, id in enumerate(values[given]):
-        rows.setdefault(id, []).append({name: column[place] for name, column in values.items()})
     failed = {}
     if part.faults:
         records = read_part(folder, part.faults, ["id", "error"]).to_pylist()
         wanted = set(ids.to_pylist())
         failed = {each["id"]: each["error"] for each in records if each["id"] in wanted}
-    return RowOutcomes(rows, failed, table.column_names)
+    return RowOutcomes(table, given, failed)
 
 
 def delete_parts(plan: RunPlan, store: Store) -> None:

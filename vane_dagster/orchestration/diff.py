@@ -50,8 +50,8 @@ def diff(
             prompt, which has seconds. Default: those that both versions have.
         store: The store of the runs and of `"latest"`: a `FragmentStore`, or the URL of a root.
             Default: ``$VANE_DAGSTER_STORE``, else a folder of this user.
-        tolerance: Largest difference of equal numbers and components of vectors, relative to one
-            plus their magnitude.
+        tolerance: The largest difference of floating-point numbers, also inside of other values,
+            relative to one plus their magnitude. All other values must be equal.
         sample: Number of rows that means, quantiles, overlaps and cosines are computed over. Counts
             of rows that are equal, different or in one version only are always exact.
 

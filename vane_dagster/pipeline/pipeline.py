@@ -155,8 +155,8 @@ class Stage(Rows):
 
         Args:
             rows: Rows to choose, over all partitions. None: every stored row.
-            tolerance: The largest difference of floating-point numbers, absolute plus as a share of
-                the stored number. All other values must be equal.
+            tolerance: The largest difference of floating-point numbers, also inside of other
+                values, relative to one plus their magnitude. All other values must be equal.
             partitions: The partitions to choose rows of, as in `Pipeline.plan`. Default: all.
             undo: Whether to split all definitions that count as one with this one. Each result is
                 then in force only for the definition that computed it.

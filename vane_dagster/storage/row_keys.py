@@ -172,7 +172,7 @@ def _encoded(array: pa.Array, ends: _Ends) -> Iterator[_Encoding]:
             yield from _encoded(field, ends)
         return
     if pa.types.is_map(kind):
-        array = _entries(array)
+        array = map_entries(array)
     is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
     if is_list or pa.types.is_fixed_size_list(kind):
         lengths = np.asarray(pc.list_value_length(array).fill_null(0), np.int64)
@@ -203,7 +203,7 @@ def _flags(array: pa.Array, ends: _Ends) -> Iterator[_Encoding]:
     yield _cut(flags, np.concatenate(([0], np.cumsum(counts * has_null))))
 
 
-def _entries(array: pa.MapArray) -> pa.ListArray:
+def map_entries(array: pa.MapArray) -> pa.ListArray:
     """Return maps as lists of their entries. Arrow's cast crashes on values of type null."""
     entries = pa.StructArray.from_arrays([array.keys, array.items], ["key", "value"])
     offsets = pa.py_buffer(np.ascontiguousarray(np.asarray(array.offsets)))

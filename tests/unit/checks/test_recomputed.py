@@ -65,35 +65,47 @@ def test_a_fragment_is_sampled_by_its_rows():
 # The comparison
 
 
+def outcomes(rows: Any, failed: Any = None) -> RowOutcomes:
+    schema = pa.schema({"id": pa.int64(), "x": pa.int64()}) if not rows else None
+    return RowOutcomes(pa.Table.from_pylist(rows, schema), "id", failed or {})
+
+
 def apart(stored: Any, computed: Any, tolerance: float = 1e-5) -> list[tuple[str, str, str]]:
-    made = [RowOutcomes({1: [{"id": 1, "x": x}]}, {}, ["id", "x"]) for x in (stored, computed)]
+    made = [outcomes([{"id": 1, "x": x}]) for x in (stored, computed)]
     found = compare(*made, [1], None, tolerance)
     return [(each.column, each.before, each.now) for each in found]
 
 
 def test_a_column_named_error_is_compared_as_any_other():
     """A failed row of on_error="null" is compared by its failure; others have no error."""
-    made = [RowOutcomes({1: [{"id": 1, "error": x}]}, {}, ["id", "error"]) for x in ("old", "new")]
+    made = [outcomes([{"id": 1, "error": x}]) for x in ("old", "new")]
     (found,) = compare(*made, [1], None, 0.0)
     assert (found.column, found.before, found.now) == ("error", "'old'", "'new'")
 
 
 def test_a_value_is_itself():
-    for value in (True, None, b"\x00", math.nan, math.inf, [1.0, math.nan], {"a": [1]}, []):
+    values: list[Any] = [True, None, b"\x00", math.nan, math.inf, [1.0, math.nan], {"a": [1]}, []]
+    for value in (*values, {"a": math.nan, "b": [{"c": None}]}, [[math.nan], None]):
         assert apart(value, value) == []
 
 
 @pytest.mark.parametrize(
     ("stored", "computed", "shown"),
     [
-        (1, 1.0, ("1", "1.0")),
+        (1, 1.5, ("1", "1.5")),
+        (1, "1", ("1", "'1'")),
         (None, 0, ("null", "0")),
         ("ab", "ac", ("'ab'", "'ac'")),
         (math.inf, -math.inf, ("inf", "-inf")),
         ([1.0, 2.0], [1.0, 2.5], ("[1] 2.0", "[1] 2.5")),
+        ([1.0, 2.0], [1.0 + 1e-9, 2.5], ("[1] 2.0", "[1] 2.5")),
+        ([1.0, 2.0], [1.0, None], ("[1] 2.0", "[1] null")),
         ([1.0], [1.0, 2.0], ("[1.0]", "[1.0, 2.0]")),
+        ([1.0], None, ("[1.0]", "null")),
         (date(2026, 1, 1), date(2026, 1, 2), ("2026-01-01", "2026-01-02")),
         ({"a": 1, "b": "x"}, {"a": 1, "b": "y"}, ("b: 'x'", "b: 'y'")),
+        ({"a": 1}, {"a": 1, "b": "y"}, ("b: null", "b: 'y'")),
+        ({"a": [{"b": 1}, {"b": 2}]}, {"a": [{"b": 1}, {"b": 3}]}, ("a: [1] b: 2", "a: [1] b: 3")),
     ],
 )
 def test_a_difference_is_shown_where_it_is(stored, computed, shown):
@@ -103,13 +115,16 @@ def test_a_difference_is_shown_where_it_is(stored, computed, shown):
 @pytest.mark.parametrize(
     ("stored", "computed", "tolerance", "same"),
     [
-        (0.0, -0.0, 0, False),
-        (0.0, -0.0, 1e-9, True),
+        (0.0, -0.0, 0, True),
         (math.nan, math.nan, 0, True),
+        (math.nan, None, 0, False),
+        (1, 1.0, 0, True),
         (100.0, 100.0009, 1e-5, True),
         (100.0, 100.002, 1e-5, False),
         (1.0, math.nextafter(1.0, 2.0), 0.0, False),
         ([0.0, 1.0], [0.0, 1.000001], 1e-5, True),
+        ({"a": [0.0, 1.0]}, {"a": [0.0, 1.000001]}, 1e-5, True),
+        ({"a": math.nan}, {"a": -math.nan}, 0, True),
         (1, 2, 5.0, False),
     ],
 )
@@ -118,12 +133,10 @@ def test_the_tolerance_is_for_floating_point_numbers(stored, computed, tolerance
 
 
 def test_rows_that_fail_or_are_left_out_are_compared_by_what_became_of_them():
-    row = {"id": 1, "x": 1}
-    made = RowOutcomes(
-        {1: [row], 2: [row], 5: [row, row]}, {3: "ValueError", 4: "ValueError"}, ["x"]
-    )
-    again = RowOutcomes({1: [row], 3: [row], 5: [row]}, {2: "KeyError", 4: "KeyError"}, ["x"])
-    found = compare(made, again, [1, 2, 3, 4, 5, 6], None, (0.0, 0.0))
+    rows = {id: {"id": id, "x": 1} for id in range(6)}
+    made = outcomes([rows[1], rows[2], rows[5], rows[5]], {3: "ValueError", 4: "ValueError"})
+    again = outcomes([rows[1], rows[3], rows[5]], {2: "KeyError", 4: "KeyError"})
+    found = compare(made, again, [1, 2, 3, 4, 5, 6], None, 0.0)
     assert [(each.id, each.column, each.before, each.now) for each in found] == [
         (2, OUTCOME, "1 row", "failed: KeyError"),
         (3, OUTCOME, "failed: ValueError", "1 row"),
@@ -131,7 +144,23 @@ def test_rows_that_fail_or_are_left_out_are_compared_by_what_became_of_them():
     ]
 
 
-def test_values_that_python_has_not_are_compared_as_texts(tmp_path):
+def test_rows_are_matched_by_the_id_of_their_input_row_and_then_by_their_order():
+    made = outcomes([{"id": 2, "x": 1}, {"id": 1, "x": 2}, {"id": 2, "x": 3}])
+    again = outcomes([{"id": 1, "x": 2}, {"id": 2, "x": 1}, {"id": 2, "x": 4}])
+    (found,) = compare(made, again, [1, 2], None, 0.0)
+    assert (found.id, found.column, found.before, found.now) == (2, "x", "3", "4")
+    assert compare(made, again, [1, 3], ["x"], 0.0) == []
+    assert compare(outcomes([]), outcomes([]), [1, 2], None, 0.0) == []
+
+
+def test_a_column_that_one_side_lacks_is_null():
+    made = outcomes([{"id": 1, "x": 1}, {"id": 2, "x": None}])
+    again = RowOutcomes(pa.table({"id": [1, 2]}), "id", {})
+    (found,) = compare(made, again, [1, 2], None, 0.0)
+    assert (found.id, found.column, found.before, found.now) == (1, "x", "1", "null")
+
+
+def test_values_that_python_has_not_are_shown_as_texts(tmp_path):
     """A timestamp may lie after the year 9999."""
     folder = StoragePath(str(tmp_path))
     ids = pa.array([1, 2])
@@ -140,8 +169,8 @@ def test_values_that_python_has_not_are_compared_as_texts(tmp_path):
         table = pa.table({"id": ids, "at": pa.array(seconds, pa.timestamp("s"))})
         part = write_part(table, PartTarget(folder, "0" * 40, "id"))
         outcomes.append(read_row_outcomes(folder, part, "id", ids))
-    assert compare(outcomes[0], outcomes[0], [1, 2], None, (0.0, 0.0)) == []
-    (found,) = compare(*outcomes, [1, 2], None, (0.0, 0.0))
+    assert compare(outcomes[0], outcomes[0], [1, 2], None, 0.0) == []
+    (found,) = compare(*outcomes, [1, 2], None, 0.0)
     assert found.id == 2
     assert "14645-" in found.before
 

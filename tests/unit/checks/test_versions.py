@@ -8,9 +8,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import vane_dagster as vd
 from vane_dagster.checks.versions import ColumnDiff, Diff, Version, VersionComparison
 
 NAN = float("nan")
+MAPS = pa.array(
+    [[("a", 1.0)], [("a", 1.0 + 1e-6)], [("b", 1.0)]], pa.map_(pa.string(), pa.float64())
+)
+
+
+def tensors(*rows: Any) -> pa.Array:
+    kind = vd.tensor("float32", (2, 2))
+    return pa.ExtensionArray.from_storage(kind, pa.array(rows, kind.storage_type))
+
+
+SQUARES = tensors([1, 2, 3, 4], [1, 2, 3, 4])
+ALMOST_SQUARES = tensors([1, 2, 3, 4 + 1e-6], [1, 2, 3, 5])
 
 
 def compared(
@@ -71,9 +84,16 @@ def test_numbers_have_means_quantiles_and_the_largest_difference() -> None:
         ([[float("inf"), 1.0], [float("inf")]], [[float("inf"), 1.0 + 1e-7], [1.0]], 1),
         ([None, [], [1.0]], [[], [], [1.0]], 1),
         (["a", "b"], ["a", "B"], 1),
+        ([10**6, 1], [10**6 + 1, 1], 1),
+        ([{"a": [1.0, float("nan")]}], [{"a": [1.0 + 1e-6, float("nan")]}], 0),
+        ([{"a": 1.0}, {"a": None}, None], [{"a": 1.1}, None, None], 2),
+        (SQUARES, ALMOST_SQUARES, 1),
+        (MAPS[:2], MAPS[1:], 1),
     ],
 )
-def test_a_tolerance_is_of_numbers_and_vectors(before: Any, now: Any, different: int) -> None:
+def test_a_tolerance_is_of_floating_point_numbers_in_any_place(
+    before: Any, now: Any, different: int
+) -> None:
     assert column(before, now, tolerance=1e-5).different == different
 
 
@@ -149,3 +169,11 @@ def test_a_sample_is_the_same_rows_each_time_and_every_row_is_counted() -> None:
     assert 1_700 < samples[0].sampled < 2_300
     assert samples[0].different == 1
     assert samples[0].columns()[0].examples[0].id == "19999"
+
+
+def test_many_rows_are_compared_in_slices() -> None:
+    before = np.zeros(40_000)
+    now = before.copy()
+    now[[0, 16_384, 39_999]] = 1
+
+    assert column(before, now).different == 3
