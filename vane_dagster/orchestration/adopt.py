@@ -164,7 +164,7 @@ class _Edit:
             components=self.now,
             stored_components=stored.components,
             changes=changes,
-            rows=min(compared, counts.total()),
+            rows=compared,
             is_all=compared >= total,
             partitions=len(counts),
             tolerance=self.tolerance,
@@ -220,7 +220,7 @@ class _Edit:
         store, stage = self.run.store, self.stage
         chosen = {key: manifests[key] for key in counts}
         largest = max(counts.values())
-        sample = plan_sample(self.pipeline, stage, chosen, store, counts, seed, largest, True)
+        sample = plan_sample(self.pipeline, stage, chosen, store, counts, seed, largest)
         for error in sample.plan.failed.values():
             raise error
         plan = replace(sample.plan, components={stage: self.now})  # an edit is then an error

@@ -145,13 +145,12 @@ class Stage(Rows):
     ) -> Adoption:
         """Keep the stored rows in force after an edit of code or arguments that changes no result.
 
-        Some stored rows, chosen at random, and the longest and the shortest among the fragments of
-        these, are computed again with the edited code. If they come out the same, the store records
-        that both definitions are one: results of either are in force for both, and no run computes
-        the stage or those downstream for this edit. Otherwise nothing changes. It is evidence, not
-        a proof: of n equal rows at most 3/n of all rows differ, with 95% confidence. The latest
-        results of another definition are compared, and adopted in all partitions. Stages upstream
-        are adopted first.
+        Some stored rows, chosen at random, are computed again with the edited code. If they come
+        out the same, the store records that both definitions are one: results of either are in
+        force for both, and no run computes the stage or those downstream for this edit. Otherwise
+        nothing changes. It is evidence, not a proof: of n equal rows at most 3/n of all rows
+        differ, with 95% confidence. The latest results of another definition are compared, and
+        adopted in all partitions. Stages upstream are adopted first.
 
         Args:
             rows: Rows to choose, over all partitions. None: every stored row.

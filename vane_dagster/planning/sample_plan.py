@@ -14,14 +14,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from vane_dagster._dataclass import dataclass
-from vane_dagster._lazy import pc
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -34,12 +31,8 @@ from vane_dagster.planning.planner import fragment_rule
 from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.sources import FragmentRule, Listed, Source
 from vane_dagster.sources.files import file_version, reconcile
-from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.sources.row_ids import with_ids
-from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord, Manifest, ManifestName
-from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.row_keys import encoded_rows
 from vane_dagster.storage.store import Store
 
 MAX_FRAGMENTS = 4
@@ -47,7 +40,6 @@ MAX_FRAGMENTS = 4
 
 
 K = TypeVar("K")
-Lengths = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -87,7 +79,6 @@ def plan_sample(
     rows: Mapping[str | None, int],
     seed: int,
     fragments: int = MAX_FRAGMENTS,
-    extremes: bool = False,
 ) -> SamplePlan:
     """Plan to recompute some rows of a stage.
 
@@ -99,7 +90,6 @@ def plan_sample(
         rows: The rows of each partition.
         seed: Chooses the rows.
         fragments: The rows of a partition are from at most so many fragments.
-        extremes: Whether to add, in each partition, the longest and the shortest row of these.
     """
     manifests = {pipeline._partition(key): each for key, each in manifests.items()}
     source, rule = pipeline.source.bind(store), fragment_rule(pipeline, store)
@@ -114,8 +104,8 @@ def plan_sample(
         made = replace(manifest, partition=key)
         planner = _Sampler(pipeline, stage, made, store, source, rule, listed.get(key, ()))
         try:
-            own = partition_seed(seed, key)
-            partition, sampled[key] = planner.plan(rows[key], own, fragments, extremes)
+            given = (rows[key], partition_seed(seed, key), fragments)
+            partition, sampled[key] = planner.plan(*given)
         except VaneError as error:
             failed[key] = error
             continue
@@ -157,19 +147,6 @@ def choose(
     return {i: tuple(np.sort(places[i]).tolist()) for i in sorted(places)}
 
 
-def with_extremes(
-    chosen: Mapping[int, tuple[int, ...]], lengths: Mapping[int, Lengths]
-) -> dict[int, tuple[int, ...]]:
-    """Add the longest and the shortest row of the fragments that were chosen."""
-    places = dict(chosen)
-    measured = [(index, each) for index, each in lengths.items() if len(each)]
-    longest = [(each.max(), index, each.argmax()) for index, each in measured]
-    shortest = [(each.min(), index, each.argmin()) for index, each in measured]
-    for _, index, place in (*sorted(longest)[-1:], *sorted(shortest)[:1]):
-        places[index] = tuple(sorted({*places[index], int(place)}))
-    return places
-
-
 @dataclass(frozen=True)
 class _Sampler:
     """Plans the sample of one partition."""
@@ -191,9 +168,7 @@ class _Sampler:
         where = in_partition(self._manifest.partition)
         return f"stage '{self._pipeline.name}/{self._stage}'{where}"
 
-    def plan(
-        self, rows: int, seed: int, most: int, extremes: bool
-    ) -> tuple[PartitionPlan, Sampled]:
+    def plan(self, rows: int, seed: int, most: int) -> tuple[PartitionPlan, Sampled]:
         manifest, stage, key = self._manifest, self._stage, self._manifest.partition
         keys = tuple(each.column for each in self._pipeline._keys_of(stage))
         if manifest.keys and tuple(manifest.keys) != keys:
@@ -222,14 +197,6 @@ class _Sampler:
             by_identity = {each.identity: each for each in present}
             recorded = [by_identity.get(each.identity, each) for each in recorded]
         schemas = self._pipeline._resolve_schemas([stage], known) if chosen else {}
-        if extremes and sum(map(len, chosen.values())) < sum(counts[index] for index in chosen):
-            lengths = in_threads(
-                lambda index: self._lengths(
-                    index, recorded[index], inputs.get(base), listed or {}, schemas
-                ),
-                chosen,
-            )
-            chosen = with_extremes(chosen, dict(zip(chosen, lengths)))
         changed = len(manifest.fragments) - len(counts)
         fragments = tuple(recorded[i] for i in chosen)
         few = {s: replace(m, parts=[m.parts[i] for i in chosen]) for s, m in inputs.items()}
@@ -245,31 +212,6 @@ class _Sampler:
         )
         stored = replace(manifest, parts=[manifest.parts[i] for i in chosen], fragments=fragments)
         return plan, Sampled(stored, len(manifest.fragments), changed)
-
-    def _lengths(
-        self,
-        index: int,
-        fragment: FragmentRecord,
-        above: Manifest | None,
-        listed: Mapping[str, FileRecord],
-        schemas: Mapping[str, pa.Schema],
-    ) -> Lengths:
-        """Return the bytes of each row that a fragment of the stage is computed from."""
-        schema = above.schema if above else schemas[SOURCE]
-        read = self._spec.key_columns(self._pipeline) if self._spec.runs_udf else ()
-        wanted = pa.schema([field for field in schema if field.name in read] or schema)
-        if above:
-            folder = self._store.parts_of(above)
-            table = read_part(folder, above.parts[index].name, wanted.names)
-        else:
-            rule = self._pipeline.id_rule
-            files = tuple(listed[span.url] for span in fragment.spans)
-            own = rule.of(schema) if rule else None
-            table = read_planned(self._source, fragment, wanted, files, self._location, own)
-        try:
-            return np.asarray(pc.binary_length(encoded_rows(table.columns)))
-        except TypeError:  # of a column whose values have no encoding
-            return np.zeros(0)
 
     def _inputs(self) -> dict[str, Manifest]:
         """Return the manifests that the partition was made from, of the stages now read."""

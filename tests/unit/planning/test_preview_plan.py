@@ -8,14 +8,13 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from support.plans import docs, plan, source
 from vane_dagster.pipeline.pipeline import Stage
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.preview_plan import first_rows, previews
-from vane_dagster.planning.sample_plan import choose, partition_seed, spread, with_extremes
+from vane_dagster.planning.sample_plan import choose, partition_seed, spread
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
 
@@ -123,7 +122,7 @@ def rows_of(partitions: Mapping[str, Mapping[int, int]]) -> list[Row]:
 
 
 def sample(partitions: Mapping[str, Mapping[int, int]], seed: int, rows: int = ROWS) -> set[Row]:
-    """The rows that `adopt` computes again, without the longest and the shortest."""
+    """The rows that `adopt` computes again."""
     counts = spread({k: sum(each.values()) for k, each in partitions.items()}, rows, seed)
     return {
         (key, index, place)
@@ -166,9 +165,3 @@ def test_so_many_distinct_rows_are_chosen() -> None:
     few = {"a": {0: 3, 1: 0}, "b": {0: 2}}
     assert sample(few, 1, 9) == set(rows_of(few))
     assert sum(spread({"a": 3, "b": 2}, None, 1).values()) == 5
-
-
-def test_the_longest_and_the_shortest_are_added() -> None:
-    lengths = {4: np.array([3.0, 1.0, 3.0]), 7: np.array([2.0, 9.0, 0.0]), 8: np.zeros(0)}
-    assert with_extremes({4: (1,), 7: (0,), 8: (2,)}, lengths) == {4: (1,), 7: (0, 1, 2), 8: (2,)}
-    assert with_extremes({8: (2,)}, {8: np.zeros(0)}) == {8: (2,)}
