@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from html import escape
 
 _SHOWN = 3
 _NUMBER = re.compile(r"[a-f]*\d[0-9a-f.,]*")
 """A number, a digest or an address."""
+
+
+class Printed:
+    """A result that notebooks show as its text."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def in_partition(key: str | None) -> str:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from vane_dagster._keywords import require_columns
 from vane_dagster._lazy import pc
-from vane_dagster._texts import amount, count, table
+from vane_dagster._texts import Printed, amount, count, table
 from vane_dagster.checks.comparison import Difference, Mask, apart, differing, elements, plain
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.dataframes import loaded
@@ -74,7 +74,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Diff:
+class Diff(Printed):
     """How two versions of a stage's rows differ. It prints, and draws itself in notebooks.
 
     Attributes:
@@ -153,9 +153,6 @@ class Diff:
 
     def __str__(self) -> str:
         return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in self.tables())
-
-    def _repr_markdown_(self) -> str:
-        return f"```text\n{self}\n```"
 
 
 @dataclass(frozen=True)

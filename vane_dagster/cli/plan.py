@@ -47,5 +47,5 @@ def plan(
         **options,
     )
     print_json(forecast.to_dict()) if as_json else click.echo(str(forecast))
-    if any(stage.unplanned for stage in forecast.stages):
+    if forecast.unplanned:
         raise SystemExit(1)

@@ -104,7 +104,8 @@ def _retry(stage: Any, keys: list[str] | None, store: Any, given: Definitions) -
         return
     keys = _keys(failed)
     plan = stage.pipeline.plan(keys, select=stage.name, store=store, retry_quarantined=True)
-    if {cause for each in plan.stages for cause in each.causes} - {RETRIED, ALWAYS}:
+    due = (causes for each in plan.stages for causes in each.due.values())
+    if set().union(*due) - {RETRIED, ALWAYS}:
         raise click.ClickException(
             f"{place}: the stage is not up to date, so a retry would compute more than its failed "
             f"rows. Nothing was computed. {plan}\n"

@@ -55,10 +55,10 @@ def make_forecast(
                 f"the first run infers the schema of {inferred!r}, so later stages are not known"
             )
             for stage in [s for s in selected if inferred in with_upstream(resolved, s)]:
-                unknown[f"stage {stage!r}"] = reason
+                unknown[stage] = reason
                 selected.discard(stage)
         if not selected:
-            return Forecast(pipeline.name, [], unknown)
+            return Forecast(pipeline.name, [], {}, unknown=unknown)
         asked = (resolved, selected, keys, opened, force, _RUN, retry_quarantined)
         price = None if compute is None else compute.gpu_hour_price
         plan = plan_run(*asked, keep=False)
@@ -72,11 +72,7 @@ def make_forecast(
         measure = functools.partial(_sampled, *given) if sample else None
         forecasted = forecast(plan, opened, price, counted, measure)
         in_the_way = [*forecasted.holdups, *failed, *_holdups(plan, forecasted, opened, compute)]
-        return replace(
-            forecasted,
-            unplanned={**forecasted.unplanned, **unknown},
-            holdups=[*dict.fromkeys(in_the_way)],
-        )
+        return replace(forecasted, unknown=unknown, holdups=[*dict.fromkeys(in_the_way)])
 
 
 def _sampled(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from typing import Any
 
 import pyarrow as pa
 
 from vane_dagster._dataclass import dataclass
-from vane_dagster._texts import amount, count, duration, table
+from vane_dagster._texts import Printed, amount, count, duration, table
 from vane_dagster.storage.sample import python_values
 from vane_dagster.types.tensors import as_storage
 
@@ -66,7 +65,7 @@ class StageCost:
 
 
 @dataclass(frozen=True)
-class Preview:
+class Preview(Printed):
     """Some rows of a stage, computed and not stored. It prints itself.
 
     pandas, Polars, DuckDB and Arrow read it as a table of the rows that were computed.
@@ -128,9 +127,6 @@ class Preview:
 
     def __str__(self) -> str:
         return "\n".join([table(self.cells()), "", *map(str, self.costs)])
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
 
 
 def shortened(value: Any, end: int = _END) -> str:

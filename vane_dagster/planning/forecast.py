@@ -6,16 +6,14 @@ import contextlib
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from html import escape
+from dataclasses import asdict, field, replace
 from typing import Any, Literal, Union
 
 import numpy as np
 
 from vane_dagster._dataclass import dataclass
-from vane_dagster._texts import EqualErrors, amount, count, duration, listed
+from vane_dagster._texts import EqualErrors, Printed, amount, count, duration, in_partition, listed
 from vane_dagster.errors import BudgetError, StoreError
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -39,7 +37,7 @@ _Names = tuple[str, Sequence[str]]
 _ORDER: Sequence[Known] = ("exact", "at_most", "about", "unknown")
 _MAX_PARTITIONS, _MAX_VERSIONS = 20, 3
 """The partitions to measure by, and the latest manifests of each."""
-_PARTITION, _MAX_UNPLANNED = "partition ", 10
+_MAX_UNPLANNED = 10
 _TAIL = 0.1
 _MARGIN, _FEW_PARTS_MARGIN = 0.1, 0.25
 _MAX_LINES = 40
@@ -64,9 +62,8 @@ class StageForecast:
         copied: Input rows of these fragments that equal stored rows, where rows were counted.
         may_be_copied: Of `rows`, those that equal rows of other fragments, where rows were counted:
             they are copied unless the function takes less than 10 µs a row.
-        causes: Why partitions are not up to date, with the number of partitions or files for each.
-        due: The partitions that are not up to date, each with its causes; the key is None for an
-            unpartitioned pipeline.
+        due: The partitions that are not up to date, each with its causes and their number, such as
+            that of files; the key is None for an unpartitioned pipeline.
         worker_seconds: Seconds that all workers together would take; None without stored parts to
             measure by.
         seconds: Seconds on the clock if nothing else uses the workers; likewise.
@@ -79,7 +76,6 @@ class StageForecast:
         sampled: Rows of a sample by which it was measured; 0 if stored rows are the measure.
         is_sampled_on_request: A plan with a sample can measure it: a stage that does not publish.
         before_edit: Whether the stored rows that are the measure are from before an edit.
-        unplanned: Number of partitions that cannot be planned.
         adopted: The adoptions by which stored results stay in force, each in a line.
         edits: What was edited since the stored results were made, as lines of a unified diff; empty
             if that is not known.
@@ -92,7 +88,6 @@ class StageForecast:
     stored_fragments: int
     rows: int
     rows_are: Known
-    causes: Mapping[str, int]
     due: Mapping[str | None, Mapping[str, int]]
     copied: int = 0
     may_be_copied: int = 0
@@ -106,19 +101,16 @@ class StageForecast:
     sampled: int = 0
     is_sampled_on_request: bool = True
     before_edit: bool = False
-    unplanned: int = 0
     adopted: Sequence[str] = ()
     edits: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
         """Yield the forecast in words: what is to be computed, why, and what it costs."""
         todo = self.partitions - self.up_to_date
-        lacking = f"; {count(self.unplanned, 'partition')} cannot be planned" * bool(self.unplanned)
         if not todo:
-            yield f"up to date{lacking}" if self.partitions else "not planned"
+            yield "up to date" if self.partitions else "not planned"
             yield from self.adopted
             return
-        partitions = count(self.partitions + self.unplanned, "partition")
         unknown = "if each row makes one, "
         rows = {"at_most": "at most ", "about": "about ", "unknown": unknown}.get(self.rows_are, "")
         rows += f"{count(self.rows, 'row')} in {count(self.fragments, 'fragment')}"
@@ -129,7 +121,7 @@ class StageForecast:
         copied = f", {count(self.copied, 'row')} copied from equal ones" if self.copied else ""
         if self.may_be_copied:
             rows += f" ({self.may_be_copied:,} of them copied, unless a row takes less than 10 µs)"
-        yield f"{todo:,} of {partitions}: {rows}{copied}{stored}{lacking}"
+        yield f"{todo:,} of {count(self.partitions, 'partition')}: {rows}{copied}{stored}"
         yield from self.adopted
         yield f"because: {describe(self.due, self.partitions)}"
         if self.fragments:
@@ -160,14 +152,16 @@ class StageForecast:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Forecast(Printed):
     """What a run would compute. It prints, draws itself in notebooks, and becomes a dict.
 
     Attributes:
         pipeline: The pipeline's name.
         stages: The selected stages, upstream first.
-        unplanned: What cannot be planned, with the reason: partitions, and stages whose schema the
-            first run infers, with those downstream.
+        unplanned: The partitions that cannot be planned, with the error; the key is None for an
+            unpartitioned pipeline.
+        unknown: The stages whose schema the first run infers, and those downstream, with the
+            reason.
         holdups: What would stop the run or hold it up, each in a sentence: failed blocking checks,
             budgets, pools that do not fit, servers that have to start.
         warnings: What the run would warn of at its beginning.
@@ -175,15 +169,16 @@ class Forecast:
 
     pipeline: str
     stages: Sequence[StageForecast]
-    unplanned: Mapping[str, str]
+    unplanned: Mapping[str | None, str]
     holdups: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_up_to_date(self) -> bool:
         """Whether a run would compute nothing."""
         done = (0 < stage.up_to_date == stage.partitions for stage in self.stages)
-        return not self.unplanned and all(done)
+        return not (self.unplanned or self.unknown) and all(done)
 
     @property
     def seconds(self) -> Interval | None:
@@ -210,19 +205,18 @@ class Forecast:
             lines.append(f"  {stage.stage:{width}}  {first}")
             lines += [f"  {'':{width}}  {line}" for line in others]
         errors = EqualErrors()
-        for what, why in self.unplanned.items():
-            key = what.removeprefix(_PARTITION)[1:-1] if what.startswith(_PARTITION) else None
-            errors.add(key, why if what in why else f"{what}: {why}")
-        if unplanned := errors.texts():
-            lines.append("  " + listed(unplanned, _MAX_UNPLANNED, "\n  "))
+        for key, why in self.unplanned.items():
+            where = in_partition(key)[2:]
+            errors.add(key, why if where in why else f"{where}: {why}")
+        unplanned = [*errors.texts(), *(f"stage {s!r}: {why}" for s, why in self.unknown.items())]
+        if unplanned:
+            shown = [f"not planned: {text}" for text in unplanned]
+            lines.append("  " + listed(shown, _MAX_UNPLANNED, "\n  "))
         if self.seconds and sum(bool(stage.fragments) for stage in self.stages) > 1:
             lines.append(f"  in all: {_times(self.seconds)} on the clock")
         lines += [f"  may hold it up: {text}" for text in self.holdups]
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True)
@@ -279,10 +273,7 @@ def forecast(
     if measure is not None:
         forecaster.take_samples(measure)
     stages = [forecaster.stage(stage) for stage in plan.selected]
-    unplanned = {
-        "the pipeline" if key is None else f"{_PARTITION}{key!r}": str(error)
-        for key, error in plan.failed.items()
-    }
+    unplanned = {key: str(error) for key, error in plan.failed.items()}
     return Forecast(plan.pipeline.name, stages, unplanned, counted.problems, plan.warnings)
 
 
@@ -400,12 +391,10 @@ class _Forecaster:
             stored_fragments=sum(len(each.parts) for each in plans if each.done is None),
             rows=sum(each.most for each in counts),
             rows_are=max(known, key=_ORDER.index),
-            causes=dict(sum(due.values(), Counter[str]())),
             due={key: dict(each) for key, each in due.items()},
             copied=sum(each.copied for each in counts),
             may_be_copied=repeated + sum(each.may_be_copied for each in counts),
             is_sampled_on_request=not self._pipeline[stage].spec.publishes,
-            unplanned=len(self._plan.failed),
             adopted=[each.summary for each in self._plan.adopted.get(stage, ())],
             edits=self._edits(stage) if due else (),
         )

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vane_dagster._dataclass import dataclass
+from vane_dagster._texts import Printed
 
 SHOWN = 20
 """Maximum rows per stage that a trace lists; it counts the others."""
@@ -90,7 +91,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Printed):
     """The trace of a row.
 
     Attributes:
@@ -128,9 +129,6 @@ class Trace:
                 lines.append(f"{'':<{width}}  and {self.omitted[step.stage]:,} more rows")
         lines += [f"{stage:<{width}}  {reason}" for stage, reason in self.missing.items()]
         return "\n".join(lines)
-
-    def _repr_markdown_(self) -> str:
-        return f"```text\n{self}\n```"
 
     def _title(self) -> str:
         where = "" if self.partition is None else f", partition {self.partition}"

@@ -85,7 +85,7 @@ def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
 
     # Plans, with the store of the definitions or another one.
     planned = json.loads(run("plan", "two", "-m", "defs_of_test", "--json"))
-    assert planned["stages"][0]["causes"] == {"not computed before": 1}
+    assert planned["stages"][0]["due"] == {"null": {"not computed before": 1}}
     assert Path("its store").exists()  # rows in memory are kept there
     shown = run("plan", "one", *file, "--store", "other")
     assert "same  1 of 1 partition: 2 rows in 1 fragment" in shown

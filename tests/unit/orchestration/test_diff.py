@@ -121,7 +121,7 @@ def test_runs_and_stores_are_compared(tmp_path: Path) -> None:
     assert "y: 1 row differs" in shown.output
     latest = vd.diff("numbers/y", old[0], store=store)
     assert shown.output == f"{latest}\n"
-    assert latest._repr_markdown_() == f"```text\n{latest}\n```"
+    assert latest._repr_html_() == f"<pre>{latest}</pre>"
     assert vd.diff("numbers/y", old[0][:5], "file://" + other, store=store).now.rows == 9
     as_json = CliRunner().invoke(main, ["diff", *arguments, "--json"])
     assert json.loads(as_json.output)["different"] == 1

@@ -26,7 +26,7 @@ from vane_dagster.storage.store import Store
 def stage(name: str = "model", **figures: Any) -> StageForecast:
     given = {"partitions": 3, "up_to_date": 1, "fragments": 4, "stored_fragments": 0, "rows": 1200}
     cause = "code of Model changed"
-    why = {"causes": {cause: 2}, "due": {key: {cause: 1} for key in ("a", "b")}}
+    why = {"due": {key: {cause: 1} for key in ("a", "b")}}
     return StageForecast(**{"stage": name, **given, "rows_are": "exact", **why, **figures})
 
 
@@ -34,10 +34,6 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
     ("figures", "lines"),
     [
         ({"up_to_date": 3, "fragments": 0}, ["up to date"]),
-        (
-            {"up_to_date": 3, "fragments": 0, "unplanned": 1},
-            ["up to date; 1 partition cannot be planned"],
-        ),
         (
             {
                 "worker_seconds": (1.0, 2.0),
@@ -97,11 +93,9 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
                 "tokens": (1e6, 2e6),
                 "cost": (0.5, 0.5),
                 "sampled": 50,
-                "unplanned": 6,
             },
             [
-                "2 of 9 partitions: at most 1,200 rows in 4 fragments, 5 more in the store; "
-                "6 partitions cannot be planned",
+                "2 of 3 partitions: at most 1,200 rows in 4 fragments, 5 more in the store",
                 "because: 7 new files in 1 partition (a), force in 1 partition (b)",
                 "cost: 2 min 30 s to 5 min 0 s (5 min 0 s to 10 min 0 s of workers), "
                 "measured on a sample of 50 rows, "
@@ -134,7 +128,13 @@ def test_stages_overlap_at_best_and_follow_each_other_at_worst():
 def test_a_forecast_is_text_and_plain_values():
     known = stage("a<b", seconds=(60.0, 90.0), worker_seconds=(60.0, 90.0))
     held = ["vllm 'm' has to start"]
-    given = [known, known], {"partition '2026-01-01'": "no files"}, held, ["'x' is a text"]
+    given = (
+        [known, known],
+        {"2026-01-01": "no files", "2026-01-02": "partition '2026-01-02': ?"},
+        held,
+        ["'x' is a text"],
+        {"c": "the first run infers it"},
+    )
     found = Forecast("docs", *given)
     assert str(found).splitlines() == [
         "pipeline docs: what a run would compute",
@@ -144,7 +144,9 @@ def test_a_forecast_is_text_and_plain_values():
         "  a<b  2 of 3 partitions: 1,200 rows in 4 fragments",
         "       because: code of Model changed in 2 partitions (a, b)",
         "       cost: 1 min 0 s to 1 min 30 s",
-        "  partition '2026-01-01': no files",
+        "  not planned: partition '2026-01-01': no files",
+        "  not planned: partition '2026-01-02': ?",
+        "  not planned: stage 'c': the first run infers it",
         "  in all: 1 min 0 s to 3 min 0 s on the clock",
         "  may hold it up: vllm 'm' has to start",
         "  warning: 'x' is a text",
@@ -253,7 +255,7 @@ def test_a_gpu_hour_has_the_price_of_the_compute_resource(stored):
     assert stored.plan(stored.adding(2, columns=["x"]), "a").stages[1].worker_seconds[0] > 0
     stored.write("a", 1001, name="more.parquet")
     found = stored.plan(stored.adding(columns=["x"]), "a").stages
-    assert (found[0].causes, found[1].worker_seconds[0]) == ({"new files": 1}, 0)
+    assert (found[0].due, found[1].worker_seconds[0]) == ({"a": {"new files": 1}}, 0)
     assert stored.plan(stored.adding(columns=["x"]), "a", force=True).stages[1].worker_seconds[0]
 
 
@@ -375,8 +377,8 @@ def test_partitions_of_several_dimensions_are_planned_without_an_instance(stored
     made.project("same", ["id"])
     found = stored.plan(made)
     assert brief(found) == {"same": (0, 1, 3, "exact")}
-    assert sorted(found.unplanned) == ["partition 'x|2'", "partition 'y|1'", "partition 'y|2'"]
-    assert [*stored.plan(made, "x|1...y|1").unplanned] == ["partition 'y|1'"]
+    assert sorted(found.unplanned) == ["x|2", "y|1", "y|2"]
+    assert [*stored.plan(made, "x|1...y|1").unplanned] == ["y|1"]
     none = stored.plan(made, "y|2")
     assert ([*none.stages[0].lines()], none.is_up_to_date) == (["not planned"], False)
 
@@ -434,5 +436,5 @@ def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(stored):
     found = stored.plan(docs)
     assert [*brief(found)] == ["some"]
     reason = "the first run infers the schema of 'model', so later stages are not known"
-    assert found.unplanned == {"stage 'model'": reason, "stage 'last'": reason}
+    assert found.unknown == {"model": reason, "last": reason}
     assert not found.is_up_to_date
