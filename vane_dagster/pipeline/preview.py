@@ -9,11 +9,10 @@ import pyarrow as pa
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import Printed, amount, count, duration, table
-from vane_dagster.storage.sample import python_values
-from vane_dagster.types.tensors import as_storage
+from vane_dagster.storage.sample import short_text, short_texts
 
 _WIDTH = 40
-_END = 17
+_SHORT = _WIDTH, 17
 
 
 @dataclass(frozen=True)
@@ -112,34 +111,18 @@ class Preview(Printed):
     def cells(self) -> list[list[str]]:
         """Return the table as short texts, its header first; errors are in the last column."""
         names = self.table.column_names
-        values = [python_values(as_storage(column)) for column in self.table.columns]
+        values = [short_texts(column, *_SHORT) for column in self.table.columns]
         rows = [[*names, "error"] if self.failed else names]
         for place in self.places():
             if isinstance(place, FailedRow):
                 where = "" if place.stage == self._name else f"in {place.stage}: "
                 shown = self.id if self.id in names else names[0]
-                own = [shortened(place.id) if name == shown else "" for name in names]
-                rows.append([*own, shortened(where + place.error, end=0)])
+                own = [short_text(place.id, *_SHORT) if name == shown else "" for name in names]
+                rows.append([*own, short_text(where + place.error, _WIDTH)])
                 continue
             error = [""] if self.failed else []
-            rows.append([*(shortened(column[place]) for column in values), *error])
+            rows.append([*(column[place] for column in values), *error])
         return rows
 
     def __str__(self) -> str:
         return "\n".join([table(self.cells()), "", *map(str, self.costs)])
-
-
-def shortened(value: Any, end: int = _END) -> str:
-    """Return a value on one line, with the beginning and the `end` last characters of a long one.
-
-    Paths often differ at their ends alone.
-    """
-    if isinstance(value, bytes):
-        return f"{len(value):,} bytes"
-    if isinstance(value, list) and len(value) > 4:
-        shown = ", ".join(shortened(each) for each in value[:3])
-        return f"[{shown}, ... {len(value)} values]"
-    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
-    if len(text) <= _WIDTH:
-        return text
-    return f"{text[: _WIDTH - 3 - end]}...{text[len(text) - end :]}"

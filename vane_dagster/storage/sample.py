@@ -11,7 +11,7 @@ from vane_dagster._lazy import pc
 from vane_dagster.types.tensors import as_storage
 
 _MAX_COLUMNS = 12
-_MAX_CHARACTERS = 80
+_WIDTH = 80
 _SHOWN_NUMBERS = 3
 
 Sample = tuple[Mapping[str, str], ...]
@@ -20,7 +20,7 @@ Sample = tuple[Mapping[str, str], ...]
 def sample_rows(table: pa.Table, rows: int = 5) -> Sample:
     """Return the first rows, each value as a short text."""
     first = table.slice(0, rows).select(table.column_names[:_MAX_COLUMNS])
-    columns = {name: _texts(first.column(name)) for name in first.column_names}
+    columns = {name: short_texts(first.column(name)) for name in first.column_names}
     return tuple({n: texts[i] for n, texts in columns.items()} for i in range(first.num_rows))
 
 
@@ -32,27 +32,31 @@ def python_values(column: pa.ChunkedArray) -> list[Any]:
         return list(column.cast(pa.string()).to_pylist())
 
 
-def _texts(column: pa.ChunkedArray) -> list[str]:
+def short_texts(column: pa.ChunkedArray, width: int = _WIDTH, end: int = 0) -> list[str]:
+    """Return the values of a column as short texts; see `short_text`."""
     column = as_storage(column)
-    kind = column.type
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind):
-        lengths = pc.list_value_length(column).to_pylist()
-        heads = pc.list_slice(column, 0, _SHOWN_NUMBERS, return_fixed_size_list=False)
-        return [_list(head, length) for head, length in zip(heads.to_pylist(), lengths)]
-    return [_text(value) for value in python_values(column)]
+    if not (pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type)):
+        return [short_text(value, width, end) for value in python_values(column)]
+    lengths = pc.list_value_length(column).to_pylist()
+    heads = pc.list_slice(column, 0, _SHOWN_NUMBERS, return_fixed_size_list=False)
+    texts = []
+    for head, length in zip(heads.to_pylist(), lengths):
+        shown = ", ".join(short_text(value, width, end) for value in head or ())
+        more = f", … {length} in all" if length and length > len(head) else ""
+        texts.append("null" if head is None else f"[{shown}{more}]")
+    return texts
 
 
-def _list(head: list[Any] | None, length: int | None) -> str:
-    if head is None:
-        return "null"
-    shown = ", ".join(_text(value) for value in head)
-    return f"[{shown}, … {length} in all]" if length and length > len(head) else f"[{shown}]"
+def short_text(value: Any, width: int = _WIDTH, end: int = 0) -> str:
+    """Return a value on one line, of a long one the beginning and so many of the last characters.
 
-
-def _text(value: Any) -> str:
+    Paths often differ at their ends alone.
+    """
     if value is None:
         return "null"
     if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
+        return f"{len(value):,} bytes"
+    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+    if len(text) <= width:
+        return text
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"

@@ -103,7 +103,7 @@ def test_an_operator_plans_previews_traces_and_repairs(tmp_path, monkeypatch):
     *table, cost = run("preview", "one/same", *file, "--rows", "1").splitlines()
     assert table == [
         "id  text                                      list",
-        "1   word word word word ...rd word word word  [0, 1, 2, ... 9 values]",
+        "1   word word word word wo…rd word word word  [0, 1, 2, … 9 in all]",
         "",
     ]
     assert cost.startswith("same: 1 row in ")
