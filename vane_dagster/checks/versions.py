@@ -262,17 +262,17 @@ class VersionComparison:
     def add(
         self,
         columns: Sequence[str],
-        read: Callable[[str], tuple[pa.Array, pa.Array]],
-        ids: tuple[pa.Array, pa.Array],
+        read: Callable[[str], Sequence[pa.Array]],
+        ids: Sequence[pa.Array],
     ) -> None:
         """Compare the rows of a partition.
 
         Args:
             columns: The columns of both versions, except the id.
-            read: Reads a column of each version, with its rows in the order of their ids.
+            read: Reads the plain values of a column in each version, in the order of their ids.
             ids: The ids of each version.
         """
-        before, now = ids[0].cast(ids[1].type), ids[1]
+        before, now = ids
         places = pc.index_in(now, before)
         in_both = np.asarray(places.is_valid())
         rows = places.drop_null()
@@ -283,7 +283,7 @@ class VersionComparison:
         self.sampled += int(np.count_nonzero(sampled))
         differs = np.zeros(len(common), bool)
         for name in columns:
-            values = [plain(each) for each in read(name)]
+            values = read(name)
             pair = values[0].take(rows), values[1].filter(pa.array(in_both))
             kind = self._columns.setdefault(name, _Column(name, self._tolerance))
             with np.errstate(all="ignore"):  # of infinite numbers
@@ -314,13 +314,9 @@ def _id_of(location: str, sides: Sequence[Sequence[Manifest]]) -> str:
     return next(iter(ids[0]))
 
 
-def _columns(versions: Sequence[StoredRows], name: str) -> tuple[pa.Array, pa.Array]:
-    return _column(versions[0], name), _column(versions[1], name)
-
-
-def _column(rows: StoredRows, name: str) -> pa.Array:
-    column = loaded(rows.select([name]), "pyarrow.Table").column(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+def _columns(versions: Sequence[StoredRows], name: str) -> list[pa.Array]:
+    tables = (loaded(rows.select([name]), "pyarrow.Table") for rows in versions)
+    return [plain(table.column(0)) for table in tables]
 
 
 def _version(name: str, manifests: Sequence[Manifest], columns: Sequence[str]) -> Version:

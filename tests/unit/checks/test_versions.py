@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from vane_dagster.checks.comparison import plain
 from vane_dagster.checks.versions import ColumnDiff, Diff, Version, VersionComparison
 
 NAN = float("nan")
@@ -32,8 +33,8 @@ def compared(
     comparison = VersionComparison(tolerance, share)
     columns = [name for name in before.column_names if name != "id"]
 
-    def read(name: str) -> tuple[pa.Array, pa.Array]:
-        return before[name].combine_chunks(), now[name].combine_chunks()
+    def read(name: str) -> list[pa.Array]:
+        return [plain(each[name]) for each in (before, now)]
 
     comparison.add(columns, read, read("id"))
     return comparison
