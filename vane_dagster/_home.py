@@ -10,6 +10,8 @@ from vane_dagster.errors import VaneError
 
 HOME = "VANE_DAGSTER_HOME"
 """The environment variable that names the folder for this package's own state."""
+STORE_MARK = "_vane_store"
+"""The empty file by which a local folder is known as the root of a store."""
 
 
 def state_home() -> Path:

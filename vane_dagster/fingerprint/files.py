@@ -20,7 +20,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from vane_dagster._dataclass import dataclass
-from vane_dagster._home import default_root, state_home
+from vane_dagster._home import STORE_MARK, state_home
 from vane_dagster._private_folder import private_folder, temporary_root
 from vane_dagster.errors import CodeIdentityError, VaneError
 from vane_dagster.fingerprint.hashing import FileCache, Signature, combine
@@ -33,6 +33,7 @@ _MAX_PATH_LENGTH = 4096
 _READERS = 8
 _MIN_CACHED_BYTES = 1 << 20
 _WHOLE = ("/", "/tmp", "/var/tmp", "/dev/shm", sys.prefix, sys.base_prefix)
+_TAGS = {"CACHEDIR.TAG", STORE_MARK}
 _SKIPPED = (".", "models--", "datasets--", "__pycache__", "lost+found")
 _WILD = re.compile(r"[*?\[{]")
 
@@ -98,12 +99,15 @@ class LocalFiles:
     def _is_apart(self, folder: str) -> bool:
         """Return whether runs, code edits or others change a folder; if so, only its path counts.
 
-        A folder is apart if it contains the machine's or user's as a whole, or our own state.
+        A folder is apart if it contains the machine's or user's as a whole, or our own state, or if
+        it is in a store.
         """
         state = _own_state()
         inside = [*_WHOLE, os.path.expanduser("~"), os.getcwd(), str(temporary_root())]
         inside += [*state, *self.code]
         around = ["/proc", "/sys", *state]
+        above = (folder, *map(str, Path(folder).parents))
+        around += [each for each in above if os.path.exists(os.path.join(each, STORE_MARK))]
         for pattern in self.data:
             root, *rest = _WILD.split(_plain(pattern) or "", maxsplit=1)
             if fixed := os.path.dirname(root) if rest else root:
@@ -152,8 +156,8 @@ def _named(text: str | os.PathLike[str]) -> str | None:
 def walk_files(root: str) -> Iterator[tuple[str, str | None]]:
     """Yield the files of a folder by relative name and path; anything else without a path.
 
-    Hidden files and folders, compiled code and tagged caches are skipped. A folder that several
-    links point to is entered once.
+    Hidden files and folders, compiled code, tagged caches and stores are skipped. A folder that
+    several links point to is entered once.
     """
     entered = {_inode(os.stat(root)): "."}
     waiting = [("", root)]
@@ -161,7 +165,7 @@ def walk_files(root: str) -> Iterator[tuple[str, str | None]]:
         above, folder = waiting.pop()
         with os.scandir(folder) as entries:
             listed = sorted(entries, key=lambda entry: entry.name)
-        if any(entry.name == "CACHEDIR.TAG" for entry in listed):
+        if any(entry.name in _TAGS for entry in listed):
             continue
         folders = []
         for entry in listed:
@@ -192,11 +196,9 @@ def _inode(state: os.stat_result) -> tuple[int, int]:
 
 
 def _own_state() -> list[str]:
-    folders = []
-    for place in (default_root, state_home):
-        with contextlib.suppress(VaneError):
-            folders.append(str(place()))
-    return [path for path in folders if "://" not in path]
+    with contextlib.suppress(VaneError):
+        return [str(state_home())]
+    return []
 
 
 def _contains(folder: str, path: str) -> bool:

@@ -116,6 +116,8 @@ class _Planner:
     def __post_init__(self, keep: bool, connect: Connect) -> None:
         pipeline, store, selected = self.pipeline, self.store, self.selected
         self.location = f"pipeline {pipeline.name!r}"
+        if keep:
+            store.mark()
         # Before the definitions: an edit while these are computed then differs from what is here.
         self.files = {s: pipeline[s].spec.local_files() for s in selected}
         with files_read_once():

@@ -35,6 +35,7 @@ def write_asset(
     rows: pa.RecordBatchReader,
 ) -> tuple[Manifest, str]:
     """Write rows as they arrive, and commit a manifest when all are written."""
+    store.mark()
     stage = asset_folder(path)
     folder = store.parts(ASSETS, stage, partition)
     condemned = store.condemned(ASSETS, stage)

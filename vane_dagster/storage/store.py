@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from vane_dagster._home import STORE_MARK
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import FORMAT, read_file
@@ -69,6 +70,11 @@ class Store:
         self.keeps_code = keeps_code
         self.fallback = fallback
         self.targets = targets or {}
+
+    def mark(self) -> None:
+        """Mark a root on the local disk, so that its content is no part of code that names it."""
+        if self.root.is_local and not os.path.exists(self.root.file(STORE_MARK)):
+            self.root.create(STORE_MARK, b"")
 
     @property
     def layers(self) -> tuple[Store, ...]:

@@ -14,7 +14,7 @@ import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.data import partitioned
+from support.data import partitioned, write_source
 from support.in_process import committed, compute
 from support.reused import upper
 from vane_dagster.engine import fragment_queue
@@ -212,3 +212,17 @@ def test_a_trace_says_where_a_copied_row_was_computed(tmp_path, world):
     for file in (tmp_path / "store/docs/upper/parts" / DAYS[1]).glob("*.rows.parquet"):
         file.unlink()
     assert step(20).copied_from is None, "unknown"
+
+
+def test_code_that_names_the_store_does_not_change_with_it(tmp_path):
+    write_source(tmp_path / "src", {"id": range(4), "text": list("abcd")})
+    for root, folder in (("store", "store"), ("a/store", "a/store/docs"), ("b/c/store", "b")):
+        docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id")
+        given = {"fn_kwargs": {"folder": f"{tmp_path}/{folder}"}, "schema": "VARCHAR"}
+        docs.map("said", said, **given)
+        store = Store(StoragePath(f"{tmp_path}/{root}"))
+        assert [len(committed(compute(docs, store), "said")) for _ in range(3)] == [1, 0, 0]
+
+
+def said(text: str, folder: str) -> str:
+    return f"{text} in {folder}"

@@ -24,6 +24,8 @@ from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.local_file import LocalFile, found_in
 from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.planning.definition import stage_definition
+from vane_dagster.storage.filesystem import StoragePath
+from vane_dagster.storage.store import Store
 
 
 def write(root: Path, **texts: str) -> Path:
@@ -88,6 +90,18 @@ def test_whole_folders_of_the_machine_count_by_their_names(tmp_path, monkeypatch
     assert not counts(str(root), root / "b/c")
     monkeypatch.delenv("HOME")
     assert counts(str(root), root / "b/c")
+
+
+def test_stores_count_by_their_names(tmp_path):
+    store = tmp_path / "data/store"
+    absent = value_digest(store)
+    folder = write(tmp_path / "data", store__docs__fragments="1", words__a="1")
+    Store(StoragePath(str(store))).mark()
+    assert value_digest(store) == absent
+    assert not counts(store, store / "docs/fragments")
+    assert not counts(store / "docs", store / "docs/fragments")
+    assert not counts(folder, store / "docs/fragments")
+    assert counts(folder, folder / "words/a")
 
 
 # Links, special files and what cannot be read
