@@ -10,7 +10,6 @@ import dagster as dg
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._secrets import errors_masked
-from vane_dagster._texts import count
 from vane_dagster.engine.stage_batches import StageBatches, stage_batches
 from vane_dagster.orchestration.partition_order import DagsterOrder, range_tags
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -152,6 +151,6 @@ def look_at_batches(
     in_flight = sum(len(each.in_flight) for each in batch_runs.every)
     return dg.SensorResult(
         run_requests=requests,
-        skip_reason=None if requests else f"{count(in_flight, 'batch')} in flight",
+        skip_reason=None if requests else f"batches in flight: {in_flight:,}",
         cursor=json.dumps(sorted(done)),
     )

@@ -36,9 +36,12 @@ class DagsterOrder:
         return sorted(keys, key=lambda key: (places.get(key, len(places)), key))
 
     def ranges(self, keys: Sequence[str | None]) -> Iterator[tuple[str | None, str | None]]:
-        """Yield the first and the last partition of each run: of neighbours in the order."""
+        """Yield the first and the last partition of each run: of neighbours in the order.
+
+        Partitions that the definition lacks by now have no run.
+        """
         if isinstance(self._definition, dg.MultiPartitionsDefinition) or None in keys:
-            yield from ((key, key) for key in keys)
+            yield from ((key, key) for key in keys if key is None or key in self._places)
             return
         wanted, first, last = {*keys}, None, None
         for key in (*self.all(), None):

@@ -23,6 +23,7 @@ from vane_dagster.servers.handle import ServerHandle
 from vane_dagster.servers.launch import Endpoint
 
 _MAX_SHOWN = 300
+_TYPICAL_TOKENS = 500.0
 _REFUSED = frozenset({401, 402, 404})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
 _DEFINED = ("$defs", "definitions")
@@ -100,7 +101,7 @@ class HttpProvider:
             lambda: asyncio.Semaphore(max_connections)
         )
         self._requests = RateLimiter(requests_per_minute)
-        self._tokens = RateLimiter(tokens_per_minute)
+        self._tokens = RateLimiter(tokens_per_minute, _TYPICAL_TOKENS)
         self._extra = dict(extra_body or {})
         self._server = server
         self._clients: dict[tuple[str | None, str], Any] = {}
@@ -197,8 +198,8 @@ class HttpProvider:
                     _turn.reset(token)
 
     async def _limited(self) -> None:
-        await self._requests.take(1)
-        await self._tokens.take(self._tokens.typical)
+        await self._requests.take()
+        await self._tokens.take()
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a request in its turn, and return the response's JSON.

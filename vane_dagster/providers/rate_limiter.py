@@ -6,7 +6,8 @@ import asyncio
 import time
 
 _MINUTE = 60.0
-_FIRST_TOKENS = 500.0
+_LOOK_SECONDS = 0.1
+_RECENT = 10
 
 
 class RateLimiter:
@@ -14,33 +15,35 @@ class RateLimiter:
 
     Attributes:
         workers: The number of workers that share the limit evenly.
-        typical: Moving average of recent amounts; take it if the amount is not yet known.
+        typical: Average of recent amounts, before one is known a guess.
     """
 
-    def __init__(self, per_minute: float | None) -> None:
+    def __init__(self, per_minute: float | None, typical: float = 1.0) -> None:
         self._seconds = _MINUTE / per_minute if per_minute else 0.0
         self._next = 0.0
+        self._turn = asyncio.Lock()
+        self._learned = 0
         self.workers = 1
-        self.typical = _FIRST_TOKENS
+        self.typical = typical
 
-    async def take(self, amount: float) -> None:
-        """Wait until the rate allows the amount."""
+    async def take(self) -> None:
+        """Wait until the rate allows a typical amount.
+
+        One waits at a time, and looks again meanwhile, because `learn` may have corrected the rate.
+        """
         if not self._seconds:
             return
-        now = time.monotonic()
-        begins = max(now, self._next)
-        self._next = begins + amount * self._seconds * self.workers
-        if begins <= now:
-            return
-        try:
-            await asyncio.sleep(begins - now)
-        except asyncio.CancelledError:
-            self._next -= amount * self._seconds * self.workers
-            raise
+        async with self._turn:
+            begins = time.monotonic()
+            while (left := self._next - time.monotonic()) > 0:
+                await asyncio.sleep(min(left, _LOOK_SECONDS))
+                begins = self._next
+            self._next = begins + self.typical * self._seconds * self.workers
 
     def learn(self, amount: float) -> None:
         """Record the actual amount, and correct the difference from `typical`; 0 if unknown."""
         if not amount:
             return
         self._next += (amount - self.typical) * self._seconds * self.workers
-        self.typical += 0.1 * (amount - self.typical)
+        self._learned = min(self._learned + 1, _RECENT)
+        self.typical += (amount - self.typical) / self._learned

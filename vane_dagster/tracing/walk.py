@@ -76,7 +76,8 @@ def _located(
         located = manifest_index.locate(manifest, key)
     except DamagedPartError as error:
         raise StoreError(
-            f"{manifest_index.label(stage)!r}, manifest {name}: {error}. Materialize it again"
+            f"{manifest_index.label(stage)!r}, manifest {name}: {error}. Materialize it again with "
+            "force"
         ) from error
     if located is None:
         raise not_found(manifest_index, manifest, key)

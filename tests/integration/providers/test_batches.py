@@ -134,7 +134,7 @@ def test_a_sensor_requests_the_runs_that_go_on(tmp_path, local, endpoint, batche
 
         nothing = tick()
         assert nothing.run_requests == []
-        assert "1 batch in flight" in str(nothing.skip_reason)
+        assert "batches in flight: 1" in str(nothing.skip_reason)
         batches.end()
         found = tick(nothing.cursor)
         (request,) = found.run_requests or ()

@@ -49,7 +49,9 @@ TWO = dg.MultiPartitionsDefinition({"day": LETTERS, "kind": dg.StaticPartitionsD
         (LETTERS, "abcdef", ["af"]),
         (LETTERS, "fcba", ["ac", "ff"]),
         (LETTERS, "e", ["ee"]),
+        (LETTERS, "axb", ["ab"]),
         (TWO, ["a|x", "b|x"], [("a|x", "a|x"), ("b|x", "b|x")]),
+        (TWO, ["a|x", "a|removed"], [("a|x", "a|x")]),
         (None, [None], [(None, None)]),
     ],
 )

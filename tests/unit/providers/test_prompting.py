@@ -472,30 +472,49 @@ def test_no_message_of_a_follow_up_is_empty():
     assert last[2]["content"].startswith("The answer is none of 'yes', 'no'. Answer again")
 
 
+class Clock:
+    """Seconds that pass while something sleeps, which it does a bit longer than asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("vane_dagster.providers.rate_limiter.asyncio.sleep", self.sleep)
+        monkeypatch.setattr("vane_dagster.providers.rate_limiter.time.monotonic", lambda: self.now)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds + 0.001
+
+    def begins(self, limiter: RateLimiter, times: int, tokens: int = 0) -> list[int]:
+        """When requests that all wait begin, in seconds, if answers of some tokens come at once."""
+        begins, start = [], self.now
+
+        async def ask() -> None:
+            await limiter.take()
+            begins.append(int(self.now - start))
+            limiter.learn(tokens)
+
+        async def ask_all() -> None:
+            await asyncio.gather(*(ask() for _ in range(times)))
+
+        asyncio.run(ask_all())
+        return begins
+
+
 def test_limits_by_the_minute_are_shared_by_workers(monkeypatch):
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    monkeypatch.setattr("vane_dagster.providers.rate_limiter.asyncio.sleep", sleep)
-    monkeypatch.setattr("vane_dagster.providers.rate_limiter.time.monotonic", lambda: 1000.0)
-
-    async def take(limiter: RateLimiter, times: int) -> None:
-        for _ in range(times):
-            await limiter.take(1)
-
+    clock = Clock(monkeypatch)
     limiter = RateLimiter(60)
-    asyncio.run(take(limiter, 4))
-    assert waited == [1, 2, 3]
-    waited.clear()
+    assert clock.begins(limiter, 4) == [0, 1, 2, 3]
+    clock.now += 100
+    assert clock.begins(limiter, 2) == [0, 1], "what was not used before is not added"
     limiter = RateLimiter(60)
     limiter.workers = 3
-    asyncio.run(take(limiter, 3))
-    assert waited == [3, 6]
-    waited.clear()
-    asyncio.run(take(RateLimiter(None), 100))
-    assert waited == []
+    assert clock.begins(limiter, 3) == [0, 3, 6]
+    assert clock.begins(RateLimiter(None), 100) == [0] * 100
+
+
+def test_a_limit_of_tokens_learns_from_the_first_answer(monkeypatch):
+    clock = Clock(monkeypatch)
+    assert clock.begins(RateLimiter(600, typical=500), 30, tokens=20) == [*range(0, 60, 2)]
+    assert clock.begins(RateLimiter(600, typical=1), 3, tokens=100) == [0, 10, 20]
 
 
 def test_a_json_schema_with_references_has_columns():
