@@ -18,9 +18,10 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 | a transient error of storage | 3 more times | 0.5 to 2 s | the operation |
 | a conflict with another writer of a table | 59 more times | up to 1.6 s | the transaction |
 
-A fragment with more than three counts fails. Rows whose errors are not isolated are not halved, and
-count for their fragment. A worker has calls of several runs and stages, so its loss says nothing of
-one that was not alone.
+A batch whose last retry has failed too is halved: each half is called once, and a row alone has
+retries again. A fragment with more than three counts fails. Rows whose errors are not isolated are
+not halved, and count for their fragment. A worker has calls of several runs and stages, so its loss
+says nothing of one that was not alone.
 """
 
 from __future__ import annotations

@@ -270,6 +270,8 @@ class WaveScheduler:
             self._state.emit(Printed(task.stage, output, in_flight.worker.name, key))
         if report.cancelled:
             raise lease_expired(self._lease.id)
+        if used_up := self._state.token_budget.record(task.stage, report.spent):
+            self._fail_unstarted(task.stage, used_up)
         worker = in_flight.worker
         calls = worker.pool != IO_WORKERS
         if calls and not report.all_rows_failed:
@@ -341,8 +343,7 @@ class WaveScheduler:
             task_state.table = Held(table, part.info.rows, report.bytes_out)
         self._state.add_part(run.partition, stage, run.index, part)
         self._fragments.release(run, [stage])
-        if error := self._state.token_budget.record(stage, part.info, run.rows):
-            self._fail_unstarted(stage, error)
+        self._state.token_budget.ended(stage, part.info, run.rows)
         for below in run.task_states.values():
             below.waits_for.discard(stage)
         self._start_ready(run)

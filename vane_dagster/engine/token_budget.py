@@ -13,7 +13,7 @@ from vane_dagster.storage.manifest import PartInfo
 
 
 class TokenBudget:
-    """Sums the consumption of the parts that a run has computed, by stage.
+    """Sums the consumption of the calls of a run, by stage.
 
     A run that waits for batches has several plans, which share the sums in `used`.
     """
@@ -25,30 +25,29 @@ class TokenBudget:
         self._rows = Counter[str]()
         self._spent = defaultdict[str, Counter[str]](Counter)
 
-    def record(self, stage: str, part: PartInfo, rows: int) -> BudgetError | None:
-        """Add a part; return the error to stop with when a budget is exhausted, once per stage.
+    def record(self, stage: str, spent: Counter[str]) -> BudgetError | None:
+        """Add a call; return the error to stop with when a budget is exhausted, once per stage.
 
         Answers of batches were counted when they were submitted.
-
-        Args:
-            stage: The stage.
-            part: The part.
-            rows: Source rows of its fragment.
         """
         if (usage := self._pipeline[stage].spec.usage) is None:
             return None
-        spent = usage.used(part.spent)
         live = spent["requests"] - spent["batch_requests"]
         if spent["batch_requests"]:
             spent = Counter({n: round(v * live / spent["requests"]) for n, v in spent.items()})
             spent["batch_requests"] = 0
-        return self._add(stage, usage, spent, rows)
+        return self._add(stage, usage, spent)
+
+    def ended(self, stage: str, part: PartInfo, rows: int) -> None:
+        """Add the source rows of a fragment whose part is written, if it has used anything."""
+        usage = self._pipeline[stage].spec.usage
+        self._rows[stage] += rows if usage and any(usage.used(part.spent).values()) else 0
 
     def may_begin(self, stage: str, rows: int, in_flight: Callable[[], int]) -> bool:
         """Return whether a fragment may begin beside those in flight; both are in source rows.
 
-        It may if all of them would stay within the budget, by the fragments so far that have used
-        some of it. A fragment alone always may.
+        It may if all of them would stay within the budget, by the usage so far and the fragments
+        that have ended and used some of it. A fragment alone always may.
         """
         usage = self._pipeline[stage].spec.usage
         if usage is None or not usage.has_budget or not (others := in_flight()):
@@ -69,15 +68,13 @@ class TokenBudget:
             prompt_tokens=recorded.prompt_tokens,
             completion_tokens=recorded.completion_tokens,
         )
-        return self._add(stage, usage, used, rows) if requests else None
+        self._rows[stage] += rows if requests else 0
+        return self._add(stage, usage, used) if requests else None
 
-    def _add(
-        self, stage: str, usage: UsageAccount, spent: Counter[str], rows: int
-    ) -> BudgetError | None:
+    def _add(self, stage: str, usage: UsageAccount, spent: Counter[str]) -> BudgetError | None:
         used = self._used.setdefault(stage, Counter())
         used.update(spent)
         self._spent[stage].update(spent)
-        self._rows[stage] += rows if any(spent.values()) else 0
         message = usage.over_budget(used)
         if message is None or stage in self._told:
             return None

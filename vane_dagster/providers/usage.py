@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from vane_dagster._lazy import pc
 from vane_dagster._texts import amount
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.batch_api import PRICE
@@ -75,6 +76,19 @@ def usage_column(answers: Sequence[Answer]) -> pa.Array:
 def counted(answer: Answer) -> dict[str, int]:
     """Return the usage of an answer, by the names of `COUNTS`."""
     return {name: getattr(answer, name) for name in COUNTS}
+
+
+def spent_on(tables: Sequence[pa.Table], failed: Mapping[str, int]) -> Counter[str]:
+    """Return the usage of the answers in rows and of rows that failed, by the names of `COUNTS`.
+
+    The tables have one schema.
+    """
+    spent = Counter(failed)
+    columns = [each.name for each in tables[0].schema if each.type.equals(USAGE)] if tables else ()
+    for table in tables if columns else ():
+        for column in map(table.column, columns):
+            spent.update({n: pc.sum(pc.struct_field(column, n)).as_py() or 0 for n in COUNTS})
+    return spent
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,7 @@ class WorkReport:
         recycle_reason: Why the worker should be replaced when it is idle.
         unused_gpu: Why the user's code uses no GPU; empty if it does, or if that is unknown.
         gpus: The use of the worker's GPUs while the user's code ran.
+        spent: Usage of answers, by the names of `COUNTS`; also of a task that failed.
     """
 
     tally: Tally = field(default_factory=Tally)
@@ -200,6 +201,7 @@ class WorkReport:
     recycle_reason: str = ""
     unused_gpu: str = ""
     gpus: GpuUse = field(default_factory=GpuUse)
+    spent: Counter[str] = field(default_factory=Counter)
 
     @property
     def all_rows_failed(self) -> bool:

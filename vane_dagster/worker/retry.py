@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import field
+from types import MappingProxyType
 from typing import Union
 
 import pyarrow as pa
@@ -171,7 +172,7 @@ async def attempt(
                     f"at last without another of this worker: {next(iter(blamed.values()))}"
                 )
                 outcome.faults.append(RowFault(again, error, crashed, SERVER_DIED, True))
-                _check_last(outcome.faults, policy, id, max_faults)
+                _check_last(outcome, policy, id, max_faults)
             errors = {i: error for i, error in errors.items() if i not in blamed}
             passing = {i: error for i, error in passing.items() if i not in blamed}
         if (delay := policy.delay(passing, attempts)) is not None:
@@ -182,24 +183,27 @@ async def attempt(
         elif errors and not alone:
             error = errors[0]
             if halves := _halves(rows, error, policy, outcome):
-                waiting[:0] = [(half, 1, crashes) for half in halves]
+                # A half is called once, and a row alone is retried as a batch is.
+                waiting[:0] = [
+                    (half, 1 if half.num_rows == 1 else attempts, crashes) for half in halves
+                ]
                 continue
             raise BatchError(rows, id, error)
         for place, error in errors.items():
             row = rows.slice(place, 1)
             transient = policy.is_transient(error) or is_out_of_memory(error)
             outcome.faults.append(RowFault(row, error, attempts, transient=transient))
-            _check_last(outcome.faults, policy, id, max_faults)
+            _check_last(outcome, policy, id, max_faults)
     return outcome
 
 
-def _check_last(faults: list[RowFault], policy: Policy, id: str, max_faults: int) -> None:
+def _check_last(outcome: BatchOutcome, policy: Policy, id: str, max_faults: int) -> None:
     """Raise BatchError if the last row that failed is one too many."""
-    last, raises = faults[-1], policy.on_error == "raise"
+    faults, raises = outcome.faults, policy.on_error == "raise"
     if raises or len(faults) > max_faults:
         reason = "" if raises else _TOO_MANY.format(len(faults), max_faults)
-        raised = BatchError(last.batch, id, last.error, reason)
-        raised.faults = faults
+        raised = BatchError(faults[-1].batch, id, faults[-1].error, reason)
+        raised.faults, raised.wasted = faults, outcome.wasted
         raise raised
 
 
@@ -225,10 +229,12 @@ class BatchError(Exception):
     Attributes:
         cause: The error that was raised.
         faults: The rows of the batch that failed alone.
+        wasted: Amounts spent on failed rows.
         report: Their error records and the task's output rows, for the driver.
     """
 
     faults: Sequence[RowFault] = ()
+    wasted: Mapping[str, int] = MappingProxyType({})
     report = WorkReport()
 
     def __init__(self, rows: pa.Table, id: str, cause: BaseException, reason: str = "") -> None:

@@ -17,6 +17,7 @@ from vane_dagster._secrets import keep_arguments
 from vane_dagster._user_errors import contained, hinted, is_shutdown
 from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.pipeline.contracts import CALL
+from vane_dagster.providers.usage import spent_on
 from vane_dagster.servers.directory import SERVER_MOVED, directory
 from vane_dagster.storage.batch_records import record_requests
 from vane_dagster.storage.packages import installed
@@ -92,7 +93,11 @@ class UdfCaller:
                 outcomes = run.one_by_one(batches)
         except BatchError as error:
             failed = fault_table(error.faults, work, op.ids, self._label) if error.faults else None
-            error.report = WorkReport(faults=reported(failed), rows_out=run.rows_out)
+            error.report = WorkReport(
+                faults=reported(failed),
+                rows_out=run.rows_out,
+                spent=spent_on(run.made, error.wasted),
+            )
             raise
         seconds = run.seconds or time.perf_counter() - started
         if any(outcome.pending for outcome in outcomes):
@@ -111,6 +116,7 @@ class UdfCaller:
             tally=replace(
                 computed.report.tally, wasted=wasted, packages=self._packages, unread=len(unread)
             ),
+            spent=spent_on(run.made, wasted),
             call_seconds=seconds,
             batches=run.calls,
             retries=sum(outcome.retries for outcome in outcomes),
@@ -154,8 +160,13 @@ class _TableCalls:
         self.user_code = callers.caller(code)
         self.seconds = 0.0
         self.calls = 0
-        self.rows_out = 0
+        self.made: list[pa.Table] = []
         self.stopped = False
+
+    @property
+    def rows_out(self) -> int:
+        """The rows that calls have made."""
+        return sum(table.num_rows for table in self.made)
 
     def one_by_one(self, batches: Iterator[pa.Table]) -> list[BatchOutcome]:
         """Run the batches of synchronous code; those that follow may have other sizes."""
@@ -311,5 +322,5 @@ class _TableCalls:
 
     def _fitted(self, results: list[pa.Table], batch: pa.Table) -> pa.Table:
         output = put_together(results, self.work.schema, self.work.location)
-        self.rows_out += output.num_rows
+        self.made.append(output)
         return with_ids(output, batch, self.work, self.op)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import dagster as dg
 import pytest
 
 import vane_dagster as vd
@@ -37,19 +38,19 @@ def pipeline() -> vd.Pipeline:
 
 def test_a_budget_that_is_used_up_is_told_once(pipeline):
     spending = TokenBudget(pipeline)
-    assert spending.record("asked", part(prompt_tokens=40), 4) is None
-    error = spending.record("asked", part(prompt_tokens=15, completion_tokens=5), 4)
+    assert spending.record("asked", Counter(prompt_tokens=40)) is None
+    error = spending.record("asked", Counter(prompt_tokens=15, completion_tokens=5))
     assert "stage 'p/asked': this run has used 60 tokens, token_budget=60" in str(error)
-    assert spending.record("asked", part(prompt_tokens=40), 4) is None
+    assert spending.record("asked", Counter(prompt_tokens=40)) is None
 
 
 def test_the_plans_of_a_run_share_its_budget(pipeline):
     used: dict[str, Counter[str]] = {}
-    assert TokenBudget(pipeline, used).record("asked", part(prompt_tokens=40), 4) is None
+    assert TokenBudget(pipeline, used).record("asked", Counter(prompt_tokens=40)) is None
     later = TokenBudget(pipeline, used)
-    assert later.record("asked", part(prompt_tokens=40), 4) is not None
-    assert TokenBudget(pipeline, used).record("asked", part(prompt_tokens=1), 4) is not None
-    assert later.record("asked", part(prompt_tokens=40), 4) is None
+    assert later.record("asked", Counter(prompt_tokens=40)) is not None
+    assert TokenBudget(pipeline, used).record("asked", Counter(prompt_tokens=1)) is not None
+    assert later.record("asked", Counter(prompt_tokens=40)) is None
 
 
 def test_fragments_begin_if_the_budget_has_room_for_all_in_flight(pipeline):
@@ -60,9 +61,11 @@ def test_fragments_begin_if_the_budget_has_room_for_all_in_flight(pipeline):
 
     assert may_begin(1000, 0)
     assert not may_begin(1, 1), "nothing is known yet"
-    spending.record("asked", part(), 1000)
+    spending.ended("asked", part(), 1000)
     assert not may_begin(1, 1), "rows that are copied say nothing"
-    spending.record("asked", part(requests=200, prompt_tokens=20), 4)  # of several rows of each
+    spending.record("asked", Counter(requests=200, prompt_tokens=20))  # of several rows of each
+    assert not may_begin(1, 1), "the fragment has not ended"
+    spending.ended("asked", part(requests=200, prompt_tokens=20), 4)
     assert may_begin(4, 3)
     assert not may_begin(4, 4)
     assert may_begin(1000, 0)
@@ -70,7 +73,7 @@ def test_fragments_begin_if_the_budget_has_room_for_all_in_flight(pipeline):
 
 
 def test_stages_without_a_budget_use_nothing(pipeline):
-    assert TokenBudget(pipeline).record("clean", part(prompt_tokens=1000), 4) is None
+    assert TokenBudget(pipeline).record("clean", Counter(prompt_tokens=1000)) is None
 
 
 def test_costs_count_by_the_million_and_cached_tokens_have_their_own_price():
@@ -166,3 +169,18 @@ def test_costs_and_budgets_count_what_is_spent_and_what_is_copied(tmp_path):
         sent.update(asked := notes.read_text().splitlines())
         assert 8 <= len(asked) <= 12, "by less than a fragment"
     assert max(sent.values()) == 1, "nothing is paid for twice"
+
+
+def test_a_budget_counts_the_answers_of_partitions_that_fail(tmp_path):
+    notes, days = tmp_path / "notes", [f"d{n:02}" for n in range(10)]
+    texts = [(day, text) for day in days for text in ("a b", "a b", "a b", "wrong b")]
+    rows = [{"id": n, "day": day, "text": text} for n, (day, text) in enumerate(texts)]
+    source, keys = vd.table(rows, partition_column="day"), dg.StaticPartitionsDefinition(days)
+    pipeline = vd.Pipeline("docs", source=source, id="id", partitions_def=keys)
+    pipeline.prompt(
+        "asked", "{text}", provider=Echo, return_format=["echo: a b"], reuse="fragments",
+        model=vd.Model("m", {"notes": str(notes)}, token_budget=60),
+    )  # fmt: skip
+    with pytest.raises(VaneError, match="token_budget=60"):
+        pipeline.run(days, store=str(tmp_path / "store"), compute=InProcessCompute())
+    assert 12 <= len(notes.read_text().splitlines()) <= 16, "of 5 tokens each"

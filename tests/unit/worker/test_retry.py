@@ -96,6 +96,19 @@ def test_errors_that_may_pass_are_waited_for_and_given_up_at_last():
     assert 0.5 <= waits[0] <= 1 <= waits[1] <= 2
 
 
+def test_halves_of_a_batch_that_was_retried_in_vain_are_not():
+    def answer(batch):
+        if 5 in batch["id"].to_pylist():
+            raise ConnectionError("the response is malformed")
+        return batch
+
+    outcome, calls, waits = driven(range(16), Policy("quarantine", max_retries=3), answer)
+    assert [fault.batch["id"].to_pylist() for fault in outcome.faults] == [[5]]
+    assert [len(ids) for ids in calls if 5 in ids] == [16] * 4 + [8, 4, 2] + [1] * 4
+    assert len(waits) == outcome.retries == 6
+    assert sum(5 not in ids for ids in calls) == 4, "the other half each time, once"
+
+
 class Refused(CostlyError):
     used = MappingProxyType({"calls": 3})
 
@@ -106,8 +119,9 @@ def test_errors_that_cost_something_are_added_up():
     outcome, *_ = driven([1, 2, 3], policy, lambda b: Partial(b[:1], errors, {"calls": 2}))
     assert outcome.wasted == {"calls": 5}
     assert len(outcome.faults) == 2
-    with pytest.raises(BatchError, match="in a batch of 1 rows, ids 2"):
-        driven([1, 2, 3], Policy("raise"), lambda b: Partial(b[:1], errors))
+    with pytest.raises(BatchError, match="in a batch of 1 rows, ids 2") as caught:
+        driven([1, 2, 3], Policy("raise"), lambda b: Partial(b[:1], errors, {"calls": 2}))
+    assert caught.value.wasted == {"calls": 5}
 
 
 class Unhashable(ConnectionError):
