@@ -12,6 +12,8 @@ PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 PYTHONS ?= 3.11 3.12 3.13
 
 BIN := $(VENV)/bin
+# An environment of their own: CI builds the wheel while the other one is installed.
+TOOLS := $(VENV)-release
 # The tests start many processes: each would compile the package, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 export VANE_DEMO_DATA := $(abspath $(DATA))
@@ -84,23 +86,23 @@ lint: $(VENV)/.test
 type: $(VENV)/.test
 	$(BIN)/mypy
 
-dist: $(VENV)/.release
+dist: $(TOOLS)/.done
 	@rm -rf dist
-	$(BIN)/python -m uv build --quiet --python $(BIN)/python .
-	$(BIN)/python -m twine check --strict dist/*
-	@$(BIN)/python tools/dist.py content
+	$(TOOLS)/bin/python -m uv build --quiet --python $(TOOLS)/bin/python .
+	$(TOOLS)/bin/python -m twine check --strict dist/*
+	@$(TOOLS)/bin/python tools/dist.py content
 
 dist-check: dist
-	@$(BIN)/python tools/dist.py run $(PYTHONS)
+	@$(TOOLS)/bin/python tools/dist.py run $(PYTHONS)
 
 lower-bounds: dist
-	@$(BIN)/python tools/dist.py run --lowest $(firstword $(PYTHONS))
+	@$(TOOLS)/bin/python tools/dist.py run --lowest $(firstword $(PYTHONS))
 
 clean:
 	@if [ -x $(BIN)/vane-dagster ]; then $(BIN)/vane-dagster cluster stop || true; fi
 	rm -rf $(addprefix $(VANE_DEMO_DATA)/,stdlib store published questions published_questions dagster logs)
 	@rmdir $(VANE_DEMO_DATA) 2>/dev/null || true
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(TOOLS) build dist
 	rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -121,12 +123,12 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $(VENV)/.demo $@
 
-$(VENV)/.release: Makefile | $(BIN)/python
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'twine>=6' 'uv>=0.9'
+$(TOOLS)/.done: Makefile | $(TOOLS)/bin/python
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'twine>=6' 'uv>=0.9'
 	@touch $@
 
-$(BIN)/python:
+$(BIN)/python $(TOOLS)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) \
 	    else "Python %d.%d is not supported; expected 3.11 to 3.13: make PYTHON=python3.12" % v)'
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	@$(PYTHON) -m venv $(@:/bin/python=) || { rm -rf $(@:/bin/python=); \
 	    echo "No virtual environment could be made; on Debian: apt-get install python3-venv"; exit 1; }
