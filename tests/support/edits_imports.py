@@ -180,6 +180,64 @@ for assets in (
         changes=False,
     )
 
+_FACTORY = (
+    "import logging\nimport vane_dagster as vd\nREG = []\ndef udf(b):\n    return b, REG\n"
+    "def other(b):\n    return 1\ndef fill(r):\n    r.append(1)\n"
+    "def docs(folder, r=()):\n    docs = vd.Pipeline('docs', source=vd.parquet('a'), id='id')\n"
+    "    done = docs.map_batches('x', udf, schema={{'y': 'INT'}}, concurrency=1)\n"
+    "    for name in 'ab':\n"
+    "        docs.map(name, other, schema='INT')\n    done.write('out', folder)\n"
+    "{within}    return docs\n{call}\n"
+)
+for within, call, old, new, changes in [
+    ("", "assets = [docs('a').build_assets()]", "return 1", "return 2", False),
+    (
+        "    def inner(b):\n        return 1\n    docs.map('c', inner, schema='INT')\n",
+        "docs('a')",
+        "return 1",
+        "return 2",
+        False,
+    ),
+    ("", "assets = [docs('a').build_assets()]", "concurrency=1", "concurrency=2", False),
+    ("", "assets = [docs('a').build_assets()]", "build_assets()", "build_assets( ), 1", False),
+    (
+        "    print(folder, 1)\n",
+        "pages = docs('a')\npages.project('c', ['x'])",
+        "folder, 1",
+        "folder, 2",
+        False,
+    ),
+    ("    REG.append(1)\n", "docs('a')", "append(1)\n    return", "append(2)\n    return", True),
+    ("    r = REG\n    r.append(1)\n", "docs('a')", "d(1)\n    return", "d(2)\n    return", True),
+    ("    r.append(1)\n", "docs('a', REG)", "append(1)\n    return", "append(2)\n    return", True),
+    (
+        "    for r in [REG]:\n        r.append(1)\n",
+        "docs('a')",
+        "nd(1)\n    ret",
+        "nd(2)\n    ret",
+        True,
+    ),
+    ("    fill(REG)\n", "docs('a')", "r.append(1)", "r.append(2)", True),
+    ("    def fill():\n        REG.append(3)\n    fill()\n", "docs('a')", "(3)", "(4)", True),
+    ("    logging = REG\n    logging.append(3)\n", "docs('a')", "(3)", "(4)", True),
+    ("    udf.k = 3\n", "docs('a')", "k = 3", "k = 4", True),
+    ("    f = udf\n    f.k = 3\n", "docs('a')", "k = 3", "k = 4", True),
+    ("", "docs('a')\nf = udf\nf.k = 3", "k = 3", "k = 4", True),
+    ("    return udf\n", "docs('a').k = 3", "k = 3", "k = 4", True),
+    ("    global REG\n    REG = [3]\n", "docs('a')", "[3]", "[4]", True),
+    (
+        "    from operator import iadd as logging\n    logging(REG, [3])\n",
+        "docs('a')",
+        "[3]",
+        "[4]",
+        True,
+    ),
+]:
+    inside(
+        f"a function that makes a pipeline, with {within!r}, called by {call!r}: {old!r}",
+        _FACTORY.format(within=within, call=call), old, new, changes=changes,
+    )  # fmt: skip
+
 # The importing module itself changes what it imports, or its own names.
 inside(
     "a call that fills a dict",

@@ -2,8 +2,8 @@
 
 A statement does something if it calls, stores into an object, is decorated, derives a class from
 one whose code runs then, or imports under a condition. Imports, definitions and constants do
-nothing, nor do declarations of dagster and vane_dagster, command lines, tests, logging and
-warnings. A statement that does something counts if it names, directly or through others, what the
+nothing, nor do declarations of dagster and vane_dagster, calls of functions that only make these,
+command lines, tests, logging and warnings. A statement that does something counts if it names, directly or through others, what the
 stage uses, or a library. A call whose result is assigned may name some libraries without counting:
 those whose calls only make values. Nothing is run, and nothing is known of what a call does.
 """
@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
-from vane_dagster.fingerprint.acts import Act
-from vane_dagster.fingerprint.code_strings import Definition, Imported, paths
+from vane_dagster.fingerprint.acts import Act, acts
+from vane_dagster.fingerprint.code_strings import Definition, Imported, paths, top_nodes
 from vane_dagster.fingerprint.decorators import is_lazy
 from vane_dagster.fingerprint.modules import Finder, Module
 from vane_dagster.fingerprint.symbols import SymbolSource
@@ -51,6 +51,12 @@ _QUIET = frozenset({
     "os.path.expanduser", "os.path.join", "shutil.rmtree",
 })  # fmt: skip
 """Functions that neither call nor change their arguments. Creating a folder changes no code."""
+
+_REBINDING = (
+    ast.Global, ast.Nonlocal, ast.NamedExpr, ast.Import, ast.ImportFrom, ast.ExceptHandler,
+    ast.match_case, ast.Yield, ast.YieldFrom,
+)  # fmt: skip
+"""What binds names of a function, or of its module, beside assignments and loops; or yields."""
 
 Name = tuple[str, str]
 """A module and one of its names."""
@@ -228,7 +234,8 @@ class Effects:
         root = ast_digest.root(act.target)
         if act.kind == "base" or not isinstance(root, ast.Name):
             return isinstance(root, (ast.Constant, ast.JoinedStr))  # a method of a text
-        if self._is_declared(module, root):
+        made = act.node if isinstance(act.node, ast.Call) else act.target
+        if self._is_declared(module, made):
             is_direct = any(isinstance(path, Imported) for path in paths(root))
             return is_direct or not self._is_used((module.name, root.id))
         called = paths(act.target)
@@ -246,9 +253,18 @@ class Effects:
         root = ast_digest.root(value) if value is not None else None
         if not isinstance(root, ast.Name):
             return False
+        is_made = self._is_made(module, value, root)
+        return self._is_declared_name(module, root.id) if is_made is None else is_made
+
+    def _is_made(self, module: Module, value: ast.AST | None, root: ast.Name) -> bool | None:
+        """Return whether a value is made by such a library, or by a function that only declares.
+
+        None if its name is one of the module, and not called.
+        """
         if imported := {path for path in paths(root) if isinstance(path, Imported)}:
             return all(_is_among(path, _INERT) for path in imported)
-        return self._is_declared_name(module, root.id)
+        calls = (node for node in ast.walk(value) if isinstance(node, ast.Call)) if value else ()
+        return self._only_declares(module, root.id) if any(c.func is root for c in calls) else None
 
     def _is_declared_name(self, module: Module, name: str) -> bool:
         key = (module.name, name)
@@ -260,6 +276,59 @@ class Effects:
                 self._is_declared(module, each) for each in made
             )
         return self._declared[key]
+
+    def _only_declares(self, module: Module, name: str) -> bool:
+        """Return whether a call of a function calls and changes only what it declares."""
+        key = (module.name, f"{name}()")
+        if key not in self._declared:
+            self._declared[key] = False  # in a circle
+            units = self._finder.source(str(module.path)).binding(name)
+            makers = [unit.nodes[-1] for unit in units if name in unit.bound]
+            self._declared[key] = bool(makers) and all(
+                isinstance(node, ast.FunctionDef) and self._declares(module, node)
+                for node in makers
+            )
+        return self._declared[key]
+
+    def _declares(self, module: Module, function: ast.FunctionDef) -> bool:
+        """Return whether a function calls, changes and returns only what its body declares."""
+        given = [each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)]
+        made: dict[str, list[ast.expr | None]] = {name: [None] for name in given}
+        nodes = [*top_nodes(function.body)]
+        for node in nodes:
+            if isinstance(node, _REBINDING):
+                return False
+            if isinstance(node, Definition):
+                made.setdefault(node.name, []).append(None)
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                made.setdefault(node.id, []).append(None)
+        for node in nodes:
+            value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+            for target in getattr(node, "targets", [getattr(node, "target", None)]):
+                if value is not None and isinstance(target, ast.Name):
+                    made[target.id] = [*made[target.id][1:], value]
+
+        def is_declared(value: ast.AST | None, above: Set[str] = frozenset()) -> bool:
+            root = ast_digest.root(value) if value is not None else None
+            name = root.id if isinstance(root, ast.Name) else ""
+            if name in made:
+                below = {*above, name}
+                return name not in above and all(is_declared(v, below) for v in made[name])
+            return isinstance(root, ast.Name) and bool(self._is_made(module, value, root))
+
+        def is_inert(act: Act) -> bool:
+            root = ast_digest.root(act.target)
+            if act.kind in ("base", "decorator") or not isinstance(root, ast.Name):
+                return isinstance(root, (ast.Constant, ast.JoinedStr))
+            is_bound = root.id in made or root.id in self._finder.source(str(module.path)).bound
+            called = paths(act.target)
+            is_quiet = not is_bound and bool(called) and called <= _QUIET
+            return is_quiet or is_declared(act.node if isinstance(act.node, ast.Call) else root)
+
+        done = [act for statement in function.body for act in acts(statement)]
+        values = [node.value for node in nodes if isinstance(node, ast.Return)]
+        is_plain = not function.decorator_list and all(map(is_inert, done))
+        return is_plain and all(isinstance(v, ast.Constant) or is_declared(v) for v in values if v)
 
 
 def _assigned(unit: SymbolSource) -> Sequence[ast.expr | None]:

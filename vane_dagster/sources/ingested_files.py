@@ -147,8 +147,6 @@ class IngestedSource(FileSource, InStore):
         own, kind = values.type, column.type
         is_number = pa.types.is_integer(own) or pa.types.is_floating(own)
         if pa.types.is_string(own) or (is_number and pa.types.is_decimal(kind)):
-            if is_found and not self.is_text and not pa.types.is_string(kind):
-                raise pa.ArrowInvalid("a text is of no other type")
             return cast_text(values.cast(pa.string()), kind, is_found)
         check_castable(own, kind)
         return checked_cast(values, kind)

@@ -44,6 +44,16 @@ class JsonSource(IngestedSource):
         declared = self.columns or self.types or ()
         return frozenset(each.name for each in declared if pa.types.is_string(each.type))
 
+    def cast(self, column: pa.Field, is_found: bool, values: pa.Array) -> pa.Array:
+        """See `IngestedSource`. Texts may be values of several types, as they stand in JSON."""
+        kinds = values.type, column.type
+        if is_found and [*map(pa.types.is_string, kinds)] == [True, False]:
+            parsed = [None if v is None else python_json.loads(v) for v in values.to_pylist()]
+            values = _column(parsed, is_text=False)
+            if pa.types.is_string(values.type):
+                raise pa.ArrowInvalid("a text is of no other type")
+        return super().cast(column, is_found, values)
+
     def convert(self, stream: TextStream) -> Iterator[pa.Table]:
         yield pa.table({})
         line = 1
@@ -93,8 +103,9 @@ def json(
     The first run that needs a file converts it into Parquet in the store. A column has the type
     that all of its values in the first run's files have: a string is text, also if it looks like a
     date, and values of several types are text, as written in JSON. These types are kept for
-    later runs. A row of a later file with a value of another type is quarantined, and keys that
-    later files add are not read until `types` names them. A key that a line lacks is null.
+    later runs. A row of a later file with a value of another type is quarantined, unless it is a
+    string of such a value, as "7" is of a number. Keys that later files add are not read until
+    `types` names them. A key that a line lacks is null.
 
     Nested objects are structs. Numbers with a fraction or an exponent are doubles. Errors are a
     JSON array in place of lines, a line that is not an object, and a number that no double holds.
