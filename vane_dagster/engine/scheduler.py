@@ -300,6 +300,7 @@ class WaveScheduler:
         where = in_flight.work.location
         failed = fault_lines(report.faults) if report.faults else []
         if error := fault_limit_error(self._state, run, task.stage, failed, where):
+            error = self._state.blamed_on_stored(run.partition, task.stage, error)
             self._reject(task, in_flight.work, report, error)
             return
         if failed:
@@ -388,7 +389,8 @@ class WaveScheduler:
             run.unreadable.add(fault.part)
             self._start_over(run)
         else:
-            self._fail(run.partition, task.stage, fault.error())
+            cause = self._state.blamed_on_stored(run.partition, task.stage, fault.error())
+            self._fail(run.partition, task.stage, cause)
 
     def _reject(self, task: Task, work: Work, report: WorkReport, error: VaneError) -> None:
         """Fail a partition, and remove the part that an answer has, so that no run finds it."""

@@ -3,9 +3,10 @@
 A statement does something if it calls, stores into an object, is decorated, derives a class from
 one whose code runs then, or imports under a condition. Imports, definitions and constants do
 nothing, nor do declarations of dagster and vane_dagster, calls of functions that only make these,
-command lines, tests, logging and warnings. A statement that does something counts if it names, directly or through others, what the
-stage uses, or a library. A call whose result is assigned may name some libraries without counting:
-those whose calls only make values. Nothing is run, and nothing is known of what a call does.
+command lines, tests, logging and warnings. A statement that does something counts if it names,
+directly or through others, what the stage uses, or a library. A call whose result is assigned may
+name some libraries without counting: those whose calls only make values. Nothing is run, and
+nothing is known of what other calls do.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ def planned_checks_dropped(context: dg.AssetExecutionContext) -> Iterator[None]:
     """
     try:
         yield
-    except Exception:
+    except BaseException:  # also if the run is cancelled
         storage = context.instance.event_log_storage
         if isinstance(storage, SqlEventLogStorage):
             row = AssetCheckExecutionsTable.c

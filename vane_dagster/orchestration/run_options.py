@@ -28,7 +28,7 @@ class RunOptions(dg.Config):
         default=False,
         description=(
             "Compute the selected stages again, whatever the store holds. Later runs copy no older "
-            "results. If the run is killed, only its own retries resume it."
+            "results. If the run fails, Dagster's automatic retries resume it."
         ),
     )
     retry_quarantined: bool = Field(
@@ -41,8 +41,8 @@ class RunOptions(dg.Config):
     continues: str | None = Field(
         default=None,
         description=(
-            "The run whose batches have ended; the sensor sets it. With force or "
-            "retry_quarantined, what that run has committed is not computed again."
+            "The run that this one goes on with: the sensor sets the run whose batches have ended. "
+            "With force or retry_quarantined, what that run has computed is not computed again."
         ),
     )
     wait: bool = Field(

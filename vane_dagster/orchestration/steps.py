@@ -26,6 +26,8 @@ from vane_dagster.orchestration.source_asset import observe
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 
+_RETRY_TAG, _ROOT_TAG = "dagster/retry_number", "dagster/root_run_id"
+
 
 def materialize_step(
     context: dg.AssetExecutionContext,
@@ -35,6 +37,9 @@ def materialize_step(
     store: FragmentStore,
 ) -> Iterator[Any]:
     """Materialize the selected stages of a pipeline."""
+    if _RETRY_TAG in context.run.tags:  # an automatic retry of a run is another attempt of it
+        first = config.continues or context.run.tags.get(_ROOT_TAG)
+        config = config.model_copy(update={"continues": first})
     with errors_masked(), planned_checks_dropped(context):
         expected = {stage.key for stage in pipeline}
         if renamed := sorted(k.to_user_string() for k in context.assets_def.keys - expected):

@@ -1,0 +1,71 @@
+"""What Dagster's automatic retries of a run compute, and what failed runs leave in its event log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+import vane_dagster as vd
+from support.data import write_source
+from support.in_process import InProcessCompute
+from support.results import materializing
+
+ROWS = 8
+
+
+def noted(n: int) -> int:
+    with open(os.environ["NOTES"], "a") as file:
+        file.write(f"{n}\n")
+    if n == ROWS - 1 and os.environ.get("IS_DOWN"):
+        raise ConnectionError("down")
+    return n
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> vd.Pipeline:
+    write_source(tmp_path / "src", {"id": range(ROWS), "n": range(ROWS)})
+    pipeline = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=2)
+    stage = pipeline.project("clean", ["n"]).map(
+        "noted", noted, schema="BIGINT", on_error=vd.Failures(max_retries=0)
+    )
+    stage.project("doubled", {"d": "2 * noted"})
+    return pipeline
+
+
+def test_an_automatic_retry_of_a_forced_run_resumes_it(docs, tmp_path, monkeypatch):
+    notes, run = tmp_path / "notes", materializing(tmp_path)
+    monkeypatch.setenv("NOTES", str(notes))
+
+    def forced(**given):
+        notes.write_text("")
+        config = {"force": True}
+        result = run(docs, InProcessCompute(), config=config, raises=False, **given)
+        return result, sorted(map(int, notes.read_text().split()))
+
+    assert run(docs, InProcessCompute()).success
+    monkeypatch.setenv("IS_DOWN", "1")
+    first, called = forced()
+    assert (first.success, called) == (False, [*range(ROWS)])
+    monkeypatch.delenv("IS_DOWN")
+    tags = {"dagster/retry_number": "1", "dagster/root_run_id": first.dagster_run.run_id}
+    assert forced(tags=tags)[1] == [ROWS - 2, ROWS - 1], "the fragment that failed"
+    assert forced(tags=tags)[1] == [], "it is done"
+    assert forced()[1] == [*range(ROWS)], "another run"
+
+
+def test_a_cancelled_run_leaves_no_planned_checks(docs, tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+
+    def cancelled(self: InProcessCompute, *args: object) -> None:
+        raise KeyboardInterrupt
+
+    with dg.instance_for_test() as instance:
+        monkeypatch.setattr(InProcessCompute, "backend", cancelled)
+        with pytest.raises(KeyboardInterrupt):
+            materializing(tmp_path)(docs, InProcessCompute(), instance=instance)
+        key = dg.AssetCheckKey(docs["noted"].key, "rows")
+        storage = instance.event_log_storage
+        assert storage.get_asset_check_execution_history(key, limit=5) == []
