@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -38,7 +38,8 @@ def not_found(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> Tra
 def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str | None:
     """Describe the last upstream stage with a row that a stage lacks; None if there is none."""
     has: tuple[str, int] | None = None
-    lacking = []
+    lacking, parents = list[tuple[Manifest, Any]](), list[Manifest]()
+    keys: Sequence[Any] = ()
     for upstream in manifest.reads:
         if upstream == SOURCE:
             with suppress(FileNotFoundError, StoreError):
@@ -49,18 +50,24 @@ def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str 
             continue
         above = manifest_index.above(manifest, upstream)
         if above is None or len(above.keys) != len(manifest.keys):
+            parents += [] if above is None else [above]
             continue
         try:
             located = manifest_index.locate(above, id)
         except (FileNotFoundError, StoreError):
             continue
         if located is None:
-            lacking.append(above)
+            lacking.append((above, id))
         else:
             has = has or (f"{manifest_index.label(upstream)!r}", located[0])
-    for above in lacking:
-        if reason := left_out(manifest_index, above, id):
-            return reason
+            keys = located[1].keys
+    for above in parents if keys else ():  # a join of children with the rows they were made from
+        parent = keys[-len(above.keys)]
+        with suppress(FileNotFoundError, StoreError):
+            lacking += [] if manifest_index.locate(above, parent) else [(above, parent)]
+    for above, lacked in lacking:
+        if reason := left_out(manifest_index, above, lacked):
+            return reason if lacked is id else f"Its {above.keys[0]} is {lacked!r}. {reason}"
     if has is None:
         return None
     return f"It is in {has[0]}, and was {leaving(manifest_index, manifest, has[1], [id])}"

@@ -1,4 +1,4 @@
-"""What Dagster's automatic retries of a run compute, and what failed runs leave in its event log."""
+"""Automatic retries of runs by Dagster, and what failed runs leave in its event log."""
 
 from __future__ import annotations
 

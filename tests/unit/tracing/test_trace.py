@@ -374,6 +374,10 @@ def fails_on_seven(batch: pa.Table) -> pa.Table:
     return only_even(batch)
 
 
+def halved(id: int) -> list[int]:
+    return [0, 1]
+
+
 def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
     write_docs(tmp_path / "src")
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
@@ -385,7 +389,10 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
         on_error=vd.Failures("quarantine", max_error_rate=0.5),
     )
     even.project("below", ["id"])
-    pipeline.join("both", pipeline.project("all", ["id"]), even)
+    every = pipeline.project("all", ["id"])
+    pipeline.join("both", every, even)
+    halves = every.flat_map("halves", halved, id="half", schema={"part": "INT"})
+    pipeline.join("children", halves, even, children="rows")
     compute(pipeline, store(tmp_path))
 
     refused = "quarantined by 'docs/even': .*ValueError: .*seven is refused"
@@ -399,10 +406,13 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
         vd.errors.TraceError, match=r"row 18 of .*, and was filtered by 'docs/even'"
     ):
         trace(tmp_path, "docs/both", 41, None)
+    with pytest.raises(vd.errors.TraceError, match=f"Its id is 7. .*, and was {refused}"):
+        trace(tmp_path, "docs/children", "7-1", None)
     assert trace(tmp_path, "docs", 41, None, forward=True).missing == {
         "docs/even": "filtered by 'docs/even'",
         "docs/below": "nothing, because docs/even has no row of it",
         "docs/both": "nothing, because docs/even has no row of it",
+        "docs/children": "nothing, because docs/even has no row of it",
     }
     found = trace(tmp_path, "docs", 7, None, forward=True)
     assert re.fullmatch(refused, found.missing["docs/even"])
