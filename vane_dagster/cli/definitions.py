@@ -19,6 +19,7 @@ import dagster as dg
 
 from vane_dagster.errors import described
 from vane_dagster.orchestration.assets import PIPELINES
+from vane_dagster.orchestration.forecasts import partition_keys
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCluster
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -76,6 +77,13 @@ class Definitions:
             stages = ", ".join(target.stages)
             raise click.UsageError(f"{name!r} is not a stage of {target.name}: {stages}")
         return target[name]
+
+    def partitions(self, stage: Any, given: list[str] | None) -> list[str] | None:
+        """Return the keys of partitions, also of ranges; None for all, or without partitions."""
+        if given is None:
+            return None
+        keys = partition_keys(stage.pipeline, given, "--partitions")
+        return [key for key in keys if key is not None] or None
 
     def resources(self) -> dict[str, Any]:
         """Return the resources of a run, as arguments of `Pipeline.run` and others."""

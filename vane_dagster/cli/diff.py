@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from vane_dagster.cli.definitions import opened
+from vane_dagster.cli.definitions import Definitions, opened, with_definitions
 from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json, texts
 from vane_dagster.orchestration.diff import diff as compare
 
@@ -31,8 +31,10 @@ from vane_dagster.orchestration.diff import diff as compare
 @STORE
 @click.option("--tolerance", default=0.0, show_default=True, help="Of floating-point numbers.")
 @click.option("--sample", default=20_000, show_default=True, help="Rows to measure columns over.")
+@with_definitions(is_optional=True)
 @AS_JSON
 def diff(
+    definitions: Definitions | None,
     stage: str,
     between: tuple[str, str],
     partitions: list[str] | None,
@@ -47,6 +49,9 @@ def diff(
 
     Example: vane-dagster diff docs/embedding --between 3f9c21aa latest
     """
-    place = opened(store)
-    difference = compare(stage, *between, partitions=partitions, store=place, **options)
+    compared: Any = stage if definitions is None else definitions.stage(stage)
+    if definitions is not None:
+        partitions = definitions.partitions(compared, partitions)
+    place = opened(store, definitions)
+    difference = compare(compared, *between, partitions=partitions, store=place, **options)
     print_json(difference.to_dict()) if as_json else click.echo(str(difference))

@@ -15,7 +15,6 @@ from vane_dagster._lazy import pc
 from vane_dagster._texts import count, listed
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
 from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
-from vane_dagster.orchestration.forecasts import partition_keys
 from vane_dagster.orchestration.read import quarantine as failed_rows
 from vane_dagster.planning.causes import ALWAYS, RETRIED
 
@@ -56,8 +55,8 @@ def quarantine(
         definitions = Definitions(None, None)
     place = opened(store, definitions)
     target: Any = stage if definitions is None else definitions.stage(stage)
-    if definitions is not None and partitions is not None:
-        partitions = _keys(partition_keys(target.pipeline, partitions, "--partitions"))
+    if definitions is not None:
+        partitions = definitions.partitions(target, partitions)
     if definitions is not None and retry:
         _retry(target, partitions, place, definitions)
     rows = failed_rows(target, partitions, store=place).to_pylist()

@@ -205,7 +205,8 @@ class ManifestIndex:
         if source is None and (rule is None or rule.columns):
             raise StoreError(
                 f"the files are of a source of kind {manifest.source!r}, which the store alone "
-                "cannot read; trace with the stage's object: vd.trace(stage, id)"
+                "cannot read; trace with the stage's object: vd.trace(stage, id), or "
+                "`vane-dagster trace` with -f or -m"
             )
         try:
             if rule is not None:

@@ -111,8 +111,8 @@ SHARED = {
     "--partition": {"preview", "trace"},
     "--partitions": {"adopt", "diff", "plan", "quarantine"},
     "--python-file": {
-        *("adopt", "batches cancel", "batches collect", "batches list", "plan", "preview"),
-        *("quarantine", "trace"),
+        *("adopt", "batches cancel", "batches collect", "batches list", "diff", "plan"),
+        *("preview", "quarantine", "trace"),
     },
     "--json": {
         *("adopt", "advise", "batches list", "cluster list", "diff", "logs"),
