@@ -133,8 +133,8 @@ class Workers:
             time, so there it is the number of workers if `count` is not set.
         startup_timeout_s: Time limit in seconds for constructing the class in a worker. The error
             says what the worker was executing. Default: 1800.
-        max_batches: Calls after which a worker is replaced by a new one, for models or libraries
-            that leak memory.
+        max_batches: Calls after which a worker is replaced by a new one, between two tasks, for
+            models or libraries that leak memory. Calls that isolate failed rows come on top.
         max_rss: Bytes of memory after which a worker is replaced, between two calls. Counts the
             private memory of its processes, without mapped files and shared tables.
         env_vars: Names of environment variables. Their values are sent to the worker with each run,
