@@ -215,6 +215,7 @@ def fault_limit_error(
     return UdfError(
         f"{location}: {faults} of at most {rows} rows of the partition failed so far, and "
         f"{state.max_faults(run.partition, stage)} may; vd.Failures(max_error_rate=...) sets the "
-        f"limit, and vane-dagster quarantine lists them"
+        "limit, and vane-dagster quarantine lists them. Stored ones of earlier runs count too; "
+        "retry_quarantined computes them again"
         + (f". The last: {'; '.join(failed)}" if failed else "")
     )

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._texts import count
 from vane_dagster.checks.builtin import ErrorRate, findings_of
 from vane_dagster.checks.compared import Compared
 from vane_dagster.compute.work_claims import Claims, Group, claim_key
@@ -236,17 +235,6 @@ class RunState:
             limit = next((c for c in checks if isinstance(c, ErrorRate) and c.blocking), limit)
         stored = _failed(partition.stages[stage])
         return max(limit.allowed(partition.source_rows), stored)
-
-    def blamed_on_stored(self, index: int, stage: str, error: VaneError) -> VaneError:
-        """Add to the error of a limit of failed rows how many of them are of earlier runs."""
-        if self.pipeline[stage].spec.failures.on_error == "raise":
-            return error
-        stored = _failed(self.plan.partitions[index].stages[stage])
-        text = (
-            f"{error}\n{count(stored, 'row')} of the partition that failed in earlier runs "
-            f"count{'s' * (stored == 1)} too. A run with retry_quarantined computes them again"
-        )
-        return type(error)(text) if stored else error
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Rows that may still fail: `max_faults` minus those that have failed."""

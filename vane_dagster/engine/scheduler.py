@@ -300,7 +300,6 @@ class WaveScheduler:
         where = in_flight.work.location
         failed = fault_lines(report.faults) if report.faults else []
         if error := fault_limit_error(self._state, run, task.stage, failed, where):
-            error = self._state.blamed_on_stored(run.partition, task.stage, error)
             self._reject(task, in_flight.work, report, error)
             return
         if failed:
@@ -389,8 +388,7 @@ class WaveScheduler:
             run.unreadable.add(fault.part)
             self._start_over(run)
         else:
-            cause = self._state.blamed_on_stored(run.partition, task.stage, fault.error())
-            self._fail(run.partition, task.stage, cause)
+            self._fail(run.partition, task.stage, fault.error())
 
     def _reject(self, task: Task, work: Work, report: WorkReport, error: VaneError) -> None:
         """Fail a partition, and remove the part that an answer has, so that no run finds it."""

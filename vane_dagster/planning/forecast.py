@@ -62,8 +62,8 @@ class StageForecast:
         copied: Input rows of these fragments that equal stored rows, where rows were counted.
         may_be_copied: Of `rows`, those that equal rows of other fragments, where rows were counted:
             they are copied unless the function takes less than 10 µs a row.
-        due: The partitions that are not up to date, each with its causes and their number, such as
-            that of files; the key is None for an unpartitioned pipeline.
+        due: The partitions that are not up to date. Each has a count for each cause, for example
+            of changed files; the key is None for an unpartitioned pipeline.
         worker_seconds: Seconds that all workers together would take; None without stored parts to
             measure by.
         seconds: Seconds on the clock if nothing else uses the workers; likewise.

@@ -15,7 +15,7 @@ class RateLimiter:
 
     Attributes:
         workers: The number of workers that share the limit evenly.
-        typical: Average of recent amounts, before one is known a guess.
+        typical: Average of recent amounts; at first a guess.
     """
 
     def __init__(self, per_minute: float | None, typical: float = 1.0) -> None:

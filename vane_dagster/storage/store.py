@@ -72,7 +72,7 @@ class Store:
         self.targets = targets or {}
 
     def mark(self) -> None:
-        """Mark a root on the local disk, so that its content is no part of code that names it."""
+        """Mark a local root as a store: its content does not count where code names the folder."""
         if self.root.is_local and not os.path.exists(self.root.file(STORE_MARK)):
             self.root.create(STORE_MARK, b"")
 

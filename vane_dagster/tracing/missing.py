@@ -67,7 +67,8 @@ def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str 
             lacking += [] if manifest_index.locate(above, parent) else [(above, parent)]
     for above, lacked in lacking:
         if reason := left_out(manifest_index, above, lacked):
-            return reason if lacked is id else f"Its {above.keys[0]} is {lacked!r}. {reason}"
+            of_parent = len(above.keys) != len(manifest.keys)
+            return f"Its {above.keys[0]} is {lacked!r}. {reason}" if of_parent else reason
     if has is None:
         return None
     return f"It is in {has[0]}, and was {leaving(manifest_index, manifest, has[1], [id])}"
