@@ -215,7 +215,6 @@ def fault_limit_error(
     return UdfError(
         f"{location}: {faults} of at most {rows} rows of the partition failed so far, and "
         f"{state.max_faults(run.partition, stage)} may; vd.Failures(max_error_rate=...) sets the "
-        "limit, and vane-dagster quarantine lists them. Stored ones of earlier runs count too; "
-        "retry_quarantined computes them again"
+        "limit, and vane-dagster quarantine lists them. The next run computes them again"
         + (f". The last: {'; '.join(failed)}" if failed else "")
     )

@@ -55,14 +55,14 @@ class RowLookups:
 
         None if they have no keys. Reads manifests. Called on the fragment queue's thread.
         """
-        spec = self._state.pipeline[stage].spec
-        if not self._definition(partition, stage) or not spec.runs_udf:
+        spec, plan = self._state.pipeline[stage].spec, self._stage_plan(partition, stage)
+        if not plan.row_definition or not spec.runs_udf:
             return None
         return RowLookup(
             () if self._plan.forced else tuple(self._groups(partition, spec)),
             self._state.row_floor(partition, stage) or 0,
-            inherits_failures=spec.isolates_rows and not self._plan.retried,
-            equal_rows=tuple(sorted(self._stage_plan(partition, stage).equal_rows)),
+            inherits_failures=spec.isolates_rows and not (self._plan.retried or plan.given_up),
+            equal_rows=tuple(sorted(plan.equal_rows)),
         )
 
     def must_wait(self, partition: int, stages: Sequence[str]) -> bool:
@@ -120,6 +120,7 @@ class RowLookups:
         if plan.former is not None:  # those of its parts that stay in force are the run's own
             names = {part.info.name for part in plan.parts.values()}
             yield from add(partial(store.read, pipeline, stage, planned.key, plan.former), names)
+        yield from _recorded_groups(plan.set_aside, id, True)
         for key in self._keys(partition, stage):
             index = self._indexes.get(key)
             computed = None if index is None else self._computed(index, stage, plan.row_definition)

@@ -34,13 +34,14 @@ from vane_dagster.events import (
     Unchanged,
 )
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
+from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.stored_parts import stored_parts
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.storage.batch_records import Recorded
 from vane_dagster.storage.filesystem import protocol_of
 from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.quarantine import write_failed
 from vane_dagster.storage.row_floor import raise_epoch, read_epoch
@@ -95,7 +96,9 @@ class RunState:
                 self.parts[index, stage] = {}
                 for i, part in stage_plan.parts.items():
                     self._take(index, stage, i, part)
-                self.stats[index, stage] = StageStats(faults=_failed(stage_plan))
+                parts = stage_plan.parts.values()
+                faults = sum(part.info.quarantined + part.info.nulled for part in parts)
+                self.stats[index, stage] = StageStats(faults=faults)
             for stage, manifest in partition.inputs.items():
                 folder = store.parts_of(manifest)
                 self.parts[index, stage] = {
@@ -164,7 +167,7 @@ class RunState:
         for stage in (s for s in stages if not partition.stages[s].done):
             manifest = self.store.in_force(self.pipeline.name, stage, partition.key)
             condemned = self.store.condemned(self.pipeline.name, stage)
-            _, stored[stage], _ = stored_parts(
+            _, stored[stage], *_ = stored_parts(
                 [[partition.stages[stage].keys]], manifest, False, self.store, self.pipeline, stage,
                 partition.key, condemned, lambda text: self.emit(Noticed(text)),
                 known=self.parts[index, stage],
@@ -181,10 +184,13 @@ class RunState:
         """Give up a stage of a partition and the selected stages downstream."""
         lost = self.plan.with_downstream(stage)
         key = self.plan.partitions[index].key
-        rows = self._failed_rows.pop((index, stage), [])
-        if rows and not self.plan.partitions[index].is_sample:
+        rows, plan = self._failed_rows.pop((index, stage), []), self.plan.partitions[index]
+        stored = [part for part in self.parts[index, stage].values() if part.info.faults]
+        if (rows or stored) and not plan.is_sample:
+            former, number = plan.stages[stage].former, plan.stages[stage].given_up + 1
             with contextlib.suppress(StoreError):  # the error has some of them
-                write_failed(self.store, self.pipeline.name, stage, key, rows)
+                rows = rows or [read_part(stored[0].folder, stored[0].info.faults)]
+                write_failed(self.store, self.pipeline.name, stage, key, former, number, rows)
         for name in self.plan.selected:
             if name in lost and (index, name) not in self.failed:
                 self.failed[index, name] = error
@@ -219,10 +225,9 @@ class RunState:
     def _max_faults(self, index: int, stage: str) -> int:
         """Rows of a stage's partition that may fail in a run before the run gives it up.
 
-        `Failures.max_error_rate` sets it; without one, a blocking `ErrorRate`. Failed rows of
-        stored parts count, but do not exceed the limit alone. This early limit assumes as many rows
-        as the source has. Below a fan-out there may be more, so there it has no bound: the check
-        decides when all rows are computed.
+        `Failures.max_error_rate` sets it; without one, a blocking `ErrorRate`. This early limit
+        assumes as many rows as the source has. Below a fan-out there may be more, so there it has
+        no bound: the check decides when all rows are computed.
         """
         partition = self.plan.partitions[index]
         if partition.is_sample:
@@ -233,8 +238,7 @@ class RunState:
         if limit.max_rate is None:
             checks = findings_of(self.pipeline._checks_of(stage))
             limit = next((c for c in checks if isinstance(c, ErrorRate) and c.blocking), limit)
-        stored = _failed(partition.stages[stage])
-        return max(limit.allowed(partition.source_rows), stored)
+        return limit.allowed(partition.source_rows)
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Rows that may still fail: `max_faults` minus those that have failed."""
@@ -399,8 +403,3 @@ class RunState:
             if manifest.run_id != self.run_id:  # another run committed the same at the same time
                 manifest = replace(manifest, figures=computation_figures(spec, manifest, stats))
             self.emit(Committed(stage, manifest.partition, outcome, manifest, stats))
-
-
-def _failed(planned: StagePlan) -> int:
-    """Failed rows of the parts that a plan has found."""
-    return sum(part.info.quarantined + part.info.nulled for part in planned.parts.values())

@@ -49,6 +49,8 @@ from vane_dagster.storage.manifest import (
     generation_number,
     raised,
 )
+from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.quarantine import given_up, times_given_up
 from vane_dagster.storage.store import Store
 
 
@@ -137,6 +139,7 @@ class _Planner:
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
         self.listed: Mapping[str | None, Listed] = {}
         self._known_rows: dict[tuple[str, str], dict[str, Any]] = {}
+        self._given_up = functools.cache(lambda stage: given_up(store, pipeline.name, stage))
         self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
         self._fitting: list[tuple[str, pa.Schema]] = []
         self.warnings = defaultdict[str | None, list[str]](list)
@@ -221,16 +224,29 @@ class _Planner:
             made = self._plans(stage, base, given)
             is_done = in_force and in_force.plan in made and not in_force.unfinished
             is_done = is_done and self._is_at_target(key, stage)
+            given_up = 0 if is_done else self._times_given_up(key, stage, in_force)
             former = self._in_force(key, stage) if self.retry else None
             again = self._is_forced(stage) or (former is not None and has_faults(former))
             if again or (self.retry and not is_done):
                 generation = raised(base, self.run_id, again)
+            elif given_up:
+                generation = self._after(base, in_force, given_up)
             elif (key, stage) in self.lost:  # any run that finds this resumes one that was killed
                 generation = raised(base, str(in_force), again=False)
             done = in_force if is_done and generation == base else None
             known[stage] = done.plan if done else self._plans(stage, generation, given)[0]
-            plans[stage] = StagePlan(known[stage], generation, done, former=in_force, undone=undone)
+            plans[stage] = StagePlan(
+                known[stage], generation, done, given_up=given_up, former=in_force, undone=undone
+            )
         return plans
+
+    def _times_given_up(self, key: str | None, stage: str, in_force: ManifestName | None) -> int:
+        return times_given_up(self._given_up(stage).get(partition_folder(key), ()), in_force)
+
+    @staticmethod
+    def _after(base: str, in_force: ManifestName | None, given_up: int) -> str:
+        """Return the generation after so many runs that gave a partition up."""
+        return raised(base, f"{in_force} {given_up}", again=False) if given_up else base
 
     def _is_at_target(self, key: str | None, stage: str) -> bool:
         """Whether a branch has published nothing of a stage itself, or into its present target."""
@@ -301,11 +317,11 @@ class _Planner:
             upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
             rows = self._row_definitions(stage, schemas)
-            named = self._named(stage, plan.generation, in_force, upstream)
+            named = self._named(stage, plan, in_force, upstream)
             where = (store, self.pipeline, stage, key, condemned, self.warnings[key].append)
             try:
-                keys[stage], parts, leaving = stored_parts(
-                    [*named.values()], in_force, self.retry, *where
+                keys[stage], parts, leaving, set_aside = stored_parts(
+                    [*named.values()], in_force, self.retry or plan.given_up > 0, *where
                 )
             except StoreError as error:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
@@ -331,6 +347,7 @@ class _Planner:
                 parts=parts,
                 done=done,
                 leaving=leaving,
+                set_aside=set_aside,
                 generations=tuple(
                     each
                     for each, of_names in named.items()
@@ -345,18 +362,18 @@ class _Planner:
     def _named(
         self,
         stage: str,
-        generation: str,
+        plan: StagePlan,
         in_force: Manifest | None,
         upstream: Sequence[Sequence[str]],
     ) -> dict[str, list[tuple[str, ...]]]:
         """Return the possible keys of a stage's parts, by generation; new parts get the first."""
-        names, generations = self.names[stage], [generation]
+        names, generations = self.names[stage], [plan.generation]
         if self._is_forced(stage):  # not written under the name of another definition
             names = names[:1]
-        elif in_force:
-            generations += in_force.generation, *in_force.generations
         else:
-            generations.append(FIRST_GENERATION)
+            base = in_force.generation if in_force else FIRST_GENERATION
+            generations += [self._after(base, plan.former, n) for n in range(plan.given_up, -1, -1)]
+            generations += in_force.generations if in_force else ()
         return {
             made_in: [fragment_keys(each, made_in, upstream) for each in names]
             for made_in in dict.fromkeys(generations)

@@ -30,7 +30,7 @@ def stored_parts(
     condemned: Collection[str],
     warn: Callable[[str], None],
     known: Collection[int] = (),
-) -> tuple[tuple[str, ...], dict[int, Part], frozenset[int]]:
+) -> tuple[tuple[str, ...], dict[int, Part], frozenset[int], tuple[Part, ...]]:
     """Find the parts of a stage's partition by listing its folder, each by the first of some keys.
 
     Keys and parts of the manifest in force come first. Parts marked for deletion are skipped unless
@@ -51,7 +51,8 @@ def stored_parts(
 
     Returns:
         The key of each fragment, the first one if there is no part; the parts by the fragment's
-        index; and the indexes of fragments with a part of that key that is about to be deleted.
+        index; the indexes of fragments with a part of that key that is about to be deleted; and
+        parts of no manifest that do not count because of their failed rows.
     """
     publisher = pipeline[stage].spec.publisher(partition)
     label, published = partition_folder(partition), dict[str, Mapping[str, StoragePath]]()
@@ -105,29 +106,35 @@ def stored_parts(
         *beside, _ = part.files
         return all(n in names(place) and f"{label}/{n}" not in condemned for n in beside)
 
-    read = in_threads(
-        lambda files: _first_whole(files, in_force, counts, has_all, warn), unread.values()
-    )
-    for index, choice in zip(unread, read):
-        if choice is not None:
-            chosen[index], parts[index] = choice
-            leaving |= {index} if leaves(chosen[index]) else set()
-    return tuple(chosen), parts, frozenset(leaving)
+    read = in_threads(lambda files: _whole(files, in_force, counts, has_all, warn), unread.values())
+    set_aside: list[Part] = []
+    for index, found in zip(unread, read):
+        key, part = next((each for each in found if counts(each[0], each[1].info)), ("", None))
+        if part is None:
+            set_aside += [part for _, part in found if part.info.name not in in_force]
+            continue
+        chosen[index], parts[index] = key, part
+        leaving |= {index} if leaves(key) else set()
+    return tuple(chosen), parts, frozenset(leaving), tuple(set_aside)
 
 
-def _first_whole(
+def _whole(
     files: Sequence[_File],
     known: Mapping[str, PartInfo],
     counts: Callable[[str, PartInfo], bool],
     has_all: Callable[[StoragePath, PartInfo], bool],
     warn: Callable[[str], None],
-) -> tuple[str, Part] | None:
-    """Return the first readable part and its key; None to compute a new one."""
+) -> list[tuple[str, Part]]:
+    """Return the readable parts up to the first that counts, each with its key."""
+    whole: list[tuple[str, Part]] = []
     for key, file, place in files:
         try:
             part = known.get(file) or read_part_info(place, file)
-            if counts(key, part) and (file in known or has_all(place, part)):
-                return key, Part(place, part)
         except DamagedPartError as error:
             warn(f"{error}. It is computed again")
-    return None
+            continue
+        if file in known or has_all(place, part):
+            whole.append((key, Part(place, part)))
+            if counts(key, part):
+                break
+    return whole

@@ -1,20 +1,22 @@
 """Quarantine: rows that could not be computed, stored beside the parts with their errors.
 
 If a run gives a partition up, its first failed rows are stored in
-``<stage>/failed/<partition>/<sequence>.parquet``. The sequence is that of the manifest in force, so
-the next commit outdates the file.
+``<stage>/failed/<partition>/<sequence>-<number>.parquet``, and the next run computes all failed
+rows of the partition again. The sequence is that of the manifest in force, so the next commit
+outdates the file. The runs that have given the partition up since are numbered.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 
 from vane_dagster.errors import described
 from vane_dagster.storage.filesystem import StoragePath
-from vane_dagster.storage.manifest import Manifest, PartInfo
+from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
 from vane_dagster.storage.part_file import encoded, read_part, write_beside
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.store import Store
@@ -102,9 +104,15 @@ def fault_lines(rows: pa.Table, limit: int = 3) -> list[str]:
 
 
 def write_failed(
-    store: Store, pipeline: str, stage: str, partition: str | None, tables: Sequence[pa.Table]
+    store: Store,
+    pipeline: str,
+    stage: str,
+    partition: str | None,
+    former: ManifestName | None,
+    number: int,
+    tables: Sequence[pa.Table],
 ) -> None:
-    """Store the failed rows of a partition that a run gives up, and replace former ones.
+    """Store the failed rows of a partition that a run gives up.
 
     A fragment that started over may have repeated some.
     """
@@ -112,7 +120,23 @@ def write_failed(
     table = pa.Table.from_pylist([*rows.values()], tables[0].schema)
     table = table.append_column(PARTITION, pa.array([partition] * len(table), pa.string()))
     folder = store.root.child(pipeline, stage, FAILED, partition_folder(partition))
-    folder.write(_name_of(store, pipeline, stage, partition), encoded(table))
+    sequence = former.sequence if former else 0
+    folder.write(f"{sequence:08d}-{number:04d}.parquet", encoded(table))
+
+
+def given_up(store: Store, pipeline: str, stage: str) -> dict[str, list[str]]:
+    """List the files of the runs that gave partitions up, by the partition's folder."""
+    folders = defaultdict[str, list[str]](list)
+    for path in sorted(store.root.child(pipeline, stage, FAILED).walk()):
+        folder, _, name = path.rpartition("/")
+        folders[folder].append(name)
+    return folders
+
+
+def times_given_up(names: Sequence[str], former: ManifestName | None) -> int:
+    """Return the number of the last file of a partition since a manifest; 0 without one."""
+    start = f"{former.sequence if former else 0:08d}-"
+    return max((int(n[len(start) :][:4]) for n in names if n.startswith(start)), default=0)
 
 
 def read_failed(
@@ -120,16 +144,11 @@ def read_failed(
 ) -> dict[str | None, pa.Table]:
     """Read the failed rows of partitions that a run has given up since their last commit."""
     folder, rows_by_key = store.root.child(pipeline, stage, FAILED), {}
-    for path in folder.walk():
-        rows = read_part(folder, path)
+    for place, (*_, name) in given_up(store, pipeline, stage).items():
+        rows = read_part(folder.child(place), name)
         key = rows[PARTITION][0].as_py()
-        is_wanted = partitions is None or key in partitions
-        if is_wanted and path.endswith(_name_of(store, pipeline, stage, key)):
-            rows_by_key[key] = rows
+        if partitions is None or key in partitions:
+            former = store.latest(pipeline, stage, [key]).get(key)
+            if times_given_up([name], former):
+                rows_by_key[key] = rows
     return rows_by_key
-
-
-def _name_of(store: Store, pipeline: str, stage: str, partition: str | None) -> str:
-    """Return the file name of failed rows, as long as the present manifest is in force."""
-    latest = store.latest_own(pipeline, stage, partition)
-    return f"{latest.sequence if latest else 0:08d}.parquet"

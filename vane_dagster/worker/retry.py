@@ -24,8 +24,7 @@ from vane_dagster.worker.reports import WorkReport
 
 _TOO_MANY = (
     "more rows failed than vd.Failures(max_error_rate=) allows ({} here, {} may; vane-dagster "
-    "quarantine lists them. Stored ones of earlier runs count too; retry_quarantined computes them "
-    "again), the last "
+    "quarantine lists them, and the next run computes them again), the last "
 )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -126,6 +127,8 @@ def test_they_are_collected(tmp_path, store):
 
 def asked(n: int) -> int:
     """Fail like a server that is down: by row, or for the whole stage."""
+    with open(os.environ["ASKED"], "a") as file:
+        print(n, file=file)
     down = os.environ["DOWN"].split()
     if f"all-{n}" in down:
         raise vd.errors.StageError("down")
@@ -134,12 +137,18 @@ def asked(n: int) -> int:
     return n
 
 
+def numbers(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().splitlines()]
+
+
 @pytest.fixture
 def attempt(tmp_path, store, monkeypatch):
     """Run 600 rows in thirty fragments, of which a run begins only the first, and return errors."""
     write_source(tmp_path / "src", {"id": range(600)})
 
     def attempted(*down: int | str, **failures: Any) -> list[str]:
+        (tmp_path / "asked").write_text("")
+        monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
         monkeypatch.setenv("DOWN", " ".join(map(str, down)))
         source = vd.parquet(str(tmp_path / "src"))
         docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=20)
@@ -152,22 +161,31 @@ def attempt(tmp_path, store, monkeypatch):
     return attempted
 
 
-def test_failed_rows_of_stored_parts_count_in_the_next_run(attempt, store):
-    for _ in range(3):
-        errors = attempt(*range(8), *range(580, 588))
-        assert "3 here, 2 may" in errors[0]
-        assert store.in_force("docs", "answer", None) is None
-    assert not attempt(*range(8))
-    assert store.in_force("docs", "answer", None).parts[0].quarantined == 8, "it is stored"
+def test_the_next_run_computes_failed_rows_again_and_no_others(attempt, store, tmp_path):
+    computed: set[int] = set()
+    for more in (range(580, 588), range(590, 593), range(597, 600), ()):
+        errors = attempt(*(down := [*range(8), *more]))
+        assert len(errors) == (2 if more else 0)
+        assert all("the next run computes them again" in each.lower() for each in errors[:1])
+        rows = numbers(tmp_path / "asked")
+        assert not computed.intersection(rows), "asked again although they had an answer"
+        computed |= {n for n in rows if n not in down and n < 580}  # its fragment is not stored
+    assert computed == {*range(8, 580)}
+    assert vd.quarantine("docs/answer", store=store.root.path)["id"].to_pylist() == [*range(8)]
+    assert len(vd.load("docs/copy", store=store.root.path)) == 592
+    assert attempt(*range(8)) == numbers(tmp_path / "asked") == [], "a commit ends it"
 
 
-def test_stored_parts_with_too_many_failed_rows_lock_no_partition_out(attempt, store):
+def test_failed_rows_that_a_killed_run_has_stored_count_once(attempt, store, tmp_path):
     attempt(*range(16), "all-599", max_error_rate=1.0)
-    errors = attempt(599)
-    assert "1 here, 0 may" in errors[0]
-    assert store.in_force("docs", "answer", None) is None
-    (error,) = attempt()
-    assert "the blocking check 'rows' of its upstream stage 'answer' failed" in error
+    (file,) = tmp_path.glob("store/docs/answer/failed/*/*.parquet")
+    file.unlink()  # as if the run had been killed before
+    error, _ = attempt()
+    assert "16 of at most 600 rows of the partition failed so far, and 10 may" in error
+    assert not {*numbers(tmp_path / "asked")} & {*range(16)}
+    assert not attempt()
+    assert {*numbers(tmp_path / "asked")} >= {*range(16)}
+    assert not vd.quarantine("docs/answer", store=store.root.path).num_rows
 
 
 def priced(text: str) -> str:
