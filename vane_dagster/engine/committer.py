@@ -244,7 +244,9 @@ class Committer:
                     f"{result.description}. It was not committed; materialize it with force"
                 )
         self._check_results[partition, manifest.stage] = results_here
-        return replace(manifest, checks=results_here)
+        is_blocked = any(each.blocking and not each.passed for each in results_here)
+        retry = is_blocked and any(part.faults for part in manifest.parts)
+        return replace(manifest, checks=results_here, retry=manifest.retry or retry)
 
     def _put_in_force(self, commit: Commit, manifest: Manifest) -> tuple[Manifest, ManifestName]:
         """Commit, unless another run has committed the same parts since this one was planned."""

@@ -338,6 +338,7 @@ class RunState:
             id_rule=self._id_rule(partition),
             row_definition=stage_plan.row_definition,
             undone=stage_plan.undone,
+            retry=not stage_plan.retries and any(part.info.transient for part in parts.values()),
         )
         names = {**partition.input_names, **{s: p.done for s, p in partition.stages.items()}}
         folder = self.store.parts(self.pipeline.name, stage, partition.key)

@@ -53,8 +53,8 @@ class StagePlan:
         parts: Stored parts, by fragment index.
         leaving: Indexes of fragments with a part that the store is about to delete.
         generations: The generation, and earlier ones that keys of parts are made of.
-        given_up: How many runs gave the partition up since the manifest in force. Its failed rows
-            are then computed again.
+        given_up: How many runs gave the partition up since the manifest in force.
+        retries: Whether failed rows are computed again.
         set_aside: Parts with failed rows that are computed again, and rows that may be copied.
         former: The manifest that was in force when the plan was made.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
@@ -73,6 +73,7 @@ class StagePlan:
     leaving: frozenset[int] = frozenset()
     generations: tuple[str, ...] = ()
     given_up: int = 0
+    retries: bool = False
     set_aside: tuple[Part, ...] = ()
     former: ManifestName | None = None
     row_definition: str = ""

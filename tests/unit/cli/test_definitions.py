@@ -98,7 +98,7 @@ def test_definitions_that_cannot_be_loaded_have_the_first_cause(tmp_path: Path) 
 
 def test_rows_that_were_not_committed_are_not_retried(store) -> None:
     rows = pa.Table.from_pylist([{"id": 1, "run_id": "r"}], fault_schema(pa.int64()))
-    write_failed(store, "one", "same", None, [rows])
+    write_failed(store, "one", "same", None, None, 1, [rows])
     words = ["--retry", "-f", "defs_of_test.py", "--store", store.root.path]
     done = CliRunner().invoke(main, ["quarantine", "one/same", *words])
     assert done.exit_code == 0, done.output
@@ -107,10 +107,8 @@ def test_rows_that_were_not_committed_are_not_retried(store) -> None:
 
 def test_ids_of_several_partitions_are_shown_with_them(store) -> None:
     for key in ("a", "b"):
-        rows = [{"id": 7, "run_id": "r"}]
-        write_failed(
-            store, "one", "same", key, [pa.Table.from_pylist(rows, fault_schema(pa.int64()))]
-        )
+        rows = pa.Table.from_pylist([{"id": 7, "run_id": "r"}], fault_schema(pa.int64()))
+        write_failed(store, "one", "same", key, None, 1, [rows])
     done = CliRunner().invoke(main, ["quarantine", "one/same", "--store", store.root.path])
     (line,) = (each for each in done.output.splitlines() if each.startswith("  ids: "))
     shown = line.removeprefix("  ids: ").split(", ")

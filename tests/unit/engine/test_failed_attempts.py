@@ -132,6 +132,8 @@ def asked(n: int) -> int:
     down = os.environ["DOWN"].split()
     if f"all-{n}" in down:
         raise vd.errors.StageError("down")
+    if f"busy-{n}" in down:
+        raise ConnectionError("busy")
     if str(n) in down:
         raise ValueError("no answer")
     return n
@@ -144,9 +146,10 @@ def numbers(file: Path) -> list[int]:
 @pytest.fixture
 def attempt(tmp_path, store, monkeypatch):
     """Run 600 rows in thirty fragments, of which a run begins only the first, and return errors."""
-    write_source(tmp_path / "src", {"id": range(600)})
 
-    def attempted(*down: int | str, **failures: Any) -> list[str]:
+    def attempted(*down: int | str, rows: int = 600, **failures: Any) -> list[str]:
+        if not (tmp_path / "src").exists():
+            write_source(tmp_path / "src", {"id": range(rows)})
         (tmp_path / "asked").write_text("")
         monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
         monkeypatch.setenv("DOWN", " ".join(map(str, down)))
@@ -186,6 +189,25 @@ def test_failed_rows_that_a_killed_run_has_stored_count_once(attempt, store, tmp
     assert not attempt()
     assert {*numbers(tmp_path / "asked")} >= {*range(16)}
     assert not vd.quarantine("docs/answer", store=store.root.path).num_rows
+
+
+def test_rows_that_failed_with_a_transient_error_are_computed_once_more(attempt, store, tmp_path):
+    once = {"max_retries": 0}
+    assert not attempt(7, "busy-5", "busy-8", **once)
+    assert not attempt(7, "busy-5", **once)
+    assert sorted(numbers(tmp_path / "asked")) == [5, 7, 8], "others are copied"
+    assert vd.quarantine("docs/answer", store=store.root.path)["id"].to_pylist() == [5, 7]
+    assert len(vd.load("docs/copy", store=store.root.path)) == 598
+    assert attempt(**once) == numbers(tmp_path / "asked") == [], "not a third time"
+
+
+def test_failed_rows_behind_a_failed_blocking_check_are_computed_again(attempt, store, tmp_path):
+    for down in (range(8), range(8), ()):
+        errors = attempt(*down, rows=8)
+        assert bool(errors) == bool(down)
+        assert sorted(numbers(tmp_path / "asked")) == [*range(8)]
+    assert len(vd.load("docs/copy", store=store.root.path)) == 8
+    assert attempt(rows=8) == numbers(tmp_path / "asked") == []
 
 
 def priced(text: str) -> str:
