@@ -20,6 +20,7 @@ from vane_dagster._lazy import pc
 from vane_dagster._texts import listed
 from vane_dagster.checks.context import RowOutcomes
 from vane_dagster.errors import names
+from vane_dagster.providers.usage import USAGE
 from vane_dagster.storage.row_keys import map_entries
 from vane_dagster.storage.sample import python_values
 from vane_dagster.types.kinds import is_list, is_number
@@ -97,8 +98,13 @@ def compare(
         side.table.take(pa.array([n for id in alike for n in side.places.get(id, ())], pa.int64()))
         for side in sides
     )
-    every = dict.fromkeys((*before.column_names, *now.column_names))
+    every = dict.fromkeys((*by_default(before.schema), *by_default(now.schema)))
     return [*differences, *differences_of(owners, before, now, columns or [*every], tolerance)]
+
+
+def by_default(schema: pa.Schema) -> list[str]:
+    """Return the columns to compare if none are named: all but a prompt's usage, with seconds."""
+    return [column.name for column in schema if not column.type.equals(USAGE)]
 
 
 def differences_of(

@@ -35,7 +35,7 @@ class Reproducible(Check):
         rows: The number of input rows to recompute in each partition, from at most four fragments.
         tolerance: The largest difference of floating-point numbers, also inside of other values,
             relative to one plus their magnitude. All other values must be equal.
-        columns: The columns to compare. Default: all.
+        columns: The columns to compare. Default: all but the usage of prompts.
     """
 
     rows: int = 20

@@ -20,8 +20,8 @@ _NEXT = "The next run computes what the present code has not"
     "--sample",
     default=200,
     show_default=True,
-    type=click.IntRange(1),
-    help="Rows to draw.",
+    type=click.IntRange(0),
+    help="Rows to draw. 0 compares none: the edit is adopted on your word.",
 )
 @click.option("--all", "every", is_flag=True, help="Compare every stored row.")
 @PARTITIONS
@@ -39,8 +39,8 @@ def adopt(
     """Keeps the stored rows of STAGE, such as docs/embedding, in force after an edit of its code.
 
     Computes some of them again, with the store and the compute resource of the definitions. Exit
-    code 1: one came out otherwise, or something else than code or arguments changed; nothing was
-    adopted.
+    code 1: one came out otherwise, or something else than code, arguments or a prompt changed;
+    nothing was adopted.
     """
     given = {**definitions.resources(), **options}
     adoption = definitions.stage(stage).adopt(None if every else sample, **given)

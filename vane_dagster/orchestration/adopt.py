@@ -39,7 +39,16 @@ from vane_dagster.storage.manifest import Component, Manifest
 from vane_dagster.storage.reader import find_all
 
 _ADOPTABLE = ("code", "value", "argument")
+_REQUEST = {
+    f"option {name!r}"
+    for name in ("messages", "model", "provider_options", "sampling_params", "return_format")
+}
+"""The options of a provider's model that change its answers, but not which rows there are."""
 _SHOWN = 5
+_VARY = (
+    "\nA model may answer a question differently each time. If the stored answers are as good as "
+    "new ones, adopt the edit without a comparison: --sample 0, or rows=0"
+)
 
 
 def adopt(
@@ -55,7 +64,7 @@ def adopt(
     """Implement `Stage.adopt`."""
     location = f"stage '{pipeline.name}/{stage}': adopt"
     if rows is not None:
-        positive(location, "rows", rows)
+        positive(location, "rows", rows, least=0)
     keys = None if partitions is None else partition_keys(pipeline, partitions, location)
     opened = open_store(store, location)
     run = RunContext(opened, f"adopt-{secrets.token_hex(4)}", CheckRunner(pipeline, opened))
@@ -141,11 +150,15 @@ class _Edit:
         changes = changed(stored.components, self.now)
         kinds = {str(each): each.kind for each in (*stored.components, *self.now)}
         # Other edits decide about rows which a sample may not have.
-        if others := [change for change in changes if kinds[change] not in _ADOPTABLE]:
+        if others := [c for c in changes if kinds[c] not in _ADOPTABLE and c not in _REQUEST]:
             raise PlanError(
-                f"{self.location}: {', '.join(others)} changed, and only edits of code and of "
-                "arguments are adopted. Materialize the stage"
+                f"{self.location}: {', '.join(others)} changed. Only edits of code, of its "
+                "arguments, and of the messages, model, provider_options, sampling_params and "
+                "return_format of a prompt can be adopted. Materialize the stage"
             )
+        made = self.pipeline[self.stage].spec.made_schema(self.pipeline)
+        if any(stored.schema.field(each.name).type != each.type for each in made or ()):
+            raise PlanError(f"{self.location}: the types of its columns changed. Materialize it")
         total = sum(part.rows_in for each in manifests.values() for part in each.parts)
         if partitions is not None:
             manifests = {key: each for key, each in manifests.items() if key in partitions}
@@ -153,7 +166,7 @@ class _Edit:
         seed = secrets.randbits(32)
         counts = spread(weights, rows, seed)
         compared = self._compare(manifests, counts, seed) if counts else 0
-        if not compared:
+        if not compared and rows != 0:
             raise PlanError(
                 f"{self.location}: there is no stored row to compare with; materialize it"
             )
@@ -226,11 +239,6 @@ class _Edit:
         plan = replace(sample.plan, components={stage: self.now})  # an edit is then an error
         differences: list[Difference] = []
         compared = 0
-        for partition in plan.partitions:
-            if partition.schemas[stage] != manifests[partition.key].schema:
-                raise PlanError(
-                    f"{self.location}: the types of its columns changed. Materialize it"
-                )
         with recomputed(self.run, replace(sample, plan=plan), self.compute) as results:
             for error in results.failed.values():
                 raise PlanError(f"{self.location}: stored rows cannot be computed again: {error}")
@@ -247,5 +255,6 @@ class _Edit:
                 f"{self.location}: nothing was adopted: "
                 f"{described(differences, compared, 'stored rows')}:\n  "
                 + listed(shown, _SHOWN, "\n  ")
+                + _VARY * (self.pipeline[stage].spec.usage is not None)
             )
         return compared

@@ -69,7 +69,9 @@ class RunOptions(dg.Config):
             "compared, like `vane-dagster adopt`. If a row differs, nothing is computed."
         ),
     )
-    adopt_rows: int = Field(default=200, ge=1, description="Rows of each that are compared.")
+    adopt_rows: int = Field(
+        default=200, ge=0, description="Rows of each that are compared. 0: none."
+    )
     adopt_tolerance: float = Field(
         default=0.0, ge=0, description="The largest difference of floating-point numbers."
     )

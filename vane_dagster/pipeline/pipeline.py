@@ -150,10 +150,12 @@ class Stage(Rows):
         force for both, and no run computes the stage or those downstream for this edit. Otherwise
         nothing changes. It is evidence, not a proof: of n equal rows at most 3/n of all rows
         differ, with 95% confidence. The latest results of another definition are compared, and
-        adopted in all partitions. Stages upstream are adopted first.
+        adopted in all partitions. Stages upstream are adopted first. The messages, the model with
+        its options, sampling_params and return_format of a prompt count as arguments.
 
         Args:
-            rows: Rows to choose, over all partitions. None: every stored row.
+            rows: Rows to choose, over all partitions. None: every stored row. 0: none; the edit is
+                adopted on your word, for example if a model answers differently each time.
             tolerance: The largest difference of floating-point numbers, also inside of other
                 values, relative to one plus their magnitude. All other values must be equal.
             partitions: The partitions to choose rows of, as in `Pipeline.plan`. Default: all.

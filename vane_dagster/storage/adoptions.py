@@ -24,6 +24,7 @@ from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.store import Store, copy_missing
 
+_UNCOMPARED = "without a comparison"
 _NAME = re.compile(r"(adopted|undone)-(.+)-([0-9a-f]{40})-([0-9a-f]{40})-(\d{19,})\.json")
 
 
@@ -38,7 +39,8 @@ class Adoption:
         components: What the adopted definition consists of.
         stored_components: What the stored definition consists of.
         changes: What the two definitions differ in.
-        rows: Number of rows that were drawn, computed again and came out the same.
+        rows: Number of rows that were drawn, computed again and came out the same; 0 for an
+            adoption without a comparison.
         is_all: Whether these were all stored rows.
         partitions: Number of partitions with these rows.
         tolerance: The largest difference of floating-point numbers that counted as the same.
@@ -80,12 +82,12 @@ class Adoption:
     def summary(self) -> str:
         """What was adopted, when, by whom, and after how many rows."""
         day = time.strftime("%Y-%m-%d", time.gmtime(self.at / 1e9))
-        return (
-            f"{', '.join(self.changes)}, adopted on {day} by {self.user} after "
-            f"comparing {count(self.rows, 'row')}"
-        )
+        how = f"after comparing {count(self.rows, 'row')}" if self.rows else _UNCOMPARED
+        return f"{', '.join(self.changes)}, adopted on {day} by {self.user} {how}"
 
     def __str__(self) -> str:
+        if not self.rows:
+            return f"{self.stage}: adopted {', '.join(self.changes)} {_UNCOMPARED}"
         at_most = f"at most {min(1.0, 3 / self.rows):.2g} of all rows differ"
         within = f" within {self.tolerance:g}" if self.tolerance else ""
         bound = "no stored row differs" if self.is_all else f"with 95% confidence {at_most}"

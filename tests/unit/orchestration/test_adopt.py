@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import vane_dagster as vd
 from support.data import partitioned, read_stage, write_source
 from support.in_process import InProcess, InProcessCompute
 from support.promotions import promote
+from support.prompts import docs
 from vane_dagster.cli.definitions import Definitions
 from vane_dagster.cli.main import main
 from vane_dagster.errors import DefinitionError, PlanError
+from vane_dagster.providers.base import Answer, Request
 
 KEYS = ["a", "b", "c"]
 
@@ -179,7 +182,7 @@ def test_what_changes_results_is_not_adopted(tmp_path, stored):
         ),
         ({"exponent": 3}, "28 of 30 rows differ"),
         ({"fn": Fails}, "stored rows cannot be computed again: .*no such weights"),
-        ({"kind": "FLOAT"}, "option 'schema' changed, and only edits of code and of arguments"),
+        ({"kind": "FLOAT"}, "option 'schema' changed. Only edits of code"),
         ({"on_error": "null"}, "option 'on_error' changed"),
         ({}, "all stored partitions are of the present definition"),
     ):
@@ -189,6 +192,54 @@ def test_what_changes_results_is_not_adopted(tmp_path, stored):
             edited["power"].adopt(store=stored, compute=InProcessCompute())
         assert edited.plan(store=stored).to_dict() == before
     assert numbers(tmp_path).plan(store=stored).is_up_to_date
+
+
+class Echo:
+    """Answers with the question in upper case, and with the time."""
+
+    varies = False
+
+    def __init__(self, model: str) -> None:
+        pass
+
+    async def submit(self, request: Request) -> Answer:
+        text = request.messages[-1]["content"].split()[-1].upper()
+        return Answer(f"{text}{time.perf_counter_ns() if Echo.varies else ''}", 1, 1)
+
+
+def test_an_edit_of_a_prompt_is_adopted(tmp_path, monkeypatch):
+    """After a comparison of its answers without their usage, or on the user's word."""
+    given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+
+    def made(system: str = "Ansser.", texts: Any = ("a", "b"), **options: Any) -> vd.Pipeline:
+        pipeline = docs(tmp_path, [*texts])
+        options = {"messages": "say {text}", "model": "m", "provider": Echo} | options
+        pipeline.prompt("asked", system=system, **options)
+        return pipeline
+
+    made().run(**given)
+    renamed = {"model": "m-2026-01", "messages": "please say {text}"}
+    for edit in ({}, renamed, {"sampling_params": {"temperature": 0}}):
+        edited = made("Answer.", **edit)
+        assert "asked: adopted " in str(adoption := edited["asked"].adopt(**given))
+        assert adoption.is_all
+        assert edited.plan(store=given["store"]).is_up_to_date
+    monkeypatch.setattr(Echo, "varies", True)
+    edited = made("Answer!")
+    with pytest.raises(PlanError, match="adopt the edit without a comparison: --sample 0"):
+        edited["asked"].adopt(**given)
+    adoption = edited["asked"].adopt(0, **given)
+    assert str(adoption) == "asked: adopted option 'messages' without a comparison"
+    assert "without a comparison" in edited.plan(store=given["store"]).stages[0].adopted[-1]
+    later = made("Answer!", ("a", "b", "c"))
+    assert later.plan(store=given["store"], rows=True).stages[0].copied == 2
+    for edit, message in (
+        ({"return_format": {"type": "integer"}}, "the types of its columns changed"),
+        ({"output_column": "said"}, "option 'output_column' changed. Only edits of code"),
+        ({"messages": lambda row: "say a"}, "option 'columns' changed"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            made(**edit)["asked"].adopt(0, **given)
 
 
 def test_what_is_adopted_only_so(tmp_path, stored, given):
@@ -210,8 +261,8 @@ def test_what_is_adopted_only_so(tmp_path, stored, given):
         numbers(tmp_path, Almost)["power"].adopt(**given, partitions="c")
     with pytest.raises(DefinitionError, match="it has no code of yours"):
         numbers(tmp_path)["last"].adopt(store=stored)
-    with pytest.raises(DefinitionError, match="rows is 0"):
-        cube["power"].adopt(0, store=stored)
+    with pytest.raises(DefinitionError, match="rows is -1"):
+        cube["power"].adopt(-1, store=stored)
 
 
 def test_stages_upstream_are_adopted_first(tmp_path):
