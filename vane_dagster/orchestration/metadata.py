@@ -81,7 +81,7 @@ def stage_metadata(
     version: ManifestName,
     store: Store,
     computed: int | None,
-    adopted: Sequence[str] = (),
+    adopted: str = "",
 ) -> dict[str, Any]:
     """Return the metadata of one partition of a stage: figures to plot, and all else as details.
 
@@ -93,7 +93,7 @@ def stage_metadata(
         version: Its name.
         store: The store.
         computed: Fragments that this run computed; None if the partition was up to date.
-        adopted: The adoptions in force, each in a line.
+        adopted: The latest adoption in force, and the number of others.
     """
     home, published = Store(manifest.root or store.root), manifest.published
     folder = home.manifests(manifest.pipeline, manifest.stage, manifest.partition)
@@ -114,7 +114,7 @@ def stage_metadata(
     details = {
         "fragments_computed": str(fragments),
         "fragments_reused": str(max(0, len(manifest.parts) - fragments)),
-        "adopted": "; ".join(adopted),
+        "adopted": adopted,
         **partition,
         **figures,
     }

@@ -41,7 +41,7 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.definition import stage_definition
 from vane_dagster.planning.plan import RunPlan
-from vane_dagster.storage.adoptions import Adoption
+from vane_dagster.storage.adoptions import Adoption, latest
 from vane_dagster.storage.manifest import ManifestName
 from vane_dagster.storage.store import Store
 
@@ -125,7 +125,7 @@ class RunReport:
         """
         key = stage_key(self._pipeline, stage)
         self._provenance.look_up(key, [each.partition for each in made])
-        adopted = [each.since for each in self._adopted.get(stage, ())]
+        adopted = "".join(latest(self._adopted.get(stage, ())))
         for each in made:
             manifest = each.manifest
             assert manifest is not None

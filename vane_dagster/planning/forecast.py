@@ -76,7 +76,8 @@ class StageForecast:
         sampled: Rows of a sample by which it was measured; 0 if stored rows are the measure.
         is_sampled_on_request: A plan with a sample can measure it: a stage that does not publish.
         before_edit: Whether the stored rows that are the measure are from before an edit.
-        adopted: The adoptions by which stored results stay in force, each in a line.
+        adopted: The adoptions by which stored results stay in force, each in a line, the latest
+            last.
         edits: What was edited since the stored results were made, as lines of a unified diff; empty
             if that is not known.
     """
@@ -107,9 +108,10 @@ class StageForecast:
     def lines(self) -> Iterator[str]:
         """Yield the forecast in words: what is to be computed, why, and what it costs."""
         todo = self.partitions - self.up_to_date
+        adopted = [listed(self.adopted[::-1], 1, "; ")] if self.adopted else []  # --json has all
         if not todo:
             yield "up to date" if self.partitions else "not planned"
-            yield from self.adopted
+            yield from adopted
             return
         unknown = "if each row makes one, "
         rows = {"at_most": "at most ", "about": "about ", "unknown": unknown}.get(self.rows_are, "")
@@ -122,7 +124,7 @@ class StageForecast:
         if self.may_be_copied:
             rows += f" ({self.may_be_copied:,} of them copied, unless a row takes less than 10 µs)"
         yield f"{todo:,} of {count(self.partitions, 'partition')}: {rows}{copied}{stored}"
-        yield from self.adopted
+        yield from adopted
         yield f"because: {describe(self.due, self.partitions)}"
         if self.fragments:
             yield f"cost: {', '.join(self._costs())}"

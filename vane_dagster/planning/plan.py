@@ -21,7 +21,7 @@ from vane_dagster.planning.definition import pool_identity
 from vane_dagster.planning.inputs import stages_read
 from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.sources.row_ids import IdRule
-from vane_dagster.storage.adoptions import Adoption
+from vane_dagster.storage.adoptions import Adoption, latest
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import (
     Component,
@@ -231,7 +231,7 @@ class RunPlan:
         if self.failed:
             text += f" ({len(self.failed):,} cannot be planned)"
         lines = [f"pipeline {self.pipeline.name}: {text}; fragments of {self.rule}"]
-        lines += [f"  {each.since}" for adopted in self.adopted.values() for each in adopted]
+        lines += [f"  {line}" for adopted in self.adopted.values() for line in latest(adopted)]
         for stage in self.selected:
             due, total = self.due(stage), len(self.partitions)
             line = f"  {stage}: {total - len(due):,} of {count(total, 'partition')} up to date"

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from vane_dagster._dataclass import dataclass
-from vane_dagster._texts import count
+from vane_dagster._texts import count, listed
 from vane_dagster.storage.codec import Codec, read_file
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import Component
@@ -148,6 +148,11 @@ class Adoptions:
         live = pairs(self.live)
         searched = joined(own, [*live, *pairs(self.undone)])
         return frozenset(joined(own, live)), frozenset(searched)
+
+
+def latest(adopted: Sequence[Adoption]) -> list[str]:
+    """Return a line about some adoptions: the latest, and the number of the others."""
+    return [listed([each.since for each in reversed(adopted)], 1, "; ")] if adopted else []
 
 
 def joined(start: str, pairs: Iterable[tuple[str, str]]) -> list[str]:

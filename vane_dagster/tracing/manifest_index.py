@@ -24,7 +24,7 @@ from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.sources.raw_files import FilesSource
 from vane_dagster.sources.row_ids import rule_of
 from vane_dagster.sources.stored import StoredSource
-from vane_dagster.storage.adoptions import Adoptions, adoptions
+from vane_dagster.storage.adoptions import Adoptions, adoptions, latest
 from vane_dagster.storage.manifest import (
     FileRecord,
     FileSpan,
@@ -82,8 +82,8 @@ class ManifestIndex:
         return adoptions(self.store, self.pipeline)
 
     def adopted(self, manifest: Manifest) -> list[str]:
-        """Return how a stage's definition came to count as one with others."""
-        return [each.since for each in self._adoptions[manifest.stage].of(manifest.definition)]
+        """Return a line about how a stage's definition came to count as one with others."""
+        return latest(self._adoptions[manifest.stage].of(manifest.definition))
 
     @cached_property
     def stages(self) -> Sequence[str]:

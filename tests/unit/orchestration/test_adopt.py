@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from pathlib import Path
@@ -231,6 +232,8 @@ def test_an_edit_of_a_prompt_is_adopted(tmp_path, monkeypatch):
     adoption = edited["asked"].adopt(0, **given)
     assert str(adoption) == "asked: adopted option 'messages' without a comparison"
     assert "without a comparison" in edited.plan(store=given["store"]).stages[0].adopted[-1]
+    (note,) = vd.trace(edited["asked"], 1, store=given["store"]).steps[-1].notes
+    assert re.fullmatch(r"asked: option 'messages', adopted on .* a comparison; and 3 more", note)
     later = made("Answer!", ("a", "b", "c"))
     assert later.plan(store=given["store"], rows=True).stages[0].copied == 2
     for edit, message in (

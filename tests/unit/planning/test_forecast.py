@@ -54,7 +54,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
                 "fragments": 0,
                 "adopted": ["code of A, adopted", "code of B, adopted"],
             },
-            ["up to date", "code of A, adopted", "code of B, adopted"],
+            ["up to date", "code of B, adopted; and 1 more"],
         ),
         (
             {"fragments": 0, "rows": 0, "adopted": ["code of A, adopted"]},
