@@ -37,8 +37,8 @@ class Compared(Check):
             compared.
         max_different: The largest share of the rows of both versions together that may be different
             or in one version only, from 0 to 1. Default: no limit.
-        columns: The columns to compare, without those that always differ, such as the usage of a
-            prompt, which has seconds. Default: those that both versions have.
+        columns: The columns to compare. Default: those that both versions have, without
+            the usage of prompts, whose seconds always differ.
         tolerance: The largest difference of floating-point numbers, also inside of other values,
             relative to one plus their magnitude. All other values must be equal.
         sample: Number of rows that the statistics of columns are computed over.

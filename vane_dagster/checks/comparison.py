@@ -162,8 +162,8 @@ def _differing(before: pa.Array, now: pa.Array, tolerance: float) -> Mask:
     differs: Mask = valid[0] != valid[1]
     rows = np.flatnonzero(valid[0] & valid[1])
     before, now = before.take(rows), now.take(rows)
-    if (inside := _inside(before, now)) is not None:
-        alike, pairs = inside
+    if (within := inside(before, now)) is not None:
+        alike, pairs = within
         differs[rows[~alike]] = True
         for _, owners, a, b in pairs:
             differs[rows[owners[_differing(a, b, tolerance)]]] = True
@@ -179,7 +179,7 @@ def _differing(before: pa.Array, now: pa.Array, tolerance: float) -> Mask:
     return differs
 
 
-def _inside(
+def inside(
     before: pa.Array, now: pa.Array
 ) -> tuple[Mask, Sequence[tuple[str, _Rows, pa.Array, pa.Array]]] | None:
     """Return what is inside of values if both are structs, or both lists; else None.
@@ -212,7 +212,7 @@ def _far(before: pa.Array, now: pa.Array, tolerance: float) -> Mask:
 
 def _place(before: pa.Array, now: pa.Array, tolerance: float) -> tuple[str, Any, Any]:
     """Return the path to the first place at which two values differ, and both values there."""
-    alike, pairs = _inside(before, now) or (np.zeros(1, bool), ())
+    alike, pairs = inside(before, now) or (np.zeros(1, bool), ())
     for name, _, a, b in pairs if alike[0] else ():
         for place in np.flatnonzero(_differing(a, b, tolerance))[:1].tolist():
             path, *values = _place(a.slice(place, 1), b.slice(place, 1), tolerance)

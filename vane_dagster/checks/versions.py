@@ -16,7 +16,16 @@ import pyarrow as pa
 from vane_dagster._keywords import require_columns
 from vane_dagster._lazy import pc
 from vane_dagster._texts import Printed, amount, count, table
-from vane_dagster.checks.comparison import Difference, Mask, apart, differing, elements, plain
+from vane_dagster.checks.comparison import (
+    Difference,
+    Mask,
+    apart,
+    by_default,
+    differing,
+    elements,
+    inside,
+    plain,
+)
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.manifest import Manifest
@@ -38,7 +47,7 @@ class ColumnDiff:
     """How a column differs between two versions.
 
     Attributes:
-        column: Its name.
+        column: Its name; of a struct's field, with the names of what it is in: "answer.topic".
         different: Number of rows whose values differ.
         measures: Statistics by name, over the sampled rows that are in both versions: one value
             for each version, or one of the two together.
@@ -62,7 +71,7 @@ class Version:
         name: As the user has named it.
         rows: Its rows in the partitions that are compared.
         seconds_per_thousand: Worker seconds of a thousand computed rows; None if unknown.
-        tokens_per_thousand: Tokens of a thousand computed rows; None without prompts.
+        tokens_per_thousand: Tokens of a thousand rows, also of copied ones; None without prompts.
         columns: Columns that the other version lacks.
     """
 
@@ -87,7 +96,7 @@ class Diff(Printed):
         equal: Number of rows with equal values in all columns of both.
         different: Number of the other rows of both.
         sampled: Number of rows that the measures of columns are over.
-        columns: How each column differs.
+        columns: How each column, and each field of a struct, differs.
     """
 
     stage: str
@@ -149,7 +158,11 @@ class Diff(Printed):
                 pairs = [(*pair, f"{number:,}") for pair, number in column.labels.items()]
                 yield title, [(a.name, b.name, "rows"), *pairs]
             examples = [(each.id, each.before, each.now) for each in column.examples]
-            yield f"{column.column}: rows that differ most", [("id", a.name, b.name), *examples]
+            counted = column.measures or column.labels
+            most = (
+                f"{column.column}: rows that differ most" if counted else f"{title}; these the most"
+            )
+            yield most, [("id", a.name, b.name), *examples]
 
     def __str__(self) -> str:
         return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in self.tables())
@@ -184,7 +197,7 @@ def compare_versions(
         location: For messages.
         label: The stage, such as "docs/embedding".
         sides: The versions.
-        columns: The columns to compare, of those that both have; None for all.
+        columns: The columns to compare, of those that both have; None for all but usage.
         tolerance: See `VersionComparison`.
         sample: Number of rows that measures of columns are computed over.
 
@@ -207,6 +220,7 @@ def compare_versions(
     comparison = VersionComparison(tolerance, share)
     for pair in zip(*chosen):
         rows = [rows_of(side.store, label, {None: each}) for side, each in zip(sides, pair)]
+        wanted = by_default(rows[0].schema) if columns is None else columns
         both = [n for n in rows[0].schema.names if n in rows[1].schema.names and n != id_name]
         ids = _columns(rows, id_name)
         if ids[0].type != ids[1].type:
@@ -214,7 +228,7 @@ def compare_versions(
                 f"{location}: the ids of {label!r} are {ids[0].type} in {before.name!r} and "
                 f"{ids[1].type} in {now.name!r}; they cannot be compared"
             )
-        chosen_columns = [name for name in both if columns is None or name in columns]
+        chosen_columns = [name for name in both if name in wanted]
         comparison.add(chosen_columns, partial(_columns, rows), ids)
     versions = [
         _version(side.name, own, sorted(schemas[place] - schemas[1 - place] - {ERROR_COLUMN}))
@@ -257,7 +271,7 @@ class VersionComparison:
         self.only_before = self.only_now = self.equal = self.different = self.sampled = 0
         self._tolerance = tolerance
         self._limit = np.uint64(min(share * 2.0**64, 2.0**64 - 2048))
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[tuple[str, ...], _Column] = {}
 
     def add(
         self,
@@ -285,9 +299,10 @@ class VersionComparison:
         for name in columns:
             values = read(name)
             pair = values[0].take(rows), values[1].filter(pa.array(in_both))
-            kind = self._columns.setdefault(name, _Column(name, self._tolerance))
-            with np.errstate(all="ignore"):  # of infinite numbers
-                differs |= kind.add(common, *pair, sampled)
+            for path, a, b in _with_fields((name,), *pair):
+                column = self._columns.setdefault(path, _Column(".".join(path), self._tolerance))
+                with np.errstate(all="ignore"):  # of infinite numbers
+                    differs |= column.add(common, a, b, sampled)
         self.different += int(np.count_nonzero(differs))
         self.equal += int(np.count_nonzero(~differs))
 
@@ -321,21 +336,33 @@ def _columns(versions: Sequence[StoredRows], name: str) -> list[pa.Array]:
 
 def _version(name: str, manifests: Sequence[Manifest], columns: Sequence[str]) -> Version:
     parts = [part for manifest in manifests for part in manifest.parts]
+    rows = sum(part.rows_in for part in parts) / 1000
     computed = sum(part.rows_in - part.copied for part in parts if part.made) / 1000
     seconds = sum(part.made.seconds for part in parts if part.made)
     tokens = [
         sums.get("prompt_tokens", 0) + sums.get("completion_tokens", 0)
         for part in parts
-        for sums in part.spent.values()
+        for sums in part.measures.values()
         if "prompt_tokens" in sums
     ]
     return Version(
         name,
         sum(manifest.rows for manifest in manifests),
         seconds / computed if computed else None,
-        sum(tokens) / computed if tokens and computed else None,
+        sum(tokens) / rows if tokens and rows else None,
         columns,
     )
+
+
+def _with_fields(
+    path: tuple[str, ...], before: pa.Array, now: pa.Array
+) -> Iterator[tuple[tuple[str, ...], pa.Array, pa.Array]]:
+    """Yield a column, and each field of a struct, with their paths and values."""
+    yield path, before, now
+    if pa.types.is_struct(before.type) and pa.types.is_struct(now.type):
+        _, fields = inside(before, now) or ((), ())
+        for name, _, a, b in fields:
+            yield from _with_fields((*path, name), a, b)
 
 
 def _amounts(before: Version, now: Version, field: str) -> Iterator[str]:

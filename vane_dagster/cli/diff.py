@@ -26,7 +26,7 @@ from vane_dagster.orchestration.diff import diff as compare
     multiple=True,
     metavar="A,B,...",
     callback=texts,
-    help="The columns to compare. [default: all that both versions have]",
+    help="The columns to compare. [default: all of both versions but the usage of prompts]",
 )
 @STORE
 @click.option("--tolerance", default=0.0, show_default=True, help="Of floating-point numbers.")

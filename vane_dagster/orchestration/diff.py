@@ -46,8 +46,8 @@ def diff(
         now: The second version. A name of hexadecimal digits and dashes, with or without
             "run-" before them, is that of a run; give a store with such a name as "./name".
         partitions: Keys of the partitions to compare. Default: those that both versions have.
-        columns: The columns to compare, without those that always differ, such as the usage of a
-            prompt, which has seconds. Default: those that both versions have.
+        columns: The columns to compare. Default: those that both versions have, without
+            the usage of prompts, whose seconds always differ.
         store: The store of the runs and of `"latest"`: a `FragmentStore`, or the URL of a root.
             Default: ``$VANE_DAGSTER_STORE``, else a folder of this user.
         tolerance: The largest difference of floating-point numbers, also inside of other values,

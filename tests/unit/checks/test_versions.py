@@ -45,7 +45,7 @@ def column(before: Any, now: Any, **options: Any) -> ColumnDiff:
     ids = pa.array(range(len(before)))
     first = pa.table({"id": ids, "v": before})
     second = pa.table({"id": ids, "v": now})
-    (found,) = compared(first, second.take(ids[::-1]), **options).columns()
+    found, *_ = compared(first, second.take(ids[::-1]), **options).columns()
     return found
 
 
@@ -116,6 +116,20 @@ def test_texts_are_compared_by_their_words() -> None:
     assert not found.labels
     assert found.measures["mean overlap of words"] == [pytest.approx((48 + 0.75) / 50)]
     assert [each.id for each in found.examples] == ["49", "48"]
+
+
+def test_fields_of_structs_are_counted_like_columns() -> None:
+    """A struct that is null differs from one whose fields are null."""
+    before = [{"topic": "sound", "more": {"stars": 1}}, {"topic": "price", "more": None}, None]
+    now = [{"topic": "sound", "more": {"stars": 4}}, {"topic": "sound"}, {"topic": None}]
+    first, second = (pa.table({"id": [1, 2, 3], "v": values}) for values in (before, now))
+    comparison = compared(first, second)
+    found = {each.column: each for each in comparison.columns()}
+    assert {name: each.different for name, each in found.items()} == {
+        "v": 3, "v.topic": 1, "v.more": 1, "v.more.stars": 1,
+    }  # fmt: skip
+    assert found["v.topic"].labels == {("price", "sound"): 1}
+    assert (comparison.different, comparison.equal) == (3, 0)
 
 
 def test_vectors_are_compared_by_angle() -> None:

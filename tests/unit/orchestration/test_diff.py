@@ -13,8 +13,10 @@ from click.testing import CliRunner
 import vane_dagster as vd
 from support.data import partitioned, write_source
 from support.in_process import InProcess, compute
+from support.prompts import Person, docs
 from vane_dagster.cli.main import main
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError
+from vane_dagster.providers.base import Answer, Request
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
@@ -149,6 +151,43 @@ def test_columns_that_always_differ_are_left_out(tmp_path: Path) -> None:
     assert {each["column"] for each in shown["columns"]} == {"took", "answer"}
     with pytest.raises(SchemaError, match=r"has no column 'anwser'; it has .* Did you mean 'ans"):
         vd.diff("numbers/y", *roots, columns=["anwser"], **given)
+
+
+class Mood:
+    """Answers with a mood that depends on the model's name."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    async def submit(self, request: Request) -> Answer:
+        text = request.messages[-1]["content"]
+        mood = "bad" if self.model == "n" and "fox" in text else "good"
+        return Answer(json.dumps({"name": text[:1], "age": 7, "mood": mood}), 20, 5)
+
+
+def test_answers_are_compared_by_field_and_without_their_usage(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+
+    def asked(run_id: str, model: str, **options: Any) -> str:
+        pipeline = docs(tmp_path)
+        greedy = {"sampling_params": {"temperature": 0}, "return_format": Person}
+        pipeline.prompt("asked", "{text}", model=model, provider=Mood, **greedy, **options)
+        compute(pipeline, Store(StoragePath(store)), [None], run_id=run_id)
+        return run_id
+
+    runs = asked("111", "m"), asked("222", "m", include_columns=["text"]), asked("333", "n")
+    copied = vd.diff("docs/asked", *runs[:2], store=store)
+    assert copied.different == 0
+    assert copied.now.seconds_per_thousand is None
+    assert [each.tokens_per_thousand for each in (copied.before, copied.now)] == [25_000] * 2
+    found = vd.diff("docs/asked", runs[0], store=store)
+    assert {each.column: each.different for each in found.columns if each.different} == {
+        "asked": 2, "asked.mood": 2,
+    }  # fmt: skip
+    assert "asked: 2 rows differ; these the most" in str(found)
+    assert "asked.mood: 2 rows differ\n111   latest  rows\ngood  bad     2" in str(found)
+    usage = vd.diff("docs/asked", runs[0], store=store, columns=["asked_usage"])
+    assert {"asked_usage", "asked_usage.seconds"} <= {each.column for each in usage.columns}
 
 
 @pytest.fixture(scope="module")
