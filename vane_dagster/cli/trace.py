@@ -28,10 +28,10 @@ def trace(
 ) -> None:
     """Follows a row of STAGE, such as docs/enriched, back to the source file.
 
-    Each step has the file and the row's number in it, the run, the workers and the time, the code
-    version and the model. With --forward it goes from a row of a stage, or of docs/source, to every
-    row that was made of it. With -f or -m the definitions read the source, where the store does not
-    hold what that takes: CSV and JSON files, Iceberg tables.
+    Each step has the row's values, shortened, with the messages of a prompt; the file and the row's
+    number in it; the run, the workers and the time, the code version and the model. With --forward
+    it goes from a row of a stage, or of docs/source, to every row that was made of it. With -f or
+    -m the definitions read the source: its row's values, and CSV and JSON files and Iceberg tables.
     """
     found_in = stage if definitions is None else definitions.stage(stage, or_source=True)
     place = opened(store, definitions)

@@ -27,11 +27,12 @@ def trace(
 
     A backward trace uses the manifests that each stage was made from. A forward trace uses the
     manifests in force. The search selects parts by the id ranges in the manifests and row groups by
-    their statistics, and reads only their id columns.
+    their statistics, and reads their id columns; of a row that it shows, also the other columns of
+    its part, without vectors, tensors and bytes.
 
-    Rows of CSV and JSON files, Iceberg tables and sources of your own are named if `stage` is the
-    stage's object, which knows the source; by name, only the range of rows is known where the first
-    stage filters or does not reuse rows.
+    Values of the source's row, and rows of CSV and JSON files, Iceberg tables and sources of your
+    own, are shown if `stage` is the stage's object, which knows the source; by name, only the range
+    of rows is known where the first stage filters or does not reuse rows.
 
     Args:
         stage: As "docs/enriched", or a stage or its asset key. A forward trace also accepts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -25,6 +26,7 @@ from vane_dagster.sources.raw_files import FilesSource
 from vane_dagster.sources.row_ids import rule_of
 from vane_dagster.sources.stored import StoredSource
 from vane_dagster.storage.adoptions import Adoptions, adoptions, latest
+from vane_dagster.storage.definition_texts import read_texts
 from vane_dagster.storage.manifest import (
     FileRecord,
     FileSpan,
@@ -45,13 +47,18 @@ from vane_dagster.storage.row_records import (
     parse_code,
 )
 from vane_dagster.storage.row_search import Found, RowFile, find, find_any
+from vane_dagster.storage.sample import sample_rows, short_text
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import identity_of
 from vane_dagster.tracing.steps import RowOrigin
+from vane_dagster.types.kinds import is_bytes, is_floats
+from vane_dagster.types.tensors import is_tensor
 
 Wanted = dict[int, dict[Any, Sequence[Any] | None]]
 """Rows to find, by key position: the values there, each with all keys of the row if known."""
 
+_MESSAGES = 240
+"""Characters of a prompt's messages that are shown."""
 _READ_AS_RECORDED: Mapping[str, Callable[..., Source]] = {
     each.kind: each for each in (DeltaSource, FilesSource, ImagesSource, LanceSource)
 }
@@ -70,7 +77,7 @@ class ManifestIndex:
             lambda stage: store.latest(pipeline, stage, [partition]).get(partition)
         )
         self._opened = functools.cache(functools.partial(store.opened_if_there, pipeline))
-        self._records: dict[str, pa.Table] = {}  # the last ones that were read
+        self._read = functools.lru_cache(maxsize=2)(read_part)  # a part, and records of rows
         if pipeline.startswith("~") or not self.stages:
             raise TraceError(
                 f"{store.root.url!r} holds no stage of a pipeline {pipeline!r}; it has "
@@ -109,11 +116,30 @@ class ManifestIndex:
         return RowOrigin(values[RUN_ID], values[MODEL], code, values[AT].timestamp())
 
     def _row_records(self, manifest: Manifest, part: PartInfo) -> pa.Table:
-        folder = self.store.parts_of(manifest)
-        place, columns = folder.file_url(part.row_records), (ID, *ORIGIN)
-        if place not in self._records:
-            self._records = {place: read_part(folder, part.row_records, columns)}
-        return self._records[place]
+        return self._read(self.store.parts_of(manifest), part.row_records, (ID, *ORIGIN))
+
+    def values(self, manifest: Manifest, definition: str, row: Found) -> Mapping[str, str]:
+        """Return the values of a stage's row besides its keys, and the messages of a prompt."""
+        values: dict[str, str] = {}
+        with contextlib.suppress(StoreError, FileNotFoundError):
+            if manifest.kind == "prompt":
+                texts = read_texts(self.store, self.pipeline, manifest.stage, definition) or {}
+                messages = texts.get("messages", "").removesuffix("\n- None")
+                values["messages"] = short_text(messages, _MESSAGES)
+            columns = _shown(with_rows(self.store, manifest).schema, manifest.keys)
+            part = self._read(row.file.folder, row.file.name, tuple(columns.names))
+            values |= _texts(part.select(columns.names), row.row)
+        return values
+
+    def source_values(self, manifest: Manifest, span: FileSpan, row: int) -> Mapping[str, str]:
+        """Return the values of a row of the source besides its id, if its object is known."""
+        if self.source.kind == (manifest.source or PARQUET):
+            with contextlib.suppress(Exception):  # as drivers raise; the trace goes on without
+                columns = _shown(self.source.schema("trace"), [self.source_id(manifest)])
+                rows = FragmentRecord(span.url, span.start, span.stop, "", 0, detail=span.detail)
+                read = self.source.read(rows, columns, "trace").select(columns.names)
+                return _texts(read, row - span.start)
+        return {}
 
     def label(self, stage: str) -> str:
         """Return a stage's label for messages."""
@@ -311,6 +337,18 @@ def fragment_index(manifest: Manifest, fragment: FragmentRecord) -> int | None:
     """Return the index of a fragment in a manifest; None if the manifest does not contain it."""
     identities = [each.identity for each in manifest.fragments]
     return identities.index(fragment.identity) if fragment.identity in identities else None
+
+
+def _shown(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
+    """Return the columns whose values a trace shows: no keys, vectors, tensors and bytes."""
+    large = is_floats, is_tensor, is_bytes
+    return pa.schema(
+        [f for f in schema if f.name not in keys and not any(test(f.type) for test in large)]
+    )
+
+
+def _texts(rows: pa.Table, row: int) -> Mapping[str, str]:
+    return next(iter(sample_rows(rows.slice(row), 1)), {})
 
 
 def _pipelines(store: Store) -> list[str]:

@@ -48,6 +48,8 @@ class Step:
         kind: The stage's kind, such as "map_batches"; "source" for a row of a source file.
         partition: The partition's key.
         keys: By column, the row's id and then the ids of the rows that it was made from.
+        values: By column, the row's other values as short texts, without vectors, tensors and
+            bytes; of a prompt also its `messages` as declared. Of a source if its object is known.
         url: The part or the source file; empty if unknown.
         row: The row's number in that file, counted from 0; None if unknown.
         reads: The stage's inputs: "source", or names of stages.
@@ -88,6 +90,7 @@ class Step:
     copied_from: RowOrigin | None = None
     published: Sequence[str] = ()
     notes: Sequence[str] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,8 @@ def _lines(step: Step) -> Iterator[str]:
     if step.kind != "source":
         parts.append(f"{step.kind} of {', '.join(step.reads)}" if step.reads else step.kind)
     yield "; ".join(text for text in parts if text)
+    if step.values:
+        yield "; ".join(f"{column}: {value}" for column, value in step.values.items())
     if step.url:
         yield step.url if step.row is None else f"row {step.row} of {step.url}"
     if step.size is not None:

@@ -222,6 +222,7 @@ def stage_step(
     made = manifest.parts[index].made
     keys = match.keys if match else keys
     copied = manifest_index.origin(manifest, index, keys[manifest.input_key]) if keys else None
+    code = (made.definition if made else "") or manifest.definition
     return Step(
         stage=manifest_index.label(manifest.stage),
         kind=manifest.kind,
@@ -233,7 +234,7 @@ def stage_step(
         manifest=name,
         run_id=made.run_id if made else "",
         committed_by=manifest.run_id,
-        code_version=(made.definition if made else "") or manifest.definition,
+        code_version=code,
         model=manifest.model.get("name", ""),
         pool=manifest.model.get("pool", ""),
         workers=made.workers if made else (),
@@ -242,6 +243,7 @@ def stage_step(
         copied_from=copied,
         published=manifest_index.published(manifest, index),
         notes=(*notes, *manifest_index.adopted(manifest)),
+        values=manifest_index.values(manifest, code, match) if match else {},
     )
 
 
@@ -271,6 +273,7 @@ def source_step(manifest_index: ManifestIndex, manifest: Manifest, index: int, i
         version=recorded.version if recorded else "",
         size=recorded.size if recorded else None,
         notes=notes,
+        values=manifest_index.source_values(manifest, *hit) if hit else {},
     )
 
 

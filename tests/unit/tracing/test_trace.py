@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import vane_dagster as vd
+from support import prompts
 from support.data import write_source
 from support.in_process import compute
 from support.snapshots import Snapshot
@@ -421,9 +422,31 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
 
 def test_a_pipeline_stands_for_its_source(traced):
     pipeline = docs(traced / "src" / "{partition_key}", partitions_def=DAYS)
-    assert trace(traced, pipeline, 42, forward=True) == trace(traced, "docs", 42, forward=True)
+    found, by_name = (trace(traced, each, 42, forward=True) for each in (pipeline, "docs"))
+    assert found.steps[1:] == by_name.steps[1:]
+    assert (found.steps[0].values, by_name.steps[0].values) == ({"text": "word42 word42"}, {})
     with pytest.raises(vd.errors.TraceError, match="or 'docs/source' to trace forward"):
         trace(traced, pipeline, 42)
+
+
+def test_a_row_has_its_values_and_a_prompt_its_question_and_answer(tmp_path):
+    """Long texts are shortened; vectors, tensors and bytes are left out."""
+    columns = {"vector": [[0.5]] * 4, "raw": [b"x"] * 4, "tags": [["a", "b"]] * 4}
+    pipeline = prompts.docs(tmp_path, ["a fox", "a dog" * 60, "c", "d"], **columns)
+    kept = pipeline.project("kept", ["text", "vector", "raw", "tags"])
+    kept.prompt("asked", "Reverse: {text}", model="m", provider=prompts.Reversed, system="Do.")
+    compute(pipeline, store(tmp_path), [None])
+
+    found = by_stage(trace(tmp_path, pipeline["asked"], 0, None))
+    assert found["source"].values == {"text": "a fox", "tags": "[a, b]"}
+    assert found["kept"].values == found["source"].values
+    asked = found["asked"].values
+    assert asked["messages"] == "- 'Reverse: {text}' - 'Do.'"
+    assert asked["asked"] == "xof a :esreveR"
+    assert "'prompt_tokens': 14" in asked["asked_usage"]
+    shown = str(trace(tmp_path, "docs/asked", 1, None))
+    assert f"text: {('a dog' * 60)[:79]}…; tags: [a, b]\n" in shown
+    assert f"; asked: {('god a' * 60)[:79]}…; asked_usage: " in shown
 
 
 def test_the_command(traced):
