@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import vane_dagster as vd
 from support.paths import REPOSITORY
 from support.snippets import block, imported
 
@@ -73,3 +74,18 @@ def test_an_edit_recomputes_what_identity_says(
     reviews: Path, before: str, after: str, rows: int
 ) -> None:
     assert rows_to_compute(reviews, before, after)["sentiment"] == rows
+
+
+def test_a_line_that_is_no_json_costs_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text('{"review_id":"a","stars":1}\n{"review_id":"b"\n')
+    monkeypatch.chdir(tmp_path)
+    code = block((CONCEPTS / "sources.md").read_text(), "Rows that cannot be read")
+    with imported(code, "lines", tmp_path) as module:
+        module.lines.run(store="store")
+        rows = vd.load(module.parsed, store="store")
+        assert rows.select(["review_id", "stars"]).to_pylist() == [{"review_id": "a", "stars": 1}]
+        (failed,) = vd.quarantine(module.parsed, store="store").to_pylist()
+    assert failed["id"].endswith("data/a.jsonl#1")

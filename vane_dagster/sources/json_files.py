@@ -16,12 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
 from vane_dagster._keywords import known_keywords
+from vane_dagster._texts import listed
 from vane_dagster.sources.column_types import LARGEST
 from vane_dagster.sources.ingested_files import IngestedSource
 from vane_dagster.sources.text_stream import TextStream, whole_lines, with_compressed
 from vane_dagster.types.kinds import mapped
 from vane_dagster.types.schema import SchemaLike
 
+_SHOWN = 10
 _BARE_NULL = re.compile(rb"(?:\A|\n|\})[ \t\r]*null")
 
 
@@ -109,6 +111,8 @@ def json(
 
     Nested objects are structs. Numbers with a fraction or an exponent are doubles. Errors are a
     JSON array in place of lines, a line that is not an object, and a number that no double holds.
+    Such a line has no id, so its partition fails, and the error names file and lines. To lose that
+    row alone, read the lines by `vd.text`, and parse them in a stage.
     If an object repeats a key, the last value counts. Files are converted in the same way as with
     `csv`.
 
@@ -154,7 +158,7 @@ def _is_inexact(values: pa.ChunkedArray | pa.Array) -> bool:
 
 def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str]) -> pa.Table:
     """Parse lines one by one."""
-    rows = []
+    rows, broken = [], []
     for number, line in enumerate(block.split(b"\n"), start=first):
         if not line.strip():
             continue
@@ -162,13 +166,17 @@ def _by_line(block: bytes, first: int, stream: TextStream, texts: Collection[str
             value = python_json.loads(line, parse_float=_float)
         except (ValueError, RecursionError):
             value = None
-        if not isinstance(value, dict):
-            raise stream.refused(
-                f"line {number} is not a JSON object, or has a number that is too large for a "
-                "double; expected an object a line. Fix the file, or convert JSON that spans lines "
-                "or is an array, for example with jq -c . or jq -c '.[]'"
-            )
-        rows.append(value)
+        if isinstance(value, dict):
+            rows.append(value)
+        else:
+            broken.append(f"line {number}")
+    if broken:
+        raise stream.refused(
+            "not a JSON object, or one with a number that is too large for a double: "
+            f"{listed(broken, _SHOWN)}; expected an object a line. Fix the file: jq -rR "
+            "'select(fromjson? | objects)' keeps the lines that are objects. Convert JSON that "
+            "spans lines or is an array, for example with jq -c . or jq -c '.[]'"
+        )
     keys = dict.fromkeys(key for row in rows for key in row)
     try:
         return pa.table(
