@@ -160,7 +160,9 @@ class Diff(Printed):
             examples = [(each.id, each.before, each.now) for each in column.examples]
             counted = column.measures or column.labels
             most = (
-                f"{column.column}: rows that differ most" if counted else f"{title}; these the most"
+                f"{column.column}: rows that differ most"
+                if counted
+                else f"{title}, these most of all"
             )
             yield most, [("id", a.name, b.name), *examples]
 
