@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
 import pyarrow as pa
 
@@ -20,7 +20,6 @@ from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.planning.preview_plan import EVERY, previews, with_rows
 from vane_dagster.sources.base import Connect
-from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import first_faults
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
@@ -57,13 +56,6 @@ class FirstRows:
     parts: Mapping[str, Sequence[Part]]
 
     @property
-    def computed(self) -> dict[str, list[PartInfo]]:
-        """The parts that were computed, by stage."""
-        (partition,) = self.plan.partitions
-        missing = [stage for stage, each in partition.stages.items() if each.missing]
-        return {stage: [part.info for part in self.parts.get(stage, ())] for stage in missing}
-
-    @property
     def rows(self) -> int:
         """The number of rows."""
         return sum(table.num_rows for table in self.tables)
@@ -73,7 +65,8 @@ class FirstRows:
 class SchemaInference:
     """Finds the schemas of stages: pinned ones in the store, others from their first rows.
 
-    What its previews compute is deleted at the end of the `with` block.
+    What its previews compute is deleted at the end of the `with` block. Until then, rows that one
+    of them has computed are copied by later ones, as far as the stage has row keys.
 
     Attributes:
         store: The store.
@@ -85,6 +78,7 @@ class SchemaInference:
         partitions: The run's partitions.
         pins: Whether inferred schemas are pinned, and all else that the first run decides is kept.
         connect: Connects to the run's cluster; see `plan_run`.
+        computed: The parts that its previews have computed so far, by stage.
     """
 
     store: Store
@@ -95,6 +89,7 @@ class SchemaInference:
     partitions: Sequence[str | None]
     pins: bool = True
     connect: Connect = lambda room: False
+    computed: dict[str, list[Part]] = field(default_factory=dict)
     _executed: list[RunPlan] = field(default_factory=list)
 
     def __enter__(self) -> SchemaInference:
@@ -164,9 +159,15 @@ class SchemaInference:
         return self._computed(next(previews(self._planned(pipeline, stage), stage, size)), stage)
 
     def _computed(self, plan: RunPlan, stage: str) -> FirstRows:
+        (partition,) = plan.partitions
+        known = {s: tuple(parts) for s, parts in self.computed.items()}
+        stages = {s: replace(p, previewed=known.get(s, ())) for s, p in partition.stages.items()}
+        plan = replace(plan, partitions=[replace(partition, stages=stages)])
         self._executed.append(plan)
         made = self.execute(plan)
-        parts, (partition,) = made[stage], plan.partitions
+        for name in plan.needed():
+            self.computed.setdefault(name, []).extend(made.get(name, ()))
+        parts = made[stage]
         return FirstRows(
             [read_part(part.folder, part.info.name) for part in parts],
             sum(part.info.rows_in for part in parts),

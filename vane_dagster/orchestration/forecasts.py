@@ -90,10 +90,13 @@ def _sampled(
         try:
             given = (pipeline, stage, missing, store, compute)
             with previewing(*given, show=lambda event: None) as (inference, loads):
-                inference.first_rows(pipeline, stage, 1)  # first calls are slower
+                warming = replace(inference, computed={})  # its row is not to be copied
+                warming.first_rows(pipeline, stage, 1)  # first calls are slower
                 made = inference.first_rows(pipeline, stage, rows)
-                for name, parts in made.computed.items() if made else ():
-                    samples.setdefault(name, Sample(parts, loads.get(name)))
+                for name, parts in inference.computed.items():
+                    last = made.parts.get(name, ()) if made else ()
+                    every, final = ([part.info for part in each] for each in (parts, last))
+                    samples.setdefault(name, Sample(every, final, loads.get(name)))
         except VaneError as error:
             failed.append(f"a sample of {stage!r} could not be computed: {error}")
     return samples

@@ -167,7 +167,14 @@ class _Asked:
             each for each in self._failed(first) if each.stage != self.stage or each.id not in made
         ]
         name = f"{pipeline.name}/{self.stage}"
-        return Preview(name, table, failed[: self.rows], [*self._costs(first, loads)], ids, id)
+        return Preview(
+            name,
+            table,
+            failed[: self.rows],
+            [*self._costs(first.plan.pipeline, inference.computed, loads)],
+            ids,
+            id,
+        )
 
     def _chosen(self, inference: SchemaInference, pipeline: Pipeline) -> FirstRows:
         """Compute the stage for the first input rows that `ids` and `where` choose."""
@@ -200,21 +207,24 @@ class _Asked:
     def _failed(self, first: FirstRows) -> Iterator[FailedRow]:
         for stage, parts in first.parts.items():
             for part in parts:
-                if part.info.faults and stage in first.computed:
+                if part.info.faults and stage in first.plan.needed():
                     columns = ["id", "error", "message"]
                     for row in read_part(part.folder, part.info.faults, columns).to_pylist():
                         shown = SOURCE if stage == self.input else stage
                         yield FailedRow(row["id"], shown, f"{row['error']}: {row['message']}")
 
-    def _costs(self, first: FirstRows, loads: Mapping[str, float]) -> Iterator[StageCost]:
-        for stage, parts in first.computed.items():
-            if stage == self.input:
-                continue
-            usage = first.plan.pipeline[stage].spec.usage
-            used = [usage.used(part.measures) for part in parts] if usage else []
+    def _costs(
+        self,
+        pipeline: Pipeline,
+        computed: Mapping[str, Sequence[Part]],
+        loads: Mapping[str, float],
+    ) -> Iterator[StageCost]:
+        for stage in sorted(computed.keys() - {self.input}, key=[*pipeline.stages].index):
+            usage, parts = pipeline[stage].spec.usage, [part.info for part in computed[stage]]
+            used = [usage.used(part.spent) for part in parts] if usage else []
             yield StageCost(
                 stage,
-                sum(part.rows_in for part in parts),
+                sum(part.rows_in - part.copied for part in parts),
                 sum(part.made.seconds for part in parts if part.made),
                 loads.get(stage),
                 sum(map(tokens_of, used)) if usage else None,

@@ -245,10 +245,12 @@ class Sample:
 
     Attributes:
         parts: The parts that it made.
+        last: Those with the whole sample, in which rows of the others are copied.
         load_seconds: Seconds in which a worker loaded the model; None if it was loaded before.
     """
 
     parts: Sequence[PartInfo]
+    last: Sequence[PartInfo]
     load_seconds: float | None = None
 
 
@@ -540,7 +542,7 @@ class _History:
 
     def take(self, sample: Sample) -> None:
         """Measure by a sample."""
-        self._sample, self._latest, self._parts = sample, sample.parts, sample.parts
+        self._sample, self._latest, self._parts = sample, sample.last, sample.parts
 
     @functools.cached_property
     def rows_ratio(self) -> float | None:
@@ -585,7 +587,7 @@ class _History:
             "worker_seconds": work,
             "seconds": (work[0] / most_busy, work[1] / busy),
             "load_seconds": self._load_seconds(),
-            "sampled": sum(part.rows_in for part in self._parts) if self._sample else 0,
+            "sampled": _computed(self._parts) if self._sample else 0,
             "before_edit": not (self.is_current or self._sample),
         }
         if spec.runs_udf and spec.gpus:

@@ -63,6 +63,7 @@ class StagePlan:
         row_floor: That of the manifest in force; see `Manifest`.
         causes: Why the partition is not up to date.
         undone: The names of adoptions that were undone: no part is used because of them.
+        previewed: Parts of former previews, in which a preview looks rows up.
     """
 
     digest: str
@@ -82,6 +83,7 @@ class StagePlan:
     row_floor: int | None = 0
     causes: Causes = field(default_factory=Counter)
     undone: tuple[str, ...] = ()
+    previewed: tuple[Part, ...] = ()
 
     @property
     def missing(self) -> tuple[int, ...]:

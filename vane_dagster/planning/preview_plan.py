@@ -29,7 +29,8 @@ def previews(planned: RunPlan, stage: str, rows: int, most: int = _MOST) -> Iter
 
     The plans are of the first partition that may have rows for the stage. A plan reads the first
     rows of as many fragments as have so many, and the next one four times as many, from the first
-    row again, up to `most` times as many as wanted.
+    row again, up to `most` times as many as wanted. `SchemaInference` sees to it that rows with
+    keys are computed only once.
     """
     for partition in with_rows(planned, stage)[:1]:
         preview = _Preview(planned, partition, stage)
@@ -101,8 +102,8 @@ class _Preview:
             if name in computed:  # no other plan finds these parts
                 keys = tuple(secrets.token_hex(20) for _ in cuts)
             if keys:
-                given = plan.digest, plan.generation, None, keys, dict(enumerate(parts))
-                stages[name] = StagePlan(*given)
+                made = replace(plan, done=None, former=None, keys=keys, leaving=frozenset())
+                stages[name] = replace(made, parts=dict(enumerate(parts)))
         cut = PartitionPlan(
             key=partition.key,
             listed=partition.listed,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from support.in_process import InProcessCompute
 from support.prompts import Reversed
 from vane_dagster.errors import DefinitionError, SchemaError, VaneError
 from vane_dagster.pipeline.preview import FailedRow
+from vane_dagster.providers.base import Answer, Request
 
 CALLS = "calls.txt"
 
@@ -147,3 +150,30 @@ def test_tokens_and_prices_are_those_of_the_rows(tmp_path):
     (cost,) = made["asked"].preview(2, **given(tmp_path)).costs
     assert (cost.rows, cost.tokens, cost.cost) == (2, 16, 24.0)
     assert cost.load_seconds > 0
+
+
+class Counting(Reversed):
+    async def submit(self, request: Request) -> Answer:
+        with Path(os.environ[CALLS]).open("a") as file:
+            file.write(f"{request.messages[-1]['content']}\n")
+        return replace(await super().submit(request), text="x")
+
+
+@pytest.mark.parametrize("chosen", [{}, {"where": "n > 20"}, {"ids": [8, 64]}])
+def test_a_preview_that_needs_more_rows_asks_and_counts_none_twice(tmp_path, monkeypatch, chosen):
+    monkeypatch.setenv(CALLS, str(tmp_path / CALLS))
+    write_source(tmp_path / "src", {"id": range(100), "n": range(100)})
+    made = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    asks: Any = {"provider": Counting, "model": "m"}
+    first = made.prompt("first", "first {n}", include_columns=["n"], **asks)
+    few = first.project("few", ["n"], where="n % 8 = 0")
+    second = few.prompt("second", "second {n}", **asks)
+    found = second.preview(
+        **(chosen if "ids" in chosen else {"rows": 2, **chosen}), **given(tmp_path)
+    )
+    assert len(found) == 2
+    asked = (tmp_path / CALLS).read_text().splitlines()
+    assert len(asked) == len(set(asked)) > 10
+    assert [cost.stage for cost in found.costs] == ["first", "few", "second"]
+    assert sum(cost.rows for cost in found.costs if cost.tokens) == len(asked)
+    assert sum(cost.tokens or 0 for cost in found.costs) == 2 * sum(map(len, asked))
