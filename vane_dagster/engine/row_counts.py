@@ -1,13 +1,13 @@
 """The rows that a run would compute, counted by their keys, without the user's code.
 
 A plan builds the work that the run would send to its workers, and does what needs no code of the
-user: it reads stored rows, evaluates projections and joins over them, and looks up row keys.
+user: it reads stored rows, evaluates projections and joins over them, looks up row keys, and copies
+known rows for the stages downstream.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.engine.tasks import Task, WorkBuilder
 from vane_dagster.errors import VaneError, described
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
+from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.forecast import CountedRows, Place
 from vane_dagster.planning.inputs import stages_read
@@ -65,7 +66,7 @@ class _RowCounter:
         self._lookups = RowLookups(state)
         self._builder = WorkBuilder(state, "", SliceSizer({}), lambda stage: 1)
         self._reads_source = not source_definition(state.plan.source)
-        self._rows: dict[Place, int] = {}
+        self._rows: dict[Place, tuple[int, int]] = {}
         self._computed: dict[Place, tuple[int, int, int]] = {}
         self._keys: dict[tuple[str, str | None], list[_Keys]] = defaultdict(list)
         self._known: dict[tuple[str, str | None], list[_Keys]] = defaultdict(list)
@@ -93,39 +94,54 @@ class _RowCounter:
         ]
         states = make_task_states(self._pipeline, specs)
         run = FragmentState(partition, index, planned.fragments[index], states)
-        for spec in specs:
+        for place, spec in enumerate(specs):
             task = Task(run, 0, spec.name, "whole")
-            read = {*spec.upstream, *stages_read(self._pipeline, spec)}
+            unknown = self._unknown(run, spec)
             try:
+                if unknown is None:
+                    continue
                 if spec.runs_udf:
-                    self._look_up(task, spec)
-                elif run.is_read(spec.name) and self._has_inputs(run, read):
+                    unknown += self._look_up(task, spec)
+                    if not any(below.runs_udf for below in specs[place + 1 :]):
+                        continue
+                    if not task.state.given or (unknown and spec.makes_rows):
+                        continue
+                    work, tables = self._builder.gather(task)
+                elif run.is_read(spec.name):
                     work, tables = self._builder.whole(task)
-                    table = compute_here(work, tables).rows
-                    states[spec.name].table = Held(table, table.num_rows)
-                    self._rows[planned.key, spec.name, index] = table.num_rows
+                else:
+                    continue
+                table = compute_here(work, tables).rows
+                states[spec.name].table = Held(table, table.num_rows)
+                self._rows[planned.key, spec.name, index] = table.num_rows, unknown
             except Exception as error:  # the run will meet it too
                 text = str(error) if isinstance(error, VaneError) else described(error)
                 self._problems[f"rows of {spec.name!r} were not counted: {text}"] = None
 
-    def _has_inputs(self, run: FragmentState, nodes: Iterable[str]) -> bool:
-        """Whether the rows of nodes are stored, or follow from stored rows without code."""
+    def _unknown(self, run: FragmentState, spec: StageSpec) -> int | None:
+        """Return how many rows a stage may read that only a run can compute.
 
-        def has(node: str) -> bool:
+        None if no others are known: those that are stored, or follow from stored rows without code.
+        """
+        key, unknown = self._plan.partitions[run.partition].key, 0
+        for node in {*spec.upstream, *stages_read(self._pipeline, spec)}:
             if node == SOURCE:
-                return self._reads_source
-            if node in run.task_states:
-                return run.task_states[node].table is not None
-            return run.index in self._state.parts[run.partition, node]
+                is_known = self._reads_source
+            elif node in spec.upstream and node in run.task_states:
+                is_known = run.task_states[node].table is not None
+                unknown += self._rows.get((key, node, run.index), (0, 0))[1]
+            else:
+                is_known = run.index in self._state.parts[run.partition, node]
+            if not is_known or (unknown and len(spec.upstream) > 1):
+                return None
+        return unknown
 
-        return all(map(has, nodes))
-
-    def _look_up(self, task: Task, spec: MapBatchesSpec) -> None:
-        """Count the rows of a keyed stage that have no stored outcome."""
+    def _look_up(self, task: Task, spec: MapBatchesSpec) -> int:
+        """Count the rows of a keyed stage that have no stored outcome; return at most how many."""
         run, stage = task.run, spec.name
         known = self._lookups.resolve(run.partition, stage)
-        if known is None or not self._has_inputs(run, spec.upstream):
-            return
+        if known is None:
+            return 0
         run.known[stage] = known
         work, tables = self._builder.load(task, None)
         outcome = compute_here(work, tables)
@@ -150,3 +166,5 @@ class _RowCounter:
         place = stage, None if spec.reuse.partitions else key
         self._keys[place].append(keys[:new][is_read])
         self._known[place].append(keys[new:][parts >= 0])
+        task.state.give(Held(rows, new))
+        return least and rows.num_rows - int(np.count_nonzero(parts >= 0))

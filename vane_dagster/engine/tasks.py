@@ -155,7 +155,7 @@ class WorkBuilder:
         elif task.kind == "load":
             built = self.load(task, task.spec.row_order)
         elif task.kind == "gather":
-            built = self._gather(task)
+            built = self.gather(task)
         else:
             built = self.whole(task)
         if retry is not None or task.kind != "slice" or not state.rows_left:
@@ -234,7 +234,7 @@ class WorkBuilder:
         message += f"; the last one: {retry.why}" if retry.why else ""
         return Reject(call, spec.udf.name, retry.error, message, retry.deaths)
 
-    def _gather(self, task: Task) -> _Built:
+    def gather(self, task: Task) -> _Built:
         """Build work that concatenates a map's slices and writes the part."""
         tables = [piece.table for _, piece in sorted(task.state.pieces.items())]
         op: Op = Gather()

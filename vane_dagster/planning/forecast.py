@@ -226,14 +226,15 @@ class CountedRows:
     """Rows of a plan that were counted by their keys; see `engine.row_counts`.
 
     Attributes:
-        rows: The rows of stages that are not stored and follow from stored rows by SQL alone.
+        rows: The rows of stages that are not stored and follow from stored rows by SQL and copies
+            alone, and how many others there are at most.
         computed: Of keyed stages, how many input rows are computed at least and at most, and how
             many are copied in any case.
         repeated: How many of these equal one of another fragment, by stage; the run may copy them.
         problems: Errors of rows that could not be counted.
     """
 
-    rows: Mapping[Place, int]
+    rows: Mapping[Place, tuple[int, int]]
     computed: Mapping[Place, tuple[int, int, int]]
     repeated: Mapping[str, int]
     problems: Sequence[str] = ()
@@ -420,8 +421,9 @@ class _Forecaster:
         counted = self._counted.computed.get((key, stage, index))
         if counted is not None:
             least, most, copied = counted
-            known: Known = "exact" if least == most else "at_most"
-            return _Count(most, most, known, least, copied, most - least)
+            _, unknown = self._counted.rows.get((key, self._base(stage), index), (0, 0))
+            known: Known = "exact" if least == most + unknown else "at_most"
+            return _Count(most + unknown, most + unknown, known, least, copied, most - least)
         if plan.row_definition:
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
             if plan.former and {*plan.causes} == {RETRIED}:
@@ -493,8 +495,10 @@ class _Forecaster:
         """Return the rows of a stage in a fragment: stored ones, or those to expect."""
         partition = self._partitions[key]
         if (counted := self._counted.rows.get((key, stage, index))) is not None:
-            rows = counted
-        elif stage == SOURCE:
+            rows, unknown = counted
+            known: Known = "at_most" if unknown else "exact"
+            return _Count(rows + unknown, rows + unknown, known)
+        if stage == SOURCE:
             fragment = partition.fragments[index]
             rows = fragment.stop - fragment.start
         elif stage in partition.inputs:
