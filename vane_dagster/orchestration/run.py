@@ -43,7 +43,7 @@ from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.orchestration.signals import signals_deferred
 from vane_dagster.orchestration.telemetry import RunTelemetry
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.planning.forecast import check_limits
+from vane_dagster.planning.forecast import CountedRows, check_limits
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.planning.sample_plan import SamplePlan
@@ -123,7 +123,8 @@ def run_pipeline(
         run.listen(RunPlanned(plan))
         for event in about_plan(plan):
             run.listen(event)
-        for text in check_limits(plan, run.store, options.limits, compute.gpu_hour_price):
+        counts = functools.partial(_counted, run, plan)
+        for text in check_limits(plan, run.store, options.limits, compute.gpu_hour_price, counts):
             run.listen(Noticed(text))
         backend = connection.backend() if plan.needed() else None
         run.listen(Connected(connection.seconds))
@@ -135,6 +136,12 @@ def run_pipeline(
         left = [each for each in waiting if each.partition not in canceled]
         if keys := list(dict.fromkeys(each.partition for each in left)):
             run_pipeline(given, pipeline, {each.stage for each in left}, keys, compute, options)
+
+
+def _counted(run: RunContext, plan: RunPlan) -> CountedRows:
+    from vane_dagster.engine.row_counts import count_rows  # imports what workers do
+
+    return count_rows(plan, run.store, run.run_id, run.check_runner.before)
 
 
 def await_batches(

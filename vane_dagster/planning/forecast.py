@@ -14,7 +14,7 @@ import numpy as np
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import EqualErrors, Printed, amount, count, duration, in_partition, listed
-from vane_dagster.errors import BudgetError, StoreError
+from vane_dagster.errors import BudgetError, StoreError, names
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import RETRIED, describe
@@ -286,7 +286,8 @@ def check_limits(
     plan: RunPlan,
     store: Store,
     limits: Mapping[str, float | None],
-    gpu_hour_price: float | None = None,
+    gpu_hour_price: float | None,
+    count_rows: Callable[[], CountedRows],
 ) -> Iterator[str]:
     """Yield which stages have no cost to compare with a limit of the run, or one before an edit.
 
@@ -295,6 +296,7 @@ def check_limits(
         store: The store.
         limits: The most that the run may take, by `_LIMITED`; None for no limit.
         gpu_hour_price: The price of a GPU hour, if the compute resource has one.
+        count_rows: Counts rows by their keys. Called if the run may exceed a limit otherwise.
 
     Raises:
         BudgetError: If the run may exceed a limit.
@@ -303,13 +305,14 @@ def check_limits(
     if not given:
         return
     forecasted = forecast(plan, store, gpu_hour_price)
+    if any(_total(forecasted, _LIMITED[name][0])[1] > most for name, most in given.items()):
+        forecasted = forecast(plan, store, gpu_hour_price, count_rows())
     for name, most in given.items():
         field, text = _LIMITED[name]
-        total, hints = (0.0, 0.0), list[str]()
+        total, hints = _total(forecasted, field), list[str]()
         for stage in forecasted.stages:
             spec = plan.pipeline[stage.stage].spec
-            if interval := getattr(stage, field):
-                total = total[0] + interval[0], total[1] + interval[1]
+            if getattr(stage, field):
                 if stage.before_edit:
                     by = "by results from before the edit"
                     hints.append(f"{stage.stage}: {name} counts its cost {by}")
@@ -317,12 +320,27 @@ def check_limits(
                 why = "because no stored results measure its cost"
                 hints.append(f"{stage.stage}: {name} does not count it, {why}")
         if total[1] > most:
+            fix, bounds = f"Raise {name}, or run fewer partitions", list[str]()
+            if total[0] <= most:
+                known = ((s.stage, s.rows_are) for s in forecasted.stages if getattr(s, field))
+                bounds = [stage for stage, rows_are in known if rows_are != "exact"]
+            if bounds:
+                fix = (
+                    f"The highest amount is an upper bound: fewer rows may reach {names(bounds)}, "
+                    f"or rows may equal others. {fix}, or run the stages upstream first"
+                )
             raise BudgetError(
                 f"pipeline {plan.pipeline.name!r}: the run would {text.format(between(total))}, "
-                f"and its {name} is {amount(most, 6)}; nothing was computed. Raise {name}, or run "
-                "fewer partitions; `vane-dagster plan` says what is due, and why"
+                f"and its {name} is {amount(most, 6)}; nothing was computed. {fix}; `vane-dagster "
+                "plan --rows` says what is due, and why"
             )
         yield from hints
+
+
+def _total(forecasted: Forecast, field: str) -> Interval:
+    """Return an amount of all stages together."""
+    known = [each for stage in forecasted.stages if (each := getattr(stage, field))]
+    return sum(low for low, _ in known), sum(high for _, high in known)
 
 
 def _is_priced(spec: StageSpec, field: str, gpu_hour_price: float | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import pytest
 import vane_dagster as vd
 from support.data import write_source
 from support.in_process import InProcessCompute
+from support.prompts import Reversed
+from vane_dagster.errors import BudgetError
+from vane_dagster.providers.base import Answer, Request
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
@@ -87,6 +91,52 @@ def test_rows_are_counted_through_sql_and_bounded_below_a_model(tmp_path, store)
     assert manifest is not None
     assert sum(part.copied for part in manifest.parts) == 45
     assert made.plan(store=store, rows=True).is_up_to_date
+
+
+def test_rows_downstream_of_copied_ones_are_counted_and_new_ones_bound_the_others(tmp_path, store):
+    def plan() -> dict[str, Any]:
+        return counted(numbers(tmp_path).plan(store=store, rows=True))
+
+    write(tmp_path, {id: id for id in range(100)})
+    numbers(tmp_path).run(store=store, compute=InProcessCompute())
+    write(tmp_path, {id: id % 50 for id in range(100)})
+    found = plan()
+    assert found["added"] == (0, "exact", 50)
+    assert found["last"] == (50, "exact", 0)
+    assert found["less"] == (0, "exact", 50)
+    write(tmp_path, {id: id for id in range(-10, 100)})  # 5 even ones are new, and may be dropped
+    found = plan()
+    assert found["added"] == (5, "exact", 50)
+    assert found["last"] == (55, "at_most", 0)
+    assert found["less"] == (5, "at_most", 50)
+
+
+class Short(Reversed):
+    async def submit(self, request: Request) -> Answer:
+        return replace(await super().submit(request), text="yes")
+
+
+def test_a_limit_counts_rows_to_compute_and_names_what_is_only_bounded(tmp_path, store):
+    given: Any = {"store": store, "compute": InProcessCompute(), "max_cost": 100}
+    model = vd.Model("m", prices={"prompt": 1e6})
+
+    def asked() -> vd.Pipeline:
+        made = vd.Pipeline("asked", source=vd.parquet(str(tmp_path / "src")), id="id")
+        options: Any = {"provider": Short, "model": model}
+        first = made.prompt("first", "{x}", include_columns=["x"], **options)
+        yes = first.project("yes", ["x"], where="first = 'yes'")
+        yes.prompt("second", "{x}", **options)
+        return made
+
+    write(tmp_path, dict.fromkeys(range(60), 1))
+    asked().run(**{**given, "max_cost": None})
+    write(tmp_path, dict.fromkeys(range(61), 1))  # all rows but one would be copied
+    asked().run(**given)
+    write(tmp_path, dict.fromkeys(range(61 + 60), 1))  # up to twice the limit, but never less
+    with pytest.raises(
+        BudgetError, match=r"cost 4\d to .*: fewer rows may reach 'second', or rows"
+    ):
+        asked().run(**given)
 
 
 def test_equal_rows_of_two_fragments_are_counted_once_at_least(tmp_path, store):

@@ -18,7 +18,7 @@ from support.in_process import InProcessCompute, compute
 from support.prompts import Reversed
 from vane_dagster.errors import BudgetError, DefinitionError
 from vane_dagster.planning import forecast
-from vane_dagster.planning.forecast import Forecast, StageForecast, check_limits
+from vane_dagster.planning.forecast import NOT_COUNTED, Forecast, StageForecast, check_limits
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
@@ -176,14 +176,17 @@ def test_limits_count_the_highest_cost_of_what_is_due(monkeypatch):
     monkeypatch.setattr(forecast, "forecast", lambda *_: Forecast("docs", stages, {}))
     store: Any = None
 
-    assert list(check_limits(plan, store, {})) == []
-    edited, unknown = check_limits(plan, store, {"max_gpu_hours": 3.0})
+    def check(**limits: float) -> list[str]:
+        return list(check_limits(plan, store, limits, None, lambda: NOT_COUNTED))
+
+    assert check() == []
+    edited, unknown = check(max_gpu_hours=3.0)
     assert edited == "second: max_gpu_hours counts its cost by results from before the edit"
     assert unknown.startswith("new: max_gpu_hours does not count it, because no stored results")
     with pytest.raises(BudgetError, match="would take 1 to 3 GPU hours, and its max_gpu_hours is"):
-        list(check_limits(plan, store, {"max_gpu_hours": 2.9}))
+        check(max_gpu_hours=2.9)
     with pytest.raises(BudgetError, match="would cost 5 to 10, and its max_cost is 9"):
-        list(check_limits(plan, store, {"max_gpu_hours": 3.0, "max_cost": 9.0}))
+        check(max_gpu_hours=3.0, max_cost=9.0)
 
 
 # What the store has
