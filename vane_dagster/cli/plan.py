@@ -14,7 +14,9 @@ from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
 @click.argument("pipeline", required=False)
 @with_definitions()
 @click.option(
-    "--select", help="Stages, such as clean,embedding+ (with those downstream). [default: all]"
+    "--select",
+    help="Stages, such as clean,embedding+ (with those downstream) or +embedding (with those "
+    "upstream). [default: all]",
 )
 @PARTITIONS
 @STORE

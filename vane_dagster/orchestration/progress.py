@@ -262,9 +262,9 @@ class RunSummary:
         ended = "finished in" if finished else "stopped after"
         phases = "".join(f", {name} {duration(took)}" for name, took in self._phases.items())
         lines = [f"{ended} {duration(self.clock() - self._began)}{phases}"]
-        lines += [
-            f"  {name}: {stage.text(self._pool(name))}" for name, stage in self._stages.items()
-        ]
+        planned = dict.fromkeys([*self._fragments, *self._stages])
+        named = [(name, self._stages[name]) for name in planned if name in self._stages]
+        lines += [f"  {name}: {stage.text(self._pool(name))}" for name, stage in named]
         if self.expected:
             until = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.expected))
             lines.append(f"  submitted, expected by {until}; `vane-dagster batches collect` looks")

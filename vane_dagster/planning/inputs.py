@@ -71,9 +71,11 @@ def require_inputs(
     missing = [stage for stage, name in versions.items() if name is None]
     if missing:
         readers = [s for s in selected if set(missing) & {*stages_read(pipeline, pipeline[s].spec)}]
+        wider = ",".join(f"+{reader}" for reader in readers)
         raise PlanError(
             f"pipeline {pipeline.name!r}{in_partition(key)}: {names(readers)} reads "
-            f"{names(missing)}, which is not selected and was never materialized. Select it too"
+            f"{names(missing)}, which is not selected and was never materialized. Select it too: "
+            f"select={wider!r} adds all stages upstream, in `vane-dagster plan --select` too"
         )
 
 

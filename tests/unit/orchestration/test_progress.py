@@ -139,6 +139,16 @@ def test_the_summary_adds_up_what_was_done():
     assert summary.figures()["advice"] is None
 
 
+def test_the_summary_has_the_stages_in_the_order_of_the_plan():
+    summary = RunSummary(clock=Clock())
+    plan = RunPlan(None, ("clean", "asked", "joined"), (), {}, {}, "", None)
+    summary.take(RunPlanned(plan))
+    for stage in ("joined", "clean", "asked"):
+        summary.take(Failed(stage, "a", vd.errors.ComputeError("no luck")))
+    lines = [line.split(":")[0].strip() for line in summary.text().splitlines()[1:]]
+    assert lines == [*plan.selected]
+
+
 @pytest.mark.parametrize(
     ("figures", "cost"), [({"cost_spent": 0.00841}, ", a cost of 0.0168"), ({}, "")]
 )

@@ -227,7 +227,7 @@ def test_an_upstream_that_was_never_made_or_of_other_files_is_named(tmp_path, st
     source(tmp_path, {"a.parquet": 3})
     words = refusal(plan(docs(tmp_path), store, "joined"))
     assert "'joined' reads 'clean', 'doubled', 'scaled'" in words
-    assert "never materialized. Select it too" in words
+    assert "never materialized. Select it too: select='+joined' adds" in words
     settle(plan(docs(tmp_path), store, "clean", "doubled", "scaled"), store)
     source(tmp_path, {"b.parquet": 3})
     settle(plan(docs(tmp_path), store, "clean", "scaled"), store)
