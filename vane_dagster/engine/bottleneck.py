@@ -42,6 +42,15 @@ class WaveTime:
         """Its pools, the slowest first."""
         return sorted(self.pools, key=lambda pool: pool.least_seconds, reverse=True)
 
+    @property
+    def slowest_start(self) -> PoolTime:
+        """The pool that takes longest with the loads of its workers, which go on side by side."""
+        return max(self.pools, key=_with_loads)
+
+
+def _with_loads(pool: PoolTime) -> float:
+    return pool.loading / max(1, pool.workers) + pool.least_seconds
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -49,29 +58,36 @@ class Advice:
 
     Attributes:
         pool: The slowest pool.
+        started: The slowest pool with its loads.
         option: The option that helps most; empty if none helps much.
         saved: Seconds that it is predicted to save.
         gain: The time that the run took, divided by the predicted time.
     """
 
     pool: PoolTime
+    started: PoolTime
     option: str = ""
     saved: float = 0.0
     gain: float = 1.0
 
     def __str__(self) -> str:
-        pool, shares = self.pool, self.pool.shares
+        pool, shares, starts = self.pool, self.pool.shares, self.started.shares
         text = "bottleneck: "
-        if shares["loading"] > shares["computing"]:
-            text += f"starting workers, {shares['loading']:.0%} of the time; then "
+        if starts["loading"] > starts["computing"]:
+            share = f"{starts['loading']:.0%} of their time"
+            text += f"starting the workers of {_name(self.started)}, {share}; then "
         paced = ", within their limits by the minute" if pool.is_paced else ""
         text += (
-            f"{'reading and writing' if pool.is_io else names(pool.stages)}, whose "
+            f"{_name(pool)}, whose "
             f"{count(pool.workers, 'worker')} computed {shares['computing']:.0%} of the time{paced}"
         )
         if not self.option:
             return f"{text}, and no option is predicted to save {_LEAST_GAIN - 1:.0%} and a second"
         return f"{text}. Predicted: the run is {self.gain:.1f} times as fast with {self.option}"
+
+
+def _name(pool: PoolTime) -> str:
+    return "reading and writing" if pool.is_io else names(pool.stages)
 
 
 def advise(
@@ -86,16 +102,17 @@ def advise(
         fragment_rows: The most rows of a fragment; 0 if that is not known.
     """
     advices = [
-        Advice(wave.by_speed[0], option, saved, seconds / max(seconds - saved, 1e-9))
+        Advice(*pools, option, saved, seconds / max(seconds - saved, 1e-9))
         for wave in waves
         if any(pool.computing for pool in wave.pools)
+        for pools in [(wave.by_speed[0], wave.slowest_start)]
         for option, saved in [("", 0.0), *_options(wave, fragments, fragment_rows)]
     ]
     best = max(advices, key=lambda advice: advice.saved, default=None)
     if best is None or (best.gain >= _LEAST_GAIN and best.saved >= _LEAST_SECONDS):
         return best
-    slowest = max((each.pool for each in advices), key=lambda pool: pool.least_seconds)
-    return Advice(slowest)
+    slowest = max(advices, key=lambda each: each.pool.least_seconds)
+    return Advice(slowest.pool, slowest.started)
 
 
 def _options(
@@ -126,7 +143,7 @@ def _options(
     if not wave.is_cluster:
         yield (
             "warm workers, as RayCompute keeps them from run to run",
-            slowest.loading / max(1, slowest.workers),
+            _with_loads(wave.slowest_start) - slowest.least_seconds,
         )
 
 
