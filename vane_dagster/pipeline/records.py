@@ -221,6 +221,7 @@ class Failures:
             with the error in a column "error".
         max_error_rate: The share of a partition's rows that may fail. Beyond it, the partition
             fails, and if all rows fail, unless it is 1. Default: 0.01, or 10 rows if that is more.
+            A rate that is set is exact.
         max_retries: Retries of a call, with exponential backoff, after a transient error: a
             connection error, a time-out, HTTP 429 or 5xx. Default: 3; for `prompt`, `embed` and
             `classify` 5, of a row.
