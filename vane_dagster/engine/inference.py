@@ -161,7 +161,7 @@ class SchemaInference:
     def _computed(self, plan: RunPlan, stage: str) -> FirstRows:
         (partition,) = plan.partitions
         known = {s: tuple(parts) for s, parts in self.computed.items()}
-        stages = {s: replace(p, previewed=known.get(s, ())) for s, p in partition.stages.items()}
+        stages = {s: replace(p, set_aside=known.get(s, ())) for s, p in partition.stages.items()}
         plan = replace(plan, partitions=[replace(partition, stages=stages)])
         self._executed.append(plan)
         made = self.execute(plan)

@@ -117,7 +117,6 @@ class RowLookups:
         plan, store, pipeline = planned.stages[stage], self._state.store, self._state.pipeline.name
         add = partial(self._stored, partition, stage)
         id = input_id(self._state.pipeline, stage)
-        yield from _recorded_groups(plan.previewed, id, True)
         if plan.former is not None:  # those of its parts that stay in force are the run's own
             names = {part.info.name for part in plan.parts.values()}
             yield from add(partial(store.read, pipeline, stage, planned.key, plan.former), names)

@@ -55,7 +55,8 @@ class StagePlan:
         generations: The generation, and earlier ones that keys of parts are made of.
         given_up: How many runs gave the partition up since the manifest in force.
         retries: Whether failed rows are computed again.
-        set_aside: Parts with failed rows that are computed again, and rows that may be copied.
+        set_aside: Other parts with rows that may be copied: those with failed rows that are computed
+            again, and those of former previews.
         former: The manifest that was in force when the plan was made.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
         equal_rows: The row definitions that count as it, itself included.
@@ -63,7 +64,6 @@ class StagePlan:
         row_floor: That of the manifest in force; see `Manifest`.
         causes: Why the partition is not up to date.
         undone: The names of adoptions that were undone: no part is used because of them.
-        previewed: Parts of former previews, in which a preview looks rows up.
     """
 
     digest: str
@@ -83,7 +83,6 @@ class StagePlan:
     row_floor: int | None = 0
     causes: Causes = field(default_factory=Counter)
     undone: tuple[str, ...] = ()
-    previewed: tuple[Part, ...] = ()
 
     @property
     def missing(self) -> tuple[int, ...]:
