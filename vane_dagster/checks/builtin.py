@@ -65,14 +65,13 @@ class IdsComplete(Check):
 class ErrorRate(Check):
     """The share of rows that errors took away.
 
-    If all rows of a partition failed, the rows are not the cause: the check then fails, unless
+    If all rows of a partition fail, the rows are not the cause, so that is too many, unless
     `max_rate` is 1.
 
     Attributes:
         max_rate: The largest share of input rows that may fail in the stage: quarantined, or null
             because of an error; also those that the source could not read. Default: 1%, or 10 rows
-            if that is more. If it blocks, a run gives up a partition with more failed rows, unless
-            `vd.Failures(max_error_rate=)` sets the run's limit.
+            if that is more. If it blocks, a partition with more failed rows is not committed.
     """
 
     fix: ClassVar[str] = (
@@ -86,9 +85,12 @@ class ErrorRate(Check):
 
     def allowed(self, rows: int) -> int:
         """Return how many of a number of rows may fail."""
-        if self.max_rate is None:
-            return max(_DEFAULT_ROWS, int(rows * _DEFAULT_RATE))
-        return math.floor(rows * self.max_rate + 1e-9)  # 100 * 0.29 is 28.999...
+        if self.max_rate == 1:
+            return rows
+        allowed = max(_DEFAULT_ROWS, int(rows * _DEFAULT_RATE))
+        if self.max_rate is not None:
+            allowed = math.floor(rows * self.max_rate + 1e-9)  # 100 * 0.29 is 28.999...
+        return min(allowed, max(0, rows - 1))
 
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the share of rows that failed with the largest allowed."""
@@ -99,10 +101,6 @@ class ErrorRate(Check):
         metadata = {**_counted(counts), "error_rate": rate, "max_failed_rows": allowed}
         if self.max_rate is not None:
             metadata["max_rate"] = self.max_rate
-        if failed and failed == rows and self.max_rate != 1:
-            first = "; ".join(context.first_failures(_FAILURES_SHOWN))
-            described = f"All {rows:,} rows failed. The first: {first}"
-            return CheckOutcome(False, described, metadata)
         limit = f"{allowed:,} rows" if self.max_rate is None else _percent(self.max_rate)
         described = f"{failed:,} of {rows:,} rows failed ({_percent(rate)}); the limit is {limit}"
         if failed > allowed and (some := context.first_failures(_FAILURES_SHOWN)):
@@ -320,6 +318,12 @@ def has_lost_rows(name: str, metadata: Mapping[str, Any]) -> bool:
     """Return whether a failed check has found lost or invented rows."""
     is_accounting = name in (ROWS, "ids_complete")
     return is_accounting and bool(metadata.get("lost") or metadata.get("invented"))
+
+
+def has_too_many_failed_rows(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a check has found more failed rows than may fail."""
+    failed = metadata.get("quarantined", 0) + metadata.get("nulled", 0)
+    return bool(failed > metadata.get("max_failed_rows", math.inf))
 
 
 def merge(

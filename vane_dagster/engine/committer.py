@@ -17,12 +17,13 @@ from typing import Any
 from vane_dagster._dataclass import dataclass
 from vane_dagster._private_folder import temporary_folder
 from vane_dagster._texts import in_partition
-from vane_dagster.checks.builtin import has_lost_rows
+from vane_dagster.checks.builtin import has_lost_rows, has_too_many_failed_rows
 from vane_dagster.errors import (
     DamagedPartError,
     IntegrityError,
     SourceError,
     StoreError,
+    UdfError,
     VaneError,
     described,
     names,
@@ -237,16 +238,16 @@ class Committer:
         """Evaluate and record the checks of a manifest; return it with their results."""
         partition = manifest.partition
         results_here = self._evaluate_checks(manifest)
+        place = f"stage '{manifest.pipeline}/{manifest.stage}'{in_partition(partition)}"
         for result in results_here:
             if not result.passed and has_lost_rows(result.name, result.metadata):
-                raise IntegrityError(
-                    f"stage '{manifest.pipeline}/{manifest.stage}'{in_partition(partition)}: "
-                    f"{result.description}. It was not committed; materialize it with force"
-                )
+                fix = "It was not committed; materialize it with force"
+                raise IntegrityError(f"{place}: {result.description}. {fix}")
+            if result.blocking and has_too_many_failed_rows(result.metadata):
+                fix = "It was not committed. The next run computes the failed rows again"
+                raise UdfError(f"{place}: {result.description}. {fix}")
         self._check_results[partition, manifest.stage] = results_here
-        is_blocked = any(each.blocking and not each.passed for each in results_here)
-        retry = is_blocked and any(part.faults for part in manifest.parts)
-        return replace(manifest, checks=results_here, retry=manifest.retry or retry)
+        return replace(manifest, checks=results_here)
 
     def _put_in_force(self, commit: Commit, manifest: Manifest) -> tuple[Manifest, ManifestName]:
         """Commit, unless another run has committed the same parts since this one was planned."""

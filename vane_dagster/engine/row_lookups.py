@@ -61,7 +61,7 @@ class RowLookups:
         return RowLookup(
             () if self._plan.forced else tuple(self._groups(partition, spec)),
             self._state.row_floor(partition, stage) or 0,
-            inherits_failures=spec.isolates_rows and not plan.retries,
+            inherits_failures=spec.isolates_rows and not (self._plan.retried or plan.given_up),
             equal_rows=tuple(sorted(plan.equal_rows)),
         )
 

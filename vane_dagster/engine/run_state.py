@@ -23,7 +23,7 @@ from vane_dagster.engine.figures import computation_figures
 from vane_dagster.engine.pending_rows import PendingRows
 from vane_dagster.engine.pool_usage import PoolUsage
 from vane_dagster.engine.token_budget import TokenBudget
-from vane_dagster.errors import StoreError, VaneError
+from vane_dagster.errors import StoreError, UdfError, VaneError
 from vane_dagster.events import (
     Committed,
     Event,
@@ -168,8 +168,8 @@ class RunState:
             manifest = self.store.in_force(self.pipeline.name, stage, partition.key)
             condemned = self.store.condemned(self.pipeline.name, stage)
             _, stored[stage], *_ = stored_parts(
-                [[partition.stages[stage].keys]], manifest, False, self.store, self.pipeline, stage,
-                partition.key, condemned, lambda text: self.emit(Noticed(text)),
+                [[partition.stages[stage].keys]], manifest, False, False, self.store, self.pipeline,
+                stage, partition.key, condemned, lambda text: self.emit(Noticed(text)),
                 known=self.parts[index, stage],
             )  # fmt: skip
         return stored
@@ -184,19 +184,26 @@ class RunState:
         """Give up a stage of a partition and the selected stages downstream."""
         lost = self.plan.with_downstream(stage)
         key = self.plan.partitions[index].key
-        rows, plan = self._failed_rows.pop((index, stage), []), self.plan.partitions[index]
-        stored = [part for part in self.parts[index, stage].values() if part.info.faults]
-        if (rows or stored) and not plan.is_sample:
-            former, number = plan.stages[stage].former, plan.stages[stage].given_up + 1
-            with contextlib.suppress(StoreError):  # the error has some of them
-                rows = rows or [read_part(stored[0].folder, stored[0].info.faults)]
-                write_failed(self.store, self.pipeline.name, stage, key, former, number, rows)
+        self._keep_failed_rows(index, stage, error)
         for name in self.plan.selected:
             if name in lost and (index, name) not in self.failed:
                 self.failed[index, name] = error
                 self.emit(Failed(name, key, error, None if name == stage else stage))
         self._commit_waiting(index)
         return lost
+
+    def _keep_failed_rows(self, index: int, stage: str, error: VaneError) -> None:
+        """Store the failed rows of a partition that is given up."""
+        rows, partition = self._failed_rows.pop((index, stage), []), self.plan.partitions[index]
+        is_because = isinstance(error, UdfError)
+        parts = self.parts[index, stage].values() if is_because else ()
+        stored = [part for part in parts if part.info.faults]
+        if (rows or stored) and not partition.is_sample:
+            plan, place = partition.stages[stage], (self.store, self.pipeline.name, stage)
+            number = plan.given_up + is_because
+            with contextlib.suppress(StoreError):  # the error has some of them
+                rows = rows or [read_part(stored[0].folder, stored[0].info.faults)]
+                write_failed(*place, partition.key, plan.former, number, rows)
 
     def pend(self, index: int, stage: str, fragment: int, recorded: Sequence[Recorded]) -> set[str]:
         """Give up a stage and those downstream of it for a fragment that waits for batches."""
@@ -338,7 +345,6 @@ class RunState:
             id_rule=self._id_rule(partition),
             row_definition=stage_plan.row_definition,
             undone=stage_plan.undone,
-            retry=not stage_plan.retries and any(part.info.transient for part in parts.values()),
         )
         names = {**partition.input_names, **{s: p.done for s, p in partition.stages.items()}}
         folder = self.store.parts(self.pipeline.name, stage, partition.key)
@@ -397,6 +403,7 @@ class RunState:
     ) -> None:
         """Called on the committer's thread."""
         if isinstance(outcome, VaneError):
+            self._keep_failed_rows(index, stage, outcome)
             because = outcome.upstream if isinstance(outcome, WithheldError) else None
             self.emit(Failed(stage, manifest.partition, outcome, because))
         else:

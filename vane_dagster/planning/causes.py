@@ -23,7 +23,7 @@ Causes = Counter[str]
 """The number of partitions for each cause; for causes in `_FILES`, the number of files."""
 
 FORCED, RETRIED, ALWAYS = "force", "retry_quarantined", 'reuse="none"'
-LOST, FAILED_ROWS = "stored parts are missing", "failed rows of the last run"
+LOST = "stored parts are missing"
 """What gives a stage another generation in a partition."""
 _FILES = ("new files", "changed files", "removed files")
 _MAX_SHOWN = 5

@@ -53,10 +53,10 @@ class StagePlan:
         parts: Stored parts, by fragment index.
         leaving: Indexes of fragments with a part that the store is about to delete.
         generations: The generation, and earlier ones that keys of parts are made of.
-        given_up: How many runs gave the partition up since the manifest in force.
-        retries: Whether failed rows are computed again.
-        set_aside: Other parts with rows that may be copied: those with failed rows that are computed
-            again, and those of former previews.
+        given_up: How many runs gave the partition up since the manifest in force, because of the
+            stage's failed rows. These are then computed again.
+        set_aside: Other parts with rows that may be copied: of runs that gave the partition up, and
+            of former previews.
         former: The manifest that was in force when the plan was made.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
         equal_rows: The row definitions that count as it, itself included.
@@ -74,7 +74,6 @@ class StagePlan:
     leaving: frozenset[int] = frozenset()
     generations: tuple[str, ...] = ()
     given_up: int = 0
-    retries: bool = False
     set_aside: tuple[Part, ...] = ()
     former: ManifestName | None = None
     row_definition: str = ""

@@ -21,7 +21,7 @@ from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.branch_targets import with_branch_targets
-from vane_dagster.planning.causes import ALWAYS, FAILED_ROWS, FORCED, LOST, RETRIED, Causes, causes
+from vane_dagster.planning.causes import ALWAYS, FORCED, LOST, RETRIED, Causes, causes
 from vane_dagster.planning.definition import components, definition_digest, row_definition
 from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
 from vane_dagster.planning.inputs import (
@@ -50,7 +50,7 @@ from vane_dagster.storage.manifest import (
     raised,
 )
 from vane_dagster.storage.paths import partition_folder
-from vane_dagster.storage.quarantine import given_up, times_given_up
+from vane_dagster.storage.quarantine import failed_files, times_given_up
 from vane_dagster.storage.store import Store
 
 
@@ -139,7 +139,7 @@ class _Planner:
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
         self.listed: Mapping[str | None, Listed] = {}
         self._known_rows: dict[tuple[str, str], dict[str, Any]] = {}
-        self._given_up = functools.cache(lambda stage: given_up(store, pipeline.name, stage))
+        self._failed_files = functools.cache(lambda s: failed_files(store, pipeline.name, s))
         self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
         self._fitting: list[tuple[str, pa.Schema]] = []
         self.warnings = defaultdict[str | None, list[str]](list)
@@ -222,41 +222,31 @@ class _Planner:
             given = (*undone, *upstream)
             base = generation = in_force.generation if in_force else FIRST_GENERATION
             made = self._plans(stage, base, given)
-            is_done = (
-                in_force is not None
-                and in_force.plan in made
-                and not (in_force.unfinished or in_force.retry)
-                and self._is_at_target(key, stage)
-            )
+            is_done = in_force and in_force.plan in made and not in_force.unfinished
+            is_done = is_done and self._is_at_target(key, stage)
             given_up = 0 if is_done else self._times_given_up(key, stage, in_force)
-            retries = self.retry or given_up > 0 or bool(in_force and in_force.retry)
             former = self._in_force(key, stage) if self.retry else None
             again = self._is_forced(stage) or (former is not None and has_faults(former))
             if again or (self.retry and not is_done):
                 generation = raised(base, self.run_id, again)
-            elif retries and not self.retry:
-                generation = self._again(base, in_force, given_up)
+            elif given_up:
+                generation = self._after(base, in_force, given_up)
             elif (key, stage) in self.lost:  # any run that finds this resumes one that was killed
                 generation = raised(base, str(in_force), again=False)
             done = in_force if is_done and generation == base else None
             known[stage] = done.plan if done else self._plans(stage, generation, given)[0]
             plans[stage] = StagePlan(
-                known[stage], generation, done, given_up=given_up, retries=retries,
-                former=in_force, undone=undone,
-            )  # fmt: skip
+                known[stage], generation, done, given_up=given_up, former=in_force, undone=undone
+            )
         return plans
 
     def _times_given_up(self, key: str | None, stage: str, in_force: ManifestName | None) -> int:
-        return times_given_up(self._given_up(stage).get(partition_folder(key), ()), in_force)
+        return times_given_up(self._failed_files(stage).get(partition_folder(key), ()), in_force)
 
     @staticmethod
-    def _again(base: str, in_force: ManifestName | None, given_up: int) -> str:
-        """Return the generation of a run after so many that gave a partition up.
-
-        It is one of its own if this run computes failed rows again.
-        """
-        retry = in_force is not None and in_force.retry
-        return raised(base, f"{in_force} {given_up}", retry) if retry or given_up else base
+    def _after(base: str, in_force: ManifestName | None, given_up: int) -> str:
+        """Return the generation after so many runs that gave a partition up."""
+        return raised(base, f"{in_force} {given_up}", again=False) if given_up else base
 
     def _is_at_target(self, key: str | None, stage: str) -> bool:
         """Whether a branch has published nothing of a stage itself, or into its present target."""
@@ -278,8 +268,7 @@ class _Planner:
     def _raised_by(self, stage: str, option: str = "") -> str:
         """Return what raises a stage's generation: what it declares, or an option of a run."""
         is_always = self.pipeline[stage].spec.reuse.mode == "none"
-        asked = FORCED if self.force else RETRIED if self.retry else FAILED_ROWS
-        return ALWAYS if is_always else option or asked
+        return ALWAYS if is_always else option or (FORCED if self.force else RETRIED)
 
     def _in_force(self, key: str | None, stage: str) -> Manifest | None:
         name = self.latest[stage].get(key)
@@ -324,16 +313,20 @@ class _Planner:
         versions = {s: (plan.digest, plan.generation) for s, plan in stages.items()}
         versions |= {s: (each.plan, each.generation) for s, each in input_names.items()}
         expanded: dict[str, StagePlan] = {}
+        given_up = set[str]()  # stages that were, and those downstream of them
         for stage, plan in stages.items():
-            upstream = [keys[u] for u in self.pipeline[stage].spec.upstream]
+            above = self.pipeline[stage].spec.upstream
+            given_up |= {stage} if plan.given_up or given_up.intersection(above) else set()
+            upstream = [keys[u] for u in above]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
             rows = self._row_definitions(stage, schemas)
             named = self._named(stage, plan, in_force, upstream)
             where = (store, self.pipeline, stage, key, condemned, self.warnings[key].append)
             try:
                 keys[stage], parts, leaving, set_aside = stored_parts(
-                    [*named.values()], in_force, plan.retries, *where
-                )
+                    [*named.values()], in_force, self.retry or plan.given_up > 0,
+                    stage in given_up, *where,
+                )  # fmt: skip
             except StoreError as error:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
                 raise StoreError(f"{place}: {error}") from error
@@ -383,8 +376,8 @@ class _Planner:
             names = names[:1]
         else:
             base = in_force.generation if in_force else FIRST_GENERATION
-            generations += [self._again(base, plan.former, n) for n in range(plan.given_up, -1, -1)]
-            generations += (base, *in_force.generations) if in_force else ()
+            generations += [self._after(base, plan.former, n) for n in range(plan.given_up, -1, -1)]
+            generations += in_force.generations if in_force else ()
         return {
             made_in: [fragment_keys(each, made_in, upstream) for each in names]
             for made_in in dict.fromkeys(generations)
@@ -436,7 +429,7 @@ class _Planner:
             now,
             why,
             files,
-            {u: (*each, self._raised_by(u, f"{FORCED} or a retry")) for u, each in read.items()},
+            {u: (*each, self._raised_by(u, f"{FORCED} or {RETRIED}")) for u, each in read.items()},
             plan.undone,
             schema,
         )

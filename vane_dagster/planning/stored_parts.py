@@ -23,6 +23,7 @@ def stored_parts(
     named: Sequence[Sequence[Sequence[str]]],
     manifest: Manifest | None,
     retry: bool,
+    searches: bool,
     store: Store,
     pipeline: Pipeline,
     stage: str,
@@ -41,6 +42,7 @@ def stored_parts(
         named: The keys of the fragments, by generation and definition: the one for new parts first.
         manifest: The manifest in force.
         retry: Whether failed rows of earlier generations are computed again.
+        searches: Whether to return all other parts, too.
         store: The store.
         pipeline: The pipeline.
         stage: The stage.
@@ -52,7 +54,7 @@ def stored_parts(
     Returns:
         The key of each fragment, the first one if there is no part; the parts by the fragment's
         index; the indexes of fragments with a part of that key that is about to be deleted; and
-        parts of no manifest that do not count because of their failed rows.
+        other parts, if they are wanted.
     """
     publisher = pipeline[stage].spec.publisher(partition)
     label, published = partition_folder(partition), dict[str, Mapping[str, StoragePath]]()
@@ -106,35 +108,35 @@ def stored_parts(
         *beside, _ = part.files
         return all(n in names(place) and f"{label}/{n}" not in condemned for n in beside)
 
-    read = in_threads(lambda files: _whole(files, in_force, counts, has_all, warn), unread.values())
-    set_aside: list[Part] = []
-    for index, found in zip(unread, read):
-        key, part = next((each for each in found if counts(each[0], each[1].info)), ("", None))
-        if part is None:
-            set_aside += [part for _, part in found if part.info.name not in in_force]
-            continue
-        chosen[index], parts[index] = key, part
-        leaving |= {index} if leaves(key) else set()
-    return tuple(chosen), parts, frozenset(leaving), tuple(set_aside)
+    read = in_threads(
+        lambda files: _first_whole(files, in_force, counts, has_all, warn), unread.values()
+    )
+    for index, choice in zip(unread, read):
+        if choice is not None:
+            chosen[index], parts[index] = choice
+            leaving |= {index} if leaves(chosen[index]) else set()
+    taken = in_force.keys() | {part.info.name for part in parts.values()}
+    others = [f for key in existing for f in staying(key) if f[1] not in taken] if searches else []
+    found = in_threads(
+        lambda file: _first_whole([file], {}, lambda key, part: True, has_all, warn), others
+    )
+    set_aside = tuple(choice[1] for choice in found if choice is not None)
+    return tuple(chosen), parts, frozenset(leaving), set_aside
 
 
-def _whole(
+def _first_whole(
     files: Sequence[_File],
     known: Mapping[str, PartInfo],
     counts: Callable[[str, PartInfo], bool],
     has_all: Callable[[StoragePath, PartInfo], bool],
     warn: Callable[[str], None],
-) -> list[tuple[str, Part]]:
-    """Return the readable parts up to the first that counts, each with its key."""
-    whole: list[tuple[str, Part]] = []
+) -> tuple[str, Part] | None:
+    """Return the first readable part and its key; None to compute a new one."""
     for key, file, place in files:
         try:
             part = known.get(file) or read_part_info(place, file)
+            if counts(key, part) and (file in known or has_all(place, part)):
+                return key, Part(place, part)
         except DamagedPartError as error:
             warn(f"{error}. It is computed again")
-            continue
-        if file in known or has_all(place, part):
-            whole.append((key, Part(place, part)))
-            if counts(key, part):
-                break
-    return whole
+    return None

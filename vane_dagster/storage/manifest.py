@@ -15,9 +15,7 @@ from vane_dagster._dataclass import dataclass
 from vane_dagster.storage.codec import FORMAT, STORE_FORMAT, UNRECORDED, Codec, require_format
 from vane_dagster.storage.filesystem import StoragePath
 
-_NAME = re.compile(
-    r"(\d{8,})-g(\d+(?:\.[0-9a-f]{8})?)-([0-9a-f]{32})-([0-9a-f]{16})(-retry)?\.json"
-)
+_NAME = re.compile(r"(\d{8,})-g(\d+(?:\.[0-9a-f]{8})?)-([0-9a-f]{32})-([0-9a-f]{16})\.json")
 _PART = re.compile(r"([0-9a-f]{40})-([0-9a-f]{16})\.parquet")
 
 
@@ -67,7 +65,6 @@ class PartInfo:
         copied: Input rows with the outcome of an equal row, of the same part or an earlier one.
         inherited: Sums among `measures` that are those of copied rows.
         unread: Of the quarantined and nulled rows, those that the source could not read.
-        transient: Of these rows, those whose error may pass.
     """
 
     key: str
@@ -88,7 +85,6 @@ class PartInfo:
     copied: int = 0
     inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     unread: int = 0
-    transient: int = 0
 
     @property
     def name(self) -> str:
@@ -243,7 +239,6 @@ class ManifestName:
         generation: Names the last run that computed rows again; see `raised`.
         plan: Digest of everything that the partition was computed from.
         content: Digest of the parts.
-        retry: Whether the next run computes failed rows again; see `Manifest`.
         unfinished: Whether a publication beside it has begun and not ended; not part of the name.
     """
 
@@ -251,12 +246,10 @@ class ManifestName:
     generation: str
     plan: str
     content: str
-    retry: bool = False
     unfinished: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
-        retry = "-retry" if self.retry else ""
-        return f"{self.sequence:08d}-g{self.generation}-{self.plan}-{self.content}{retry}.json"
+        return f"{self.sequence:08d}-g{self.generation}-{self.plan}-{self.content}.json"
 
     @property
     def version(self) -> tuple[str, str, str]:
@@ -269,7 +262,7 @@ class ManifestName:
         match = _NAME.fullmatch(name)
         if match is None:
             return None
-        return cls(int(match[1]), match[2], match[3], match[4], bool(match[5]))
+        return cls(int(match[1]), match[2], match[3], match[4])
 
 
 @dataclass(frozen=True)
@@ -370,8 +363,6 @@ class Manifest:
         undone: The names of the stage's adoptions that were undone by then, so that none of its
             rows are there because of them.
         generations: Its own generation, and earlier ones that keys of its parts are made of.
-        retry: Whether the next run computes failed rows again: a blocking check has failed, or some
-            failed with transient errors and this was their first run.
         row_floor: Rows of an earlier epoch are not copied into it; see `storage.row_floor`. None
             stands for the epoch of the stage, as in manifests of earlier releases.
     """
@@ -408,7 +399,6 @@ class Manifest:
     undone: Sequence[str] = ()
     generations: Sequence[str] = ()
     row_floor: int | None = None
-    retry: bool = False
 
     @property
     def rows(self) -> int:

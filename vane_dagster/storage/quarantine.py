@@ -1,9 +1,9 @@
 """Quarantine: rows that could not be computed, stored beside the parts with their errors.
 
 If a run gives a partition up, its first failed rows are stored in
-``<stage>/failed/<partition>/<sequence>-<number>.parquet``, and the next run computes all failed
-rows of the partition again. The sequence is that of the manifest in force, so the next commit
-outdates the file. The runs that have given the partition up since are numbered.
+``<stage>/failed/<partition>/<sequence>-<content>-<number>.parquet``. Sequence and content are those
+of the manifest in force, so the next commit outdates the file. The number is that of the runs since
+that gave the partition up because of its failed rows: the next run computes these again.
 """
 
 from __future__ import annotations
@@ -120,35 +120,46 @@ def write_failed(
     table = pa.Table.from_pylist([*rows.values()], tables[0].schema)
     table = table.append_column(PARTITION, pa.array([partition] * len(table), pa.string()))
     folder = store.root.child(pipeline, stage, FAILED, partition_folder(partition))
-    sequence = former.sequence if former else 0
-    folder.write(f"{sequence:08d}-{number:04d}.parquet", encoded(table))
+    folder.write(f"{_since(former)}{number:04d}.parquet", encoded(table))
 
 
-def given_up(store: Store, pipeline: str, stage: str) -> dict[str, list[str]]:
-    """List the files of the runs that gave partitions up, by the partition's folder."""
-    folders = defaultdict[str, list[str]](list)
-    for path in sorted(store.root.child(pipeline, stage, FAILED).walk()):
-        folder, _, name = path.rpartition("/")
-        folders[folder].append(name)
+def failed_files(store: Store, pipeline: str, stage: str) -> dict[str, dict[str, StoragePath]]:
+    """List the files of the runs that gave partitions up, with their place, by its folder."""
+    folders = defaultdict[str, dict[str, StoragePath]](dict)
+    for each in store.layers:
+        place = each.root.child(pipeline, stage, FAILED)
+        for path in place.walk():
+            folder, _, name = path.rpartition("/")
+            folders[folder][name] = place.child(folder)
     return folders
 
 
-def times_given_up(names: Sequence[str], former: ManifestName | None) -> int:
-    """Return the number of the last file of a partition since a manifest; 0 without one."""
-    start = f"{former.sequence if former else 0:08d}-"
-    return max((int(n[len(start) :][:4]) for n in names if n.startswith(start)), default=0)
+def last_failed(names: Collection[str], former: ManifestName | None) -> str | None:
+    """Return the last of some files that was written while a manifest was in force."""
+    return max((name for name in names if name.startswith(_since(former))), default=None)
+
+
+def times_given_up(names: Collection[str], former: ManifestName | None) -> int:
+    """Return how many runs gave a partition up because of failed rows, by the names of files."""
+    last = last_failed(names, former)
+    return int(last.removeprefix(_since(former)).removesuffix(".parquet")) if last else 0
 
 
 def read_failed(
     store: Store, pipeline: str, stage: str, partitions: Collection[str | None] | None
 ) -> dict[str | None, pa.Table]:
     """Read the failed rows of partitions that a run has given up since their last commit."""
-    folder, rows_by_key = store.root.child(pipeline, stage, FAILED), {}
-    for place, (*_, name) in given_up(store, pipeline, stage).items():
-        rows = read_part(folder.child(place), name)
-        key = rows[PARTITION][0].as_py()
+    rows_by_key = {}
+    for files in failed_files(store, pipeline, stage).values():
+        name, place = max(files.items())
+        key = read_part(place, name, [PARTITION])[PARTITION][0].as_py()
         if partitions is None or key in partitions:
-            former = store.latest(pipeline, stage, [key]).get(key)
-            if times_given_up([name], former):
-                rows_by_key[key] = rows
+            last = last_failed(files, store.latest(pipeline, stage, [key]).get(key))
+            if last is not None:
+                rows_by_key[key] = read_part(files[last], last)
     return rows_by_key
+
+
+def _since(former: ManifestName | None) -> str:
+    """Return what the names of files begin with that are written while a manifest is in force."""
+    return f"{former.sequence:08d}-{former.content}-" if former else "none-"

@@ -221,8 +221,9 @@ class Store:
         """Put a manifest in force after those with some names, or after all of its partition."""
         names = self._manifest_names(manifest) if names is None else names
         taken = [n.sequence for n in map(ManifestName.parse, names) if n is not None]
-        version = (manifest.generation, manifest.plan, manifest.content)
-        name = ManifestName(max(taken, default=0) + 1, *version, manifest.retry)
+        name = ManifestName(
+            max(taken, default=0) + 1, manifest.generation, manifest.plan, manifest.content
+        )
         if self.fallback is not None and not taken:
             record = json.dumps({"fallback": self.fallback.root.url})
             self.root.create(BRANCH, record.encode())

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
 from vane_dagster._private_folder import worker_folder
@@ -36,7 +35,7 @@ from vane_dagster.servers.process import ServerProcess
 from vane_dagster.sources.planned_read import fitted
 from vane_dagster.storage.manifest import PartInfo, PartProvenance
 from vane_dagster.storage.part_file import PartTarget, write_part
-from vane_dagster.storage.quarantine import TRANSIENT, attach, detach, write_faults
+from vane_dagster.storage.quarantine import attach, detach, write_faults
 from vane_dagster.storage.row_records import write_records
 from vane_dagster.types.casts import cast_table
 from vane_dagster.types.schema import empty_table
@@ -332,7 +331,6 @@ class Host:
             quarantined=tally.quarantined,
             nulled=tally.nulled,
             unread=tally.unread,
-            transient=0 if faults is None else (pc.sum(faults[TRANSIENT]).as_py() or 0),
             faults=faults_name,
             made=PartProvenance(*by),
             row_records=records_name,

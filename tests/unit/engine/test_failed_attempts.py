@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +133,6 @@ def asked(n: int) -> int:
     down = os.environ["DOWN"].split()
     if f"all-{n}" in down:
         raise vd.errors.StageError("down")
-    if f"busy-{n}" in down:
-        raise ConnectionError("busy")
     if str(n) in down:
         raise ValueError("no answer")
     return n
@@ -146,18 +145,22 @@ def numbers(file: Path) -> list[int]:
 @pytest.fixture
 def attempt(tmp_path, store, monkeypatch):
     """Run 600 rows in thirty fragments, of which a run begins only the first, and return errors."""
+    monkeypatch.setenv("BELOW", str(tmp_path / "below"))
 
-    def attempted(*down: int | str, rows: int = 600, **failures: Any) -> list[str]:
+    def attempted(*down: int | str, rows=600, below=False, **failures: Any) -> list[str]:
         if not (tmp_path / "src").exists():
-            write_source(tmp_path / "src", {"id": range(rows)})
+            write_source(tmp_path / "src", {"id": range(600)})
         (tmp_path / "asked").write_text("")
         monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
         monkeypatch.setenv("DOWN", " ".join(map(str, down)))
         source = vd.parquet(str(tmp_path / "src"))
         docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=20)
         policy = vd.Failures("quarantine", **failures)
-        stage = docs.map("answer", asked, columns={"n": "id"}, on_error=policy)
+        above = docs if rows == 600 else docs.project("some", ["id"], where=f"id < {rows}")
+        stage = above.map("answer", asked, columns={"n": "id"}, on_error=policy)
         stage.project("copy", ["answer"])
+        if below:
+            stage.map("below", again, columns={"answer": "answer"})
         events = executed(docs, store, [None], InProcess())
         return [str(each.error) for each in events if isinstance(each, Failed)]
 
@@ -191,23 +194,32 @@ def test_failed_rows_that_a_killed_run_has_stored_count_once(attempt, store, tmp
     assert not vd.quarantine("docs/answer", store=store.root.path).num_rows
 
 
-def test_rows_that_failed_with_a_transient_error_are_computed_once_more(attempt, store, tmp_path):
-    once = {"max_retries": 0}
-    assert not attempt(7, "busy-5", "busy-8", **once)
-    assert not attempt(7, "busy-5", **once)
-    assert sorted(numbers(tmp_path / "asked")) == [5, 7, 8], "others are copied"
-    assert vd.quarantine("docs/answer", store=store.root.path)["id"].to_pylist() == [5, 7]
-    assert len(vd.load("docs/copy", store=store.root.path)) == 598
-    assert attempt(**once) == numbers(tmp_path / "asked") == [], "not a third time"
-
-
-def test_failed_rows_behind_a_failed_blocking_check_are_computed_again(attempt, store, tmp_path):
+def test_a_partition_whose_rows_all_failed_is_not_committed(attempt, store, tmp_path):
     for down in (range(8), range(8), ()):
         errors = attempt(*down, rows=8)
-        assert bool(errors) == bool(down)
+        assert all("8 of 8 rows failed (100%)" in each for each in errors[:1])
+        assert all("The next run computes the failed rows again" in each for each in errors[:1])
         assert sorted(numbers(tmp_path / "asked")) == [*range(8)]
+        assert (store.in_force("docs", "answer", None) is None) == bool(down)
     assert len(vd.load("docs/copy", store=store.root.path)) == 8
     assert attempt(rows=8) == numbers(tmp_path / "asked") == []
+
+
+def test_answers_below_a_partition_that_was_given_up_are_copied(attempt, store, tmp_path):
+    for more in (range(580, 588), range(590, 593), ()):
+        errors = attempt(*range(8), *more, below=True)
+        assert bool(errors) == bool(more)
+    rows = vd.load("docs/below", store=store.root.path)["below"].to_pylist()
+    assert sorted(rows) == [*range(8, 600)]
+    asked = numbers(tmp_path / "below")
+    repeated = {n for n, times in Counter(asked).items() if times > 1}
+    assert repeated <= {*range(400, 580)}, "those of fragments that were in progress"
+
+
+def again(answer: int) -> int:
+    with open(os.environ["BELOW"], "a") as file:
+        print(answer, file=file)
+    return answer
 
 
 def priced(text: str) -> str:
