@@ -259,25 +259,23 @@ def events_grouped(instance: dg.DagsterInstance) -> Iterator[None]:
             storage._db_lock = former
 
 
-@contextmanager
-def planned_checks_dropped(context: dg.AssetExecutionContext) -> Iterator[None]:
-    """If the step fails, delete its planned check evaluations that did not take place.
+def drop_planned_checks(context: dg.AssetExecutionContext) -> None:
+    """Delete the planned evaluations of the step's checks, also those of other runs.
 
-    Dagster counts these as failed, and then shows a check that passed in all other partitions as
-    failed. Event logs that are not SQL databases keep them.
+    Dagster shows the latest row of a check in a partition, by the time when its run was created. A
+    run that ended without an evaluation would hide those of other runs, and one that was created
+    later those that were made meanwhile. Without a planned row, Dagster inserts a row when an
+    evaluation is logged. Event logs that are not SQL databases keep them.
     """
-    try:
-        yield
-    except BaseException:  # also if the run is cancelled
-        storage = context.instance.event_log_storage
-        if isinstance(storage, SqlEventLogStorage):
-            row = AssetCheckExecutionsTable.c
-            planned = AssetCheckExecutionsTable.delete().where(
-                row.run_id == context.run.run_id,
-                row.execution_status == AssetCheckExecutionRecordStatus.PLANNED.value,
-            )
-            with storage.index_connection() as connection:
-                for key in context.selected_asset_check_keys:
-                    own = row.asset_key == key.asset_key.to_string(), row.check_name == key.name
-                    connection.execute(planned.where(*own))
-        raise
+    storage = context.instance.event_log_storage
+    if not isinstance(storage, SqlEventLogStorage):
+        return
+    row = AssetCheckExecutionsTable.c
+    planned = AssetCheckExecutionsTable.delete().where(
+        row.execution_status == AssetCheckExecutionRecordStatus.PLANNED.value,
+        row.materialization_event_storage_id.is_(None),  # of all planned ones; it has an index
+    )
+    with storage.index_connection() as connection:
+        for key in context.selected_asset_check_keys:
+            own = row.asset_key == key.asset_key.to_string(), row.check_name == key.name
+            connection.execute(planned.where(*own))

@@ -14,7 +14,7 @@ from vane_dagster.errors import VaneError, names
 from vane_dagster.orchestration.adopt import adopt_first
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.check_events import CheckLog, run_partitions
-from vane_dagster.orchestration.event_log import planned_checks_dropped
+from vane_dagster.orchestration.event_log import drop_planned_checks
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
@@ -40,7 +40,8 @@ def materialize_step(
     if _RETRY_TAG in context.run.tags:  # an automatic retry of a run is another attempt of it
         first = config.continues or context.run.tags.get(_ROOT_TAG)
         config = config.model_copy(update={"continues": first})
-    with errors_masked(), planned_checks_dropped(context):
+    with errors_masked():
+        drop_planned_checks(context)
         expected = {stage.key for stage in pipeline}
         if renamed := sorted(k.to_user_string() for k in context.assets_def.keys - expected):
             raise dg.Failure(

@@ -23,6 +23,7 @@ from support.event_world import (  # noqa: F401  # fixtures
     world,
 )
 from support.results import evaluations, failure, statuses
+from vane_dagster.orchestration import steps
 
 VECTORS = dg.AssetKey(["docs", "vectors"])
 SKIPPED = "did not yield or return expected outputs"
@@ -159,6 +160,50 @@ def test_a_failed_check_withholds_what_lies_below_until_its_cause_is_fixed(world
     assert not world.run(instance, "p00", "p01").success
     assert statuses(instance, key, KEYS) == {"SUCCEEDED": {"p00", "p01", "p02"}}
     assert sequences("p01") == [3, 2]
+
+
+class Broken(vd.LocalCompute):
+    """Ends a run before its step begins, as a run does that is cancelled in the queue."""
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        raise RuntimeError("no machine")
+
+
+@pytest.mark.parametrize("left", ["FAILED", "PLANNED"])
+def test_a_check_has_the_status_of_its_last_evaluation(world, instance, monkeypatch, left):
+    """Whatever runs began meanwhile, and what they left."""
+    key, proceed = dg.AssetCheckKey(VECTORS, "vectors"), steps.run_pipeline
+    docs = world.pipeline().build_assets()
+
+    def broken() -> None:
+        resources = {"compute": Broken(), "store": vd.FragmentStore(root=str(world.root / "store"))}
+        given = {"partition_key": "p00", "raise_on_error": False, "instance": instance}
+        assert not dg.materialize([docs], resources=resources, **given).success
+
+    def overlapped(*args, **given):
+        """Begin and end another run of a partition while a run of two goes on."""
+        monkeypatch.setattr(steps, "run_pipeline", proceed)
+        assert history(instance, "vectors") == [], "what a run that is killed now leaves"
+        if left == "FAILED":
+            world.source("p00", ["zero"])
+            assert not world.run(instance, "p00").success
+            assert statuses(instance, key, KEYS) == {"FAILED": {"p00"}}
+            world.source("p00", ["one"])
+        else:
+            broken()
+        return proceed(*args, **given)
+
+    monkeypatch.setattr(steps, "run_pipeline", overlapped)
+    assert world.run(instance, "p00", "p01").success
+    assert statuses(instance, key, KEYS) == {"SUCCEEDED": {"p00", "p01"}}
+    executions = [("p00", left), ("p00", "SUCCEEDED"), ("p01", "SUCCEEDED")]
+    assert history(instance, "vectors") == executions
+
+    # A run that ends before its step hides them until the next step, of any partition.
+    broken()
+    assert statuses(instance, key, KEYS) == {"EXECUTION_FAILED": {"p00"}, "SUCCEEDED": {"p01"}}
+    assert world.run(instance, "p02").success
+    assert statuses(instance, key, KEYS) == {"SUCCEEDED": {"p00", "p01", "p02"}}
 
 
 def fails_once(batch: pa.Table, folder: str) -> pa.Table:
