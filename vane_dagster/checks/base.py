@@ -126,7 +126,9 @@ class Check(abc.ABC):
         return type(self).__module__.partition(".")[0] == __name__.partition(".")[0]
 
     def fit(self, schema: pa.Schema, location: str) -> None:  # noqa: B027  # by default, none
-        """Validate the check where a stage declares its schema. Default: no validation.
+        """Validate the check, where all columns are declared, else when a run is planned.
+
+        Default: no validation.
 
         Args:
             schema: The stage's schema.

@@ -290,7 +290,9 @@ class Pipeline(Rows):
         for stage in self:
             if stage.name in stages:
                 inputs = {name: schemas[name] for name in stage.spec.upstream}
-                schemas[stage.name] = stage.spec.output_schema(self, inputs)
+                made = schemas[stage.name] = stage.spec.output_schema(self, inputs)
+                for check in self._checks[stage.name]:
+                    check.fit(made, self._location(stage.name))
         return schemas
 
     def _with_spec(self, spec: StageSpec) -> Pipeline:
@@ -340,9 +342,7 @@ class Pipeline(Rows):
         """Return a copy of the pipeline in which a stage has its inferred schema."""
         spec = self[stage].spec
         assert spec.runs_udf
-        spec = spec.with_schema(self, schema)
-        _fit_checks(self, spec, self._checks[stage], self._location(stage))
-        return self._with_spec(spec)
+        return self._with_spec(spec.with_schema(self, schema))
 
     def _checks_of(self, stage: str) -> tuple[Check, ...]:
         """Return the checks of a stage that are evaluated when a partition is committed."""
@@ -523,16 +523,9 @@ def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[C
                 f"{location}: check {check.name!r} compares with {other!r}, which is not declared "
                 f"yet; the pipeline has {names(pipeline._stages)}. Declare it first"
             )
-    _fit_checks(pipeline, spec, checks, location)
+    if spec.runs_udf and not spec.is_inferred and not spec.include:  # else at the plan
+        ids = [key.column for key in pipeline._keys_of(spec.name)]
+        carried = [pa.field(id, pa.null()) for id in ids if id not in spec.schema.names]
+        for check in checks:
+            check.fit(pa.schema([*carried, *spec.schema]), location)
     return checks
-
-
-def _fit_checks(
-    pipeline: Pipeline, spec: StageSpec, checks: Sequence[Check], location: str
-) -> None:
-    if not spec.runs_udf or spec.is_inferred:
-        return
-    ids = [key.column for key in pipeline._keys_of(spec.name)]
-    carried = [pa.field(id, pa.null()) for id in ids if id not in spec.schema.names]
-    for check in checks:
-        check.fit(pa.schema([*carried, *spec.schema]), location)

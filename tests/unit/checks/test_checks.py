@@ -185,6 +185,23 @@ def test_checks_of_columns_that_a_stage_lacks_are_refused(check: Any, message: s
         docs.map_batches("v", len, schema={"n": "BIGINT"}, asset=vd.Asset(checks=[C.Text()]))
 
 
+@pytest.mark.parametrize("kind", ["project", "map_batches"])
+def test_checks_of_columns_that_the_source_decides_are_refused_by_the_plan(kind: str):
+    def planned(column: str) -> None:
+        docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
+        asset = vd.Asset(checks=[C.Drift(column)])
+        if kind == "project":
+            docs.project("out", ["id", "score"], asset=asset)
+        else:
+            made = {"schema": {"n": "BIGINT"}, "include_columns": ["score"]}
+            docs.map_batches("out", len, columns=["text"], asset=asset, **made)
+        docs._resolve_schemas(["out"], {"source": SCHEMA})
+
+    planned("score")
+    with pytest.raises(vd.errors.DefinitionError, match="no column 'scores'"):
+        planned("scores")
+
+
 # --- counted
 
 FLOATS = st.sampled_from([0.0, -0.0, 1.0, -2.5, math.nan, math.inf, -math.inf, None])

@@ -176,4 +176,4 @@ def test_what_a_declared_schema_must_fit_an_inferred_one_must_fit_too():
     ):
         made = stage(**options)
         with pytest.raises(vd.errors.DefinitionError, match=words):
-            made.pipeline._with_schema("out", columns)
+            made.pipeline._with_schema("out", columns)._resolve_schemas(["out"], {"source": GIVEN})
