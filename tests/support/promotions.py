@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vane_dagster import FragmentStore
-from vane_dagster.storage.promotion import Promoted, Promotion
+from vane_dagster.storage import promotion
 
 
-def promote(branch: FragmentStore, target: FragmentStore, pipeline: str) -> list[Promoted]:
+def promote(branch: FragmentStore, target: FragmentStore, pipeline: str) -> None:
     """Promote a pipeline of a branch."""
-    return [*Promotion(branch.open(), target.open(), pipeline).carry_out()]
+    list(promotion.promote(branch.open(), target.open(), pipeline))
