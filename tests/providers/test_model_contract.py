@@ -12,8 +12,7 @@ import pytest
 
 from support.provider_contract import *  # noqa: F403  # the contract's tests
 from support.provider_contract import Offered
-from support.tiny_answers import greedy, scores, vectors
-from support.tiny_transformers import text_classifier
+from support.tiny_answers import greedy, vectors
 from support.vllm_stages import ENGINE, ENV, LIBRARIES, needs_vllm
 from support.warm_workers import ForkedBackend, workers_that_imported
 from vane_dagster.compute.local_backend import LocalBackend
@@ -42,11 +41,6 @@ def backend() -> Iterator[LocalBackend]:
         made.close()
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return text_classifier(tmp_path_factory.mktemp("classifier"), EXAMPLES)
-
-
 BEAMS = {"sampling_params": {"beams": 2}}
 
 
@@ -60,27 +54,6 @@ def transformers(backend: Any, model: Path) -> Offered:
         backend, "prompt", arguments, functools.partial(greedy, model), PROMPT,
         [(BEAMS, "sampling_params has 'beams', which provider 'transformers'"), NO_FOLDER],
         keyed=keyed,
-    )  # fmt: skip
-
-
-def transformers_classifier(backend: Any, model: Path) -> Offered:
-    arguments = {
-        "provider": "transformers_classifier", "model": str(model), "labels": LABELS[::-1],
-        "options": {"batch_size": 4},
-    }  # fmt: skip
-    message = (
-        "labels are 'praise', 'insult'; the model has 'praise', 'blame', 'neither', and a "
-        "classifier's labels are all of them"
-    )
-    broken = [({"labels": ["praise", "insult"]}, message), NO_FOLDER]
-    sampling = (
-        {"sampling_params": {"temperature": 0}},
-        "sampling_params are for a language model; leave them out",
-    )
-    return Offered(
-        backend, "classify", arguments, functools.partial(scores, model),
-        {**NULL, LONG: "PromptTooLong: .* tokens; the model takes 96"}, broken, [sampling],
-        {"revision": "a", "dtype": "float16"},
     )  # fmt: skip
 
 
@@ -148,7 +121,6 @@ def vllm_embeddings(backend: Any, model: Path) -> Offered:
 
 MODELS: dict[str, tuple[Maker, str]] = {
     "transformers": (transformers, "tiny"),
-    "classifier": (transformers_classifier, "classifier"),
     "sentence transformers": (sentence_transformers, "tiny"),
     "vllm": (vllm, "tiny"),
     "vllm embeddings": (vllm_embeddings, "tiny"),

@@ -39,16 +39,6 @@ def in_turns(batch: pa.Table) -> Any:
     return lambda call, turn: asyncio.gather(*map(call, batch.to_pylist()), return_exceptions=True)
 
 
-class Parity:
-    """A classifier of a user's own, which invents a label."""
-
-    def __init__(self, model: str) -> None:
-        self.model = model
-
-    async def classify(self, texts: list[str], labels: list[str]) -> list[tuple[str, float]]:
-        return [("odd" if "odd" in text else labels[len(text) % 2], 0.5) for text in texts]
-
-
 class Person(pydantic.BaseModel):
     name: str
     age: int

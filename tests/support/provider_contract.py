@@ -39,7 +39,6 @@ REQUESTS: Mapping[str, Sequence[Arguments]] = {
         {"explain_errors": 1},
     ],
     "embed": [{"dimensions": 2}],
-    "classify": [{"labels": ["one", "other"]}],
 }
 """Arguments that change what a model is asked, or what becomes of its answer."""
 OPERATIONAL: Sequence[Arguments] = [
@@ -63,10 +62,9 @@ class Offered:
 
     Attributes:
         backend: The workers.
-        method: The stage's method: "prompt", "embed" or "classify".
+        method: The stage's method: "prompt" or "embed".
         arguments: Arguments of the stage, such as the provider.
-        expected: Returns what the model makes of each text alone: an answer, a vector, or a label
-            and its score.
+        expected: Returns what the model makes of each text alone: an answer or a vector.
         bad: Texts that are row errors, with patterns of their messages.
         broken: Arguments with which the stage fails, with part of the message.
         refused: Arguments that are refused at declaration, with part of the message.
@@ -106,9 +104,6 @@ class Offered:
     def agree(self, rows: pa.Table, texts: Sequence[str]) -> None:
         found = rows[self.column].to_pylist()
         expected = self.expected(texts)
-        if self.method == "classify":
-            expected, sure = map(list, zip(*expected))
-            assert rows[f"{self.column}_score"].to_pylist() == pytest.approx(sure, abs=1e-4)
         if isinstance(expected[0], str):
             assert [text.rstrip("\ufffd") for text in found] == expected
         else:
@@ -127,8 +122,7 @@ def quarantined(folder: Path) -> list[dict[str, Any]]:
 
 def test_each_row_has_its_own_result_and_usage_in_the_order_of_the_rows(offered, tmp_path):
     rows, events = offered.compute(tmp_path, TEXTS, batch_size=3, include_columns=["text"])
-    made = {"prompt": ["_usage"], "classify": ["_score"]}.get(offered.method, [])
-    own = [offered.column + suffix for suffix in ("", *made)]
+    own = [offered.column, *(["made_usage"] if offered.method == "prompt" else [])]
     assert rows.schema.names == ["id", "text", *own]
     assert rows["id"].to_pylist() == list(range(len(TEXTS)))
     assert rows["text"].to_pylist() == TEXTS

@@ -76,19 +76,3 @@ def vectors(folder: Path, texts: Sequence[str]) -> Any:
             model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, -1] for text in texts
         ]
     return torch.nn.functional.normalize(torch.stack(last)).numpy()
-
-
-def scores(folder: Path, texts: Sequence[str]) -> list[tuple[str, float]]:
-    """Return a classifier's label of each text alone, and its score."""
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder)
-    found = []
-    for text in texts:
-        with torch.inference_mode():
-            given = model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(-1)
-        best = int(given.argmax())
-        found.append((model.config.id2label[best], float(given[best])))
-    return found

@@ -1,4 +1,4 @@
-"""Labels for texts, from a language model or a classifier."""
+"""Labels for texts, from a language model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vane_dagster._arguments import list_of_names, text, unexpected
-from vane_dagster.errors import DefinitionError
 from vane_dagster.pipeline.known_arguments import adds_stage
-from vane_dagster.pipeline.model_stages import column_named
 from vane_dagster.pipeline.prompts import PromptRows
-from vane_dagster.pipeline.records import Model, StageArguments, parse_options
+from vane_dagster.pipeline.records import Model, StageArguments
 from vane_dagster.pipeline.servers import ModelServer
-from vane_dagster.providers.registry import answers
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -43,25 +40,19 @@ class LabelRows(PromptRows):
         A language model is asked for the label that fits best, and constrained to the labels if its
         provider supports that. The output rows are those of `prompt`.
 
-        A classifier is trained on its labels. Use provider "transformers_classifier" with a
-        transformers model for sequence classification, or a class with
-        ``async def classify(self, texts, labels)``. The output rows have their ids,
-        `include_columns`, the label, and the model's confidence: a DOUBLE
-        ``<output_column>_score`` between 0 and 1. A text that is too long for the model is a row
-        error.
+        A model that was trained on its labels is a class for `map_batches`, which calls for example
+        ``transformers.pipeline("text-classification")``.
 
         Args:
             name: The stage's name.
             column: The text column.
-            labels: The labels; or a mapping of label to description, for a language model to read.
-                For a classifier, exactly the labels of the model, in any order.
+            labels: The labels; or a mapping of label to description, for the model to read.
             model: See `prompt`.
-            provider: A provider of `prompt`, or a classifier.
-            sampling_params: See `prompt`; for a language model. Default: a temperature of 0.
+            provider: See `prompt`.
+            sampling_params: See `prompt`. Default: a temperature of 0.
             output_column: The column of labels. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.
-            batch_size: See `prompt`; for a classifier, texts per call, by default 256
-                for "transformers", which sorts the texts of a call by length, and 64 for others.
+            batch_size: See `prompt`.
             concurrency: Workers; see `prompt`.
             gpus: GPUs that a worker reserves.
             on_error: See `map_batches`.
@@ -74,7 +65,7 @@ class LabelRows(PromptRows):
         Raises:
             DefinitionError: If an argument is invalid.
         """
-        from vane_dagster.providers.labelling import LABEL_SAMPLING, ClassifyTask, label_prompt
+        from vane_dagster.providers.labelling import LABEL_SAMPLING, label_prompt
 
         location = self.pipeline._location(name)
         text(location, "column", column, "a name")
@@ -83,24 +74,14 @@ class LabelRows(PromptRows):
         )
         if not listed or len(set(listed)) < len(listed):
             raise unexpected(location, "labels", labels, "different labels, or label to meaning")
-        if provider is None or not answers(location, provider, ClassifyTask.method):
-            return self.prompt(
-                name,
-                label_prompt(column, labels),
-                model=model,
-                provider=provider,
-                sampling_params=LABEL_SAMPLING if sampling_params is None else sampling_params,
-                return_format=listed,
-                output_column=output_column,
-                batch_size=batch_size,
-                **options,
-            )
-        if sampling_params is not None:
-            raise DefinitionError(
-                f"{location}: sampling_params are for a language model; leave them out"
-            )
-        model_task = ClassifyTask(column, column_named(location, name, output_column), listed)
-        parsed = parse_options(location, options)
-        return self._add_model_stage(
-            "classify", name, model_task, provider, model, batch_size, parsed
+        return self.prompt(
+            name,
+            label_prompt(column, labels),
+            model=model,
+            provider=provider,
+            sampling_params=LABEL_SAMPLING if sampling_params is None else sampling_params,
+            return_format=listed,
+            output_column=output_column,
+            batch_size=batch_size,
+            **options,
         )

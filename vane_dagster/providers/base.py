@@ -152,28 +152,6 @@ class Embedder(Protocol):
         """
 
 
-@runtime_checkable
-class Classifier(Protocol):
-    """A model trained on its labels; constructed like a `Provider`."""
-
-    async def classify(
-        self, texts: Sequence[str], labels: Sequence[str]
-    ) -> Sequence[tuple[str, float]]:
-        """Assign a label to each text.
-
-        Args:
-            texts: The texts.
-            labels: The model's labels, in any order.
-
-        Returns:
-            For each text, the label and a confidence from 0 to 1.
-
-        Raises:
-            StageError: If the labels are not the model's.
-            RowErrors: For texts that cannot be classified, with the results of the others.
-        """
-
-
 class SamplingRefused(StageError):
     """Sampling parameters that a provider rejects; a row error if the row sets its own."""
 

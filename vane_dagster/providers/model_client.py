@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vane_dagster.providers.embedding import EmbedTask
-    from vane_dagster.providers.labelling import ClassifyTask
     from vane_dagster.providers.prompting import PromptTask
 
-    ModelTask = PromptTask | ClassifyTask | EmbedTask
+    ModelTask = PromptTask | EmbedTask
 
 
 class ModelClient:

@@ -16,9 +16,6 @@ _BUILT_IN = {
         "vane_dagster.providers.sentence_transformers:SentenceTransformersProvider"
     ),
     "transformers": "vane_dagster.providers.transformers:TransformersProvider",
-    "transformers_classifier": (
-        "vane_dagster.providers.transformers_classifier:TransformersClassifier"
-    ),
     "vllm": "vane_dagster.providers.vllm:VllmProvider",
 }
 _BY_METHOD = {("vllm", "embed"): "vane_dagster.providers.vllm_embedding:VllmEmbedder"}
@@ -55,11 +52,6 @@ def provider_class(where: str, provider: str | type, method: str = "submit") -> 
             f"with `async def {method}`, which this stage calls"
         )
     return provider
-
-
-def answers(where: str, provider: str | type, method: str) -> bool:
-    """Return whether a provider has a method; False for anything that is not a provider."""
-    return _has(_provider(where, provider, method), method)
 
 
 def _provider(where: str, provider: str | type, method: str) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 import vane_dagster as vd
 from support.llm_server import Server
-from support.prompts import Parity, Reversed
+from support.prompts import Reversed
 
 # F403: all tests of the contract run here, over each provider.
 from support.provider_contract import *  # noqa: F403  # the contract's tests
@@ -96,22 +96,12 @@ def own_embeddings(backend: Any, server: Server, url: str) -> Offered:
     )  # fmt: skip
 
 
-def own_labels(backend: Any, server: Server, url: str) -> Offered:
-    labels = {"even": "", "uneven": ""}
-    arguments = {"provider": Parity, "model": "m", "labels": labels, "output_column": "kind"}
-    return Offered(
-        backend, "classify", arguments,
-        lambda texts: [(("even", "uneven")[len(text) % 2], 0.5) for text in texts],
-        {None: NULL_TEXT, "an odd one": "the label is 'odd'; expected one of 'even', 'uneven'"},
-    )  # fmt: skip
-
-
 ENDPOINTS: dict[str, Maker] = {
     "openai": openai,
     "openai embeddings": openai_embeddings,
     "anthropic": anthropic,
 }
-OWN_CLASSES = {"own prompt": own_prompt, "own embeddings": own_embeddings, "own labels": own_labels}
+OWN_CLASSES = {"own prompt": own_prompt, "own embeddings": own_embeddings}
 MAKERS = {**ENDPOINTS, **OWN_CLASSES}
 TRANSIENT = ["busy", "broken", "overloaded", "cut", "page a", "login b", "half c", "null d",
              "error e"]  # fmt: skip

@@ -32,8 +32,6 @@ class Provider:
 
     async def embed(self, texts: list[str], dimensions: int | None) -> Any: ...
 
-    async def classify(self, texts: list[str], labels: list[str]) -> Any: ...
-
 
 def docs() -> vd.Pipeline:
     return vd.Pipeline("docs", source=vd.parquet("/data"), id="id")

@@ -100,9 +100,6 @@ DEFAULTS: dict[str, Case] = {
     "a prompt by a function of columns": rows("prompt", before, **MODEL, columns=["text"]),
     "vectors": rows("embed", "text", model="m"),
     "labels": rows("classify", *LABELS, **MODEL),
-    "a classifier's labels": rows(
-        "classify", *LABELS, provider="transformers_classifier", model="m"
-    ),
 }
 """The default, and the arguments of a stage."""
 

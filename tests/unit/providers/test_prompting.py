@@ -65,7 +65,7 @@ def test_the_assets_say_what_is_asked(tmp_path):
         (
             {"provider": "nobody"},
             "unknown provider 'nobody'; there are 'anthropic', 'openai', "
-            "'sentence_transformers', 'transformers', 'transformers_classifier', 'vllm'",
+            "'sentence_transformers', 'transformers', 'vllm'",
         ),
         ({"provider": dict}, "or a class, with `async def submit`, which this stage calls"),
         ({"return_format": "yes or no"}, "return_format is 'yes or no'; expected a pydantic"),

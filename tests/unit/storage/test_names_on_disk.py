@@ -58,8 +58,7 @@ def test_each_built_in_provider_has_a_frozen_name():
     places = {*registry._BUILT_IN.values(), *registry._BY_METHOD.values()}
     assert set(registry._FROZEN) == places
     assert sorted(registry._FROZEN.values()) == [
-        "anthropic", "openai", "sentence_transformers", "transformers", "transformers_classifier",
-        "vllm", "vllm_embedding",
+        "anthropic", "openai", "sentence_transformers", "transformers", "vllm", "vllm_embedding",
     ]  # fmt: skip
 
 
