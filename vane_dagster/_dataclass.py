@@ -46,11 +46,16 @@ def _repr(self: Any) -> str:
     return f"{self.__class__.__qualname__}({', '.join(shown)})"
 
 
-def _set_once(self: Any, name: str, *value: Any) -> None:
-    """Set a field, which `__init__` does; refuse to change or delete it."""
-    if not value or name in self.__dict__ or name not in self.__dataclass_fields__:
-        raise FrozenInstanceError(f"cannot assign to or delete field {name!r}")
-    object.__setattr__(self, name, *value)
+def _set_once(self: Any, name: str, value: Any) -> None:
+    """Set a field, which `__init__` does; refuse to change it."""
+    values = self.__dict__
+    if name in values or name not in self.__dataclass_fields__:
+        _refuse(self, name)
+    values[name] = value
+
+
+def _refuse(self: Any, name: str) -> None:
+    raise FrozenInstanceError(f"cannot assign to or delete field {name!r}")
 
 
 if TYPE_CHECKING:
@@ -63,7 +68,7 @@ else:
             return functools.partial(dataclass, frozen=frozen, **options)
         shared = {"__repr__": _repr, "__eq__": _eq, "__hash__": _hash if frozen else None}
         if frozen:
-            shared |= {"__setattr__": _set_once, "__delattr__": _set_once}
+            shared |= {"__setattr__": _set_once, "__delattr__": _refuse}
         for name in shared.keys() - vars(cls).keys():
             setattr(cls, name, shared[name])
         return dataclasses.dataclass(cls, eq=False, repr=False, **options)

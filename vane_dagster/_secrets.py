@@ -19,13 +19,12 @@ from urllib.parse import quote
 
 MASK = "***"
 _SHORTEST = 6
-_STRICT = (
+_NAMED = (
     r"secret|passw(or)?d|passphrase|credential|api_?key|access_?key|private_?key|account_?key"
     r"|connection_?string|authorization|(^|_)token$|(^|_)sas(_token)?$"
     r"|(^|_)(auth|bearer|pwd|(set_)?cookie)$"
 )
-_NAMED = re.compile(_STRICT, re.IGNORECASE)
-_NAMED_OPTION = re.compile(_STRICT + r"|token|signature|key$", re.IGNORECASE)
+_NAMED_OPTION = _NAMED + r"|token|signature|key$"
 _SEPARATOR = re.compile(r"[\-. ]+|(?<=[a-z0-9])(?=[A-Z])")
 _PLAIN = re.compile(
     r"(^|_)(type|uri|url|file)$|^(quota_)?project(_id)?$|client_email|^universe_domain$"
@@ -146,18 +145,18 @@ def is_wrapped(value: Any) -> bool:
     return "pydantic" in kinds and callable(getattr(value, "get_secret_value", None))
 
 
-def marks_secret(name: str, named: re.Pattern[str] = _NAMED) -> bool:
+def marks_secret(name: str, named: str = _NAMED) -> bool:
     """Return whether the value of that name is a secret, not the variable that has it."""
     return _marks(name, named) and not _NAME_OF_VARIABLE.search(_SEPARATOR.sub("_", name))
 
 
 @lru_cache(maxsize=4096)
-def _marks(name: str, named: re.Pattern[str]) -> bool:
+def _marks(name: str, named: str) -> bool:
     """Return whether a name marks secrets, with ``_``, ``-``, ``.`` or case between its words."""
-    return named.search(_SEPARATOR.sub("_", name)) is not None
+    return re.search(named, _SEPARATOR.sub("_", name), re.IGNORECASE) is not None
 
 
-def _secrets(value: Any, named: re.Pattern[str], secret: bool) -> Iterator[str]:
+def _secrets(value: Any, named: str, secret: bool) -> Iterator[str]:
     """Yield the secrets in a value: wrapped values, and those under a name that marks secrets."""
     if is_wrapped(value):
         yield from _secrets(value.get_secret_value(), named, True)

@@ -103,6 +103,8 @@ class StoragePath:
         return "file" in protocols(self.fs)
 
     def _resolve(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        if self.url.startswith("/") and not self.storage_options:
+            return _of_local_path(self.url)
         protocol = protocol_of(self.url)
         keep_options(self.storage_options)
         options = revealed(self.storage_options)
@@ -339,6 +341,14 @@ def modified(info: Mapping[str, Any]) -> float:
             value = datetime.fromisoformat(value.replace("Z", "+00:00"))
         return value.timestamp() if isinstance(value, datetime) else float(value)
     return math.inf
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_local_path(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """Return what an absolute path resolves to: a plan asks for the same ones again and again."""
+    kind = fsspec.get_filesystem_class("file")
+    stripped = re.sub("//+", "/", kind._strip_protocol(path))
+    return kind(), stripped.rstrip("/") or "/"
 
 
 def _joined(url: str, *parts: str) -> str:
