@@ -84,8 +84,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any
 
@@ -94,7 +93,7 @@ from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.dependencies import FILE, DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles, file_digests
 from vane_dagster.fingerprint.hashing import combine
-from vane_dagster.fingerprint.modules import Finder, closure
+from vane_dagster.fingerprint.modules import Finder, closure, reading_finder
 from vane_dagster.fingerprint.objects import ObjectEncoder
 from vane_dagster.types.callables import unwrapped
 
@@ -133,19 +132,6 @@ class CodeIdentity:
         return {f"code of {name}" if name else "code": text for name, text in by_name}
 
 
-_reading: ContextVar[Finder | None] = ContextVar("_reading", default=None)
-
-
-@contextlib.contextmanager
-def files_read_once() -> Iterator[None]:
-    """Within it, identities read each file once, and share what its statements reach."""
-    token = _reading.set(_reading.get() or Finder())
-    try:
-        yield
-    finally:
-        _reading.reset(token)
-
-
 def code_identity(
     obj: Callable[..., Any],
     *,
@@ -159,7 +145,7 @@ def code_identity(
             f"{type(obj).__qualname__} object: expected a function, a class or a partial of one. "
             f"Pass the class itself, and its arguments separately."
         )
-    finder = _reading.get() or Finder()
+    finder = reading_finder()
     module = finder.find(getattr(target, "__module__", None) or "__main__")
     files = files if version is None else LocalFiles(read=False)
     dependency_walk = DependencyWalk(finder, module, files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.machinery
@@ -13,6 +14,7 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import field
 from importlib.metadata import Distribution
 from typing import Any, Literal
@@ -297,6 +299,24 @@ class Finder:
                 yield ImportTarget("passing", module.name, part, module)
                 module = inner
             yield ImportTarget("whole", module.name, attribute, module)
+
+
+_reading: ContextVar[Finder | None] = ContextVar("_reading", default=None)
+
+
+@contextlib.contextmanager
+def files_read_once() -> Iterator[None]:
+    """Within it, identities and values read each file once, and share what statements reach."""
+    token = _reading.set(_reading.get() or Finder())
+    try:
+        yield
+    finally:
+        _reading.reset(token)
+
+
+def reading_finder() -> Finder:
+    """Return the finder of `files_read_once`, else a new one."""
+    return _reading.get() or Finder()
 
 
 def _classified(name: str, path: str | None, folders: tuple[str, ...] | None) -> Module:

@@ -19,7 +19,7 @@ from vane_dagster.fingerprint.dependencies import DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.module_attributes import module_attribute
-from vane_dagster.fingerprint.modules import Finder, Module, path_kind
+from vane_dagster.fingerprint.modules import Module, path_kind, reading_finder
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, code_digest
 from vane_dagster.fingerprint.values import ValueEncoder
 from vane_dagster.types.callables import captured_by, defaults_of, unwrapped
@@ -345,7 +345,7 @@ def _cell(filename: str) -> SourceFile | None:
 
 def value_digest(value: Any, path: str = "value", files: LocalFiles | None = None) -> str:
     """Hash a value to a digest that is the same in every process."""
-    dependency_walk = DependencyWalk(Finder(), None, files)
+    dependency_walk = DependencyWalk(reading_finder(), None, files)
     encoder = ObjectEncoder(dependency_walk, files)
     token = encoder.digest(value, path)
     for script_value in dependency_walk.script_values():

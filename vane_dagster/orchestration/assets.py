@@ -14,7 +14,7 @@ import dagster as dg
 from pydantic import Field
 
 from vane_dagster.errors import DefinitionError, names
-from vane_dagster.fingerprint.code import files_read_once
+from vane_dagster.fingerprint.modules import files_read_once
 from vane_dagster.orchestration.asset_specs import check_specs, source_spec, stage_spec
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.resources import Compute

@@ -15,8 +15,8 @@ import pyarrow as pa
 from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import EqualErrors, in_partition
 from vane_dagster.errors import PlanError, SourceError, StoreError, VaneError, described
-from vane_dagster.fingerprint.code import files_read_once
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.modules import files_read_once
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE

@@ -16,9 +16,9 @@ from support.code_project import defs, project  # noqa: F401  # fixtures
 from support.edits import Project
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest, modules
-from vane_dagster.fingerprint.code import CodeIdentity, code_identity, files_read_once
+from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.files import LocalFiles
-from vane_dagster.fingerprint.modules import path_kind
+from vane_dagster.fingerprint.modules import files_read_once, path_kind
 from vane_dagster.fingerprint.objects import value_digest
 
 

@@ -21,6 +21,7 @@ from support.values import (
     function,
 )
 from vane_dagster.errors import CodeIdentityError
+from vane_dagster.fingerprint.modules import files_read_once
 from vane_dagster.fingerprint.objects import value_digest
 
 
@@ -32,6 +33,7 @@ class Scaled:
         """Do nothing."""
 
 
+@files_read_once()
 def test_no_two_values_share_a_digest() -> None:
     found: dict[str, Any] = {}
     for value in VALUES:
@@ -79,8 +81,10 @@ def test_objects_count_by_their_class_and_what_pickle_writes() -> None:
         ]  # fmt: skip
 
     used = made()
-    assert [value_digest(value) for value in used if repr(value)] == [*map(value_digest, made())]
-    assert len({value_digest(value) for value in used}) == len(used)
+    with files_read_once():
+        together = [value_digest(value) for value in used if repr(value)]
+    assert together == [*map(value_digest, made())]
+    assert len({*together}) == len(used)
 
 
 def test_an_object_of_a_class_that_a_library_made_counts_by_the_members_of_the_class() -> None:

@@ -12,6 +12,7 @@ import v1_code
 
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.hashing import combine, digest
+from vane_dagster.fingerprint.modules import files_read_once
 from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.storage.row_keys import row_keys
 from vane_dagster.types.schema import schema_code
@@ -19,6 +20,7 @@ from vane_dagster.types.schema import schema_code
 FROZEN = Path(v1_code.__file__).with_name("v1_digests.json")
 
 
+@files_read_once()
 def computed() -> dict[str, dict[str, str]]:
     functions = {**v1_code.CODE, "logged": v1_code.logged}
     schemas = v1_code.VALUES["schemas"][0], [v1_code.VALUES["types"][5]]
