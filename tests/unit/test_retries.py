@@ -286,7 +286,7 @@ def test_a_server_restarts_after_delays_until_it_is_given_up(
     [
         "http.client:RemoteDisconnected", "httpx:ConnectError", "httpx:PoolTimeout",
         "httpx:RemoteProtocolError", "requests:ReadTimeout", "aiohttp:ServerDisconnectedError",
-        "aiohttp:ClientPayloadError", "openai:APITimeoutError", "anthropic:APITimeoutError",
+        "aiohttp:ClientPayloadError", "openai:APITimeoutError",
         "botocore.exceptions:EndpointConnectionError", "urllib3.exceptions:MaxRetryError",
     ],
 )  # fmt: skip

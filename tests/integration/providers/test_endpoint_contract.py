@@ -17,6 +17,7 @@ from support.provider_contract import SECRET, Arguments, Offered, quarantined
 from vane_dagster.compute.local_backend import LocalBackend
 from vane_dagster.providers.anthropic import AnthropicProvider
 from vane_dagster.providers.openai import OpenAIProvider
+from vane_dagster.retries import is_transient
 from vane_dagster.servers.launch import Endpoint
 
 Maker = Callable[[Any, Server, str], Offered]
@@ -146,3 +147,9 @@ def test_a_servers_key_is_a_bearer_token(kind):
     made = kind("m", server=vd.VLLMServer("m"))
     client = made._client(Endpoint("http://127.0.0.1:1", api_key="key-of-server"))
     assert client.default_headers["Authorization"] == "Bearer key-of-server"
+
+
+def test_errors_of_connections_are_transient_in_anthropics_client():
+    """As in those of `tests/unit/test_retries.py`; to import this one takes two seconds."""
+    error = pytest.importorskip("anthropic", reason="an optional library").APITimeoutError
+    assert is_transient(error.__new__(error))
