@@ -84,13 +84,14 @@ def test_checks_are_summed_up_with_those_that_did_not_pass(tmp_path, capsys):
 
 
 def test_a_failed_blocking_check_is_an_error(tmp_path, capsys):
-    made = vd.Pipeline("one", source=vd.table([{"id": 1, "n": 13}]), id="id")
-    made.map_batches("halved", Half, schema={"half": "DOUBLE"}, on_error="quarantine")
+    made = vd.Pipeline("one", source=vd.table([{"id": 1, "n": 12}, {"id": 2, "n": 13}]), id="id")
+    given = {"schema": {"half": "DOUBLE"}, "on_error": "quarantine"}
+    made.map_batches("halved", Half, asset=vd.Asset(checks=[Few(blocking=True, most=0)]), **given)
     given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
     for _ in range(2):  # the second run finds the partition up to date
-        with pytest.raises(VaneError, match=r"blocking checks: 1 failed\n.*'halved': rows failed"):
+        with pytest.raises(VaneError, match=r"blocking checks: 1 failed\n.*'halved': few failed"):
             made.run(**given)
-    assert vd.quarantine("one/halved", store=given["store"])["id"].to_pylist() == [1]
+    assert vd.quarantine("one/halved", store=given["store"])["id"].to_pylist() == [2]
 
 
 def test_a_run_that_is_interrupted_prints_what_it_did(tmp_path, capsys):
