@@ -55,7 +55,7 @@ def load(
     """
     form = form_of(as_)
     if form is None:
-        raise StoreError(f"vd.load: as_ is {as_!r}; expected one of {known_forms()}")
+        raise StoreError(f"vd.load: as_ is {as_!r}; expected one of the classes {known_forms()}")
     partitions = [partitions] if isinstance(partitions, str) else partitions
     rows = read(
         open_store(store, "vd.load"),
