@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vane_dagster import FragmentStore
-from vane_dagster.storage import promotion
+from vane_dagster.storage.promotion import Promoted, Promotion
 
 
-def promote(branch: FragmentStore, target: FragmentStore, pipeline: str) -> None:
+def promote(branch: FragmentStore, target: FragmentStore, pipeline: str) -> list[Promoted]:
     """Promote a pipeline of a branch."""
-    list(promotion.promote(branch.open(), target.open(), pipeline))
+    return [*Promotion(branch.open(), target.open(), pipeline).carry_out()]

@@ -44,9 +44,8 @@ from vane_dagster.storage.adoptions import (
 )
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
-from vane_dagster.storage.manifest import FIRST_GENERATION
 from vane_dagster.storage.part_file import read_part
-from vane_dagster.storage.promotion import promote
+from vane_dagster.storage.promotion import Promotion
 from vane_dagster.storage.store import Store, open_branch
 from vane_dagster.worker.protocol import Arrange, ReuseAndCall, Work
 
@@ -377,6 +376,10 @@ class World:
         """
         self._outdated: set[tuple[str, str]] = set()
         self._was_forced = False
+        self._started: dict[Place, Any] = {}
+        """What was in force above when a branch first committed a place, or was promoted since."""
+        self.failed: set[Place] = set()
+        """The stages that failed in the latest run, by partition."""
         self._ids = itertools.count(1)
         self.files = {partition: {"a": self.new_rows(["a+b", "c"])} for partition in PARTITIONS}
 
@@ -389,8 +392,8 @@ class World:
         made.nodes, made._since = copy.deepcopy(self.nodes), copy.deepcopy(self._since)
         made.store = open_branch("simulated://branch", self.store.root.url, {})
         made.above, made.branches, made._was_forced = self, [], False
-        made.stored = defaultdict(set)
-        made._outdated = set(self._outdated)
+        made.stored, made._started = defaultdict(set), {}
+        made._outdated, made.failed = set(self._outdated), set()
         self.branches = [made]
         return made
 
@@ -501,7 +504,7 @@ class World:
             set() if is_forced else existing,  # those of another forced run, too
         )
         before = {each: self.in_force(*each) for each in self.places(partitions)}
-        self._look_above()
+        above, own = self._look_above(), self._own()
         Storage.begin(given.fails, given.kill_operation)
         events: list[Event] = []
         try:
@@ -516,6 +519,11 @@ class World:
         for each, node in itertools.product(everywhere, self.nodes):
             for partition in PARTITIONS:
                 each._since.get((node.name, partition), set()).add(node.suffix)
+        for place in filter(self.is_own, self.places(PARTITIONS)):
+            self._started.setdefault(place, above.get(place))
+            was, promoted = own[place], self.above and self.above.latest(place)
+            if was not in (None, self._own()[place]) and promoted == (place[0], *was.version):
+                self._started[place] = promoted
         if was_killed:
             for node in filter(lambda each: each.calls_code, self.nodes):
                 for partition in partitions:  # what it has committed replaces what was in force
@@ -523,6 +531,7 @@ class World:
                         self._keep(node, partition, self._wanted(node, partition))
             return set()
         failed = {(e.stage, e.partition): e.error for e in events if isinstance(e, Failed)}
+        self.failed = set(failed)
         if is_forced:
             self._was_forced = True
             for each, parts in everywhere.items():
@@ -586,67 +595,80 @@ class World:
         live = [a.name for found in adoptions(self.store, "docs").values() for a in found.live]
         assert {*live} == self.adopted() == left
 
-    def promote(self, kills: Sequence[Kill | None], deploys: bool) -> bool:
-        """Promote a branch, which puts nothing in force above.
+    def promote(self, kills: Sequence[Kill | None], is_up_to_date: bool, deploys: bool) -> str:
+        """Promote a branch, and compare what is then in force above with what is here.
 
         Args:
             kills: The operation of the storage at which each attempt is killed.
+            is_up_to_date: Whether the branch is, so only commits above are a reason to refuse it.
             deploys: Whether the definitions of the branch become those above.
 
         Returns:
-            Whether a run above has to find what the branch has in force.
+            What became of it: "promoted", "refused" or "killed".
         """
         assert self.above is not None
-        main, is_whole = self.above, False
+        main, outcome = self.above, "killed"
         self._look_above()
-        places = self.places(PARTITIONS)
+        places = [(n.name, p) for n in self.nodes if n.kind != "write" for p in PARTITIONS]
         own = [place for place in places if self.is_own(place)]
-        adopted = main.adopted() | self.adopted()
-        before = {place: main.latest(place) for place in places}
+        files, adopted = main.content(), main.adopted() | self.adopted()
+        before = {place: main.latest(place) for place in own}
+        others = [p for p in own if before[p] not in (self._started[p], self.latest(p))]
 
         def carry_out() -> None:
-            list(promote(self.store, main.store, "docs"))
+            list(Promotion(self.store, main.store, "docs").carry_out())
 
         for kill in kills:
             try:
-                is_whole |= not self._killed(kill, carry_out)
+                if not self._killed(kill, carry_out):
+                    outcome = "promoted"
             except StoreError:
-                assert all(node.kind == "write" for node in self.nodes if self._has_own(node))
+                if own and is_up_to_date and not others:
+                    raise
+                assert main.content() == files, "a promotion that was refused has written"
+                return "refused"
             assert main.adopted() <= adopted, "an adoption that was undone is in force"
-            assert before == {place: main.latest(place) for place in places}
-        for node, theirs in zip(main.nodes, self.nodes):
+            for place in others:
+                assert main.latest(place) == before[place], f"{place}: of another run"
+            for place in places if outcome == "promoted" else ():
+                assert main.rows_in_force(place) == self.rows_in_force(place), place
+        assert outcome == "killed" or not others
+        main._take_over(self, outcome == "promoted", deploys)
+        return outcome
+
+    def _take_over(self, branch: World, is_whole: bool, deploys: bool) -> None:
+        """Expect what a promotion leaves, or one that was killed."""
+        for node, theirs in zip(self.nodes, branch.nodes):
             if is_whole and deploys:
                 node.suffix = theirs.suffix
-                main.fragment_rows = self.fragment_rows
+                self.fragment_rows = branch.fragment_rows
             for place in ((node.name, partition) for partition in PARTITIONS):
-                if place in main._since and place in self._since:
-                    main._since[place] |= self._since[place]
+                if place in self._since and place in branch._since:
+                    self._since[place] |= branch._since[place]
                 else:
-                    main._since.pop(place, None)
-                main.stored[place] = set()
-        main._outdated |= self._outdated
-        same = all(self.generation(place) == main.generation(place) for place in places)
-        return is_whole and deploys and len(own) > 0 and same and main.adopted() == self.adopted()
+                    self._since.pop(place, None)
+                is_known = is_whole and node.suffix == theirs.suffix
+                self.stored[place] = set(branch.stored[place]) if is_known else set()
+        self._outdated |= branch._outdated
 
-    def _has_own(self, node: Node) -> bool:
-        return any(self.is_own((node.name, partition)) for partition in PARTITIONS)
-
-    def generation(self, place: Place) -> str:
-        """The generation in force of a place."""
-        name = self.store.latest("docs", place[0], [place[1]]).get(place[1])
-        return name.generation if name else FIRST_GENERATION
-
-    def _look_above(self) -> None:
-        """Note the rows that are in force above of what a branch has not committed."""
-        main = self.above
-        for node, other in zip(self.nodes, main.nodes if main else ()):
+    def _look_above(self) -> dict[Place, Any]:
+        """Return what is in force above of what a branch has not committed, and note its rows."""
+        if self.above is None:
+            return {}
+        found, main = {}, self.above
+        for node, other in zip(self.nodes, main.nodes):
             for place in ((node.name, partition) for partition in PARTITIONS):
-                if main is not None and not self.is_own(place):
+                if not self.is_own(place):
+                    found[place] = main.latest(place)
                     is_known = node.suffix == other.suffix and not self._was_forced
                     self.stored[place] = set(main.stored[place]) if is_known else set()
+        return found
 
     def is_own(self, place: Place) -> bool:
         return self.above is not None and self.store.latest_own("docs", *place) is not None
+
+    def _own(self) -> dict[Place, Any]:
+        return {p: self.store.latest_own("docs", *p) for p in self.places(PARTITIONS)}
 
     def latest(self, place: Place) -> Any:
         stage, partition = place

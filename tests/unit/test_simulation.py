@@ -210,17 +210,15 @@ class Simulation(RuleBasedStateMachine):
     def promote(
         self, kills: list[tuple[int, str] | None], is_up_to_date: bool, deploys: bool
     ) -> None:
-        """Promote the branch; a run above then computes nothing that it would not compute here.
-
-        Unless one of both was forced since, or has undone another adoption.
-        """
+        """Promote the branch; a run above then computes nothing that it would not compute here."""
         branch = self.world if self.world.above else self.world.branches[0]
         main, again = branch.above, None
         assert main is not None
         if is_up_to_date:
             branch.run()
             again = branch.run()
-        if branch.promote(kills, deploys) and again is not None:
+        outcome = branch.promote(kills, is_up_to_date and not branch.failed, deploys)
+        if outcome == "promoted" and deploys and again is not None:
             assert main.run() <= again
         self._go(self.world)
 

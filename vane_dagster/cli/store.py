@@ -13,9 +13,9 @@ from vane_dagster._texts import count, table
 from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.read import open_store
-from vane_dagster.storage import promotion
 from vane_dagster.storage.contents import results
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
+from vane_dagster.storage.promotion import Promotion
 
 _RESULTS = ["STAGE", "PARTITION", "PARTITIONS", "ROWS", "PARTS", "BYTES", "LAST COMMIT"]
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -116,21 +116,25 @@ def list_results(root: str, path: str, as_json: bool) -> None:
 @click.argument("target", metavar="TO")
 @click.argument("pipeline")
 def promote(branch: str, target: str, pipeline: str) -> None:
-    """Copies what a branch has in force of PIPELINE into the store that it started from.
+    """Puts what a branch has committed of PIPELINE in force in the store that it started from.
 
-    FROM is the root of the branch, and TO the root of its fallback. Parts are copied; nothing is
-    computed, and nothing is in force before the next run of the partitions with TO. That run finds
-    the parts of the same code and input, unless a run with force made them, and commits, publishes
-    and reports them. If this command is killed, run it again.
+    FROM is the root of the branch, and TO the root of its fallback. Manifests and the parts that
+    they name are copied; nothing is computed. Refused if other versions are in force in TO than
+    those that the branch was made from. If it is killed, run it again. The next run of the
+    partitions with TO publishes the write stages and reports materializations to Dagster.
 
     Example: vane-dagster store promote s3://lake/dev/feature-x s3://lake/.vane docs
     """
     opened = FragmentStore(root=branch, fallback=target).open()
-    for each in promotion.promote(opened, open_store(target, "TO"), pipeline):
-        parts = {part.name: part.bytes for part in each.parts}
-        text = f"{count(each.partitions, 'partition')}, copied {_count(parts, 'part')}"
-        click.echo(f"{pipeline}/{each.stage}: {text}")
-    click.echo("Nothing is in force yet; the next run of the partitions there finds the parts")
+    promoted = [*Promotion(opened, open_store(target, "TO"), pipeline).carry_out()]
+    for stage in dict.fromkeys(each.stage for each in promoted):
+        of_stage = [each for each in promoted if each.stage == stage]
+        parts = {part.name: part.bytes for each in of_stage for part in each.parts}
+        before = sum(each.was_in_force for each in of_stage)
+        text = f"{count(len(of_stage) - before, 'partition')} promoted"
+        text += f", {before:,} promoted before" * bool(before)
+        click.echo(f"{pipeline}/{stage}: {text}, copied {_count(parts, 'part')}")
+    click.echo("Nothing is published or reported yet; the next run of the partitions there does it")
 
 
 def _changes(stage: GcReport) -> list[tuple[str, dict[str, int], str]]:

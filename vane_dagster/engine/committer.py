@@ -197,7 +197,20 @@ class Committer:
             files=files,
             upstream=upstream,
             committed_at=time.time(),
+            branched_from=self._branched_from(commit),
         )
+
+    def _branched_from(self, commit: Commit) -> str:
+        """Return the manifest of the fallback that a branch's partition replaces."""
+        place = (commit.manifest.pipeline, commit.manifest.stage, commit.manifest.partition)
+        if self._store.fallback is None:
+            return ""
+        if (own := self._store.latest_own(*place)) is None:
+            return "" if commit.former is None else str(commit.former)
+        above = self._store.fallback.latest_own(*place)
+        if above is not None and above.version == own.version:  # it was promoted
+            return str(above)
+        return self._store.read(*place, own).branched_from
 
     def _borrow(self, commit: Commit) -> None:
         """Copy parts of the fallback, so that the branch has all parts of its manifest."""

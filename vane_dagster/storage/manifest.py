@@ -356,6 +356,9 @@ class Manifest:
         components: What the definition consists of.
         figures: What the run that committed it took to compute it, as metadata in Dagster; empty
             in manifests of earlier releases.
+        branched_from: Of a branch, the name of the fallback's manifest that it replaces: the one
+            that was in force when the branch first computed the partition, or that was promoted
+            from the branch since. Empty if there was none, or in no branch.
         root: The root of the store that it was read from; not recorded.
         undone: The names of the stage's adoptions that were undone by then, so that none of its
             rows are there because of them.
@@ -391,6 +394,7 @@ class Manifest:
     row_definition: str = ""
     components: Sequence[Component] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)
+    branched_from: str = ""
     root: StoragePath | None = field(default=None, repr=False, compare=False, metadata=UNRECORDED)
     undone: Sequence[str] = ()
     generations: Sequence[str] = ()

@@ -31,6 +31,13 @@ def raise_epoch(store: Store, pipeline: str, stage: str, run_id: str) -> int:
     return raised
 
 
+def copy_epoch(source: Store, target: Store, pipeline: str, stage: str) -> None:
+    """Copy the epoch of a stage into another store, unless that one has a later epoch."""
+    current = _read(source, pipeline, stage)
+    if current.floor > _read(target, pipeline, stage).floor:
+        target.root.child(pipeline, stage).write(_FILE, _CODEC.dumps(current))
+
+
 @dataclass(frozen=True)
 class _Epoch:
     """An epoch, which stores record as the floor that it once was, and the run that raised it."""

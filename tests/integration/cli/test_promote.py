@@ -81,17 +81,14 @@ def test_a_branch_on_this_machine_is_promoted_into_s3(tmp_path, load, s3, monkey
     monkeypatch.setitem(fsspec.config.conf, "s3", s3)
     monkeypatch.delitem(sys.modules, "old")
     done = CliRunner().invoke(main, asked)
-    assert done.output.startswith("docs/labelled: 2 partitions, copied 2 parts (0.0 MiB)")
-    assert "Nothing is in force yet" in done.output
+    assert done.output.startswith("docs/labelled: 2 partitions promoted, copied 2 parts (0.0 MiB)")
+    assert "Nothing is published or reported yet" in done.output
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 0, done.output
-    assert "docs/labelled: 2 partitions, copied 0 parts" in done.output
-    labels = vd.load("docs/labelled", store=production).column("label").to_pylist()
-    assert all(label.startswith("old") for label in labels)
+    assert "docs/labelled: 0 partitions promoted, 2 promoted before, copied 0 parts" in done.output
     plan = edited.plan(["a", "b"], store=production)
-    assert {each.stage: each.fragments for each in plan.stages} == {
-        "rows": 0, "labelled": 0, "published": 2
-    }  # fmt: skip
+    done_of = {each.stage: each.up_to_date for each in plan.stages}
+    assert done_of == {"rows": 2, "labelled": 2, "published": 0}, "only published is due"
     resources = {"store": production, "compute": vd.LocalCompute()}
     with dg.DagsterInstance.get() as instance:
         given = {"resources": resources, "instance": instance, "partition_key": "a"}
@@ -99,7 +96,8 @@ def test_a_branch_on_this_machine_is_promoted_into_s3(tmp_path, load, s3, monkey
         for stage in ("labelled", "published"):
             key = dg.AssetKey(["docs", stage])
             assert instance.get_materialized_partitions(key) == {"a"}
-    assert vd.load("docs/labelled", "a", store=production).column("label").to_pylist() == [
-        "new0",
-        "new3",
-    ]
+
+    load("other")[0].run("a", store=production)
+    refused = CliRunner().invoke(main, asked)
+    assert refused.exit_code == 1
+    assert "docs/labelled, partition 'a': the branch was made from" in refused.output

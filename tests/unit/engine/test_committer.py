@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from vane_dagster.events import Failed
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import StoragePath
+from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
+from vane_dagster.storage.promotion import Promotion
 from vane_dagster.storage.store import Store
 
 
@@ -124,6 +127,38 @@ def test_of_two_publishers_the_later_manifest_wins(tmp_path, store, monkeypatch)
     compute(publishing("id < 5"), store)
     files = sorted((tmp_path / "out").glob("*.parquet"))
     assert [n for file in files for n in pq.read_table(file)["id"].to_pylist()] == [*range(8)]
+
+
+def test_a_branch_remembers_the_manifest_that_it_started_from(tmp_path, store):
+    write_source(tmp_path / "src", {"id": range(10)})
+    main, branch = store, Store(StoragePath(str(tmp_path / "branch")), fallback=store)
+
+    def run(store: Store, where: str) -> Manifest:
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        docs.project("clean", ["id"], where=where)
+        compute(docs, store)
+        found = store.in_force("docs", "clean", None)
+        assert found is not None
+        return found
+
+    assert run(branch, "id < 1").branched_from == "", "there was nothing to start from"
+    assert run(branch, "id < 2").branched_from == ""
+    assert run(main, "id < 3").branched_from == "", "it is not a branch"
+    other = Store(StoragePath(str(tmp_path / "other")), fallback=main)
+    started_from = str(main.latest_own("docs", "clean", None))
+    assert run(other, "id < 4").branched_from == started_from
+    run(main, "id < 5")
+    assert run(other, "id < 6").branched_from == started_from
+
+    third = Store(StoragePath(str(tmp_path / "third")), fallback=main)
+    run(third, "id < 7")
+    assert [*Promotion(third, main, "docs").carry_out()]
+    promoted = str(main.latest_own("docs", "clean", None))
+    assert run(third, "id < 8").branched_from == promoted
+    assert run(third, "id < 9").branched_from == promoted
+    for store in (main, third):
+        assert [*collect(store, GcPolicy(time.time() + 1e6, 1.0, 1.0))]
+    assert [*Promotion(third, main, "docs").carry_out()], "its history is not needed"
 
 
 def labelled(tmp_path: Path, labels: dict[str, list[str]], check: vd.checks.Check) -> vd.Pipeline:

@@ -19,9 +19,10 @@ from vane_dagster.storage.adoptions import Adoption, adoptions, keep_adoption, u
 from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
-from vane_dagster.storage.manifest import Component, ManifestName
-from vane_dagster.storage.promotion import promote
+from vane_dagster.storage.manifest import Component, Manifest, ManifestName
+from vane_dagster.storage.promotion import Promotion
 from vane_dagster.storage.reader import read
+from vane_dagster.storage.row_floor import raise_epoch, read_epoch
 from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
 from vane_dagster.storage.store import Store, open_branch
 
@@ -45,12 +46,12 @@ def content(store: Store) -> Mapping[str, bytes]:
     return {path: store.root.read(path) for path in store.root.walk()}
 
 
-def commit(store: Store, ids: list[int], **given: str | None) -> ManifestName:
+def commit(store: Store, ids: list[int], start: str = "", **given: str | None) -> ManifestName:
     """Commit rows as a run does, after a plan by what is in force."""
     made = manifest(**given)  # type: ignore[arg-type]  # of mixed types
     info = part(store.parts(made.pipeline, made.stage, made.partition), ids, key=f"{ids[0]:040x}")
     made = manifest([info], **given)  # type: ignore[arg-type]  # of mixed types
-    return store.commit(replace(made, upstream={}))
+    return store.commit(replace(made, upstream={}, branched_from=start))
 
 
 def rows(store: Store, stage: str = "s") -> list[int]:
@@ -134,48 +135,64 @@ def test_options_reach_what_is_not_on_the_local_disk(tmp_path):
         vd.FragmentStore(root=str(tmp_path), targets={"docs/s": "x"}).open()
 
 
-def test_a_branch_is_no_fallback(store, branch):
-    above = f"{branch.root.url}2"
-    assert vd.FragmentStore(root=above, fallback=branch.root.url).open().fallback is not None
-    commit(branch, [1])
-    with pytest.raises(StoreError, match=f"is a branch of '{store.root.url}'.*give fallback="):
-        vd.FragmentStore(root=above, fallback=branch.root.url).open()
-
-
 # Promotion
 
 
 def work(store: Store, branch: Store) -> None:
     """A store with two stages, and a branch that has computed both again for two partitions."""
     for key in ("p", "q/ä", None):
-        for stage in "st":
-            commit(store, [1, 2], partition=key, stage=stage)
+        above = commit(store, [1, 2], partition=key)
+        base = store.commit(replace(manifest(partition=key, stage="t"), upstream={"s": str(above)}))
+        for stage, started in (("s", above), ("t", base)):
+            place = "docs", stage, key
+            made = replace(
+                manifest([part(branch.parts(*place), [5, 6])], key, stage, "1"),
+                upstream={"s": str(branch.latest_own("docs", "s", key))} if stage == "t" else {},
+                branched_from=str(started),
+            )
             if key is not None:
-                commit(branch, [5, 6], partition=key, stage=stage, plan="1")
+                branch.commit(made)
     keep_pin(branch, "docs", "s", "d", SchemaPin(pa.schema([]), 1, "run", 1.0))
     keep_adoption(store, "docs", adoption(NEW))
     undo_adoptions(branch, "docs", [adoption(NEW)], NEW)
     keep_adoption(branch, "docs", adoption(NEWER))
     keep_adoption(branch, "docs", adoption(LEFT))
     undo_adoptions(branch, "docs", [adoption(LEFT)], LEFT)
+    raise_epoch(branch, "docs", "s", "run")
 
 
-def test_a_promotion_copies_parts_and_records_and_puts_nothing_in_force(store, branch):
+def promoted(store: Store) -> bool:
+    assert adoption(LEFT) not in adopted(store), "it was undone before"
+    found: list[Manifest] = []
+    for key in ("p", "q/ä"):
+        above, now = (store.in_force("docs", stage, key) for stage in "st")
+        assert above is not None
+        assert now is not None
+        assert now.upstream["s"] == str(store.latest("docs", "s", [key])[key]) or (
+            above.plan != now.plan
+        ), "a manifest is never put in force before the ones that it was made from"
+        found += [above, now]
+    for each in found:
+        names = store.parts_of(each).names()
+        assert {part.name for part in each.parts} <= names.keys(), "parts come first"
+    return {each.plan for each in found} == {"1" * 32}
+
+
+def test_a_promotion_puts_manifests_and_their_parts_in_force(store, branch):
     work(store, branch)
-    own, manifests = content(branch), [each for each in content(store) if "manifests" in each]
-    made = [*promote(branch, store, "docs")]
-    assert [(each.stage, each.partitions, len(each.parts)) for each in made] == [
-        ("s", 2, 2), ("t", 2, 2)
-    ]  # fmt: skip
-    for stage in "st":
-        for key in ("p", "q/ä"):
-            assert len(store.parts("docs", stage, key).names()) == 2
-    assert [each for each in content(store) if "manifests" in each] == manifests
+    own = content(branch)
+    made = [*Promotion(branch, store, "docs").carry_out()]
+    assert {(each.stage, each.partition, len(each.parts)) for each in made} == {
+        (stage, key, 1) for stage in "st" for key in ("p", "q/ä")
+    }
+    assert promoted(store)
+    assert store.in_force("docs", "s", None).plan == "0" * 32
     assert read_pin(store, "docs", "s", "d") is not None
     assert adopted(store) == [adoption(NEWER)]
+    assert read_epoch(store, "docs", "s") == read_epoch(branch, "docs", "s") > 0
     assert content(branch) == own
     before = content(store)
-    assert [each.parts for each in promote(branch, store, "docs")] == [[], []]
+    assert [each.parts for each in Promotion(branch, store, "docs").carry_out()] == [()] * 4
     assert content(store) == before
 
 
@@ -188,33 +205,99 @@ def test_a_promotion_that_is_killed_between_any_two_writes_is_run_again(store, b
                 original = getattr(StoragePath, name)
                 patched.setattr(StoragePath, name, interrupted_after(calls, original))
             try:
-                list(promote(branch, store, "docs"))
+                list(Promotion(branch, store, "docs").carry_out())
                 break
             except OSError:
                 kills += 1
-        assert adoption(LEFT) not in adopted(store), "it was undone before"
+        promoted(store)
         calls += 1 if kills % 3 else 0  # some are killed at the same place again
         assert kills < 60
     assert kills > 3
-    assert len(store.parts("docs", "t", "p").names()) == 2
+    assert promoted(store)
     assert adopted(store) == [adoption(NEWER)]
 
 
-def test_a_promotion_is_refused_if_the_other_store_has_other_results_of_a_fragment(store, branch):
+@pytest.mark.parametrize("stage", ["s", "t"])
+def test_a_promotion_is_refused_before_anything_is_written(store, branch, stage):
     work(store, branch)
-    part(store.parts("docs", "t", "q/ä"), [5, 7], key=f"{5:040x}")
+    store.commit(manifest(partition="q/ä", stage=stage, plan="2"))
     before = content(store)
-    with pytest.raises(StoreError, match=r"docs/t, partition 'q/ä': .* has computed the same"):
-        list(promote(branch, store, "docs"))
+    with pytest.raises(StoreError, match=f"docs/{stage}, partition 'q/ä': the branch was made "):
+        Promotion(branch, store, "docs")
     assert content(store) == before
+
+
+def test_a_version_that_another_run_has_come_back_to_can_be_superseded(store, branch):
+    work(store, branch)
+    start = store.in_force("docs", "t", "p")
+    store.commit(replace(start, plan="2" * 32))
+    with pytest.raises(StoreError, match="docs/t, partition 'p': the branch was made from"):
+        Promotion(branch, store, "docs")
+    store.commit(start)
+    list(Promotion(branch, store, "docs").carry_out())
+    assert promoted(store)
+
+
+def test_a_promotion_is_refused_for_what_was_made_of_another_version(store, branch):
+    above = commit(store, [1])
+    base = store.commit(replace(manifest(stage="t"), upstream={"s": str(above)}))
+    made = replace(manifest(stage="t", plan="1"), upstream={"s": str(above)})
+    branch.commit(replace(made, branched_from=str(base)))
+    changed = commit(branch, [3], str(above), plan="3")
+    before = content(store)
+    with pytest.raises(StoreError, match=f"docs/t, partition 'p': it was made from {above} of 's'"):
+        next(Promotion(branch, store, "docs").carry_out())
+    assert content(store) == before
+    same = commit(branch, [1], str(above))
+    assert len([*Promotion(branch, store, "docs").carry_out()]) == 2, "it came back to it"
+    branch.manifests("docs", "s", "p").delete([str(changed), str(same)])
+    commit(store, [2], plan="2")
+    with pytest.raises(StoreError, match=f"it was made from {above} of 's', and .* has 0"):
+        next(Promotion(branch, store, "docs").carry_out())
     with pytest.raises(StoreError, match="has committed nothing of pipeline 'other'"):
-        list(promote(branch, store, "other"))
+        Promotion(branch, store, "other")
+
+
+def test_a_commit_during_a_promotion_is_not_superseded(store, branch):
+    work(store, branch)
+    made, folder = Promotion(branch, store, "docs"), store.root.child("docs")
+    records = folder.names()
+    now = store.commit(manifest(partition="p", stage="t", plan="2"))
+    with pytest.raises(StoreError, match=r"docs/t, partition 'p'\. Another run has committed it"):
+        next(made.carry_out())
+    assert store.latest("docs", "t", ["p"])["p"] == now
+    assert store.latest("docs", "s", ["p"])["p"].sequence == 1, "nothing was promoted"
+    assert folder.names() == records
+
+
+def test_of_two_branches_the_second_is_promoted_where_the_first_was_not(store, branch):
+    work(store, branch)
+    second = open_branch(f"{branch.root.url}2", store.root.url, {})
+    start = store.latest("docs", "s", [None])[None]
+    commit(second, [7], str(start), partition=None)
+    list(Promotion(branch, store, "docs").carry_out())
+    assert [*Promotion(second, store, "docs").carry_out()]
+    third = open_branch(f"{branch.root.url}3", store.root.url, {})
+    commit(third, [8], str(start), partition=None)
+    commit(third, [8], partition="new")
+    before = content(store)
+    with pytest.raises(StoreError, match=r"docs/s: the branch was made from .* in a new branch"):
+        Promotion(third, store, "docs")
+    assert content(store) == before
+
+
+def test_a_branch_is_no_fallback(store, branch):
+    above = f"{branch.root.url}2"
+    assert vd.FragmentStore(root=above, fallback=branch.root.url).open().fallback is not None
+    commit(branch, [1])
+    with pytest.raises(StoreError, match=f"is a branch of '{store.root.url}'.*give fallback="):
+        vd.FragmentStore(root=above, fallback=branch.root.url).open()
 
 
 def test_parts_that_are_about_to_be_deleted_are_written_again(store, branch):
     work(store, branch)
-    info = part(store.parts("docs", "s", "p"), [5, 6], key=f"{5:040x}")
+    info = part(store.parts("docs", "s", "p"), [5, 6])
     path = f'{{"p/{info.name}": 1}}'
-    assert [len(each.parts) for each in promote(branch, store, "docs")] == [1, 2]
     store.root.child("docs", "s").write("condemned.json", path.encode())
-    assert [len(each.parts) for each in promote(branch, store, "docs")] == [1, 0]
+    made = [*Promotion(branch, store, "docs").carry_out()]
+    assert [len(each.parts) for each in made] == [1, 1, 1, 1]
