@@ -94,6 +94,10 @@ class UdfError(VaneError):
     """A user's function raised an exception, or its result was rejected."""
 
 
+class FailedRowsError(UdfError):
+    """More rows of a partition failed in a stage than may fail."""
+
+
 class CostlyError(ValueError):
     """An error of a row that incurred costs despite failing.
 

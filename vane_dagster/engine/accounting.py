@@ -10,7 +10,7 @@ from types import MappingProxyType
 from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.worker_group import WorkerQueue
-from vane_dagster.errors import IntegrityError, UdfError, VaneError
+from vane_dagster.errors import FailedRowsError, IntegrityError, VaneError
 from vane_dagster.events import PoolTime, Progress, StageStats
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -212,7 +212,7 @@ def fault_limit_error(
     if faults <= state.max_faults(run.partition, stage):
         return None
     rows = state.plan.partitions[run.partition].source_rows
-    return UdfError(
+    return FailedRowsError(
         f"{location}: {faults} of at most {rows} rows of the partition failed so far, and "
         f"{state.max_faults(run.partition, stage)} may; vd.Failures(max_error_rate=...) sets the "
         "limit, and vane-dagster quarantine lists them. The next run computes them again"

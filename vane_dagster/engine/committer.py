@@ -20,10 +20,10 @@ from vane_dagster._texts import in_partition
 from vane_dagster.checks.builtin import has_lost_rows, has_too_many_failed_rows
 from vane_dagster.errors import (
     DamagedPartError,
+    FailedRowsError,
     IntegrityError,
     SourceError,
     StoreError,
-    UdfError,
     VaneError,
     described,
     names,
@@ -245,7 +245,7 @@ class Committer:
                 raise IntegrityError(f"{place}: {result.description}. {fix}")
             if result.blocking and has_too_many_failed_rows(result.metadata):
                 fix = "It was not committed. The next run computes the failed rows again"
-                raise UdfError(f"{place}: {result.description}. {fix}")
+                raise FailedRowsError(f"{place}: {result.description}. {fix}")
         self._check_results[partition, manifest.stage] = results_here
         return replace(manifest, checks=results_here)
 

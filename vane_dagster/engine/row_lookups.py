@@ -120,7 +120,8 @@ class RowLookups:
         if plan.former is not None:  # those of its parts that stay in force are the run's own
             names = {part.info.name for part in plan.parts.values()}
             yield from add(partial(store.read, pipeline, stage, planned.key, plan.former), names)
-        yield from _recorded_groups(plan.set_aside, id, True)
+        alike = [part for part in plan.set_aside if part.info.input_id == id]
+        yield from _recorded_groups(alike, id, True)
         for key in self._keys(partition, stage):
             index = self._indexes.get(key)
             computed = None if index is None else self._computed(index, stage, plan.row_definition)

@@ -23,7 +23,7 @@ from vane_dagster.engine.figures import computation_figures
 from vane_dagster.engine.pending_rows import PendingRows
 from vane_dagster.engine.pool_usage import PoolUsage
 from vane_dagster.engine.token_budget import TokenBudget
-from vane_dagster.errors import StoreError, UdfError, VaneError
+from vane_dagster.errors import FailedRowsError, StoreError, VaneError
 from vane_dagster.events import (
     Committed,
     Event,
@@ -195,7 +195,7 @@ class RunState:
     def _keep_failed_rows(self, index: int, stage: str, error: VaneError) -> None:
         """Store the failed rows of a partition that is given up."""
         rows, partition = self._failed_rows.pop((index, stage), []), self.plan.partitions[index]
-        is_because = isinstance(error, UdfError)
+        is_because = isinstance(error, FailedRowsError)
         parts = self.parts[index, stage].values() if is_because else ()
         stored = [part for part in parts if part.info.faults]
         if (rows or stored) and not partition.is_sample:

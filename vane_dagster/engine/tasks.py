@@ -385,7 +385,8 @@ class WorkBuilder:
         measured = spec.measured_columns(self._pipeline, partition.schemas[task.stage])
         id = self._pipeline[task.stage].id
         sums = {} if (usage := spec.usage) is None else usage.sums
-        made = (sums, self._plan.definitions.get(task.stage, ""))
+        above = input_id(self._pipeline, task.stage)
+        made = (sums, self._plan.definitions.get(task.stage, ""), above)
         return PartTarget(folder, plan.keys[index], id, measured, compression, salt, *made)
 
     def _input(self, task: Task, upstream: str, position: int) -> tuple[Rows, list[Any]]:

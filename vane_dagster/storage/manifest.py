@@ -65,6 +65,7 @@ class PartInfo:
         copied: Input rows with the outcome of an equal row, of the same part or an earlier one.
         inherited: Sums among `measures` that are those of copied rows.
         unread: Of the quarantined and nulled rows, those that the source could not read.
+        input_id: Name of the column with the ids of its input; empty in parts of earlier releases.
     """
 
     key: str
@@ -85,6 +86,7 @@ class PartInfo:
     copied: int = 0
     inherited: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     unread: int = 0
+    input_id: str = ""
 
     @property
     def name(self) -> str:

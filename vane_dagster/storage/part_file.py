@@ -47,6 +47,7 @@ class PartTarget:
             deleted.
         sums: Fields of measured struct columns to add up.
         definition: The definition of the stage that writes it.
+        input_id: Name of the column with the ids of its input.
     """
 
     folder: StoragePath
@@ -57,6 +58,7 @@ class PartTarget:
     salt: str | None = None
     sums: Mapping[str, Sequence[str]] = field(default_factory=dict)
     definition: str = ""
+    input_id: str = ""
 
 
 def write_part(
@@ -74,7 +76,7 @@ def write_part(
     stored = table if target.compression else without_null_marks(packed(table))
     info = PartInfo(
         target.key, "", table.num_rows, 0, low, high,
-        measures=counted, sample=sample_rows(table), **facts,
+        measures=counted, sample=sample_rows(table), input_id=target.input_id, **facts,
     )  # fmt: skip
     data = encoded(
         stored.replace_schema_metadata({"vane": part_footer(info)}),

@@ -385,13 +385,12 @@ def load_fault(model: ModelSpec | None, error: BaseException) -> Fault:
 
 def work_fault(work: Work, error: BaseException) -> Fault:
     """Convert the error of a failed task to a `Fault`."""
-    where = work.location
+    where, kind = work.location, "UdfError" if _calls_model(work) else "ComputeError"
     if isinstance(error, BatchError):
+        kind = "FailedRowsError" if error.reason else kind
         where, error = f"{where}: {error}", error.cause
     if isinstance(error, DamagedPartError):
         return Fault("DamagedPartError", str(error), part=error.part)
     if isinstance(error, VaneError):
         return Fault(type(error).__name__, str(error))
-    message = f"{where}: {described(error)}"
-    kind = "UdfError" if _calls_model(work) else "ComputeError"
-    return Fault(kind, message, user_frames(error))
+    return Fault(kind, f"{where}: {described(error)}", user_frames(error))

@@ -228,6 +228,7 @@ class BatchError(Exception):
 
     Attributes:
         cause: The error that was raised.
+        reason: Why the last row that failed is one too many; empty if another row may fail.
         faults: The rows of the batch that failed alone.
         wasted: Amounts spent on failed rows.
         report: Their error records and the task's output rows, for the driver.
@@ -240,4 +241,4 @@ class BatchError(Exception):
     def __init__(self, rows: pa.Table, id: str, cause: BaseException, reason: str = "") -> None:
         ids = names(rows.column(id).to_pylist())
         super().__init__(f"{reason}in a batch of {rows.num_rows} rows, ids {ids}")
-        self.cause = cause
+        self.cause, self.reason = cause, reason
