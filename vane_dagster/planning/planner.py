@@ -325,13 +325,13 @@ class _Planner:
             try:
                 keys[stage], parts, leaving, set_aside = stored_parts(
                     [*named.values()], in_force, self.retry or plan.given_up > 0,
-                    stage in given_up, *where,
+                    stage in given_up and bool(rows.get("row_definition")), *where,
                 )  # fmt: skip
             except StoreError as error:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
                 raise StoreError(f"{place}: {error}") from error
             lacking = [index for index in range(len(fragments)) if index not in parts]
-            if self._has_lost(stage, plan, in_force, named, lacking):
+            if self._has_lost(stage, plan, in_force, named, lacking, leaving):
                 self.lost.add((key, stage))
                 self.warnings[key].clear()
                 return self.plan(key)
@@ -390,17 +390,18 @@ class _Planner:
         in_force: Manifest | None,
         named: Mapping[str, Sequence[Sequence[str]]],
         lacking: Collection[int],
+        leaving: frozenset[int],
     ) -> bool:
-        """Return whether results of the user's code that the manifest in force names are gone.
+        """Return whether results of the user's code are gone, or about to be deleted.
 
-        In a new generation, what is computed has other keys already.
+        Those that the manifest in force names, or from which others may have been computed. In a
+        new generation, what is computed has other keys already.
         """
-        if in_force is None or plan.generation != in_force.generation:
+        base = in_force.generation if in_force else FIRST_GENERATION
+        if plan.generation != base or not self.pipeline[stage].spec.runs_udf:
             return False
-        if not self.pipeline[stage].spec.runs_udf:
-            return False
-        made = {part.key for part in in_force.parts}
-        return any(
+        made = {part.key for part in in_force.parts} if in_force else set()
+        return not leaving.isdisjoint(lacking) or any(
             keys[index] in made for keys in itertools.chain(*named.values()) for index in lacking
         )
 

@@ -147,17 +147,19 @@ def attempt(tmp_path, store, monkeypatch):
     """Run 600 rows in thirty fragments, of which a run begins only the first, and return errors."""
     monkeypatch.setenv("BELOW", str(tmp_path / "below"))
 
-    def attempted(*down: int | str, rows=600, below=False, **failures: Any) -> list[str]:
+    def attempted(*down: int | str, rows=600, below=False, id="id", **failures: Any) -> list[str]:
         if not (tmp_path / "src").exists():
-            write_source(tmp_path / "src", {"id": range(600)})
+            write_source(tmp_path / "src", {"id": range(600), "other": [n ^ 1 for n in range(600)]})
         (tmp_path / "asked").write_text("")
         monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
         monkeypatch.setenv("DOWN", " ".join(map(str, down)))
         source = vd.parquet(str(tmp_path / "src"))
-        docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=20)
+        docs = vd.Pipeline("docs", source=source, id=id, fragment_rows=20)
         policy = vd.Failures("quarantine", **failures)
         above = docs if rows == 600 else docs.project("some", ["id"], where=f"id < {rows}")
-        stage = above.map("answer", asked, columns={"n": "id"}, on_error=policy)
+        stage = above.map(
+            "answer", asked, columns={"n": "id"}, include_columns=True, on_error=policy
+        )
         stage.project("copy", ["answer"])
         if below:
             stage.map("below", again, columns={"answer": "answer"})
@@ -216,6 +218,19 @@ def test_answers_below_a_partition_that_was_given_up_are_copied(attempt, store, 
     assert repeated <= {*range(400, 580)}, "those of fragments that were in progress"
 
 
+def test_rows_under_other_ids_are_not_copied(attempt, store):
+    assert attempt(*range(8), *range(580, 588))
+    assert not attempt(*range(8), id="other")
+    rows = vd.load("docs/answer", store=store.root.path).to_pylist()
+    assert all(row["answer"] == row["id"] == row["other"] ^ 1 for row in rows)
+
+
+def test_failures_within_the_limit_are_not_repeated_after_another_error(attempt, tmp_path):
+    for _ in range(2):
+        assert attempt(*range(8), "all-590")
+    assert not {*range(8)} & {*numbers(tmp_path / "asked")}
+
+
 def again(answer: int) -> int:
     with open(os.environ["BELOW"], "a") as file:
         print(answer, file=file)
@@ -260,6 +275,17 @@ def test_nothing_below_is_kept_from_a_failed_run_of_a_stage_without_reuse(tmp_pa
     assert not run_of_day(tmp_path, store, "wednesday")
     loud = vd.load("docs/loud", store=store.root.path)["loud"].to_pylist()
     assert loud == [f"{letter}@WEDNESDAY" for letter in "ABCDEFGHIJKL"]
+
+
+def test_nothing_is_kept_that_was_made_of_parts_about_to_be_deleted(tmp_path, store, days):
+    assert run_of_day(tmp_path, store, "monday", down="l", on_error="raise")
+    parts = [*tmp_path.glob("store/docs/price/parts/*/*.parquet")]
+    assert [*tmp_path.glob("store/docs/loud/parts/*/*.parquet")]
+    for part in parts:
+        store.condemn("docs", "price", f"{part.parent.name}/{part.name}")
+    assert not run_of_day(tmp_path, store, "tuesday", on_error="raise")
+    loud = vd.load("docs/loud", store=store.root.path)["loud"].to_pylist()
+    assert loud == [f"{letter}@TUESDAY" for letter in "ABCDEFGHIJKL"]
 
 
 @pytest.mark.parametrize("still", ["a", "l"])
