@@ -75,7 +75,7 @@ class Advice:
         text = "bottleneck: "
         if starts["loading"] > starts["computing"]:
             share = f"{starts['loading']:.0%} of their time"
-            text += f"starting the workers of {_name(self.started)}, {share}; then "
+            text += f"starting the workers for {_name(self.started)}, {share}; then "
         paced = ", within their limits by the minute" if pool.is_paced else ""
         text += (
             f"{_name(pool)}, whose "

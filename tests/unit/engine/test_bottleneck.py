@@ -59,11 +59,11 @@ def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
     )
     started = advised(pool("a", 2, 10, loading=30))
     assert str(started).startswith(
-        "bottleneck: starting the workers of 'a', 75% of their time; then 'a', whose 2 workers "
+        "bottleneck: starting the workers for 'a', 75% of their time; then 'a', whose 2 workers "
     )
     beside = str(advised(pool("io", 2, 4, loading=2), pool("a", 1, 1, loading=25)))
     assert beside.startswith(
-        "bottleneck: starting the workers of 'a', 96% of their time; then reading and writing"
+        "bottleneck: starting the workers for 'a', 96% of their time; then reading and writing"
     )
     assert "1.3 times as fast with warm workers" in beside
     found = advised(pool("a", 1, 0.9), seconds=1)  # it would be four times as fast
