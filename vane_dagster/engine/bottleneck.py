@@ -44,7 +44,7 @@ class WaveTime:
 
     @property
     def slowest_start(self) -> PoolTime:
-        """The pool that takes longest with the loads of its workers, which go on side by side."""
+        """The pool that takes longest if the time its workers load in is added."""
         return max(self.pools, key=_with_loads)
 
 
@@ -102,10 +102,15 @@ def advise(
         fragment_rows: The most rows of a fragment; 0 if that is not known.
     """
     advices = [
-        Advice(*pools, option, saved, seconds / max(seconds - saved, 1e-9))
+        Advice(
+            wave.by_speed[0],
+            wave.slowest_start,
+            option,
+            saved,
+            gain=seconds / max(seconds - saved, 1e-9),
+        )
         for wave in waves
         if any(pool.computing for pool in wave.pools)
-        for pools in [(wave.by_speed[0], wave.slowest_start)]
         for option, saved in [("", 0.0), *_options(wave, fragments, fragment_rows)]
     ]
     best = max(advices, key=lambda advice: advice.saved, default=None)

@@ -195,12 +195,12 @@ class RunState:
     def _keep_failed_rows(self, index: int, stage: str, error: VaneError) -> None:
         """Store the failed rows of a partition that is given up."""
         rows, partition = self._failed_rows.pop((index, stage), []), self.plan.partitions[index]
-        is_because = isinstance(error, FailedRowsError)
-        parts = self.parts[index, stage].values() if is_because else ()
+        too_many = isinstance(error, FailedRowsError)
+        parts = self.parts[index, stage].values() if too_many else ()
         stored = [part for part in parts if part.info.faults]
         if (rows or stored) and not partition.is_sample:
             plan, place = partition.stages[stage], (self.store, self.pipeline.name, stage)
-            number = plan.given_up + is_because
+            number = plan.given_up + too_many
             with contextlib.suppress(StoreError):  # the error has some of them
                 rows = rows or [read_part(stored[0].folder, stored[0].info.faults)]
                 write_failed(*place, partition.key, plan.former, number, rows)

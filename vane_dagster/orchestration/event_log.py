@@ -262,10 +262,10 @@ def events_grouped(instance: dg.DagsterInstance) -> Iterator[None]:
 def drop_planned_checks(context: dg.AssetExecutionContext) -> None:
     """Delete the planned evaluations of the step's checks, also those of other runs.
 
-    Dagster shows the latest row of a check in a partition, by the time when its run was created. A
-    run that ended without an evaluation would hide those of other runs, and one that was created
-    later those that were made meanwhile. Without a planned row, Dagster inserts a row when an
-    evaluation is logged. Event logs that are not SQL databases keep them.
+    The status of a check in a partition is its newest row in Dagster's table. Rows are inserted as
+    planned when a run is created, so the row of a killed run, or of one created later, would hide
+    an evaluation. Without a planned row, Dagster inserts one when an evaluation is logged. Event
+    logs that are not SQL databases keep their planned rows.
     """
     storage = context.instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):

@@ -125,7 +125,7 @@ class RunReport:
         """
         key = stage_key(self._pipeline, stage)
         self._provenance.look_up(key, [each.partition for each in made])
-        adopted = "".join(latest(self._adopted.get(stage, ())))
+        adopted = "".join(latest([each.since for each in self._adopted.get(stage, ())]))
         for each in made:
             manifest = each.manifest
             assert manifest is not None

@@ -20,6 +20,7 @@ from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import RETRIED, describe
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.providers.batch_api import WINDOW_SECONDS
+from vane_dagster.storage.adoptions import latest
 from vane_dagster.storage.definition_texts import differences, read_texts
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo
@@ -108,7 +109,7 @@ class StageForecast:
     def lines(self) -> Iterator[str]:
         """Yield the forecast in words: what is to be computed, why, and what it costs."""
         todo = self.partitions - self.up_to_date
-        adopted = [listed(self.adopted[::-1], 1, "; ")] if self.adopted else []  # --json has all
+        adopted = latest(self.adopted)  # --json has all
         if not todo:
             yield "up to date" if self.partitions else "not planned"
             yield from adopted

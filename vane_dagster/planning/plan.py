@@ -231,7 +231,8 @@ class RunPlan:
         if self.failed:
             text += f" ({len(self.failed):,} cannot be planned)"
         lines = [f"pipeline {self.pipeline.name}: {text}; fragments of {self.rule}"]
-        lines += [f"  {line}" for adopted in self.adopted.values() for line in latest(adopted)]
+        for adopted in self.adopted.values():
+            lines += [f"  {line}" for line in latest([each.since for each in adopted])]
         for stage in self.selected:
             due, total = self.due(stage), len(self.partitions)
             line = f"  {stage}: {total - len(due):,} of {count(total, 'partition')} up to date"

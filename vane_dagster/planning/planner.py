@@ -321,12 +321,13 @@ class _Planner:
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
             rows = self._row_definitions(stage, schemas)
             named = self._named(stage, plan, in_force, upstream)
+            retry = self.retry or plan.given_up > 0
+            searches = stage in given_up and bool(rows.get("row_definition"))
             where = (store, self.pipeline, stage, key, condemned, self.warnings[key].append)
             try:
                 keys[stage], parts, leaving, set_aside = stored_parts(
-                    [*named.values()], in_force, self.retry or plan.given_up > 0,
-                    stage in given_up and bool(rows.get("row_definition")), *where,
-                )  # fmt: skip
+                    [*named.values()], in_force, retry, searches, *where
+                )
             except StoreError as error:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
                 raise StoreError(f"{place}: {error}") from error

@@ -150,9 +150,9 @@ class Adoptions:
         return frozenset(joined(own, live)), frozenset(searched)
 
 
-def latest(adopted: Sequence[Adoption]) -> list[str]:
-    """Return a line about some adoptions: the latest, and the number of the others."""
-    return [listed([each.since for each in reversed(adopted)], 1, "; ")] if adopted else []
+def latest(lines: Sequence[str]) -> list[str]:
+    """Return a line about adoptions, given a line for each: the last, and how many others."""
+    return [listed(lines[::-1], 1, "; ")] if lines else []
 
 
 def joined(start: str, pairs: Iterable[tuple[str, str]]) -> list[str]:

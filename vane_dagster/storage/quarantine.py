@@ -1,9 +1,9 @@
 """Quarantine: rows that could not be computed, stored beside the parts with their errors.
 
 If a run gives a partition up, its first failed rows are stored in
-``<stage>/failed/<partition>/<sequence>-<content>-<number>.parquet``. Sequence and content are those
-of the manifest in force, so the next commit outdates the file. The number is that of the runs since
-that gave the partition up because of its failed rows: the next run computes these again.
+``<stage>/failed/<partition>/<sequence>-<content>-<number>.parquet``. Sequence and content belong to
+the manifest in force, so the next commit outdates the file. The number counts the runs since that
+commit that had too many failed rows. The next run computes these rows again.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ class ManifestIndex:
 
     def adopted(self, manifest: Manifest) -> list[str]:
         """Return a line about how a stage's definition came to count as one with others."""
-        return latest(self._adoptions[manifest.stage].of(manifest.definition))
+        adopted = self._adoptions[manifest.stage].of(manifest.definition)
+        return latest([each.since for each in adopted])
 
     @cached_property
     def stages(self) -> Sequence[str]:
