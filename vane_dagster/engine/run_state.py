@@ -35,7 +35,7 @@ from vane_dagster.events import (
 )
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
-from vane_dagster.planning.stored_parts import stored_parts
+from vane_dagster.planning.stored_parts import StoredParts
 from vane_dagster.sources.files import content_hash
 from vane_dagster.sources.parquet import PARQUET
 from vane_dagster.storage.batch_records import Recorded
@@ -167,11 +167,11 @@ class RunState:
         for stage in (s for s in stages if not partition.stages[s].done):
             manifest = self.store.in_force(self.pipeline.name, stage, partition.key)
             condemned = self.store.condemned(self.pipeline.name, stage)
-            _, stored[stage], *_ = stored_parts(
-                [[partition.stages[stage].keys]], manifest, False, False, self.store, self.pipeline,
-                stage, partition.key, condemned, lambda text: self.emit(Noticed(text)),
-                known=self.parts[index, stage],
-            )  # fmt: skip
+            place = self.store, self.pipeline, stage, partition.key
+            parts, known = StoredParts(*place, manifest, condemned), self.parts[index, stage]
+            stored[stage] = parts.find([[partition.stages[stage].keys]], known=known).parts
+            for text in parts.warnings:
+                self.emit(Noticed(text))
         return stored
 
     def add_failed_rows(self, index: int, stage: str, rows: pa.Table) -> None:

@@ -33,7 +33,7 @@ from vane_dagster.planning.inputs import (
 )
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
-from vane_dagster.planning.stored_parts import stored_parts
+from vane_dagster.planning.stored_parts import StoredParts
 from vane_dagster.sources import FragmentRule, Listed
 from vane_dagster.sources.base import Connect, default_rule
 from vane_dagster.sources.files import file_identity, reconcile
@@ -321,16 +321,16 @@ class _Planner:
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
             rows = self._row_definitions(stage, schemas)
             named = self._named(stage, plan, in_force, upstream)
-            retry = self.retry or plan.given_up > 0
-            searches = stage in given_up and bool(rows.get("row_definition"))
-            where = (store, self.pipeline, stage, key, condemned, self.warnings[key].append)
             try:
-                keys[stage], parts, leaving, set_aside = stored_parts(
-                    [*named.values()], in_force, retry, searches, *where
-                )
+                stored = StoredParts(store, self.pipeline, stage, key, in_force, condemned)
+                found = stored.find([*named.values()], self.retry or plan.given_up > 0)
+                searches = stage in given_up and bool(rows.get("row_definition"))
+                set_aside = stored.others(found.parts.values()) if searches else ()
             except StoreError as error:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
                 raise StoreError(f"{place}: {error}") from error
+            self.warnings[key] += stored.warnings
+            keys[stage], parts, leaving = found
             lacking = [index for index in range(len(fragments)) if index not in parts]
             if self._has_lost(stage, plan, in_force, named, lacking, leaving):
                 self.lost.add((key, stage))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -15,128 +16,153 @@ from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.store import Store, read_part_info
 
-_File = tuple[str, str, StoragePath]
-"""A fragment key, and the name and folder of a part with it."""
+
+class _File(NamedTuple):
+    key: str
+    name: str
+    folder: StoragePath
 
 
-def stored_parts(
-    named: Sequence[Sequence[Sequence[str]]],
-    manifest: Manifest | None,
-    retry: bool,
-    searches: bool,
-    store: Store,
-    pipeline: Pipeline,
-    stage: str,
-    partition: str | None,
-    condemned: Collection[str],
-    warn: Callable[[str], None],
-    known: Collection[int] = (),
-) -> tuple[tuple[str, ...], dict[int, Part], frozenset[int], tuple[Part, ...]]:
-    """Find the parts of a stage's partition by listing its folder, each by the first of some keys.
+class Found(NamedTuple):
+    """What is stored of a plan's fragments.
 
-    Keys and parts of the manifest in force come first. Parts marked for deletion are skipped unless
-    that manifest names them and they are not in a fallback. Of earlier generations only that
-    manifest may have parts with failed rows, unless these are to be computed again.
-
-    Args:
-        named: The keys of the fragments, by generation and definition: the one for new parts first.
-        manifest: The manifest in force.
-        retry: Whether failed rows of earlier generations are computed again.
-        searches: Whether to return all other parts, too.
-        store: The store.
-        pipeline: The pipeline.
-        stage: The stage.
-        partition: The partition's key.
-        condemned: The parts marked for deletion.
-        warn: Receives warnings.
-        known: The fragments to skip.
-
-    Returns:
-        The key of each fragment, the first one if there is no part; the parts by the fragment's
-        index; the indexes of fragments with a part of that key that is about to be deleted; and
-        other parts, if they are wanted.
+    Attributes:
+        keys: The key of each fragment; the one for new parts if there is no part.
+        parts: The parts, by the fragment's index.
+        leaving: The indexes of fragments with a part of their key that is about to be deleted.
     """
-    publisher = pipeline[stage].spec.publisher(partition)
-    label, published = partition_folder(partition), dict[str, Mapping[str, StoragePath]]()
-    in_force = {part.name: part for part in manifest.parts} if manifest else {}
-    own = {key for keys in named[0] for key in keys}
 
-    def counts(key: str, part: PartInfo) -> bool:
-        return key in own or not part.faults or (part.name in in_force and not retry)
+    keys: tuple[str, ...]
+    parts: dict[int, Part]
+    leaving: frozenset[int]
 
-    keys_in_force = {part.key for part in in_force.values() if counts(part.key, part)}
-    # Stable: of keys with the same answer, the order stays.
-    ranked = [
-        sorted(keys, key=lambda key: key not in keys_in_force)
-        for keys in zip(*itertools.chain(*named))
-    ]
-    chosen, parts = [*named[0][0]], dict[int, Part]()
-    if publisher:
-        folders, label = [publisher.staging], STAGING
-        published |= publisher.parts(manifest, chosen, store)
-    else:  # parts of this root come last, which counts
-        layers = reversed(store.layers)
-        folders = [each.parts(pipeline.name, stage, partition) for each in layers]
-    existing = store.existing_parts(*folders)
 
-    def staying(key: str) -> list[_File]:
-        """Return the files with a key that are not about to be deleted."""
-        files = dict(published.get(key, {}))
-        for file, place in sorted(existing.get(key, {}).items()):
-            is_named = not (publisher or place.is_read_only) and file in in_force
-            if is_named or f"{label}/{file}" not in condemned:
-                files.setdefault(file, place)
-        return [(key, file, files[file]) for file in sorted(files, key=lambda f: f not in in_force)]
+class StoredParts:
+    """The parts of a stage's partition, listed once.
 
-    def leaves(key: str) -> bool:
-        return len(staying(key)) < len({*published.get(key, {}), *existing.get(key, {})})
+    Parts marked for deletion are skipped, unless the manifest in force names them and they are not
+    in a fallback.
 
-    unread: dict[int, list[_File]] = {}
-    for index, keys in enumerate(ranked):
-        files = [] if index in known else [each for key in keys for each in staying(key)]
-        if files:
-            unread[index] = files
-    for index, ((key, file, place), *_) in [*unread.items()]:
-        if file in in_force and counts(key, in_force[file]):
-            del unread[index]
-            chosen[index], parts[index] = key, Part(place, in_force[file])
-    leaving = {i for i, key in enumerate(chosen) if i not in parts and leaves(key)}
-    names = functools.cache(StoragePath.names)
+    Attributes:
+        warnings: The damaged parts that were skipped.
+    """
 
-    def has_all(place: StoragePath, part: PartInfo) -> bool:
+    def __init__(
+        self,
+        store: Store,
+        pipeline: Pipeline,
+        stage: str,
+        partition: str | None,
+        manifest: Manifest | None,
+        condemned: Collection[str],
+    ) -> None:
+        """List the partition's folders.
+
+        Args:
+            store: The store.
+            pipeline: The pipeline.
+            stage: The stage.
+            partition: The partition's key.
+            manifest: The manifest in force.
+            condemned: The parts of the stage marked for deletion.
+        """
+        self.warnings: list[str] = []
+        self._store, self._manifest, self._condemned = store, manifest, condemned
+        self._in_force = {part.name: part for part in manifest.parts} if manifest else {}
+        self._published: Mapping[str, Mapping[str, StoragePath]] = {}
+        self._publisher = pipeline[stage].spec.publisher(partition)
+        if self._publisher:
+            folders, self._label = [self._publisher.staging], STAGING
+        else:  # parts of this root come last, which counts
+            layers = reversed(store.layers)
+            folders = [each.parts(pipeline.name, stage, partition) for each in layers]
+            self._label = partition_folder(partition)
+        self._existing = store.existing_parts(*folders)
+        self._names = functools.cache(StoragePath.names)
+
+    def find(
+        self,
+        named: Sequence[Sequence[Sequence[str]]],
+        retry: bool = False,
+        known: Collection[int] = (),
+    ) -> Found:
+        """Find a part for each fragment, by the first of some keys.
+
+        Keys and parts of the manifest in force come first. Of earlier generations only that
+        manifest may have parts with failed rows, unless these are to be computed again.
+
+        Args:
+            named: The keys of the fragments, by generation and definition: the one for new parts
+                first.
+            retry: Whether failed rows of earlier generations are computed again.
+            known: The fragments to skip.
+        """
+        chosen, parts, in_force = [*named[0][0]], dict[int, Part](), self._in_force
+        own = {key for keys in named[0] for key in keys}
+        if self._publisher:
+            self._published = self._publisher.parts(self._manifest, chosen, self._store)
+
+        def counts(key: str, part: PartInfo) -> bool:
+            return key in own or not part.faults or (part.name in in_force and not retry)
+
+        keys_in_force = {part.key for part in in_force.values() if counts(part.key, part)}
+
+        def first(files: Sequence[_File]) -> tuple[str, Part] | None:
+            parts = ((file.key, self._read(file)) for file in files)
+            return next(((k, part) for k, part in parts if part and counts(k, part.info)), None)
+
+        unread: dict[int, list[_File]] = {}
+        for index, keys in enumerate(zip(*itertools.chain(*named))):
+            # Stable: of keys with the same answer, the order stays.
+            ranked = sorted(keys, key=lambda key: key not in keys_in_force)
+            files = [] if index in known else [each for key in ranked for each in self._files(key)]
+            best = in_force.get(files[0].name) if files else None
+            if best and counts(files[0].key, best):
+                chosen[index], parts[index] = files[0].key, Part(files[0].folder, best)
+            elif files:
+                unread[index] = files
+        leaving = {i for i, key in enumerate(chosen) if i not in parts and self._leaves(key)}
+        for index, choice in zip(unread, in_threads(first, unread.values())):
+            if choice is not None:
+                chosen[index], parts[index] = choice
+                leaving |= {index} if self._leaves(chosen[index]) else set()
+        return Found(tuple(chosen), parts, frozenset(leaving))
+
+    def others(self, parts: Collection[Part]) -> tuple[Part, ...]:
+        """Return all parts but those of the manifest in force and some others."""
+        taken = self._in_force.keys() | {part.info.name for part in parts}
+        files = [each for key in self._existing for each in self._files(key)]
+        read = in_threads(self._read, [each for each in files if each.name not in taken])
+        return tuple(part for part in read if part is not None)
+
+    def _files(self, key: str) -> list[_File]:
+        """Return the files with a key that are not about to be deleted, those in force first."""
+        files = dict(self._published.get(key, {}))
+        for name, folder in sorted(self._existing.get(key, {}).items()):
+            is_named = not (self._publisher or folder.is_read_only) and name in self._in_force
+            if is_named or f"{self._label}/{name}" not in self._condemned:
+                files.setdefault(name, folder)
+        names = sorted(files, key=lambda name: name not in self._in_force)
+        return [_File(key, name, files[name]) for name in names]
+
+    def _leaves(self, key: str) -> bool:
+        """Return whether a file with a key is about to be deleted."""
+        present = {*self._published.get(key, {}), *self._existing.get(key, {})}
+        return len(self._files(key)) < len(present)
+
+    def _read(self, file: _File) -> Part | None:
+        """Read what a part says of itself; None if it is damaged or lacks a file beside it."""
+        try:
+            part = self._in_force.get(file.name) or read_part_info(file.folder, file.name)
+        except DamagedPartError as error:
+            self.warnings.append(f"{error}. It is computed again")
+            return None
+        return Part(file.folder, part) if self._is_whole(file, part) else None
+
+    def _is_whole(self, file: _File, part: PartInfo) -> bool:
         # If two runs wrote the part at once, it names the files of one, the manifest the other's.
         *beside, _ = part.files
-        return all(n in names(place) and f"{label}/{n}" not in condemned for n in beside)
-
-    read = in_threads(
-        lambda files: _first_whole(files, in_force, counts, has_all, warn), unread.values()
-    )
-    for index, choice in zip(unread, read):
-        if choice is not None:
-            chosen[index], parts[index] = choice
-            leaving |= {index} if leaves(chosen[index]) else set()
-    taken = in_force.keys() | {part.info.name for part in parts.values()}
-    others = [f for key in existing for f in staying(key) if f[1] not in taken] if searches else []
-    found = in_threads(
-        lambda file: _first_whole([file], {}, lambda key, part: True, has_all, warn), others
-    )
-    set_aside = tuple(choice[1] for choice in found if choice is not None)
-    return tuple(chosen), parts, frozenset(leaving), set_aside
-
-
-def _first_whole(
-    files: Sequence[_File],
-    known: Mapping[str, PartInfo],
-    counts: Callable[[str, PartInfo], bool],
-    has_all: Callable[[StoragePath, PartInfo], bool],
-    warn: Callable[[str], None],
-) -> tuple[str, Part] | None:
-    """Return the first readable part and its key; None to compute a new one."""
-    for key, file, place in files:
-        try:
-            part = known.get(file) or read_part_info(place, file)
-            if counts(key, part) and (file in known or has_all(place, part)):
-                return key, Part(place, part)
-        except DamagedPartError as error:
-            warn(f"{error}. It is computed again")
-    return None
+        return file.name in self._in_force or all(
+            name in self._names(file.folder) and f"{self._label}/{name}" not in self._condemned
+            for name in beside
+        )
