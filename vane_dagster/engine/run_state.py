@@ -232,20 +232,22 @@ class RunState:
     def _max_faults(self, index: int, stage: str) -> int:
         """Rows of a stage's partition that may fail in a run before the run gives it up.
 
-        `Failures.max_error_rate` sets it; without one, a blocking `ErrorRate`. This early limit
-        assumes as many rows as the source has. Below a fan-out there may be more, so there it has
-        no bound: the check decides when all rows are computed.
+        The stage's blocking checks `ErrorRate` set it. This early limit assumes as many rows as the
+        source has. Below a fan-out there may be more, so there it has no bound: the check decides
+        when all rows are computed.
         """
         partition = self.plan.partitions[index]
         if partition.is_sample:
             return sum(map(len, partition.sample.values())) or partition.source_rows
         if len(self.pipeline._keys_of(self.pipeline[stage].spec.base_node(self.pipeline))) > 1:
             return sys.maxsize
-        limit = ErrorRate(self.pipeline[stage].spec.failures.max_error_rate)
-        if limit.max_rate is None:
-            checks = findings_of(self.pipeline._checks_of(stage))
-            limit = next((c for c in checks if isinstance(c, ErrorRate) and c.blocking), limit)
-        return limit.allowed(partition.source_rows)
+        checks = findings_of(self.pipeline._checks_of(stage))
+        limits = (
+            c.allowed(partition.source_rows)
+            for c in checks
+            if isinstance(c, ErrorRate) and c.blocking
+        )
+        return min(limits, default=sys.maxsize)
 
     def faults_allowed(self, index: int, stage: str) -> int:
         """Rows that may still fail: `max_faults` minus those that have failed."""

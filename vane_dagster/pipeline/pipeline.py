@@ -22,7 +22,7 @@ from vane_dagster._arguments import (
 )
 from vane_dagster._keywords import known_keywords
 from vane_dagster.checks.base import Check
-from vane_dagster.checks.builtin import defaults_for, merge
+from vane_dagster.checks.builtin import ErrorRate, defaults_for, findings_of, merge
 from vane_dagster.checks.compared import Compared
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.fingerprint.modules import count_as_own
@@ -505,12 +505,13 @@ def _declaring_line() -> tuple[str, int]:
 
 def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[Check, ...]:
     """Return the checks of a stage: its defaults, merged with the checks that the user declares."""
-    known = spec.made_schema(pipeline)
-    checks = merge(
-        defaults_for(known, spec.kind, spec.failures.max_error_rate),
-        spec.asset.checks,
-        location,
-    )
+    known, rate = spec.made_schema(pipeline), spec.failures.max_error_rate
+    checks = merge(defaults_for(known, spec.kind, rate), spec.asset.checks, location)
+    if rate is not None and ErrorRate(rate) not in findings_of(checks):
+        raise DefinitionError(
+            f"{location}: max_error_rate={rate} sets the limit of the check 'error_rate', which "
+            "checks= replaces or turns off. Leave one of them out, or give the check another name="
+        )
     if spec.publishes and (late := [check for check in checks if check.rows_to_recompute]):
         raise DefinitionError(
             f"{location}: check {late[0].name!r} computes rows again, and a write stage computes "

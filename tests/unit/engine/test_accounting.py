@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -140,16 +141,14 @@ def as_it_is(n: int) -> int:
     [
         (None, [], 10),
         (None, [vd.checks.ErrorRate(0.5)], 50),
-        (None, [vd.checks.ErrorRate(0.5, blocking=False)], 10),
-        (None, [vd.checks.Off("rows")], 10),
-        (0.2, [vd.checks.ErrorRate(0.01)], 20),
-        (0.2, [vd.checks.ErrorRate(0.01, blocking=False)], 20),
+        (None, [vd.checks.ErrorRate(0.5, blocking=False)], sys.maxsize),
+        (None, [vd.checks.Off("rows")], sys.maxsize),
+        (0.2, [], 20),
+        (0.2, [vd.checks.ErrorRate(0.01, blocking=False, name="strict")], 20),
         (0.2, [vd.checks.ErrorRate(0.5, name="lenient")], 20),
     ],
 )
-def test_a_run_is_limited_by_failures_else_by_a_blocking_error_rate(
-    tmp_path, store, rate, checks, allowed
-):
+def test_the_blocking_checks_of_the_error_rate_limit_a_run(tmp_path, store, rate, checks, allowed):
     pq.write_table(pa.table({"id": range(100), "n": range(100)}), tmp_path / "0.parquet")
     docs = vd.Pipeline("docs", source=vd.parquet(tmp_path / "0.parquet"), id="id")
     failures, asset = vd.Failures("quarantine", max_error_rate=rate), vd.Asset(checks=checks)
@@ -158,6 +157,14 @@ def test_a_run_is_limited_by_failures_else_by_a_blocking_error_rate(
     state = RunState(plan(docs, store), store, "run", [].append, {}, CheckRunner(docs, store))
 
     assert state.max_faults(0, "m") == allowed
+
+
+@pytest.mark.parametrize("check", [vd.checks.ErrorRate(0.01), vd.checks.Off("rows")])
+def test_the_limit_is_declared_in_one_place(check):
+    docs = vd.Pipeline("docs", source=vd.table([{"id": 1, "n": 1}]), id="id")
+    failures, asset = vd.Failures("quarantine", max_error_rate=0.2), vd.Asset(checks=[check])
+    with pytest.raises(vd.errors.DefinitionError, match="sets the limit of the check"):
+        docs.map("m", as_it_is, on_error=failures, asset=asset)
 
 
 @pytest.mark.parametrize("fragment_rows", [100, 40])
