@@ -238,6 +238,71 @@ for within, call, old, new, changes in [
         _FACTORY.format(within=within, call=call), old, new, changes=changes,
     )  # fmt: skip
 
+_DECLARED = """import os
+import yaml
+from typing import Literal
+import vane_dagster as vd
+LABELS = ["a", "b"]
+QUESTION = "Which of LABELS is {{x}}?"
+class Own(vd.checks.Check):
+    def __init__(self, n):
+        super().__init__()
+    def evaluate(self, context):
+        return True
+@vd.cls
+class Model:
+    def __call__(self, b):
+        return LABELS
+def question():
+    return QUESTION.replace("LABELS", ", ".join(sorted(LABELS)))
+def add(p):
+    return p.map("added", udf, schema="INT")
+def udf(b: Literal["build", "p"]):
+    return Model()(b), LABELS
+def build(folder, model="m"):
+    p = vd.Pipeline("docs", source=vd.parquet(f"{{folder}}/a"), id="id")
+    a = p.map_batches("x", udf, schema={{"y": "INT"}}, batch_size=16)
+    {within}
+    return p
+{call}
+"""
+for within, call in [
+    ('p.map("c", udf, schema="INT", asset=vd.Asset(checks=[Own(1)]))', 'p = build("d")'),
+    ('p.map("c", Model(), schema="INT", concurrency=1)', 'p = build("d")'),
+    (
+        'p.prompt("c", "{x}", provider="openai", model=model)',
+        'p = build("d", os.environ.get("M", "m"))',
+    ),
+    ('p.prompt("c", "{x}", provider="openai", model=os.environ.get("M", "m"))', 'p = build("d")'),
+    ('p.prompt("c", question(), provider="openai", model=model)', 'p = build("d")'),
+    ('p.classify("c", "x", labels=LABELS, provider="openai", model="m")', 'p = build("d")'),
+    ("return p, a", 'p, a = build("d")\nb = p.build_assets()'),
+    ("b = add(p)", 'p = build("d")\nassets = [p.build_assets()]'),
+    ("", 'p = build("d")\na = add(p)'),
+    ("with open(os.devnull) as f: c = yaml.safe_load(f)", 'p = build("d")'),
+    ("import pandas as pd", 'p = build("d")'),
+]:
+    inside(
+        f"a function that declares, with {within!r}, called by {call!r}",
+        _DECLARED.format(within=within, call=call),
+        "batch_size=16",
+        "batch_size=32",
+        changes=False,
+    )
+edit(
+    "a function of another file that declares",
+    "batch_size=16",
+    "batch_size=32",
+    file="make.py",
+    changes=False,
+    defs="from make import build\ndef udf(b):\n    return 1\np = build(udf)\np.build_assets()\n",
+    make=(
+        "import vane_dagster as vd\ndef build(udf):\n"
+        "    p = vd.Pipeline('docs', source=vd.parquet('a'), id='id')\n"
+        "    p.map_batches('x', udf, schema={'y': 'INT'}, batch_size=16)\n    return p\n"
+    ),
+)
+
 # The importing module itself changes what it imports, or its own names.
 inside(
     "a call that fills a dict",
