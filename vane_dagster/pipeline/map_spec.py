@@ -11,7 +11,13 @@ import pyarrow as pa
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import require_columns
-from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
+from vane_dagster.errors import (
+    CodeIdentityError,
+    DefinitionError,
+    SchemaError,
+    VaneError,
+    names,
+)
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.contracts import (
@@ -34,18 +40,21 @@ from vane_dagster.pipeline.options import Cardinality, IncludeColumns, OnError
 from vane_dagster.pipeline.records import Children, Workers
 from vane_dagster.pipeline.stage_kind import (
     KIND,
+    SOURCE,
     Column,
     Schemas,
     StageKind,
     Table,
     check_id,
     named_in,
+    with_upstream,
 )
 from vane_dagster.pipeline.texts import texts_of
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.storage.manifest import Component
 from vane_dagster.types.callables import unwrapped
+from vane_dagster.types.kinds import holds_text
 from vane_dagster.types.schema import (
     ERROR_COLUMN,
     INFER,
@@ -202,10 +211,10 @@ class MapBatchesSpec(StageKind):
                 "the code opens files that its source does not list, so their changes are not "
                 'noticed; use reuse="fragments"'
             )
-        if has_files and self.runs_own_code and not self._takes_files and PATH not in self.columns:
+        if has_files and self.runs_own_code and (text := self._may_name_file(pipeline)):
             return (
-                "the code may open the files of its source, and its rows do not tell which; name "
-                f'{PATH!r} in columns=, take a vd.File, or use reuse="fragments"'
+                f"the code may open a file of the source that the text {text!r} names, and its "
+                f'rows do not tell which; name {PATH!r} in columns= too, or use reuse="fragments"'
             )
         is_many = self.cardinality != "one_to_one"
         if is_many and not self.contract.by_row and id not in self.columns:
@@ -220,6 +229,20 @@ class MapBatchesSpec(StageKind):
                 "another row; declare a schema without them, so that ids are generated"
             )
         return None
+
+    def _may_name_file(self, pipeline: Pipeline) -> str | None:
+        """Return a column with texts that the code gets; None if it gets the path or no texts."""
+        node, location = self.upstream[0], pipeline._location(self.name)
+        if self._takes_files or not self.columns or PATH in self.columns:
+            return None
+        if node == SOURCE or (schema := pipeline._tables()[node].schema) is None:
+            known = {SOURCE: pipeline.source.schema(location)}  # of files: without opening any
+            try:
+                schema = pipeline._resolve_schemas(with_upstream(pipeline, node), known)[node]
+            except VaneError:  # a schema that the first run infers
+                return self.columns[0]
+        require_columns(f"{location}: {node!r}", self.columns, schema.names)
+        return next((name for name in self.columns if holds_text(schema.field(name).type)), None)
 
     @property
     def _takes_files(self) -> bool:

@@ -156,6 +156,36 @@ def test_user_code_may_open_the_files_that_rows_name(name, expected):
         assert "its rows do not tell which" in refusal(name, files, reuse="rows")
 
 
+def size_of(image: bytes) -> int:
+    return len(image)
+
+
+def seen(image: bytes) -> str:
+    return "a text"
+
+
+def test_a_function_over_files_that_gets_no_text_opens_none():
+    photos = vd.Pipeline("photos", source=vd.images("/data/*.jpg"))
+    wide = photos.project(
+        "wide", {"path": "path", "file": "path", "double": "2 * width"}, where="width > 9",
+        include_columns=["image"],
+    )  # fmt: skip
+    sized = wide.map("sized", size_of, include_columns=["double", "file"])
+    texts = photos.map("texts", seen)
+
+    def mode(above: vd.Pipeline | vd.Stage, *columns: str) -> str | None:
+        options = {"columns": [*columns], "schema": {"x": "INT"}}
+        name = f"stage{len(photos.stages)}"
+        return above.map_batches(name, same, **options).spec.reuse.mode
+
+    assert mode(photos, "image", "width") == mode(photos, "path") == "rows"
+    assert mode(wide, "image", "double") == mode(sized, "sized", "double") == "rows"
+    assert mode(sized, "sized", "file") == mode(texts, "texts") == "fragments"
+    inferred = photos.map_batches("inferred", same, columns=["image"], schema="infer")
+    assert inferred.spec.reuse.mode == "rows"
+    assert mode(inferred, "x") == "fragments", "it may be text"
+
+
 def test_the_files_of_the_source_that_rows_name_are_part_of_their_keys():
     def size(scan: vd.File, language: str) -> int:
         return len(scan.read())
