@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +14,7 @@ from vane_dagster._texts import count, table
 from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.read import open_store
-from vane_dagster.storage.contents import results
+from vane_dagster.storage import contents
 from vane_dagster.storage.gc import GcPolicy, GcReport, collect
 from vane_dagster.storage.promotion import Promotion
 
@@ -99,7 +100,7 @@ def list_results(root: str, path: str, as_json: bool) -> None:
     manifests name. With --json, one object a line.
     """
     lines = [_RESULTS]
-    for each in results(open_store(root, "ROOT"), path):
+    for each in contents.results(open_store(root, "ROOT"), path):
         if as_json:
             print_json(asdict(each), indent=None)
         last = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.committed_at))
@@ -109,6 +110,31 @@ def list_results(root: str, path: str, as_json: bool) -> None:
         raise click.ClickException(f"{root!r} has no stage at {path!r}; is it a store's root?")
     if not as_json:
         click.echo(table(lines))
+
+
+@store.command()
+@click.argument("root")
+@click.argument("pipeline")
+@click.argument("partitions", nargs=-1)
+@click.option("--before", default="", help="Partitions with a key that precedes this text.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+def forget(root: str, pipeline: str, partitions: Sequence[str], before: str, dry_run: bool) -> None:
+    """Deletes all versions of PARTITIONS of PIPELINE, in all stages, from the store at ROOT.
+
+    Their files are garbage then, which gc removes. Published tables and Dagster's record of the
+    partitions stay: delete rows there yourself, and wipe the partitions in Dagster's UI.
+
+    Example: vane-dagster store forget s3://lake/.vane docs --before 2026-01-01
+    """
+    given = open_store(root, "ROOT"), pipeline, partitions, before, dry_run
+    forgotten = list(contents.forget(*given))
+    if not forgotten:
+        raise click.ClickException(f"{root!r} has no such partition of {pipeline!r}")
+    for stage in dict.fromkeys(each.stage for each in forgotten):
+        own = [each for each in forgotten if each.stage == stage]
+        rows = sum(each.rows for each in own)
+        would = "would be " * dry_run
+        click.echo(f"{stage}: {count(len(own), 'partition')} {would}forgotten, {rows:,} rows")
 
 
 @store.command()

@@ -5,11 +5,13 @@ At most `_AT_ONCE` manifests are in memory at a time, and one line for each fold
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.paths import partition_folder
+from vane_dagster.storage.quarantine import FAILED
 from vane_dagster.storage.shipped_files import FILES
 from vane_dagster.storage.store import PUBLISHED, Store
 from vane_dagster.storage.stored_tables import TABLES
@@ -68,6 +70,32 @@ def results(store: Store, path: str = "") -> Iterator[Results]:
                     yield total
             if not stage:
                 yield total
+
+
+def forget(
+    store: Store, pipeline: str, keys: Collection[str], before: str = "", dry_run: bool = False
+) -> Iterator[Results]:
+    """Delete all versions and failed rows of partitions, and yield what was in force of them.
+
+    Their parts are then garbage.
+
+    Args:
+        store: The store. Of a branch, its own partitions.
+        pipeline: The pipeline.
+        keys: The partitions.
+        before: Partitions with a key that precedes this text are meant, too.
+        dry_run: Whether to change nothing.
+    """
+    own = Store(store.root)
+    for stage in own.stages(pipeline):
+        for manifest in _in_force(own, pipeline, stage):
+            if (key := manifest.partition) is not None and (key in keys or key < before):
+                result = Results(f"{pipeline}/{stage}", key)
+                result.add(manifest)
+                for name in () if dry_run else ("manifests", FAILED):
+                    folder = own.root.child(pipeline, stage, name, partition_folder(key))
+                    folder.delete(sorted(folder.entries()))
+                yield result
 
 
 def _in_force(store: Store, pipeline: str, stage: str) -> Iterator[Manifest]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import vane_dagster as vd
 from support.data import partitioned
 from support.in_process import compute
 from vane_dagster.cli.main import main
+from vane_dagster.storage import contents
 from vane_dagster.storage.filesystem import StoragePath
+from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.store import Store
 
 
@@ -52,3 +55,23 @@ def test_the_commands_print_tables_and_json(store):
     assert [json.loads(line)["stage"] for line in collected][:2] == ["docs/all", "docs/some"]
     wrong = CliRunner().invoke(main, ["store", "ls", store.root.url, "absent", "--json"])
     assert (wrong.exit_code, "no stage at 'absent'" in wrong.output) == (1, True)
+
+
+@pytest.mark.parametrize("options", [["a"], ["--before", "b", "--dry-run"]])
+def test_forgotten_partitions_are_computed_again_and_their_parts_collected(tmp_path, options):
+    made = Store(StoragePath(str(tmp_path)))
+    compute(docs("docs", 3), made, ["a", "DE / 3"])
+    asked = ["store", "forget", made.root.url, "docs", *options]
+
+    done = CliRunner().invoke(main, asked)
+
+    would = " would be" if "--dry-run" in options else ""
+    counted = "2 partitions" if would else "1 partition"
+    assert f"docs/all: {counted}{would} forgotten, {'6' if would else '3'} rows" in done.output
+    left = {each.partition for each in contents.results(made, "docs/some")}
+    assert left == ({"a", "DE / 3"} if would else {"DE / 3"})
+    if not would:
+        absent = CliRunner().invoke(main, asked)
+        assert (absent.exit_code, "has no such partition" in absent.output) == (1, True)
+        marked = list(collect(made, GcPolicy(time.time() + 1, keep=0, grace=0)))
+        assert sorted(len(each.condemned) for each in marked if "docs/" in each.stage) == [1, 1]
