@@ -150,43 +150,32 @@ def test_texts_by_which_another_type_would_have_been_found(first, later, expecte
     assert [each if not hasattr(each, "year") else "date" for each in found] == expected
 
 
+@pytest.mark.parametrize("in_one_file", [False, True])
 @pytest.mark.parametrize(
     ("first", "later", "expected"),
     [
-        ("1", ['"7"', '"x"', '"007"', "true", "2.0"], [7, ROW_ERROR, ROW_ERROR, ROW_ERROR, 2]),
-        ("[1]", ["[true]", "[2]"], [ROW_ERROR, [2]]),
-        ('{"x":1}', ['{"x":true}', '{"X":1}', '{"y":1}', '{"x":2,"y":1}'],
-         [ROW_ERROR, ROW_ERROR, ROW_ERROR, {"x": 2}]),
-        ("null", ['{"x":5}', "5"], [ROW_ERROR, "5"]),
+        ("1", ['"7"', '"x"', '"007"', "true", "2.0", "3"],
+         [7, ROW_ERROR, ROW_ERROR, ROW_ERROR, 2, 3]),
+        ("true", ["false", "1", '"true"'], [False, ROW_ERROR, True]),
+        ("1.5", ["2.5", '"x"', "null"], [2.5, ROW_ERROR, None]),
+        ("[1]", ["[true]", "[2]", '"x"', "[]"], [ROW_ERROR, [2], ROW_ERROR, []]),
+        ('{"x":1}', ['{"x":true}', '{"X":1}', '{"y":1}', '{"x":2,"y":1}', '"x"', '{"x":3}'],
+         [ROW_ERROR, ROW_ERROR, ROW_ERROR, {"x": 2}, ROW_ERROR, {"x": 3}]),
+        ("null", ['{"x":5}'], [ROW_ERROR]),
+        ("null", ["5"], ["5"]),
         ('{"x":null}', ['{"x":5}'], [{"x": "5"}]),
     ],
 )  # fmt: skip
-def test_values_of_other_types_in_json(first, later, expected, tmp_path):
-    (tmp_path / "a.json").write_text(f'{{"i":1,"t":{first}}}\n')
-    source = bound(vd.json(str(tmp_path)))
-    rows(source)
-    for number, text in enumerate(later):
-        (tmp_path / f"b{number}.json").write_text(f'{{"i":2,"t":{text}}}\n')
-    assert read(source)[1:] == expected
-
-
-@pytest.mark.parametrize(
-    ("first", "later", "expected"),
-    [
-        ("1", ["2", '"x"', '"7"', "true", "3"], [2, ROW_ERROR, 7, ROW_ERROR, 3]),
-        ("true", ["false", "1", '"true"'], [False, ROW_ERROR, True]),
-        ("1.5", ["2.5", '"x"', "null"], [2.5, ROW_ERROR, None]),
-        ("[1]", ["[2]", '"x"', "[]"], [[2], ROW_ERROR, []]),
-        ('{"x":1}', ['{"x":2}', '"x"', '{"x":3}'], [{"x": 2}, ROW_ERROR, {"x": 3}]),
-    ],
-)
-def test_a_value_of_another_type_fails_no_other_row_of_its_json_file(
-    first, later, expected, tmp_path
+def test_a_value_of_another_type_in_json_fails_its_own_row_alone(
+    first, later, expected, in_one_file, tmp_path
 ):
     (tmp_path / "a.json").write_text(f'{{"i":1,"t":{first}}}\n')
     source = bound(vd.json(str(tmp_path)))
     rows(source)
-    (tmp_path / "b.json").write_text("".join(f'{{"i":2,"t":{text}}}\n' for text in later))
+    for number, text in enumerate(later):
+        name = "b.json" if in_one_file else f"b{number}.json"
+        with (tmp_path / name).open("a") as file:
+            file.write(f'{{"i":2,"t":{text}}}\n')
     assert read(source)[1:] == expected
 
 
