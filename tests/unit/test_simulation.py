@@ -294,20 +294,21 @@ def test_parts_and_rows_of_both_definitions_are_told_apart(reuse: str, force: bo
     if reuse == "fragments":
         first.options = {"reuse": reuse, "on_error": "quarantine"}
     world = World([first, Node("map", "s1", (first,), rows)])
-    world.run()
+    both = ["p0", "p1"]
+    world.run(both)
     first.suffix = "!"
     world.adopt(first, ".")
-    assert not world.run()
+    assert not world.run(both)
     world.files["p0"]["b"] = world.new_rows(["c", "d"])  # "c" is copied, "d" is computed
-    world.run()
+    world.run(both)
     if force:
         world.run(["p1"], force=True)
     world.undo(first)
-    world.run()
+    world.run(both)
     first.suffix = "."
-    world.run()
+    world.run(both)
     world.adopt(first, "!")
-    world.run()
+    world.run(both)
 
 
 def test_no_earlier_row_is_copied_into_a_forced_partition_and_others_keep_theirs() -> None:
@@ -333,14 +334,14 @@ def test_what_is_computed_by_force_has_the_name_of_its_own_definition(reuse: str
         first = Node("map", "s0", (), options | ({"per_row": False} if reuse == "rows" else {}))
         world = World([first])
         world.fragment_rows = 1
-        world.run()
+        world.run(["p0"])
         world.run(["p0"], Disturbance(kill_answer=answer), force=True)
         first.suffix = "!"
         world.adopt(first, ".")
         world.run(["p0"], force=True)
         world.undo(first)
         first.suffix = "."
-        world.run()
+        world.run(["p0"])
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # killed

@@ -125,9 +125,9 @@ def test_a_damaged_part_in_which_rows_of_another_fragment_are_looked_up(place, t
         upper.project("last", {"n": "length(upper)"})
         return docs
 
-    texts = [f"t{n}" for n in range(200)]
+    texts = [f"t{n}" for n in range(100)]
     write_source(
-        tmp_path / "src", {"id": range(200), "text": texts}, "b.parquet", row_group_size=10
+        tmp_path / "src", {"id": range(100), "text": texts}, "b.parquet", row_group_size=10
     )
     assert run(pipeline(), ["upper"]) == ""
     harmed = sorted(parts(tmp_path, "upper"), key=lambda p: pq.read_table(p)["id"][0].as_py())[

@@ -144,19 +144,19 @@ def numbers(file: Path) -> list[int]:
 
 @pytest.fixture
 def attempt(tmp_path, store, monkeypatch):
-    """Run 600 rows in thirty fragments, of which a run begins only the first, and return errors."""
+    """Run 300 rows in 15 fragments, of which a run begins only the first, and return errors."""
     monkeypatch.setenv("BELOW", str(tmp_path / "below"))
 
-    def attempted(*down: int | str, rows=600, below=False, id="id", **failures: Any) -> list[str]:
+    def attempted(*down: int | str, rows=300, below=False, id="id", **failures: Any) -> list[str]:
         if not (tmp_path / "src").exists():
-            write_source(tmp_path / "src", {"id": range(600), "other": [n ^ 1 for n in range(600)]})
+            write_source(tmp_path / "src", {"id": range(300), "other": [n ^ 1 for n in range(300)]})
         (tmp_path / "asked").write_text("")
         monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
         monkeypatch.setenv("DOWN", " ".join(map(str, down)))
         source = vd.parquet(str(tmp_path / "src"))
         docs = vd.Pipeline("docs", source=source, id=id, fragment_rows=20)
         policy = vd.Failures("quarantine", **failures)
-        above = docs if rows == 600 else docs.project("some", ["id"], where=f"id < {rows}")
+        above = docs if rows == 300 else docs.project("some", ["id"], where=f"id < {rows}")
         stage = above.map(
             "answer", asked, columns={"n": "id"}, include_columns=True, on_error=policy
         )
@@ -171,25 +171,25 @@ def attempt(tmp_path, store, monkeypatch):
 
 def test_the_next_run_computes_failed_rows_again_and_no_others(attempt, store, tmp_path):
     computed: set[int] = set()
-    for more in (range(580, 588), range(590, 593), range(597, 600), ()):
+    for more in (range(280, 288), range(290, 293), range(297, 300), ()):
         errors = attempt(*(down := [*range(8), *more]))
         assert len(errors) == (2 if more else 0)
         assert all("the next run computes them again" in each.lower() for each in errors[:1])
         rows = numbers(tmp_path / "asked")
         assert not computed.intersection(rows), "asked again although they had an answer"
-        computed |= {n for n in rows if n not in down and n < 580}  # its fragment is not stored
-    assert computed == {*range(8, 580)}
+        computed |= {n for n in rows if n not in down and n < 280}  # its fragment is not stored
+    assert computed == {*range(8, 280)}
     assert vd.quarantine("docs/answer", store=store.root.path)["id"].to_pylist() == [*range(8)]
-    assert len(vd.load("docs/copy", store=store.root.path)) == 592
+    assert len(vd.load("docs/copy", store=store.root.path)) == 292
     assert attempt(*range(8)) == numbers(tmp_path / "asked") == [], "a commit ends it"
 
 
 def test_failed_rows_that_a_killed_run_has_stored_count_once(attempt, store, tmp_path):
-    attempt(*range(16), "all-599", max_error_rate=1.0)
+    attempt(*range(16), "all-299", max_error_rate=1.0)
     (file,) = tmp_path.glob("store/docs/answer/failed/*/*.parquet")
     file.unlink()  # as if the run had been killed before
     error, _ = attempt()
-    assert "16 of at most 600 rows of the partition failed so far, and 10 may" in error
+    assert "16 of at most 300 rows of the partition failed so far, and 10 may" in error
     assert not {*numbers(tmp_path / "asked")} & {*range(16)}
     assert not attempt()
     assert {*numbers(tmp_path / "asked")} >= {*range(16)}
@@ -208,18 +208,18 @@ def test_a_partition_whose_rows_all_failed_is_not_committed(attempt, store, tmp_
 
 
 def test_answers_below_a_partition_that_was_given_up_are_copied(attempt, store, tmp_path):
-    for more in (range(580, 588), range(590, 593), ()):
+    for more in (range(280, 288), range(290, 293), ()):
         errors = attempt(*range(8), *more, below=True)
         assert bool(errors) == bool(more)
     rows = vd.load("docs/below", store=store.root.path)["below"].to_pylist()
-    assert sorted(rows) == [*range(8, 600)]
+    assert sorted(rows) == [*range(8, 300)]
     asked = numbers(tmp_path / "below")
     repeated = {n for n, times in Counter(asked).items() if times > 1}
-    assert repeated <= {*range(400, 580)}, "those of fragments that were in progress"
+    assert repeated <= {*range(100, 280)}, "those of fragments that were in progress"
 
 
 def test_rows_under_other_ids_are_not_copied(attempt, store):
-    assert attempt(*range(8), *range(580, 588))
+    assert attempt(*range(8), *range(280, 288))
     assert not attempt(*range(8), id="other")
     rows = vd.load("docs/answer", store=store.root.path).to_pylist()
     assert all(row["answer"] == row["id"] == row["other"] ^ 1 for row in rows)
@@ -227,7 +227,7 @@ def test_rows_under_other_ids_are_not_copied(attempt, store):
 
 def test_failures_within_the_limit_are_not_repeated_after_another_error(attempt, tmp_path):
     for _ in range(2):
-        assert attempt(*range(8), "all-590")
+        assert attempt(*range(8), "all-290")
     assert not {*range(8)} & {*numbers(tmp_path / "asked")}
 
 

@@ -38,7 +38,7 @@ def docs(tmp_path: Path, model_above: bool = False, **options: Any) -> vd.Pipeli
     if not (tmp_path / "src").exists():
         ids = [f"it's {n:03}" for n in range(200)]
         write_source(tmp_path / "src", {"id": ids, "n": range(200)})
-    made = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=50)
+    made = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=100)
     clean = made.project("clean", {"n": "n", "odd": "n % 2 = 1"})
     if model_above:
         clean = clean.map_batches("same", same, columns=["n"], schema={"n": "BIGINT"})
