@@ -47,7 +47,7 @@ def import_statements(
         if isinstance(node, Import):
             yield node, is_hint
         elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
-            is_guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            is_guard = getattr(getattr(node, "test", None), "id", "") == "TYPE_CHECKING"
             for name in ("body", "orelse", "handlers", "finalbody", "cases"):
                 yield from import_statements(getattr(node, name, ()), is_hint or is_guard)
 
